@@ -1,0 +1,45 @@
+# Headrace. `make help` lists the targets.
+#
+# Set-up happens by itself and is skipped when nothing changed (tools/setup.sh). `make run` needs Python only;
+# everything else also wants the development tools and the official bunqueue packages.
+
+PYTHON_BIN  := .venv/bin/python
+ARGS        ?=
+PYTEST_ARGS ?=
+BENCH_ARGS  ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help setup run test test-full check fmt bench docs
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: ## Create .venv and fetch bun and bunqueue for the interop tests
+	@tools/setup.sh dev
+
+run: ## Serve ./headrace.db in the foreground (options: ARGS="--tcp-port 7000")
+	@tools/setup.sh run
+	@exec .venv/bin/headrace serve --data-path headrace.db $(ARGS)
+
+test: setup ## Run the test suite (selection: PYTEST_ARGS="-k name")
+	@$(PYTHON_BIN) -m pytest $(PYTEST_ARGS)
+
+test-full: setup ## Run the same suite with the full counts of the fault and property tests
+	@HEADRACE_TEST_SCALE=full $(PYTHON_BIN) -m pytest $(PYTEST_ARGS)
+
+check: setup ## Check format, lint, types, import directions and that generated docs are fresh
+	@$(PYTHON_BIN) -m ruff format --check .
+	@$(PYTHON_BIN) -m ruff check .
+	@$(PYTHON_BIN) -m mypy --strict src
+	@.venv/bin/lint-imports
+#	@$(PYTHON_BIN) tools/docs.py --check   (switch on when tools/docs.py is there)
+
+fmt: setup ## Format the source and apply the safe lint fixes
+	@$(PYTHON_BIN) -m ruff check --fix --quiet . || true
+	@$(PYTHON_BIN) -m ruff format .
+
+bench: setup ## Measure against the real bunqueue and write docs/benchmarks.md (BENCH_ARGS="--quick")
+	@$(PYTHON_BIN) bench/run.py $(BENCH_ARGS)
+
+docs: setup ## Write the generated parts of docs/
+	@$(PYTHON_BIN) tools/docs.py

@@ -1,0 +1,150 @@
+#!/usr/bin/env python3
+"""Run the same workloads against several servers in turn (A B A B ...) and print medians and ratios.
+
+    alternate.py --loadgen ./loadgen --rounds 3 --out runs.jsonl \
+        --server bunqueue=6789:PID --server headrace=7789:PID[,PID2] \
+        --spec "push --connections 8 --inflight 16 --seconds 1" \
+        --spec "pull --connections 8 --inflight 16 --prefill 20000 --seconds 3"
+
+The first server is the base of the ratios. Every raw line is appended to --out with the keys
+`round` and `spec` added; the summary on stdout is one JSON object per (spec, server).
+`bench/run.py` uses the same functions: `run_rounds` measures, `summarise` takes the medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+Result = dict[str, Any]
+Runs = dict[tuple[str, str], list[Result]]
+
+MEDIANS = ("per_s", "requests_per_s", "cpu_us_per_unit", "cpu_share", "loadgen_cpu_share", "rss_end_kb")
+
+
+@dataclass(frozen=True)
+class Target:
+    """A running server: where it listens and which processes do its work."""
+
+    name: str
+    port: int
+    pids: tuple[int, ...]
+
+    @classmethod
+    def parse(cls, text: str) -> Target:
+        """Read NAME=PORT:PID[,PID]."""
+        name, _, rest = text.partition("=")
+        port, _, pids = rest.partition(":")
+        return cls(name, int(port), tuple(int(pid) for pid in pids.split(",") if pid))
+
+
+def run_loadgen(loadgen: str, target: Target, options: Sequence[str], limit_s: float) -> Result | None:
+    """One loadgen run; None (with a note on stderr) when it failed."""
+    command = [loadgen, "--port", str(target.port), "--label", target.name]
+    for pid in target.pids:
+        command += ["--pid", str(pid)]
+    command += ["--workload", *options]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        print(f"{target.name}: {' '.join(options)}: timed out", file=sys.stderr)
+        return None
+    if done.returncode:
+        print(f"{target.name}: {' '.join(options)}: {done.stderr.strip()}", file=sys.stderr)
+        return None
+    result: Result = json.loads(done.stdout)
+    return result
+
+
+def run_rounds(
+    loadgen: str,
+    targets: Sequence[Target],
+    specs: Sequence[str],
+    rounds: int,
+    limit_s: float = 120.0,
+    out: Path | None = None,
+) -> Runs:
+    """Measure every spec on every target, `rounds` times, alternating between the targets."""
+    runs: Runs = {}
+    for number in range(rounds):
+        # The order turns round every other time, so that no server always goes first.
+        order = targets if number % 2 == 0 else targets[::-1]
+        for spec in specs:
+            print(f"round {number + 1} of {rounds}: {spec}", file=sys.stderr)
+            for target in order:
+                result = run_loadgen(loadgen, target, [*spec.split(), "--obliterate"], limit_s)
+                if result is None:
+                    continue
+                result.update(round=number, spec=spec)
+                runs.setdefault((spec, target.name), []).append(result)
+                if out is not None:
+                    with out.open("a", encoding="utf-8") as lines:
+                        lines.write(json.dumps(result) + "\n")
+    return runs
+
+
+def summarise(runs: Runs, targets: Sequence[Target], specs: Sequence[str]) -> list[Result]:
+    """One row of medians per spec and target that has results, with ratios to the first target."""
+    rows = []
+    for spec in specs:
+        base: Result | None = None
+        for target in targets:
+            results = runs.get((spec, target.name))
+            if not results:
+                continue
+            row: Result = {"spec": spec, "server": target.name, **_medians(results)}
+            if target is targets[0]:
+                base = row
+            elif base is not None:
+                row.update(_ratios(row, base))
+            rows.append(row)
+    return rows
+
+
+def _medians(results: list[Result]) -> Result:
+    row: Result = {"runs": len(results)}
+    for key in MEDIANS:
+        if all(key in result for result in results):
+            row[key] = round(statistics.median(result[key] for result in results), 2)
+    for key in sorted({key for result in results for key in result if key.endswith(("_p50_us", "_p99_us"))}):
+        row[key] = round(statistics.median(result[key] for result in results if key in result), 1)
+    row["errors"] = sum(result["errors"] for result in results)
+    row["duplicates"] = sum(result["duplicates"] for result in results)
+    return row
+
+
+def _ratios(row: Result, base: Result) -> Result:
+    ratios = {"speed_ratio": round(row["per_s"] / max(base["per_s"], 1e-9), 2)}
+    if "cpu_us_per_unit" in row and "cpu_us_per_unit" in base:
+        ratios["cpu_ratio"] = round(base["cpu_us_per_unit"] / max(row["cpu_us_per_unit"], 1e-9), 2)
+    return ratios
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--loadgen", default="./loadgen")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--out", type=Path, help="append raw results here")
+    parser.add_argument(
+        "--server", action="append", required=True, type=Target.parse, metavar="NAME=PORT:PID[,PID]"
+    )
+    parser.add_argument("--spec", action="append", required=True, help="workload and its options")
+    parser.add_argument("--limit", type=float, default=120.0, help="seconds per run")
+    args = parser.parse_args()
+    runs = run_rounds(args.loadgen, args.server, args.spec, args.rounds, args.limit, args.out)
+    for row in summarise(runs, args.server, args.spec):
+        print(json.dumps(row))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,408 @@
+"""Where jobs are kept: the contract that every backend fulfils, verb by verb.
+
+Rules of the seam:
+- A verb is whole. `insert`, `complete`, `fail` and the rest apply every consequence (parents, dedup key, repeat,
+  limits, dead letters, events) atomically and report an outcome; the caller keeps no invariant across an await.
+- Nothing a verb did may be acknowledged before `commit` returned. On a local backend many verbs share one commit.
+- Jobs leave a backend as `Raw`: the wire map of the job, already encoded. Payloads are never decoded.
+- A verb that cannot apply raises an error of headrace.errors with the text that the client will read.
+- Methods are `async def` everywhere; those of a local backend never suspend (except the ones marked *sliced*, which
+  give way to other work between slices).
+- `now` is always read from the injected clock inside the backend.
+
+To add a verb: declare it here with its contract, extend tests/conformance, then teach each backend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from msgspec import Raw, Struct
+
+from headrace.model import (
+    CronEntry,
+    DlqConfig,
+    DlqFilter,
+    Event,
+    JobSpec,
+    Log,
+    RateLimit,
+    StallConfig,
+    Webhook,
+)
+
+
+class GroupDemand(Struct, frozen=True, rename="camel"):
+    """The `group` option of a pull: serve groups in turn, within these default limits."""
+
+    concurrency: int | None = None
+    limit_max: float | None = None
+    limit_duration: float | None = None
+    affinity: bool | None = None
+
+
+class Demand(Struct, frozen=True):
+    """What a puller asks for."""
+
+    count: int = 1
+    owner: str | None = None
+    lease_ms: float = 30_000
+    holder: dict[str, int] | None = None
+    group: GroupDemand | None = None
+
+
+class Claim(Struct, gc=False):
+    """One job handed out: its wire map and, when the puller named an owner, the token of its lease."""
+
+    job: Raw
+    token: str | None
+
+
+class Ack(Struct, gc=False):
+    """One completion: `result` is encoded, None when the worker gave none."""
+
+    id: str
+    token: str | None = None
+    result: bytes | None = None
+    remove: bool | None = None
+
+
+class FlowNode(Struct):
+    """One job of an atomic flow, with the id its client chose."""
+
+    id: str
+    queue: str
+    spec: JobSpec
+
+
+class Counts(Struct, rename="camel"):
+    """Jobs of a queue by state; `prioritized` is the part of `waiting` with a priority above 0."""
+
+    waiting: int = 0
+    delayed: int = 0
+    active: int = 0
+    completed: int = 0
+    failed: int = 0
+    waiting_children: int = 0
+    prioritized: int = 0
+
+
+class QueueSummary(Struct):
+    name: str
+    counts: Counts
+    paused: bool
+
+
+class DeadLetter(Struct, rename="camel"):
+    """A dead-letter entry as it is shown."""
+
+    job: Raw
+    entered_at: float
+    reason: str
+    error: str | None
+    attempts: list[Any]
+    retry_count: int
+    last_retry_at: float | None
+    next_retry_at: float | None
+    expires_at: float | None
+
+
+class DlqStats(Struct, rename="camel"):
+    total: int
+    by_reason: dict[str, int]
+    by_queue: dict[str, int]
+    pending_retry: int
+    expired: int
+    oldest_entry: float | None
+    newest_entry: float | None
+
+
+class QueueLimits(Struct, rename="camel"):
+    rate_limit: RateLimit | None
+    rate_limit_ttl: float
+    """ms until the next token; -2 when nothing limits."""
+    concurrency_limit: int | None
+    maxed: bool
+
+
+class Outcome(Struct, gc=False):
+    """How a job ended, for those who wait for it."""
+
+    state: str
+    result: bytes | None = None
+    error: str | None = None
+
+
+class StorageStatus(Struct, rename="camel"):
+    disk_full: bool
+    error: str | None
+    since: float | None
+
+
+class Totals(Struct, rename="camel"):
+    """Lifetime counters; they survive restarts."""
+
+    pushed: int = 0
+    pulled: int = 0
+    completed: int = 0
+    failed: int = 0
+    wait_ms: float = 0
+    run_ms: float = 0
+
+
+class MinuteMetrics(Struct):
+    """Finished jobs per minute, newest first, and since when."""
+
+    count: int
+    prev_ts: float
+    prev_count: int
+    data: list[int]
+
+
+class Backend(Protocol):
+    # -- life of the backend ---------------------------------------------------------------------------------------
+    is_local: bool
+    """Whether verbs never suspend, so that dispatch may run them without a task."""
+
+    async def open(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    def take_ready(self) -> set[str]:
+        """Queues that may have become claimable since the last call: their parked pulls deserve a try."""
+
+    def take_events(self) -> list[tuple[Event, bytes | None]]:
+        """Events of the tick that was just committed, with the body (result or data) where `wants_bodies` asked."""
+
+    def next_due_ms(self) -> int | None:
+        """Monotonic time at which `sweep` has something to do, or None."""
+
+    async def sweep(self) -> None:
+        """Do what time demands: promote, expire leases, time out, stall, retry dead letters, drop what is too old."""
+
+    # -- storing and handing out -----------------------------------------------------------------------------------
+    async def insert(self, queue: str, specs: Sequence[JobSpec]) -> list[str]:
+        """Store jobs, all or none; ids in input order. *Sliced* for very long batches.
+
+        A known jobId or a held uniqueKey gives the id of the job that is already there.
+        """
+
+    async def insert_flow(self, nodes: Sequence[FlowNode]) -> list[Raw]:
+        """Store a whole family, all or none."""
+
+    async def claim(self, queue: str, demand: Demand) -> list[Claim]:
+        """Move up to `demand.count` ready jobs to ACTIVE, best first.
+
+        Atomic: two callers never receive the same job. [] when paused, limited or empty.
+        """
+
+    async def complete(self, acks: Sequence[Ack]) -> list[int]:
+        """Complete jobs, all or none; indices of those whose lease had been finalised already (ignored)."""
+
+    async def fail(
+        self,
+        job_id: str,
+        *,
+        token: str | None,
+        error: str | None,
+        stack: list[str] | None,
+        unrecoverable: bool,
+        remove: bool | None,
+    ) -> bool:
+        """End an attempt as failed: retry or bury. False when the lease was finalised before."""
+
+    async def release(self, held: dict[str, int]) -> None:
+        """Give back the jobs (id -> lease serial) of a closed connection, counting no attempt."""
+
+    async def extend(self, job_id: str, token: str | None, duration_ms: float | None, *, force: bool = False) -> bool:
+        """Renew a lease by `duration_ms`, or by its own length. Without token: only the heartbeat is noted, unless
+        `force`. False when the job is not active or the token is wrong."""
+
+    # -- queries ---------------------------------------------------------------------------------------------------
+    async def job(self, job_id: str) -> Raw:
+        """The job with state, returnvalue and failedReason. NotFound: Job not found."""
+
+    async def job_by_custom_id(self, custom_id: str) -> Raw: ...
+
+    async def state(self, job_id: str) -> str:
+        """`unknown` for an id that is not there."""
+
+    async def result(self, job_id: str) -> bytes | None: ...
+
+    async def outcome(self, job_id: str) -> Outcome:
+        """State, result and error for WaitJob. NotFound: Job not found."""
+
+    async def jobs(self, queue: str, states: Sequence[str] | None, offset: int, limit: int, asc: bool) -> list[Raw]:
+        """Jobs by creation; a list of states is a union. ReplyTooLarge when they would not fit one frame."""
+
+    async def counts(self, queue: str) -> Counts: ...
+
+    async def counts_per_priority(self, queue: str) -> dict[str, int]:
+        """Waiting and delayed jobs by priority, keys as text."""
+
+    async def queues(self) -> list[QueueSummary]: ...
+
+    async def progress(self, job_id: str) -> tuple[float, str | None]: ...
+
+    async def children_values(self, job_id: str) -> dict[str, Raw]:
+        """Results of completed children by `<queue>:<id>`; {} for an unknown id."""
+
+    async def children_failures(self, job_id: str, *, ignored: bool) -> dict[str, str]:
+        """Errors of failed children that the parent went on without."""
+
+    # -- control of one job ----------------------------------------------------------------------------------------
+    async def cancel(self, job_id: str) -> None: ...
+
+    async def set_progress(self, job_id: str, progress: float, message: str | None) -> None: ...
+
+    async def update(self, job_id: str, data: Raw) -> None: ...
+
+    async def change_priority(self, job_id: str, priority: int, lifo: bool | None) -> None: ...
+
+    async def promote(self, job_id: str) -> None: ...
+
+    async def promote_many(self, queue: str, count: int | None) -> int: ...
+
+    async def move_to_delayed(self, job_id: str, delay_ms: float, token: str | None) -> None: ...
+
+    async def change_delay(self, job_id: str, delay_ms: float, token: str | None) -> None: ...
+
+    async def move_to_wait(self, job_id: str, token: str | None) -> None: ...
+
+    async def move_to_waiting_children(self, job_id: str, token: str | None) -> bool: ...
+
+    async def discard(self, job_id: str, token: str | None) -> None: ...
+
+    # -- control of one queue --------------------------------------------------------------------------------------
+    async def pause(self, queue: str) -> None: ...
+
+    async def resume(self, queue: str) -> None: ...
+
+    async def is_paused(self, queue: str) -> bool: ...
+
+    async def drain(self, queue: str) -> int:
+        """Remove waiting and delayed jobs. *Sliced.*"""
+
+    async def obliterate(self, queue: str) -> None:
+        """Remove the queue with everything in it; limits and configs return to defaults. *Sliced.*"""
+
+    async def clean(self, queue: str, grace_ms: float, state: str | None, limit: int) -> list[str]:
+        """Remove jobs older than `grace_ms`; ids of those removed. Never touches active jobs."""
+
+    # -- dead letters and completed jobs ---------------------------------------------------------------------------
+    async def dead_letters(self, queue: str, wanted: DlqFilter, count: int | None) -> list[DeadLetter]: ...
+
+    async def retry_dlq(self, queue: str, job_id: str | None, count: int | None, wanted: DlqFilter | None) -> int: ...
+
+    async def purge_dlq(self, queue: str) -> int: ...
+
+    async def remove_dead_letter(self, queue: str, job_id: str) -> bool: ...
+
+    async def dlq_stats(self, queue: str) -> DlqStats: ...
+
+    async def retry_completed(
+        self, queue: str, job_id: str | None, count: int | None, before_ms: float | None
+    ) -> int: ...
+
+    # -- settings of a queue ---------------------------------------------------------------------------------------
+    async def stall_config(self, queue: str) -> StallConfig: ...
+
+    async def set_stall_config(self, queue: str, config: StallConfig) -> None: ...
+
+    async def dlq_config(self, queue: str) -> DlqConfig: ...
+
+    async def set_dlq_config(self, queue: str, config: DlqConfig) -> None: ...
+
+    async def set_rate_limit(self, queue: str, limit: float, duration_ms: float, ttl_ms: float | None) -> None: ...
+
+    async def clear_rate_limit(self, queue: str) -> None: ...
+
+    async def set_concurrency(self, queue: str, limit: int | None) -> None:
+        """None clears it. Jobs that are active already count."""
+
+    async def limits(self, queue: str) -> QueueLimits: ...
+
+    # -- deduplication ---------------------------------------------------------------------------------------------
+    async def unique_key_owner(self, queue: str, key: str) -> str | None: ...
+
+    async def remove_unique_key(self, queue: str, key: str) -> int: ...
+
+    async def remove_job_unique_key(self, job_id: str) -> bool: ...
+
+    # -- families --------------------------------------------------------------------------------------------------
+    async def update_parent(self, child_id: str, parent_id: str) -> None: ...
+
+    async def remove_child_dependency(self, child_id: str) -> bool: ...
+
+    async def remove_unprocessed_children(self, parent_id: str) -> None: ...
+
+    # -- groups ----------------------------------------------------------------------------------------------------
+    async def group_jobs_count(self, queue: str, group: str) -> int: ...
+
+    async def groups_jobs_count(self, queue: str) -> int: ...
+
+    async def group_active_count(self, queue: str, group: str) -> int: ...
+
+    async def set_group_rate_limit(self, queue: str, group: str, limit: RateLimit | None) -> bool:
+        """None removes it; whether there was one."""
+
+    async def group_rate_limit(self, queue: str, group: str) -> RateLimit | None: ...
+
+    async def group_rate_limit_ttl(self, queue: str, group: str) -> float:
+        """ms until the group may run again; -2 when nothing holds it back."""
+
+    async def rate_limit_group(self, queue: str, group: str, duration_ms: float) -> None:
+        """Hold the group back for `duration_ms` from now."""
+
+    async def set_group_concurrency(self, queue: str, group: str, limit: int | None) -> bool: ...
+
+    async def group_concurrency(self, queue: str, group: str) -> int | None: ...
+
+    async def pause_group(self, queue: str, group: str, paused: bool) -> bool:
+        """Whether it changed."""
+
+    async def is_group_paused(self, queue: str, group: str) -> bool: ...
+
+    # -- logs ------------------------------------------------------------------------------------------------------
+    async def add_log(self, job_id: str, message: str, level: str) -> None: ...
+
+    async def logs(self, job_id: str) -> list[Log]: ...
+
+    async def clear_logs(self, job_id: str, keep: int | None) -> None: ...
+
+    # -- schedules and webhooks ------------------------------------------------------------------------------------
+    async def put_cron(self, entry: CronEntry) -> None: ...
+
+    async def cron(self, name: str) -> CronEntry | None: ...
+
+    async def crons(self) -> list[CronEntry]: ...
+
+    async def delete_cron(self, name: str) -> bool: ...
+
+    async def fire_cron(self, entry: CronEntry, spec: JobSpec | None) -> str | None:
+        """Store the advanced entry and push its job in one transition; the id, or None for a skipped run.
+
+        Refused (None, nothing changed) when the stored slot was fired by somebody else."""
+
+    async def add_webhook(self, webhook: Webhook) -> None: ...
+
+    async def webhooks(self) -> list[Webhook]: ...
+
+    async def update_webhook(self, webhook: Webhook) -> bool: ...
+
+    async def remove_webhook(self, webhook_id: str) -> bool: ...
+
+    # -- figures ---------------------------------------------------------------------------------------------------
+    def totals(self) -> Totals: ...
+
+    def minute_metrics(self, queue: str, kind: str) -> MinuteMetrics: ...
+
+    def storage_status(self) -> StorageStatus: ...
+
+    def size_bytes(self) -> int: ...
+
+    async def compact(self) -> None:
+        """Give memory and file space back where that is cheap."""
+
+    async def trim_events(self, queue: str, max_length: int) -> int: ...

@@ -1,0 +1,428 @@
+"""The local backend: verbs over an in-memory index, with SQLite and the event log behind one commit per tick.
+
+Memory is authoritative while the process runs. `commit` makes a tick durable in this order: append its events to the
+log, commit its rows (with the log's position) to SQLite, let readers see the events. When either refuses, everything
+the tick touched is taken back: the log is cut, the jobs are forgotten and reloaded from their rows, and writes are
+refused (`StorageUnavailable`) until a probe succeeds again.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from headrace.backends.base import StorageStatus
+from headrace.backends.local.eventlog import EventLog, LogLimits, MemoryLog, Roll
+from headrace.backends.local.index import KeyHolder, Queue, QueueConfig
+from headrace.backends.local.job import History, Job, Lease
+from headrace.backends.local.journal import LARGE_BYTES, Journal, Row, describe, is_full
+from headrace.backends.local.records import Records
+from headrace.clock import Clock, SystemClock
+from headrace.errors import StorageUnavailable
+from headrace.model import (
+    DEFAULT_SETTINGS,
+    UNCOMMITTED_EVENTS,
+    CronEntry,
+    Event,
+    EventName,
+    JobLinks,
+    JobSettings,
+    Webhook,
+    intern_settings,
+)
+from headrace.states import State
+
+_encode_lines: Final = msgspec.json.Encoder().encode_lines
+_STATES: Final = {int(state): state for state in State}
+_decode_settings: Final = msgspec.msgpack.Decoder(JobSettings).decode
+_decode_links: Final = msgspec.msgpack.Decoder(JobLinks).decode
+_decode_history: Final = msgspec.msgpack.Decoder(History).decode
+
+BOUNDED_LOG: Final = LogLimits(segment_bytes=8 << 20, segment_ms=3_600_000, keep_bytes=64 << 20)
+"""What is kept of the event log when nobody asked for capture: enough to replay the recent past."""
+
+CAPTURE_LOG: Final = LogLimits(keep_bytes=None)
+
+
+class LocalBackend(Records):
+    is_local = True
+
+    def __init__(
+        self,
+        path: Path | None = None,
+        *,
+        clock: Clock | None = None,
+        log_root: Path | None = None,
+        log_limits: LogLimits = BOUNDED_LOG,
+        max_completed: int = 50_000,
+        completed_retention_ms: int | None = None,
+        rng: Callable[[], float] = random.random,
+    ) -> None:
+        super().__init__(Journal(path), clock or SystemClock(), rng)
+        self.max_completed = max_completed
+        self.completed_retention_ms = completed_retention_ms
+        self.problems: list[str] = []
+        self._crons: dict[str, CronEntry] = {}
+        self._webhooks: dict[str, Webhook] = {}
+        self._limited_until: list[Queue] = []
+        self._log_root = log_root or (path.with_name(path.name + "-events") if path is not None else None)
+        self._log_limits = log_limits
+        self._log: EventLog | MemoryLog = MemoryLog()
+        self._published: list[Event] = []
+        self._published_bodies: dict[int, bytes] = {}
+        self._committed_seq = 0
+        self._trouble: StorageStatus | None = None
+
+    # -- opening -------------------------------------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        self._journal.open()
+        store_seq, self._epoch, self._totals = self._journal.mark()
+        self._open_log(store_seq)
+        collecting = gc.isenabled()
+        gc.disable()  # a million new objects would be walked again and again, and none of them is garbage
+        try:
+            self._load()
+        finally:
+            if collecting:
+                gc.enable()
+        self.commit()
+
+    def _open_log(self, store_seq: int) -> None:
+        if self._log_root is None:
+            self._log = MemoryLog(self._log_limits, epoch=self._epoch, store_seq=store_seq)
+        else:
+            self._log = EventLog.open(
+                self._log_root,
+                store_seq=store_seq,
+                epoch=self._epoch,
+                durable=lambda name: name not in UNCOMMITTED_EVENTS,
+                limits=self._log_limits,
+            )
+            self.problems += self._log.problems
+            if self._log.retracted:
+                # Readers may have seen events that are taken back now: the same numbers begin again in a new epoch.
+                self._epoch += 1
+                self._log.epoch = self._epoch
+                self._journal.later("UPDATE mark SET epoch=?", self._epoch)
+        self._event_seq = self._committed_seq = max(store_seq, self._log.last_seq)
+        self._log.committed = self._event_seq
+        gap = self._log.gap
+        if gap is not None:
+            event = self._emit_queue(EventName.GAP, "", self._clock.now_ms())
+            event.first, event.last = gap
+
+    def _load(self) -> None:
+        for name, value in self._journal.records("queue"):
+            self._load_queue(name, value)
+        self._load_small_tables()
+        completed: list[Job] = []
+        for row in self._journal.rows():
+            job = self._load_row(row)
+            if job is not None and job.state is State.COMPLETED:
+                completed.append(job)
+        self._order_completed(completed)
+        for queue in self._queues.values():
+            for job in list(queue.blocked.values()):
+                self._wait_again_for_children(job)
+        self._logged = {seq for (seq,) in self._journal.db.execute("SELECT DISTINCT job FROM log")}
+        self._ready.clear()
+
+    def _load_queue(self, name: str, value: bytes) -> None:
+        try:
+            config = msgspec.msgpack.decode(value, type=QueueConfig)
+        except msgspec.DecodeError as error:
+            self.problems.append(f"settings of queue {name} are unreadable and were left out: {error}")
+            return
+        queue = self._queue(name)
+        queue.config = config
+        if config.rate_limit is not None and config.rate_limit.until is not None:
+            self._limited_until.append(queue)
+
+    def _load_small_tables(self) -> None:
+        self._crons = dict(self._decoded("cron", CronEntry))
+        self._webhooks = dict(self._decoded("webhook", Webhook))
+
+    def _decoded(self, kind: str, shape: Any) -> Iterable[tuple[str, Any]]:
+        for key, value in self._journal.records(kind):
+            try:
+                yield key, msgspec.msgpack.decode(value, type=shape)
+            except msgspec.DecodeError as error:
+                self.problems.append(f"{kind} {key} is unreadable and was left out: {error}")
+
+    def _load_row(self, row: Row) -> Job | None:
+        """A job from its row; a row that cannot be read is named and passed over, never raised."""
+        try:
+            job = self._job_of(row)
+        except (msgspec.DecodeError, ValueError, TypeError, KeyError) as error:
+            self.problems.append(f"job row {row[0]} is unreadable and was left out: {error}")
+            self._job_seq = max(self._job_seq, int(row[0]))
+            return None
+        if job.id in self._jobs:
+            self.problems.append(f"job row {row[0]} repeats the id {job.id} and was left out")
+            return None
+        self._jobs[job.id] = job
+        self._job_seq = max(self._job_seq, job.seq)
+        if job.links is not None:
+            self._take_back_keys(job, job.links)
+        self._enter(job)
+        if job.state is State.FAILED:
+            self._watch_burial(job)
+        return job
+
+    def _job_of(self, row: Row) -> Job:
+        (seq, job_id, queue, state, priority, created, run_at, finished, attempts, stalls, name, *rest) = row
+        data, settings, links, history, result, length = rest
+        job = Job(
+            seq,
+            job_id,
+            self._queue(queue),
+            data,
+            name,
+            DEFAULT_SETTINGS if settings is None else intern_settings(_decode_settings(settings)),
+            None if links is None else _decode_links(links),
+            _STATES[state],
+            priority,
+            created,
+            run_at,
+            finished,
+            attempts,
+            stalls,
+            result,
+            None if history is None else _decode_history(history),
+        )
+        job.size = LARGE_BYTES + 1 if length is None else length
+        return job
+
+    def _take_back_keys(self, job: Job, links: JobLinks) -> None:
+        if links.custom_id:
+            job.queue.custom_ids[links.custom_id] = job
+        if not links.unique_key or job.state in (State.COMPLETED, State.FAILED):
+            return
+        history = job.history
+        if history is None or not history.key_released:
+            expires = history.key_expires if history is not None else None
+            job.queue.keys[links.unique_key] = KeyHolder(job, expires)
+
+    def _order_completed(self, completed: list[Job]) -> None:
+        """Completed jobs are evicted and retried oldest completion first; rows come in push order."""
+        completed.sort(key=lambda job: (job.finished or 0, job.seq))
+        self._completed = {job.seq: job for job in completed}
+        for queue in {job.queue.name for job in completed}:
+            self._queues[queue].completed.clear()
+        for job in completed:
+            job.queue.completed[job.seq] = job
+
+    def _wait_again_for_children(self, job: Job) -> None:
+        history = job.remember()
+        for dependency in list(history.pending):
+            target = self._find(dependency)
+            if target is not None and target.state is State.COMPLETED:
+                history.pending.remove(dependency)
+                self._journal.touch(job)
+            else:
+                self._dependents.setdefault(dependency, []).append(job)
+        if not history.pending:
+            self._unblock(job, self._clock.now_ms(), quiet=True)
+
+    async def close(self) -> None:
+        self._log.close()
+        self._journal.close()
+
+    # -- the tick ------------------------------------------------------------------------------------------------------
+
+    def commit(self) -> None:
+        """Make everything since the last commit durable, or take it all back and raise StorageUnavailable."""
+        events = self._events
+        dirty = self._journal.is_dirty or any(event.event not in UNCOMMITTED_EVENTS for event in events)
+        if not events and not dirty:
+            self._end_tick()
+            return
+        appended = False
+        touched = self._journal.touched()
+        try:
+            if events:
+                self._append(events)
+                appended = True
+            if dirty:
+                self._journal.commit(self._event_seq, self._totals)
+        except (OSError, StorageUnavailable) as error:
+            self._take_back(touched_jobs(touched, self._claimed), appended, error)
+            raise StorageUnavailable(str(error) if isinstance(error, StorageUnavailable) else describe(error)) from error
+        self._log.committed = self._committed_seq = self._event_seq
+        self._published += events
+        self._published_bodies |= self._bodies
+        self._end_tick()
+
+    def _append(self, events: list[Event]) -> None:
+        block = _encode_lines(events)
+        self._log.append(
+            block, first_seq=events[0].seq, last_seq=events[-1].seq, count=len(events), ts=events[-1].ts
+        )
+
+    def _end_tick(self) -> None:
+        self._events = []
+        self._bodies = {}
+        self._claimed.clear()
+        self._ended_leases.clear()
+        self._touched_queues.clear()
+        self._obliterated.clear()
+
+    def _take_back(self, touched: dict[int, Job], appended: bool, error: Exception) -> None:
+        """The tick failed: nothing of it may remain in the log, in the file or in memory."""
+        if appended:
+            try:
+                self._log.undo()
+            except OSError:
+                pass  # remembered by the log: it cuts itself before the next append
+        self._journal.rollback()
+        self._event_seq = self._committed_seq
+        self._raise_queues()
+        claimed = {job.seq for job in self._claimed}
+        leases = {seq: kept for seq, *kept in self._ended_leases if seq not in claimed}
+        for job in touched.values():
+            self._detach(job)
+        for seq in sorted(touched):
+            row = self._journal.row(seq)
+            job_again = self._load_row(row) if row is not None else None
+            if job_again is not None and seq in leases:
+                self._hold_again(job_again, *leases[seq])
+        self._reload_small(list(self._touched_queues))
+        self._end_tick()
+        self._degrade(error)
+
+    def _raise_queues(self) -> None:
+        for queue in self._obliterated:
+            queue.is_dead = False
+            self._queues[queue.name] = queue
+
+    def _detach(self, job: Job) -> None:
+        """Out of memory without a trace, whatever the tick did to it."""
+        if job.state is not State.REMOVED:
+            self._release_key(job)
+            self._leave(job)
+            job.state = State.REMOVED
+        self._forget(job)
+
+    def _hold_again(self, job: Job, lease: Lease, started: int | None) -> None:
+        """Its worker still holds the job: the ACK that failed with the disk may be repeated."""
+        if job.state is not State.WAITING:
+            return
+        self._leave(job)
+        job.state = State.ACTIVE
+        job.lease = lease
+        job.started = started
+        self._enter(job)
+        if lease.holder is not None:
+            lease.holder[job.id] = lease.serial
+        self._wheel.add(job, self._next_look(job))
+
+    def _reload_small(self, queues: list[str]) -> None:
+        _, _, self._totals = self._journal.mark()
+        self._load_small_tables()
+        stored = dict(self._journal.records("queue"))
+        for name in queues:
+            self._queue(name).config = QueueConfig()
+            if name in stored:
+                self._load_queue(name, stored[name])
+
+    # -- trouble -------------------------------------------------------------------------------------------------------
+
+    def _degrade(self, error: Exception) -> None:
+        cause = error.__cause__ if isinstance(error, StorageUnavailable) else error
+        text = str(error) if isinstance(error, StorageUnavailable) else describe(error)
+        if self._trouble is None:
+            self._trouble = StorageStatus(is_full(cause), text, float(self._clock.now_ms()))
+        self._slices.is_broken = True
+
+    @property
+    def is_degraded(self) -> bool:
+        return self._trouble is not None
+
+    def check_writable(self) -> None:
+        """Refuse before anything changes while the disk is known to refuse."""
+        if self._trouble is not None:
+            raise StorageUnavailable(self._trouble.error or "Storage is unavailable")
+
+    def probe(self) -> bool:
+        """Try to write again; True when storage is healthy."""
+        if self._trouble is None:
+            return True
+        try:
+            self._journal.probe()
+        except (StorageUnavailable, OSError):
+            return False
+        self._trouble = None
+        self._slices.is_broken = False
+        return True
+
+    def storage_status(self) -> StorageStatus:
+        return self._trouble or StorageStatus(False, None, None)
+
+    # -- what the engine collects --------------------------------------------------------------------------------------
+
+    def take_ready(self) -> set[str]:
+        ready, self._ready = self._ready, set()
+        return ready
+
+    def take_events(self) -> list[tuple[Event, bytes | None]]:
+        events, self._published = self._published, []
+        bodies, self._published_bodies = self._published_bodies, {}
+        return [(event, bodies.get(event.seq)) for event in events]
+
+    def uncommitted_events(self) -> list[Event]:
+        """Events of the tick that is not over yet."""
+        return list(self._events)
+
+    def body_of(self, event: Event) -> bytes | None:
+        return self._bodies.get(event.seq)
+
+    def take_sync(self) -> bool:
+        """Whether a write of this tick asked to be safe against a power cut."""
+        needed, self.needs_sync = self.needs_sync, False
+        return needed and self._journal.keeps_jobs
+
+    def sync(self) -> None:
+        """fdatasync; runs in a worker thread."""
+        self._journal.sync()
+
+    def roll_log(self) -> Roll | None:
+        """A closed segment to be compressed in a worker thread, when one is due."""
+        return self._log.roll() if self._log.due(self._clock.now_ms()) else None
+
+    def watch(self, queue: str, change: int) -> None:
+        """A live subscriber of the queue came (+1) or went (-1)."""
+        self._queue(queue).watchers += change
+
+    def retire_completed(self, limit: int = 512) -> int:
+        """Drop completed jobs beyond the kept number or age; how many went."""
+        horizon = None
+        if self.completed_retention_ms is not None:
+            horizon = self._clock.now_ms() - self.completed_retention_ms
+        gone = 0
+        for job in list(self._completed.values())[:limit] if self._completed else []:
+            if len(self._completed) > self.max_completed or (horizon is not None and (job.finished or 0) < horizon):
+                self._remove(job)
+                gone += 1
+            else:
+                break
+        return gone
+
+    def size_bytes(self) -> int:
+        return self._journal.size_bytes()
+
+    async def compact(self) -> None:
+        gc.collect()
+
+    async def trim_events(self, queue: str, max_length: int) -> int:
+        """The log is one for all queues and bounded by itself: single queues cannot be cut out of it."""
+        return 0
+
+
+def touched_jobs(*groups: Iterable[Job]) -> dict[int, Job]:
+    return {job.seq: job for group in groups for job in group}

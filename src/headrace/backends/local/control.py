@@ -1,0 +1,481 @@
+"""What clients do to single jobs and whole queues: cancel, delay, promote, pause, drain, clean, limits, groups."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+import msgspec
+from msgspec import Raw
+
+from headrace.backends.base import QueueLimits
+from headrace.backends.local.delivery import Delivery
+from headrace.backends.local.index import Queue, QueueConfig
+from headrace.backends.local.job import Ended, Job
+from headrace.errors import LeaseLost, NotFound, Refused
+from headrace.model import (
+    DeadLetterReason,
+    DlqConfig,
+    EventName,
+    RateLimit,
+    StallConfig,
+    intern_settings,
+)
+from headrace.states import State, Verb
+
+_UNSTARTED: Final = (State.WAITING, State.DELAYED, State.WAITING_CHILDREN)
+_QUEUED: Final = (State.WAITING, State.DELAYED)
+
+
+class Control(Delivery):
+    # -- one job -------------------------------------------------------------------------------------------------------
+
+    async def cancel(self, job_id: str) -> None:
+        job = self._get(job_id, "Job not found or cannot be cancelled")
+        if job.state not in _UNSTARTED:
+            raise Refused("Job not found or cannot be cancelled")
+        now = self._clock.now_ms()
+        self._emit(EventName.REMOVED, job, now).prev = job.state.word
+        self._remove(job, Verb.CANCEL)
+
+    def _active(self, job_id: str) -> Job:
+        job = self._get(job_id)
+        if job.state is not State.ACTIVE:
+            raise Refused(f"Job is not active (current state: {job.state.word})")
+        return job
+
+    @staticmethod
+    def _check_token(job: Job, token: str | None) -> None:
+        lease = job.lease
+        if lease is None or lease.token is None or lease.token == token:
+            return
+        if not token:
+            raise LeaseLost(f"Lock token required for job {job.id}")
+        raise LeaseLost(f"Invalid or expired lock token for job {job.id}")
+
+    async def set_progress(self, job_id: str, progress: float, message: str | None) -> None:
+        job = self._active(job_id)
+        now = self._clock.now_ms()
+        history = job.remember()
+        history.progress = min(100, max(0, progress))
+        if message is not None:
+            history.message = message
+        if job.lease is not None:
+            job.lease.heartbeat_ms = now
+            job.lease.heartbeat_mono = self._clock.monotonic_ms()
+        self._journal.touch(job)
+        event = self._emit(EventName.PROGRESS, job, now)
+        event.progress = history.progress
+        event.action = history.message
+
+    async def progress(self, job_id: str) -> tuple[float, str | None]:
+        job = self._active(job_id)
+        return (job.history.progress, job.history.message) if job.history else (0, None)
+
+    async def update(self, job_id: str, data: Raw) -> None:
+        job = self._find(job_id)
+        if job is not None and job.state is State.COMPLETED:
+            job = self._successor(job)
+        if job is None or job.state in (State.COMPLETED, State.FAILED):
+            raise Refused("Job not found or cannot be updated")
+        self._replace_data(job, bytes(data))
+        self._emit(EventName.UPDATED, job, self._clock.now_ms()).bytes = job.size
+
+    def _successor(self, job: Job) -> Job | None:
+        """The job that a completed repeat job left behind it."""
+        repeat = job.links.repeat if job.links is not None else None
+        if repeat is None:
+            return None
+        for other in (*job.queue.delayed.values(), *job.queue.ready.live(), *job.queue.active.values()):
+            following = other.links.repeat if other.links is not None else None
+            if following is not None and following.count == repeat.count + 1 and other.name == job.name:
+                return other
+        return None
+
+    def _replace_data(self, job: Job, data: bytes) -> None:
+        job.data = data
+        job.size = len(data)
+        self._journal.rewrite(job)
+
+    async def change_priority(self, job_id: str, priority: int, lifo: bool | None) -> None:
+        job = self._get(job_id, "Job not found or not in queue")
+        if job.state not in _QUEUED:
+            raise Refused("Job not found or not in queue")
+        self._leave(job)
+        job.priority = priority
+        if lifo is not None and lifo != job.settings.lifo:
+            job.settings = intern_settings(msgspec.structs.replace(job.settings, lifo=lifo))
+        self._enter(job)
+        self._journal.touch(job)
+
+    async def promote(self, job_id: str) -> None:
+        job = self._get(job_id, "Job not found or not delayed")
+        if job.state is not State.DELAYED:
+            raise Refused("Job not found or not delayed")
+        self._promote(job, self._clock.now_ms())
+
+    def _promote(self, job: Job, now: int) -> None:
+        job.remember()
+        job.run_at = now
+        self._move(job, Verb.PROMOTE)
+        self._note(job, "waiting", now)
+        self._journal.touch(job)
+        self._emit(EventName.PROMOTED, job, now)
+
+    async def promote_many(self, queue: str, count: int | None) -> int:
+        q = self._queues.get(queue)
+        if q is None:
+            return 0
+        now = self._clock.now_ms()
+        chosen = list(q.delayed.values())[:count]
+        for job in chosen:
+            self._promote(job, now)
+        return len(chosen)
+
+    async def move_to_delayed(self, job_id: str, delay_ms: float, token: str | None) -> None:
+        job = self._get(job_id)
+        if job.state not in (State.ACTIVE, State.WAITING):
+            raise Refused(f"Job is not active (current state: {job.state.word})")
+        self._check_token(job, token)
+        self._delay(job, delay_ms)
+
+    async def change_delay(self, job_id: str, delay_ms: float, token: str | None) -> None:
+        job = self._get(job_id, "Job not found or cannot change delay")
+        if job.state not in (State.ACTIVE, State.WAITING, State.DELAYED):
+            raise Refused("Job not found or cannot change delay")
+        self._check_token(job, token)
+        self._delay(job, delay_ms)
+
+    def _delay(self, job: Job, delay_ms: float) -> None:
+        now = self._clock.now_ms()
+        lease = job.lease
+        job.remember()
+        job.run_at = now + int(delay_ms)
+        self._move(job, Verb.DELAY)
+        self._settle_time(job, now)
+        if lease is not None:
+            job.ended = Ended(lease.token, finalized=True)
+            job.started = None
+        self._note(job, job.state.word, now)
+        self._journal.touch(job)
+        self._emit(EventName.DELAYED, job, now).delay = int(delay_ms)
+
+    async def move_to_wait(self, job_id: str, token: str | None) -> None:
+        job = self._get(job_id)
+        now = self._clock.now_ms()
+        if job.state is State.ACTIVE:
+            self._check_token(job, token)
+            self._emit(EventName.RELEASED, job, now)
+            self._back_to_waiting(job)
+            job.ended = None
+        elif job.state is State.DELAYED:
+            self._promote(job, now)
+        elif job.state is State.FAILED:
+            self._revive_dead_letter(job, now)
+        elif job.state is not State.WAITING:
+            raise Refused(f"Cannot move job from state '{job.state.word}' to waiting")
+
+    async def move_to_waiting_children(self, job_id: str, token: str | None) -> bool:
+        job = self._get(job_id)
+        if job.state is not State.ACTIVE:
+            raise Refused("Job is not active")
+        self._check_token(job, token)
+        children = job.links.children_ids if job.links is not None else []
+        pending = [child.id for child in map(self._find, children) if child and child.state is not State.COMPLETED]
+        if not pending:
+            return False
+        now = self._clock.now_ms()
+        links, history = job.own_links(), job.remember()
+        history.pending = pending
+        links.depends_on = list(dict.fromkeys([*links.depends_on, *pending]))
+        for child_id in pending:
+            self._dependents.setdefault(child_id, []).append(job)
+        self._move(job, Verb.BLOCK)
+        job.started = None
+        self._note(job, "waiting-children", now)
+        self._journal.touch(job)
+        self._emit(EventName.WAITING_CHILDREN, job, now)
+        return True
+
+    async def discard(self, job_id: str, token: str | None) -> None:
+        job = self._get(job_id)
+        if job.state not in (State.WAITING, State.DELAYED, State.ACTIVE, State.WAITING_CHILDREN):
+            raise NotFound("Job not found")
+        self._check_token(job, token)
+        now = self._clock.now_ms()
+        lease = job.lease
+        event = self._emit(EventName.FAILED, job, now)
+        event.terminal = True
+        event.action = "discard"
+        self._note(job, "failed", now)
+        self._bury_or_remove(job, now, DeadLetterReason.UNKNOWN, None, remove=False)
+        if lease is not None:
+            job.ended = Ended(lease.token, finalized=True)
+
+    # -- one queue -----------------------------------------------------------------------------------------------------
+
+    async def pause(self, queue: str) -> None:
+        self._set_paused(queue, True, EventName.PAUSED)
+
+    async def resume(self, queue: str) -> None:
+        self._set_paused(queue, False, EventName.RESUMED)
+
+    def _set_paused(self, name: str, paused: bool, event: EventName) -> None:
+        queue = self._queue(name)
+        if queue.config.paused == paused:
+            return
+        queue.config.paused = paused
+        self._save_queue(queue)
+        self._ready.add(name)
+        self._emit_queue(event, name, self._clock.now_ms())
+
+    async def is_paused(self, queue: str) -> bool:
+        q = self._queues.get(queue)
+        return q is not None and q.config.paused
+
+    async def drain(self, queue: str) -> int:
+        q = self._queues.get(queue)
+        if q is None:
+            return 0
+        self._slices.begin()
+        count = 0
+        for job in [*q.ready.live(), *q.delayed.values()]:
+            if job.state in _QUEUED and not job.queue.is_dead:
+                self._remove(job)
+                count += 1
+            if count % 128 == 0:
+                await self._slices.breathe()
+        if count:
+            self._emit_queue(EventName.DRAINED, queue, self._clock.now_ms()).bytes = count
+        return count
+
+    async def obliterate(self, queue: str) -> None:
+        q = self._queues.pop(queue, None)
+        if q is None:
+            return
+        # From here on nothing finds the old queue or its jobs; a push makes a new queue of that name.
+        q.is_dead = True
+        self._obliterated.append(q)
+        successor = Queue(queue)
+        successor.watchers = q.watchers
+        if q.watchers:
+            self._queues[queue] = successor
+        self._journal.drop_record("queue", queue)
+        self._touched_queues.add(queue)
+        self._slices.begin()
+        states = (s for s in State if s is not State.REMOVED)
+        doomed: list[Job] = [job for state in states for job in q.jobs_in(state)]
+        for n, job in enumerate(doomed):
+            self._remove(job)
+            if n % 128 == 0:
+                await self._slices.breathe()
+        q.clear()
+        self._emit_queue(EventName.OBLITERATED, queue, self._clock.now_ms()).bytes = len(doomed)
+
+    async def clean(self, queue: str, grace_ms: float, state: str | None, limit: int) -> list[str]:
+        q = self._queues.get(queue)
+        if q is None:
+            return []
+        now = self._clock.now_ms()
+        before = now - grace_ms
+        removed: list[str] = []
+        for job in self._cleanable(q, state):
+            if len(removed) >= limit:
+                break
+            at = job.finished if job.finished is not None else job.created
+            if at <= before:
+                self._emit(EventName.REMOVED, job, now).prev = job.state.word
+                self._remove(job)
+                removed.append(job.id)
+        return removed
+
+    @staticmethod
+    def _cleanable(q: Queue, state: str | None) -> list[Job]:
+        words: dict[str | None, tuple[State, ...]] = {
+            None: (State.WAITING, State.DELAYED, State.COMPLETED, State.FAILED),
+            "wait": (State.WAITING,),
+            "waiting": (State.WAITING,),
+            "prioritized": (State.WAITING,),
+            "paused": (State.WAITING,),
+            "delayed": (State.DELAYED,),
+            "completed": (State.COMPLETED,),
+            "failed": (State.FAILED,),
+            "waiting-children": (State.WAITING_CHILDREN,),
+        }
+        chosen: Iterable[Job] = (job for s in words.get(state, ()) for job in q.jobs_in(s))
+        if state == "prioritized":
+            chosen = (job for job in chosen if job.priority > 0)
+        return list(chosen)
+
+    # -- settings of a queue -------------------------------------------------------------------------------------------
+
+    def _config(self, queue: str) -> QueueConfig:
+        q = self._queues.get(queue)
+        return q.config if q is not None else QueueConfig()
+
+    async def stall_config(self, queue: str) -> StallConfig:
+        return self._config(queue).stall or StallConfig()
+
+    async def set_stall_config(self, queue: str, config: StallConfig) -> None:
+        q = self._queue(queue)
+        q.config.stall = config
+        self._save_queue(q)
+        for job in q.active.values():
+            self._wheel.discard(job)
+            self._wheel.add(job, self._next_look(job))
+
+    async def dlq_config(self, queue: str) -> DlqConfig:
+        return self._config(queue).dlq or DlqConfig()
+
+    async def set_dlq_config(self, queue: str, config: DlqConfig) -> None:
+        q = self._queue(queue)
+        q.config.dlq = config
+        self._save_queue(q)
+        now = self._clock.now_ms()
+        for job in q.failed.values():
+            burial = job.history.burial if job.history else None
+            if burial is not None:
+                expires = None if config.max_age is None else burial.entered_at + config.max_age
+                burial.expires_at = expires
+                self._plan_auto_retry(burial, config, now)
+                self._journal.touch(job)
+                self._watch_burial(job)
+
+    async def set_rate_limit(self, queue: str, limit: float, duration_ms: float, ttl_ms: float | None) -> None:
+        q = self._queue(queue)
+        until = None if ttl_ms is None else float(self._clock.now_ms() + int(ttl_ms))
+        q.config.rate_limit = RateLimit(limit, duration_ms, until)
+        q.bucket = None
+        self._save_queue(q)
+        self._ready.add(queue)
+        if until is not None:
+            self._limited_until.append(q)
+            self._wake_at(q, self._clock.monotonic_ms() + int(ttl_ms or 0) + 1)
+
+    async def clear_rate_limit(self, queue: str) -> None:
+        q = self._queue(queue)
+        q.config.rate_limit = None
+        q.bucket = None
+        self._save_queue(q)
+        self._ready.add(queue)
+
+    async def set_concurrency(self, queue: str, limit: int | None) -> None:
+        q = self._queue(queue)
+        q.config.concurrency = limit
+        self._save_queue(q)
+        self._ready.add(queue)
+
+    async def limits(self, queue: str) -> QueueLimits:
+        q = self._queues.get(queue)
+        if q is None:
+            return QueueLimits(None, -2, None, False)
+        config, mono = q.config, self._clock.monotonic_ms()
+        wait = q.bucket.wait_ms(mono) if config.rate_limit is not None and q.bucket is not None else None
+        maxed = config.concurrency is not None and q.counts[State.ACTIVE] >= config.concurrency
+        return QueueLimits(config.rate_limit, float(wait) if wait else -2, config.concurrency, maxed)
+
+    # -- unique keys ---------------------------------------------------------------------------------------------------
+
+    async def unique_key_owner(self, queue: str, key: str) -> str | None:
+        q = self._queues.get(queue)
+        holder = q.keys.get(key) if q is not None else None
+        if holder is None or (holder.expires is not None and holder.expires <= self._clock.now_ms()):
+            return None
+        return holder.job.id
+
+    async def remove_unique_key(self, queue: str, key: str) -> int:
+        q = self._queues.get(queue)
+        holder = q.keys.get(key) if q is not None else None
+        return int(holder is not None and self._take_key_away(holder.job))
+
+    async def remove_job_unique_key(self, job_id: str) -> bool:
+        job = self._find(job_id)
+        return job is not None and self._take_key_away(job)
+
+    def _take_key_away(self, job: Job) -> bool:
+        if not self._release_key(job):
+            return False
+        job.remember().key_released = True
+        self._journal.touch(job)
+        return True
+
+    # -- groups --------------------------------------------------------------------------------------------------------
+
+    async def group_jobs_count(self, queue: str, group: str) -> int:
+        q = self._queues.get(queue)
+        return sum(1 for job in self._queued(q) if _group_of(job) == group) if q is not None else 0
+
+    async def groups_jobs_count(self, queue: str) -> int:
+        q = self._queues.get(queue)
+        return sum(1 for job in self._queued(q) if _group_of(job) is not None) if q is not None else 0
+
+    @staticmethod
+    def _queued(q: Queue) -> Iterable[Job]:
+        return (*q.ready.live(), *q.delayed.values())
+
+    async def group_active_count(self, queue: str, group: str) -> int:
+        q = self._queues.get(queue)
+        return sum(1 for job in q.active.values() if _group_of(job) == group) if q is not None else 0
+
+    async def set_group_rate_limit(self, queue: str, group: str, limit: RateLimit | None) -> bool:
+        q = self._queue(queue)
+        had = group in q.config.group_limits
+        if limit is not None:
+            q.config.group_limits[group] = limit
+        else:
+            q.config.group_limits.pop(group, None)
+        self._save_queue(q)
+        self._ready.add(queue)
+        return had
+
+    async def group_rate_limit(self, queue: str, group: str) -> RateLimit | None:
+        return self._config(queue).group_limits.get(group)
+
+    async def group_rate_limit_ttl(self, queue: str, group: str) -> float:
+        q = self._queues.get(queue)
+        known = q.groups.get(group) if q is not None else None
+        if known is None:
+            return -2
+        mono = self._clock.monotonic_ms()
+        wait = known.bucket.wait_ms(mono) if known.bucket is not None else 0
+        left = max(known.held_until - mono, wait or 0)
+        return float(left) if left > 0 else -2
+
+    async def rate_limit_group(self, queue: str, group: str, duration_ms: float) -> None:
+        q = self._queue(queue)
+        held = self._group(q, group)
+        held.held_until = self._clock.monotonic_ms() + int(duration_ms)
+        self._wake_at(q, held.held_until)
+
+    async def set_group_concurrency(self, queue: str, group: str, limit: int | None) -> bool:
+        q = self._queue(queue)
+        had = group in q.config.group_concurrency
+        if limit is not None:
+            q.config.group_concurrency[group] = limit
+        else:
+            q.config.group_concurrency.pop(group, None)
+        self._save_queue(q)
+        self._ready.add(queue)
+        return had
+
+    async def group_concurrency(self, queue: str, group: str) -> int | None:
+        return self._config(queue).group_concurrency.get(group)
+
+    async def pause_group(self, queue: str, group: str, paused: bool) -> bool:
+        q = self._queue(queue)
+        if (group in q.config.paused_groups) == paused:
+            return False
+        if paused:
+            q.config.paused_groups.append(group)
+        else:
+            q.config.paused_groups.remove(group)
+        self._save_queue(q)
+        self._ready.add(queue)
+        return True
+
+    async def is_group_paused(self, queue: str, group: str) -> bool:
+        return group in self._config(queue).paused_groups
+
+
+def _group_of(job: Job) -> str | None:
+    return None if job.links is None else job.links.group_id

@@ -1,0 +1,354 @@
+"""How jobs go out and come back unfinished: claim, leases, release, and what time does to both.
+
+A claim is not written to disk: after a crash every active job simply waits again. Deadlines of leases are monotonic,
+so that a step of the wall clock neither expires nor prolongs them.
+"""
+
+from __future__ import annotations
+
+import heapq
+from typing import Final
+
+from headrace.backends.base import Claim, Demand, GroupDemand
+from headrace.backends.local.index import Group, Queue
+from headrace.backends.local.job import Ended, Job, Lease
+from headrace.backends.local.settlement import Settlement
+from headrace.buckets import TokenBucket
+from headrace.model import DeadLetterReason, EventName, RateLimit, StallConfig
+from headrace.states import State, Verb
+
+PROMOTE_SLICE: Final = 1000
+
+
+class Delivery(Settlement):
+    # -- claiming ------------------------------------------------------------------------------------------------------
+
+    async def claim(self, queue: str, demand: Demand) -> list[Claim]:
+        q = self._queues.get(queue)
+        if q is None:
+            return []
+        now = self._clock.now_ms()
+        due = self._due.next_due()
+        if due is not None and due <= now:
+            self._promote_due(now)
+        if q.config.paused or not q.counts[State.WAITING]:
+            return []
+        mono = self._clock.monotonic_ms()
+        room = self._room(q, demand.count, mono)
+        claims: list[Claim] = []
+        while len(claims) < room:
+            job = q.ready.pop() if demand.group is None else self._next_of_groups(q, demand.group, mono)
+            if job is None:
+                break
+            if self._has_expired(job, now):
+                continue
+            claims.append(self._hand_out(job, demand, now, mono))
+        if q.bucket is not None and claims:
+            q.bucket.take(mono, len(claims))
+        return claims
+
+    def _room(self, q: Queue, wanted: int, mono: int) -> int:
+        """How many jobs the limits of the queue let out now; sets a timer when it is the rate that holds them back."""
+        room = wanted
+        if q.config.concurrency is not None:
+            room = min(room, q.config.concurrency - q.counts[State.ACTIVE])
+        limit = q.config.rate_limit
+        if limit is not None:
+            room = min(room, int(self._bucket(q, limit, mono).peek(mono) + 1e-9))
+            if room <= 0 and q.bucket is not None:
+                wait = q.bucket.wait_ms(mono)
+                if wait is not None:
+                    self._wake_at(q, mono + max(1, wait))
+        return room
+
+    def _bucket(self, q: Queue, limit: RateLimit, mono: int) -> TokenBucket:
+        if q.bucket is None:
+            q.bucket = TokenBucket.full(limit.max, limit.duration, mono)
+        return q.bucket
+
+    def _has_expired(self, job: Job, now: int) -> bool:
+        ttl = job.settings.ttl
+        if ttl is None or now <= job.created + ttl:
+            return False
+        self._emit(EventName.EXPIRED, job, now)
+        self._remove(job, Verb.EXPIRE)
+        return True
+
+    def _hand_out(self, job: Job, demand: Demand, now: int, mono: int) -> Claim:
+        self._lease_serial += 1
+        timeout = job.settings.timeout
+        token = self.ids.next() if demand.owner is not None else None
+        queue = job.queue
+        queue.counts[State.WAITING] -= 1
+        if job.priority > 0:
+            queue.prioritized -= 1
+        # _move spelled out: this is the hottest transition, and the ready order has given the job up already.
+        job.state = State.ACTIVE
+        queue.counts[State.ACTIVE] += 1
+        queue.active[job.seq] = job
+        job.started = now
+        job.ended = None
+        job.lease = Lease(
+            self._lease_serial,
+            token,
+            demand.owner,
+            demand.lease_ms,
+            mono + int(demand.lease_ms),
+            mono + int(timeout) if timeout else None,
+            now,
+            mono,
+            mono,
+            demand.holder,
+        )
+        if demand.holder is not None:
+            demand.holder[job.id] = self._lease_serial
+        if queue.is_grouped and job.links is not None and job.links.group_id is not None:
+            self._group(queue, job.links.group_id).active += 1
+        self._wheel.add(job, self._next_look(job))
+        self._claimed.append(job)
+        if job.history is not None:
+            self._note(job, "active", now)
+        event = self._emit(EventName.PULLED, job, now)
+        event.attempt = job.attempts + 1
+        event.worker = demand.owner
+        self._totals.pulled += 1
+        self._totals.wait_ms += max(0, now - job.run_at)
+        return Claim(self._show(job), token)
+
+    # -- groups --------------------------------------------------------------------------------------------------------
+
+    def _next_of_groups(self, q: Queue, demand: GroupDemand, mono: int) -> Job | None:
+        """Ungrouped jobs first, then one job of each group in turn, within the limits of the groups."""
+        if not q.is_grouped:
+            self._begin_groups(q)
+        job = self._next_ungrouped(q)
+        if job is not None:
+            return job
+        for _ in range(len(q.turn)):
+            name = q.turn[0]
+            q.turn.rotate(-1)
+            group = q.groups[name]
+            job = group.ready.peek()
+            if job is None:
+                if not group.active and not self._has_group_settings(q, name):
+                    q.turn.remove(name)
+                    del q.groups[name]
+                continue
+            if self._group_may_run(q, name, group, demand, mono):
+                group.ready.pop()
+                q.ready.note_removed()
+                return job
+        return None
+
+    def _begin_groups(self, q: Queue) -> None:
+        """First pull that asks for groups: sort what is there; from now on pushes keep it sorted."""
+        q.is_grouped = True
+        for job in sorted(q.ready.live(), key=lambda job: (job.run_at, job.seq)):
+            if job.links is not None and job.links.group_id is not None:
+                self._group(q, job.links.group_id).ready.push(job)
+            else:
+                self._group(q, "").ready.push(job)
+        for job in q.active.values():
+            if job.links is not None and job.links.group_id is not None:
+                self._group(q, job.links.group_id).active += 1
+
+    def _next_ungrouped(self, q: Queue) -> Job | None:
+        best = q.ready.peek()
+        if best is not None and (best.links is None or best.links.group_id is None):
+            return q.ready.pop()
+        # The best job is grouped; an ungrouped one may stand behind it.
+        loose = q.groups.get("")
+        if loose is not None and (job := loose.ready.pop()) is not None:
+            q.ready.note_removed()
+            return job
+        return None
+
+    @staticmethod
+    def _has_group_settings(q: Queue, name: str) -> bool:
+        config = q.config
+        return name in config.group_limits or name in config.group_concurrency or name in config.paused_groups
+
+    def _group_may_run(self, q: Queue, name: str, group: Group, demand: GroupDemand, mono: int) -> bool:
+        config = q.config
+        if name in config.paused_groups:
+            return False
+        if group.held_until > mono:
+            self._wake_at(q, group.held_until)
+            return False
+        concurrency = config.group_concurrency.get(name, demand.concurrency)
+        if concurrency is not None and group.active >= concurrency:
+            return False
+        limit = config.group_limits.get(name)
+        if limit is None and demand.limit_max is not None and demand.limit_duration is not None:
+            limit = RateLimit(demand.limit_max, demand.limit_duration)
+        return limit is None or self._take_group_token(q, group, limit, mono)
+
+    def _take_group_token(self, q: Queue, group: Group, limit: RateLimit, mono: int) -> bool:
+        if group.bucket is None or group.bucket_of != (limit.max, limit.duration):
+            group.bucket = TokenBucket.full(limit.max, limit.duration, mono)
+            group.bucket_of = (limit.max, limit.duration)
+        if group.bucket.take(mono):
+            return True
+        wait = group.bucket.wait_ms(mono)
+        if wait is not None:
+            self._wake_at(q, mono + max(1, wait))
+        return False
+
+    # -- giving back ---------------------------------------------------------------------------------------------------
+
+    async def release(self, held: dict[str, int]) -> None:
+        now = self._clock.now_ms()
+        for job_id, serial in list(held.items()):
+            job = self._find(job_id)
+            if job is None or job.lease is None or job.lease.serial != serial:
+                continue
+            self._emit(EventName.RELEASED, job, now).worker = job.lease.owner
+            self._back_to_waiting(job)
+            job.ended = None
+
+    def _back_to_waiting(self, job: Job) -> None:
+        """RELEASE: in front of what came after it, with no attempt counted."""
+        self._move(job, Verb.RELEASE)
+        self._claimed.append(job)
+        job.started = None
+
+    async def extend(
+        self, job_id: str, token: str | None, duration_ms: float | None, *, force: bool = False
+    ) -> bool:
+        job = self._find(job_id)
+        if job is None or job.lease is None:
+            return False
+        lease = job.lease
+        lease_wanted = bool(token) or force
+        if token and lease.token != token:
+            return False
+        lease.heartbeat_ms = self._clock.now_ms()
+        lease.heartbeat_mono = self._clock.monotonic_ms()
+        if lease_wanted:
+            if duration_ms is not None:
+                lease.length_ms = duration_ms
+            lease.until_mono = lease.heartbeat_mono + int(lease.length_ms)
+            lease.renewals += 1
+        look = self._next_look(job)
+        if look // self._wheel.GRAIN < lease.bucket:
+            self._wheel.discard(job)
+            self._wheel.add(job, look)
+        return True
+
+    # -- what time does ------------------------------------------------------------------------------------------------
+
+    def next_due_ms(self) -> int | None:
+        """The earliest moment (monotonic) at which `sweep` has work."""
+        shift = self._clock.monotonic_ms() - self._clock.now_ms()
+        dues = [due for due in (self._wheel.next_due(), self._wakes[0][0] if self._wakes else None) if due is not None]
+        dues += [due + shift for due in (self._due.next_due(), self._next_burial_ms()) if due is not None]
+        return min(dues, default=None)
+
+    async def sweep(self) -> None:
+        now, mono = self._clock.now_ms(), self._clock.monotonic_ms()
+        self._promote_due(now)
+        while self._wakes and self._wakes[0][0] <= mono:
+            _, name = heapq.heappop(self._wakes)
+            queue = self._queues.get(name)
+            if queue is not None:
+                queue.wake_mono = 0
+                self._ready.add(name)
+        for job in self._wheel.pop_due(mono):
+            self._look_at(job, now, mono)
+        self._tend_dead_letters(now)
+        self._expire_rate_limits(now)
+
+    def _promote_due(self, now: int) -> None:
+        for job in self._due.pop_due(now, PROMOTE_SLICE):
+            self._move(job, Verb.PROMOTE)
+            self._journal.touch(job)
+            self._emit(EventName.PROMOTED, job, now)
+
+    def _expire_rate_limits(self, now: int) -> None:
+        for queue in self._limited_until:
+            limit = queue.config.rate_limit
+            if limit is not None and limit.until is not None and limit.until <= now:
+                queue.config.rate_limit = None
+                queue.bucket = None
+                self._save_queue(queue)
+                self._ready.add(queue.name)
+        self._limited_until = [q for q in self._limited_until if q.config.rate_limit and q.config.rate_limit.until]
+
+    def _stall_config(self, queue: Queue) -> StallConfig:
+        return queue.config.stall or _DEFAULT_STALL
+
+    def _next_look(self, job: Job) -> int:
+        """When an active job must be looked at: end of lease, timeout or stall, whichever is first."""
+        lease = job.lease
+        assert lease is not None
+        looks = [lease.until_mono] if lease.token is not None else []
+        if lease.timeout_mono is not None:
+            looks.append(lease.timeout_mono)
+        stall = self._stall_mono(job, lease)
+        if stall is not None:
+            looks.append(stall)
+        return min(looks, default=lease.heartbeat_mono + 3_600_000)
+
+    def _stall_mono(self, job: Job, lease: Lease) -> int | None:
+        """When silence counts as a stall. A valid lease protects its holder, unless stalls were asked for by name."""
+        config = self._stall_config(job.queue)
+        if not config.enabled:
+            return None
+        asked = job.settings.stall_timeout is not None or job.queue.config.stall is not None
+        if lease.token is not None and not asked:
+            return None
+        silence = job.settings.stall_timeout or config.stall_interval
+        return max(lease.heartbeat_mono + int(silence), lease.started_mono + int(config.grace_period))
+
+    def _look_at(self, job: Job, now: int, mono: int) -> None:
+        lease = job.lease
+        if lease is None or job.state is not State.ACTIVE:
+            return
+        stall = self._stall_mono(job, lease)
+        if lease.timeout_mono is not None and lease.timeout_mono <= mono:
+            self._end_attempt(job, now, error="Job timeout exceeded", reason=DeadLetterReason.TIMEOUT)
+        elif lease.token is not None and lease.until_mono <= mono:
+            self._expire_lease(job, now)
+        elif stall is not None and stall <= mono:
+            self._stall(job, now)
+        else:
+            self._wheel.add(job, self._next_look(job))
+
+    def _expire_lease(self, job: Job, now: int) -> None:
+        """The holder did not renew in time: hand the job to somebody else, without backoff."""
+        lease = job.lease
+        assert lease is not None
+        job.attempts += 1
+        job.stalls += 1
+        self._tell_stall(job, now)
+        if job.attempts >= job.settings.max_attempts:
+            error = f"Lock expired at max attempts ({job.attempts})"
+            self._record_failure(job, now, DeadLetterReason.STALLED, error)
+            job.ended = Ended(lease.token, finalized=True)
+            self._bury_or_remove(job, now, DeadLetterReason.STALLED, error)
+            return
+        self._note(job, "waiting", now, error="lock expired", attempt=job.attempts + 1)
+        self._back_to_waiting(job)
+        job.ended = Ended(lease.token, finalized=False)
+        self._journal.touch(job)
+
+    def _stall(self, job: Job, now: int) -> None:
+        job.stalls += 1
+        self._tell_stall(job, now)
+        if job.stalls >= self._stall_config(job.queue).max_stalls:
+            error, reason = f"Job stalled {job.stalls} times", DeadLetterReason.STALLED
+            self._end_attempt(job, now, error=error, reason=reason, terminal=True)
+        elif job.attempts + 1 >= job.settings.max_attempts:
+            error = f"Job stalled at max attempts ({job.attempts + 1})"
+            self._end_attempt(job, now, error=error, reason=DeadLetterReason.MAX_ATTEMPTS_EXCEEDED, terminal=True)
+        else:
+            self._end_attempt(job, now, error="stalled", reason=DeadLetterReason.STALLED)
+
+    def _tell_stall(self, job: Job, now: int) -> None:
+        event = self._emit(EventName.STALLED, job, now)
+        event.stalls = job.stalls
+        event.worker = job.lease.owner if job.lease else None
+        event.action = "retry" if job.attempts < job.settings.max_attempts else "dlq"
+
+
+_DEFAULT_STALL: Final = StallConfig()

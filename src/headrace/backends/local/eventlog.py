@@ -1,0 +1,515 @@
+"""The one event log: every state change as one JSON line with a dense seq, in segment files.
+
+It lies on the commit path, so `append` is one `os.write` and some integer arithmetic. The order of a tick is
+log first, store second:
+
+    log.append(block, ...)        the lines are in the file, readers do not see them yet
+    journal commits last_seq      fails? log.undo()
+    log.committed = log.last_seq  readers see them
+
+Rules. The log never has a hole or a repeated seq, whatever call failed: a cut that could not be made is owed,
+and paid before the next write. Readers never see beyond `committed`. Only committed events are sealed, and
+only sealed files are public. Everything runs on the event loop's thread except `Roll.run` (made for a worker
+thread), `sync` and the iterator of `read` (both safe in one): old segments must be decompressed, so take long
+replays there, and keep one iterator rather than asking again page by page.
+
+What lies in the folder and what a crash leaves behind is the business of `segments.py`. To add a step to the
+closing of a segment: give `Roll` a method, call it in `_seal`, and say in `segments.Recovery` what its
+absence means.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import zstandard
+
+from headrace.backends.local import segments
+from headrace.backends.local.segments import MARK_EVERY, Raw, Recovered, Sealed
+
+MIB: Final = 1024 * 1024
+MAX_PROBLEMS: Final = 100
+UNREADABLE_POSITIONS: Final = "(unreadable positions.json)"
+
+
+@dataclass(frozen=True, slots=True)
+class LogLimits:
+    """How large the log may get. The default is small and bounded; capture sets keep_bytes=None.
+
+    `keep_bytes` and `keep_ms` respect registered consumer positions, `cap_bytes` does not.
+    """
+
+    segment_bytes: int = 64 * MIB  # raw
+    segment_ms: int = 60_000
+    keep_bytes: int | None = 256 * MIB  # all sealed files together, compressed
+    keep_ms: int | None = None
+    cap_bytes: int | None = 1024 * MIB
+    max_events: int = 100_000  # MemoryLog only
+
+
+class EventLog:
+    """The log of one shard in `<root>/shard=<K>/`. See the module's rules."""
+
+    def __init__(self, folder: Path, found: Recovered, epoch: int, limits: LogLimits) -> None:
+        self.folder = folder
+        self.epoch = epoch
+        self.limits = limits
+        self.last_seq = found.last_seq
+        self.committed = found.last_seq
+        self.gap = found.gap
+        self.retracted = found.retracted
+        self.problems = found.problems
+        self._sealed = found.sealed
+        self._rolls = [Roll(self, raw) for raw in found.waiting]
+        self._open = found.open
+        self._fd = os.open(found.open.path, os.O_WRONLY | os.O_APPEND)
+        self._next_mark = MARK_EVERY
+        self._before_append: tuple[int, int, int, int] | None = None  # last_seq, size, min_ts, max_ts
+        self._owes_cut = False
+        self._folder_is_synced = False
+        self._positions = self._read_positions()
+        self._catalog = (
+            threading.Lock()
+        )  # guards _sealed, _rolls, _open, _fd and the manifest; never held long
+        self._sealing = threading.Lock()  # one segment is sealed at a time, in order
+        self._place_next_mark()
+
+    @classmethod
+    def open(
+        cls,
+        root: Path,
+        *,
+        store_seq: int,
+        epoch: int,
+        durable: Callable[[str], bool],
+        limits: LogLimits,
+        shard: int = 0,
+    ) -> EventLog:
+        """Open or create the log and make it agree with a store whose last commit recorded `store_seq`.
+
+        A torn last line goes, and so does everything from the first event above `store_seq` whose name is
+        `durable`: its commit never happened. A log that ends below `store_seq` continues after it, with `gap`
+        telling the lost seqs; the caller writes the `gap` event. `retracted` tells seqs that had been
+        published and were taken back: the caller must raise the epoch (set `log.epoch` before it appends).
+        """
+        folder = root / f"shard={shard}"
+        folder.mkdir(parents=True, exist_ok=True)
+        found = segments.recover(folder, store_seq=store_seq, epoch=epoch, durable=durable)
+        log = cls(folder, found, epoch, limits)
+        log._seal_waiting()
+        return log
+
+    # -- writing ------------------------------------------------------------------------------------------
+
+    def append(self, block: bytes, *, first_seq: int, last_seq: int, count: int, ts: int) -> None:
+        """Write whole lines at the end. On OSError nothing of the block is in the log."""
+        last = self.last_seq
+        if first_seq != last + 1 or count != last_seq - last:
+            raise ValueError(f"events {first_seq}..{last_seq} ({count}) do not follow event {last}")
+        if self._owes_cut:
+            self._cut()
+        raw = self._open
+        size = raw.size
+        try:
+            written = os.write(self._fd, block)
+            if written != len(block):
+                segments.write_whole(self._fd, block[written:])
+        except OSError:
+            self._take_back_partial_write()
+            raise
+        self._before_append = (last, size, raw.min_ts, raw.max_ts)
+        if not size:
+            raw.min_ts = raw.max_ts = ts
+            raw.epoch = self.epoch
+        elif ts > raw.max_ts:
+            raw.max_ts = ts
+        elif ts < raw.min_ts:
+            raw.min_ts = ts
+        if size >= self._next_mark:
+            raw.marks.append((first_seq, size))
+            self._next_mark = size + MARK_EVERY
+        raw.size = size + len(block)
+        raw.last = self.last_seq = last_seq
+
+    def _take_back_partial_write(self) -> None:
+        self._before_append = None  # an undo now must not reach the append before this one
+        self._owes_cut = True
+        try:
+            self._cut()
+        except OSError:
+            return  # the write's own error is the one to report; the cut is owed
+
+    def undo(self) -> None:
+        """Cut the last append back, because its commit failed. Harmless when that append itself failed.
+
+        On OSError the events are gone from the log's point of view all the same, and the cut is owed.
+        """
+        before = self._before_append
+        if before is None:
+            return
+        if self.committed > before[0]:
+            raise ValueError(f"event {self.committed} is committed and cannot be undone")
+        raw = self._open
+        self.last_seq, raw.size, raw.min_ts, raw.max_ts = before
+        raw.last = self.last_seq
+        self._before_append = None
+        self._place_next_mark()
+        self._owes_cut = True
+        self._cut()
+
+    def _cut(self) -> None:
+        os.ftruncate(self._fd, self._open.size)
+        self._owes_cut = False
+
+    def _place_next_mark(self) -> None:
+        marks = self._open.marks
+        while marks and marks[-1][1] >= self._open.size:
+            marks.pop()
+        self._next_mark = (marks[-1][1] if marks else 0) + MARK_EVERY
+
+    def sync(self) -> None:
+        """Put every appended line on disk (survives power loss)."""
+        with self._catalog:
+            fds = [os.dup(self._fd)] + [os.open(roll.raw.path, os.O_RDONLY) for roll in self._rolls]
+            needs_folder, self._folder_is_synced = not self._folder_is_synced, True
+        try:
+            for fd in fds:
+                os.fdatasync(fd)
+            if needs_folder:
+                segments.sync_folder(self.folder)
+        except OSError:
+            self._folder_is_synced = False
+            raise
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+    # -- closing segments ---------------------------------------------------------------------------------
+
+    def due(self, now_ms: int) -> bool:
+        """Whether the open segment is large or old enough to be rolled."""
+        raw, limits = self._open, self.limits
+        if not raw.size or self.committed < self.last_seq:
+            return False
+        return raw.size >= limits.segment_bytes or now_ms - raw.min_ts >= limits.segment_ms
+
+    def roll(self) -> Roll | None:
+        """Go on in a new open file. None if there is nothing to close, or if its end is not committed yet.
+
+        On OSError nothing has changed.
+        """
+        if not self._open.size or self.committed < self.last_seq:
+            return None
+        if self._owes_cut:
+            self._cut()
+        fresh = segments.create_raw(self.folder, self.last_seq + 1, self.epoch)
+        fd = os.open(fresh.path, os.O_WRONLY | os.O_APPEND)
+        self._forget_gap_marker()
+        roll = Roll(self, self._open)
+        with self._catalog:
+            os.close(self._fd)
+            self._fd, self._open, self._rolls = fd, fresh, [*self._rolls, roll]
+            self._folder_is_synced = False
+        self._before_append = None
+        self._next_mark = MARK_EVERY
+        return roll
+
+    def _forget_gap_marker(self) -> None:
+        """The gap event is committed, and once its segment is trimmed nothing else would tell so."""
+        if self.gap is not None:
+            (self.folder / segments.gap_name(*self.gap)).unlink(missing_ok=True)
+
+    def _seal_waiting(self) -> None:
+        """Finish what an earlier process left, or an earlier attempt. What fails stays readable and waits."""
+        try:
+            if rolls := self._rolls:
+                rolls[-1].run()
+            else:
+                self._retain()
+        except OSError as error:
+            self._note(f"segments wait to be compressed: {error}")
+
+    def close(self) -> None:
+        """Seal everything and let go of the files. Safe to call twice."""
+        if self._fd < 0:
+            return
+        try:
+            self.roll()
+        except OSError as error:
+            self._note(f"the open segment stays open: {error}")
+        self._seal_waiting()
+        with self._catalog:
+            os.close(self._fd)
+            self._fd = -1
+
+    # -- reading ------------------------------------------------------------------------------------------
+
+    @property
+    def first_seq(self) -> int:
+        """The oldest seq still kept; last_seq + 1 when there is none."""
+        with self._catalog:
+            if self._sealed:
+                return self._sealed[0].first
+            return self._rolls[0].raw.first if self._rolls else self._open.first
+
+    def read(self, after_seq: int, limit: int) -> Iterator[bytes]:
+        """Lines with seq > after_seq, oldest first, without their newline, at most `limit`.
+
+        Seqs jump where events were trimmed or lost; each line tells its own.
+        """
+        stop = self.committed
+        seq, lost_path = after_seq + 1, None
+        while limit > 0 and seq <= stop and (found := self._find(seq)) is not None:
+            first, last, path, lines = found
+            seq = max(seq, first)
+            try:
+                for line in islice(lines(seq), max(0, min(limit, min(last, stop) - seq + 1))):
+                    yield line
+                    seq, limit = seq + 1, limit - 1
+            except FileNotFoundError:
+                # Sealed or trimmed since we looked: look again, but only once per file.
+                if path != lost_path:
+                    lost_path = path
+                    continue
+            except (OSError, zstandard.ZstdError) as error:
+                self._note(f"{path.name}: {error}")
+            if limit > 0:
+                if seq <= min(last, stop):
+                    self._note(f"{path.name}: events {seq}..{min(last, stop)} cannot be read")
+                seq = last + 1
+
+    def _find(self, seq: int) -> tuple[int, int, Path, Callable[[int], Iterator[bytes]]] | None:
+        """The segment with `seq`, or the next one after it: first, last, path, and lines from a seq on."""
+        with self._catalog:
+            for sealed in self._sealed:
+                if sealed.last >= seq:
+                    return self._found_sealed(sealed)
+            for raw in [*(roll.raw for roll in self._rolls), self._open]:
+                if raw.last >= seq:
+                    return self._found_raw(raw)
+        return None
+
+    def _found_sealed(self, sealed: Sealed) -> tuple[int, int, Path, Callable[[int], Iterator[bytes]]]:
+        path = self.folder / sealed.name
+        return sealed.first, sealed.last, path, lambda seq: segments.sealed_lines(path, sealed.first, seq)
+
+    def _found_raw(self, raw: Raw) -> tuple[int, int, Path, Callable[[int], Iterator[bytes]]]:
+        return (
+            raw.first,
+            raw.last,
+            raw.path,
+            lambda seq: segments.raw_lines(raw.path, raw.offset_before(seq), seq),
+        )
+
+    # -- retention ----------------------------------------------------------------------------------------
+
+    def set_position(self, name: str, seq: int) -> None:
+        """Register that consumer `name` has taken everything up to `seq`; what is above it is kept for it."""
+        positions = {key: value for key, value in self._positions.items() if key != UNREADABLE_POSITIONS}
+        self._store_positions({**positions, name: seq})
+
+    def forget_position(self, name: str) -> None:
+        """The consumer is gone for good; nothing is kept for it any more."""
+        self._store_positions({key: value for key, value in self._positions.items() if key != name})
+
+    @property
+    def positions(self) -> dict[str, int]:
+        return dict(self._positions)
+
+    def _store_positions(self, positions: dict[str, int]) -> None:
+        segments.replace_file(self.folder / "positions.json", msgspec.json.encode(positions))
+        self._positions = positions
+
+    def _read_positions(self) -> dict[str, int]:
+        try:
+            content = (self.folder / "positions.json").read_bytes()
+            return msgspec.json.decode(content, type=dict[str, int])
+        except FileNotFoundError:
+            return {}
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+            self.problems.append(f"positions.json: unreadable ({error}); keeping everything up to the cap")
+            return {UNREADABLE_POSITIONS: 0}
+
+    def trim_before(self, seq: int) -> int:
+        """Drop sealed segments that lie wholly below `seq` and below every consumer's position."""
+        lowest = min(self._positions.values(), default=seq)
+        with self._catalog:
+            count = sum(1 for sealed in self._sealed if sealed.last < seq and sealed.last <= lowest)
+            return self._drop_oldest(count)
+
+    def _retain(self) -> None:
+        with self._catalog:
+            count, capped_to = self._excess()
+            self._drop_oldest(count)
+        if capped_to:
+            what = "size cap reached: "
+            self.problems[:] = [problem for problem in self.problems if not problem.startswith(what)]
+            self._note(f"{what}events up to {capped_to} were dropped before they had to go or were taken")
+
+    def _excess(self) -> tuple[int, int]:
+        """How many of the oldest segments must go, and the last seq that only the cap drove out (or 0)."""
+        limits, newest = self.limits, self._open.max_ts or self._newest_sealed_ts()
+        lowest = min(self._positions.values(), default=None)
+        total = sum(sealed.file_bytes for sealed in self._sealed)
+        count = capped_to = 0
+        for sealed in self._sealed:
+            is_over = limits.keep_bytes is not None and total > limits.keep_bytes
+            is_old = limits.keep_ms is not None and sealed.max_ts < newest - limits.keep_ms
+            is_free = (is_over or is_old) and (lowest is None or sealed.last <= lowest)
+            is_capped = limits.cap_bytes is not None and total > limits.cap_bytes
+            if not is_free and not is_capped:
+                break
+            capped_to = capped_to if is_free else sealed.last
+            total -= sealed.file_bytes
+            count += 1
+        return count, capped_to
+
+    def _newest_sealed_ts(self) -> int:
+        return self._sealed[-1].max_ts if self._sealed else 0
+
+    def _drop_oldest(self, count: int) -> int:
+        """Delist, then delete: a listed file that is missing must mean that something went wrong."""
+        if not count:
+            return 0
+        dropped, kept = self._sealed[:count], self._sealed[count:]
+        segments.rewrite_manifest(self.folder, kept)
+        self._sealed = kept
+        for sealed in dropped:
+            (self.folder / sealed.name).unlink(missing_ok=True)
+        segments.remove_corrupt(self.folder, upto=dropped[-1].last)
+        return sum(sealed.count for sealed in dropped)
+
+    def _note(self, problem: str) -> None:
+        if problem not in self.problems:
+            self.problems.append(problem)
+            del self.problems[:-MAX_PROBLEMS]
+
+
+class Roll:
+    """A closed segment on its way from raw lines to a public compressed file.
+
+    A crash between any two steps loses nothing: the raw file goes last, and `segments.Recovery` redoes
+    the rest.
+    """
+
+    def __init__(self, log: EventLog, raw: Raw) -> None:
+        self.raw = raw
+        self._log = log
+        self._sealed: Sealed | None = None
+        self._temporary = log.folder / f".tmp-{raw.path.name}.zst"
+
+    def run(self) -> None:
+        """Seal this segment, after any older one that still waits; then apply retention. For a worker thread.
+
+        On OSError the segment stays readable as it is, and the next roll tries it again.
+        """
+        log = self._log
+        with log._sealing:
+            for roll in [roll for roll in log._rolls if roll.raw.first <= self.raw.first]:
+                roll._seal()
+            log._retain()
+
+    def _seal(self) -> None:
+        self.compress()
+        self.publish()
+        self.record()
+        self.discard()
+
+    def compress(self) -> None:
+        self._sealed = segments.compress(self.raw, self._temporary)
+
+    def publish(self) -> None:
+        """The rename is the moment at which other processes see the segment."""
+        self._temporary.replace(self._log.folder / self._described().name)
+        segments.sync_folder(self._log.folder)
+
+    def record(self) -> None:
+        log, sealed = self._log, self._described()
+        with log._catalog:
+            segments.append_manifest(log.folder, sealed)
+            log._sealed = [*log._sealed, sealed]
+            log._rolls = [roll for roll in log._rolls if roll is not self]
+
+    def discard(self) -> None:
+        self.raw.path.unlink(missing_ok=True)
+
+    def _described(self) -> Sealed:
+        if self._sealed is None:
+            raise RuntimeError("compress comes first")
+        return self._sealed
+
+
+class MemoryLog:
+    """The same log for `:memory:` servers: the last `max_events` lines, no files, nothing to recover."""
+
+    def __init__(self, limits: LogLimits | None = None, *, epoch: int = 0, store_seq: int = 0) -> None:
+        self.limits = limits or LogLimits()
+        self.epoch = epoch
+        self.last_seq = self.committed = store_seq
+        self.gap: tuple[int, int] | None = None
+        self.retracted: tuple[int, int] | None = None
+        self.problems: list[str] = []
+        self.positions: dict[str, int] = {}
+        self._lines: deque[bytes] = deque(maxlen=self.limits.max_events)
+        self._last_count = 0
+
+    @property
+    def first_seq(self) -> int:
+        return self.last_seq - len(self._lines) + 1
+
+    def append(self, block: bytes, *, first_seq: int, last_seq: int, count: int, ts: int) -> None:
+        if first_seq != self.last_seq + 1 or count != last_seq - self.last_seq:
+            raise ValueError(f"events {first_seq}..{last_seq} ({count}) do not follow event {self.last_seq}")
+        self._lines.extend(block.splitlines())
+        self.last_seq = last_seq
+        self._last_count = count
+
+    def undo(self) -> None:
+        if self._last_count and self.committed > self.last_seq - self._last_count:
+            raise ValueError(f"event {self.committed} is committed and cannot be undone")
+        for _ in range(min(self._last_count, len(self._lines))):
+            self._lines.pop()
+        self.last_seq -= self._last_count
+        self._last_count = 0
+
+    def due(self, now_ms: int) -> bool:
+        return False
+
+    def roll(self) -> Roll | None:
+        return None
+
+    def read(self, after_seq: int, limit: int) -> Iterator[bytes]:
+        first = self.first_seq
+        start = max(after_seq + 1, first) - first
+        stop = min(self.committed + 1 - first, start + max(0, limit))
+        return iter(list(islice(self._lines, start, max(start, stop))))
+
+    def trim_before(self, seq: int) -> int:
+        bound = min([seq, self.committed + 1, *(position + 1 for position in self.positions.values())])
+        count = max(0, min(bound - self.first_seq, len(self._lines)))
+        for _ in range(count):
+            self._lines.popleft()
+        return count
+
+    def set_position(self, name: str, seq: int) -> None:
+        self.positions[name] = seq
+
+    def forget_position(self, name: str) -> None:
+        self.positions.pop(name, None)
+
+    def sync(self) -> None:
+        """Memory has no disk to wait for."""
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+
+Log = EventLog | MemoryLog

@@ -1,0 +1,298 @@
+"""Order in memory: which job is next, which falls due when. Pure data structures, no clock, no storage.
+
+Entries of heaps and deques are deleted lazily: a job that was cancelled or claimed elsewhere is skipped when it comes
+up. That is safe because a job is handed out only if its state says WAITING at that moment.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections import deque
+from collections.abc import Iterator
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+from headrace.backends.local.job import Job
+from headrace.buckets import TokenBucket
+from headrace.model import DlqConfig, RateLimit, StallConfig
+from headrace.states import State
+
+_COMPACT_AFTER: Final = 1024
+
+
+class ReadyOrder:
+    """Waiting jobs, best first: priority descending, LIFO before FIFO, LIFO newest first, FIFO by time then age.
+
+    Plain jobs (priority 0, FIFO) arrive in order, so they live in a deque; everything else is in a heap.
+    """
+
+    __slots__ = ("_fifo", "_heap", "_serial", "_stale")
+
+    def __init__(self) -> None:
+        self._fifo: deque[Job] = deque()
+        self._heap: list[tuple[int, int, int, int, int, Job]] = []
+        self._serial = itertools.count()
+        self._stale = 0
+
+    def push(self, job: Job) -> None:
+        if job.priority == 0 and not job.settings.lifo:
+            fifo = self._fifo
+            if not fifo or job.run_at > fifo[-1].run_at or (job.run_at == fifo[-1].run_at and job.seq > fifo[-1].seq):
+                fifo.append(job)
+                return
+        heapq.heappush(self._heap, self._entry(job))
+
+    def _entry(self, job: Job) -> tuple[int, int, int, int, int, Job]:
+        # The serial keeps two entries of one job from being compared by job.
+        if job.settings.lifo:
+            return (-job.priority, 0, 0, -job.seq, next(self._serial), job)
+        return (-job.priority, 1, job.run_at, job.seq, next(self._serial), job)
+
+    def peek(self) -> Job | None:
+        """The best job, or None. Stale entries above it are dropped."""
+        fifo, heap = self._fifo, self._heap
+        while fifo and (fifo[0].state is not State.WAITING or fifo[0].priority != 0 or fifo[0].settings.lifo):
+            fifo.popleft()
+        while heap and not self._is_current(heap[0]):
+            heapq.heappop(heap)
+        if not heap:
+            return fifo[0] if fifo else None
+        if fifo and (0, 1, fifo[0].run_at, fifo[0].seq) < heap[0][:4]:
+            return fifo[0]
+        return heap[0][5]
+
+    def pop(self) -> Job | None:
+        fifo = self._fifo
+        if not self._heap and fifo:
+            job = fifo[0]
+            if job.state is State.WAITING and job.priority == 0 and not job.settings.lifo:
+                fifo.popleft()
+                return job
+        best = self.peek()
+        if best is not None:
+            if fifo and fifo[0] is best:
+                fifo.popleft()
+            else:
+                heapq.heappop(self._heap)
+        return best
+
+    @staticmethod
+    def _is_current(entry: tuple[int, int, int, int, int, Job]) -> bool:
+        job = entry[5]
+        if job.state is not State.WAITING or entry[0] != -job.priority:
+            return False
+        return entry[1] == 0 if job.settings.lifo else entry[1] == 1 and entry[2] == job.run_at
+
+    def note_removed(self) -> None:
+        """One entry became stale; rebuild when most of them are, so that cancelled jobs do not pile up."""
+        self._stale += 1
+        if self._stale > _COMPACT_AFTER and self._stale * 2 > len(self._fifo) + len(self._heap):
+            live = sorted(self.live(), key=lambda job: (job.run_at, job.seq))
+            self._fifo.clear()
+            self._heap.clear()
+            self._stale = 0
+            for job in live:
+                self.push(job)
+
+    def live(self) -> Iterator[Job]:
+        """Waiting jobs, each once, in no particular order beyond FIFO jobs by time."""
+        if not self._heap:
+            yield from (job for job in self._fifo if job.state is State.WAITING)
+            return
+        seen = set()
+        for job in itertools.chain(self._fifo, (entry[5] for entry in self._heap)):
+            if job.state is State.WAITING and job.seq not in seen:
+                seen.add(job.seq)
+                yield job
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether `live` yields the jobs in order of their time."""
+        return not self._heap
+
+    def clear(self) -> None:
+        self._fifo.clear()
+        self._heap.clear()
+
+
+class DueOrder:
+    """Delayed jobs by the wall time at which they fall due."""
+
+    __slots__ = ("_heap", "_serial")
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[int, int, int, Job]] = []
+        self._serial = itertools.count()
+
+    def push(self, job: Job) -> None:
+        heapq.heappush(self._heap, (job.run_at, job.seq, next(self._serial), job))
+
+    def next_due(self) -> int | None:
+        heap = self._heap
+        while heap and not self._is_current(heap[0]):
+            heapq.heappop(heap)
+        return heap[0][0] if heap else None
+
+    @staticmethod
+    def _is_current(entry: tuple[int, int, int, Job]) -> bool:
+        return entry[3].state is State.DELAYED and entry[3].run_at == entry[0]
+
+    def pop_due(self, now: int, limit: int) -> list[Job]:
+        due: list[Job] = []
+        heap = self._heap
+        while heap and heap[0][0] <= now and len(due) < limit:
+            entry = heapq.heappop(heap)
+            if self._is_current(entry):
+                due.append(entry[3])
+        return due
+
+
+class LeaseWheel:
+    """Active jobs by the moment at which somebody must look at them again, in buckets of 64 ms.
+
+    A lease usually ends long before its deadline, so entering and leaving must be cheap; being 64 ms late is not felt.
+    """
+
+    GRAIN: Final = 64
+    __slots__ = ("_buckets", "_heap")
+
+    def __init__(self) -> None:
+        self._buckets: dict[int, dict[int, Job]] = {}
+        self._heap: list[int] = []
+
+    def add(self, job: Job, due_mono: int) -> None:
+        number = due_mono // self.GRAIN
+        bucket = self._buckets.get(number)
+        if bucket is None:
+            bucket = self._buckets[number] = {}
+            heapq.heappush(self._heap, number)
+        bucket[job.seq] = job
+        assert job.lease is not None
+        job.lease.bucket = number
+
+    def discard(self, job: Job) -> None:
+        if job.lease is not None:
+            bucket = self._buckets.get(job.lease.bucket)
+            if bucket is not None:
+                bucket.pop(job.seq, None)
+
+    def next_due(self) -> int | None:
+        while self._heap and not self._buckets[self._heap[0]]:
+            del self._buckets[heapq.heappop(self._heap)]
+        return (self._heap[0] + 1) * self.GRAIN if self._heap else None
+
+    def pop_due(self, now_mono: int) -> list[Job]:
+        due: list[Job] = []
+        while self._heap and (self._heap[0] + 1) * self.GRAIN <= now_mono:
+            due.extend(self._buckets.pop(heapq.heappop(self._heap)).values())
+        return due
+
+
+class KeyHolder(Struct, gc=False):
+    """Who owns a uniqueKey, and until when (wall ms; None: as long as the job lives)."""
+
+    job: Job
+    expires: int | None
+
+
+class QueueConfig(Struct, rename="camel", omit_defaults=True):
+    """What clients told a queue; stored whenever it changes."""
+
+    paused: bool = False
+    rate_limit: RateLimit | None = None
+    concurrency: int | None = None
+    stall: StallConfig | None = None
+    dlq: DlqConfig | None = None
+    group_limits: dict[str, RateLimit] = {}
+    group_concurrency: dict[str, int] = {}
+    paused_groups: list[str] = []
+
+
+class Group:
+    """Jobs of one groupId within a queue, for pulls that serve groups in turn."""
+
+    __slots__ = ("active", "bucket", "bucket_of", "held_until", "ready")
+
+    def __init__(self) -> None:
+        self.ready = ReadyOrder()
+        self.active = 0
+        self.bucket: TokenBucket | None = None
+        self.bucket_of: tuple[float, float] | None = None
+        self.held_until = 0
+
+
+class Queue:
+    """Everything in memory about one queue."""
+
+    __slots__ = (
+        "active",
+        "blocked",
+        "bucket",
+        "completed",
+        "config",
+        "counts",
+        "custom_ids",
+        "delayed",
+        "encoded_name",
+        "failed",
+        "groups",
+        "is_dead",
+        "is_grouped",
+        "keys",
+        "minutes",
+        "name",
+        "prioritized",
+        "ready",
+        "turn",
+        "wake_mono",
+        "watchers",
+    )
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.encoded_name = msgspec.msgpack.encode(name)
+        self.config = QueueConfig()
+        self.ready = ReadyOrder()
+        self.counts = [0] * (len(State) + 1)
+        self.prioritized = 0
+        self.delayed: dict[int, Job] = {}
+        self.active: dict[int, Job] = {}
+        self.blocked: dict[int, Job] = {}
+        self.completed: dict[int, Job] = {}
+        self.failed: dict[int, Job] = {}
+        self.keys: dict[str, KeyHolder] = {}
+        self.custom_ids: dict[str, Job] = {}
+        self.bucket: TokenBucket | None = None
+        self.groups: dict[str, Group] = {}
+        self.turn: deque[str] = deque()
+        self.is_grouped = False
+        self.is_dead = False
+        self.watchers = 0
+        self.wake_mono = 0
+        self.minutes: dict[str, dict[int, int]] = {"completed": {}, "failed": {}}
+
+    def jobs_in(self, state: State) -> Iterator[Job]:
+        if state is State.WAITING:
+            return self.ready.live()
+        places = {
+            State.DELAYED: self.delayed,
+            State.ACTIVE: self.active,
+            State.COMPLETED: self.completed,
+            State.FAILED: self.failed,
+            State.WAITING_CHILDREN: self.blocked,
+        }
+        return iter(places[state].values())
+
+    def clear(self) -> None:
+        """Break the cycles between jobs and queue by hand; jobs are not seen by the garbage collector."""
+        self.ready.clear()
+        for place in (self.delayed, self.active, self.blocked, self.completed, self.failed):
+            place.clear()
+        self.keys.clear()
+        self.custom_ids.clear()
+        for group in self.groups.values():
+            group.ready.clear()
+        self.groups.clear()

@@ -1,0 +1,267 @@
+"""How jobs come in: insert, atomic flows, custom ids, unique keys, dependencies.
+
+Order inside one push: an existing custom id or a held unique key answers first and nothing is stored; then the job is
+made, takes its keys, and enters the index as waiting, delayed or waiting-children.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from msgspec import Raw
+
+from headrace.backends.base import FlowNode
+from headrace.backends.local.index import KeyHolder, Queue
+from headrace.backends.local.job import History, Job
+from headrace.backends.local.store import Store
+from headrace.errors import InvalidCommand, NotFound, Refused
+from headrace.model import EventName, JobLinks, JobSpec, TimelineEntry, links_of, settings_of
+from headrace.states import State, Verb
+
+LINK_LATER: Final = "pending"
+"""The parentId of a child whose parent is pushed after it and linked by UpdateParent."""
+
+_ENDED: Final = (State.COMPLETED, State.FAILED)
+
+
+class Intake(Store):
+    needs_sync = False
+    """A job of this tick asked for `durable`."""
+    sync_requests = 0
+    """Durable jobs stored since somebody looked: their reply waits for the disk."""
+
+    async def insert(self, queue: str, specs: Sequence[JobSpec]) -> list[str]:
+        now = self._clock.now_ms()
+        if len(specs) == 1:
+            self._check_family(specs[0], self._queue(queue), frozenset())
+            job = self._admit(self._queue(queue), specs[0], now, None)
+            self._resolve_dependencies(job, now)
+            return [job.id]
+        return await self._insert_many(queue, specs, now)
+
+    async def _insert_many(self, queue: str, specs: Sequence[JobSpec], now: int) -> list[str]:
+        self._slices.begin()
+        self._check_batch(self._queue(queue), specs)
+        jobs: list[Job] = []
+        for n, spec in enumerate(specs, 1):
+            jobs.append(self._admit(self._queue(queue), spec, now, None))
+            if n % 128 == 0:
+                await self._slices.breathe()
+        for job in jobs:
+            if job.links is not None and job.links.depends_on:
+                self._resolve_dependencies(job, now)
+        return [job.id for job in jobs]
+
+    async def insert_flow(self, nodes: Sequence[FlowNode]) -> list[Raw]:
+        now = self._clock.now_ms()
+        self._slices.begin()
+        for node in nodes:
+            if self._find(node.id) is not None:
+                raise Refused(f"flow job id already exists: {node.id}")
+        jobs = []
+        for node in nodes:
+            jobs.append(self._admit(self._queue(node.queue), node.spec, now, node.id))
+            await self._slices.breathe()
+        for job in jobs:
+            self._resolve_dependencies(job, now)
+        return [self._show(job) for job in jobs]
+
+    # -- checks --------------------------------------------------------------------------------------------------------
+
+    def _check_batch(self, queue: Queue, specs: Sequence[JobSpec]) -> None:
+        in_batch = frozenset(
+            custom_id for spec in specs if (custom_id := getattr(spec, "custom_id", None)) is not None
+        )
+        for i, spec in enumerate(specs):
+            try:
+                self._check_family(spec, queue, in_batch)
+            except (InvalidCommand, NotFound) as error:
+                raise type(error)(f"jobs[{i}]: {error}") from None
+
+    def _check_family(self, spec: JobSpec, queue: Queue, in_batch: frozenset[str]) -> None:
+        depends_on: list[str] = getattr(spec, "depends_on", [])
+        for dependency in depends_on:
+            if dependency == getattr(spec, "custom_id", None):
+                raise InvalidCommand(f"Job cannot depend on itself: {dependency}")
+            if dependency in in_batch or dependency in self._satisfied:
+                continue
+            if self._find(dependency) is None and dependency not in queue.custom_ids:
+                raise NotFound(f"Dependency job not found: {dependency}")
+        parent_id: str | None = getattr(spec, "parent_id", None)
+        if parent_id is not None and parent_id != LINK_LATER and self._find(parent_id) is None:
+            raise NotFound(f"Parent job not found: {parent_id}")
+
+    # -- one job -------------------------------------------------------------------------------------------------------
+
+    def _admit(self, queue: Queue, spec: JobSpec, now: int, chosen_id: str | None) -> Job:
+        """Store one job, or give the one that its id or key already stands for."""
+        links = links_of(spec)
+        if links is not None:
+            known = self._known(queue, links, now)
+            if known is not None:
+                self._emit(EventName.DUPLICATED, known, now)
+                return known
+        job = self._make(queue, spec, links, now, chosen_id)
+        self._jobs[job.id] = job
+        if links is not None:
+            self._take_keys(job, links, now)
+        self._enter(job)
+        self._journal.add(job)
+        self._tell_pushed(job, now)
+        if job.settings.durable:
+            self.needs_sync = True
+            self.sync_requests += 1
+        self._totals.pushed += 1
+        return job
+
+    def _make(self, queue: Queue, spec: JobSpec, links: JobLinks | None, now: int, chosen_id: str | None) -> Job:
+        data = bytes(spec.data)
+        created = now if spec.timestamp is None else int(spec.timestamp)
+        run_at = created + int(spec.delay) if spec.delay else created
+        self._job_seq += 1
+        job = Job(
+            self._job_seq,
+            chosen_id or self._new_id(links),
+            queue,
+            data,
+            spec.name,
+            settings_of(spec),
+            links,
+            State.DELAYED if run_at > now else State.WAITING,
+            spec.priority,
+            created,
+            run_at,
+        )
+        job.size = len(data)
+        if links is not None and links.depends_on:
+            job.state = State.WAITING_CHILDREN
+            timeline = [TimelineEntry("waiting-children", float(created))]
+            job.history = History(timeline=timeline, pending=list(links.depends_on))
+        return job
+
+    def _new_id(self, links: JobLinks | None) -> str:
+        if links is not None and links.custom_id and links.custom_id not in self._jobs:
+            return links.custom_id
+        return self.ids.next()
+
+    def _tell_pushed(self, job: Job, now: int) -> None:
+        event = self._emit(EventName.PUSHED, job, now)
+        event.bytes = job.size
+        event.priority = job.priority
+        if job.run_at > now:
+            event.delay = job.run_at - now
+        links = job.links
+        if links is not None:
+            event.parent = links.parent_id
+            event.group = links.group_id
+            event.tags = links.tags or None
+
+    # -- custom ids and unique keys ------------------------------------------------------------------------------------
+
+    def _known(self, queue: Queue, links: JobLinks, now: int) -> Job | None:
+        if not links.custom_id:
+            links.custom_id = None
+        else:
+            known = queue.custom_ids.get(links.custom_id)
+            if known is not None:
+                if known.state not in _ENDED:
+                    return known
+                # A new generation of the id: what the old one left behind goes.
+                self._remove(known)
+        return self._key_owner(queue, links, now) if links.unique_key else None
+
+    def _key_owner(self, queue: Queue, links: JobLinks, now: int) -> Job | None:
+        assert links.unique_key is not None
+        holder = queue.keys.get(links.unique_key)
+        if holder is None:
+            return None
+        if holder.expires is not None and holder.expires <= now:
+            del queue.keys[links.unique_key]
+            return None
+        dedup = links.dedup
+        if dedup is not None and dedup.replace:
+            self._replace_owner(holder.job, now)
+            return None
+        if dedup is not None and dedup.extend and dedup.ttl:
+            self._hold_key_until(holder.job, holder, now + int(dedup.ttl))
+        return holder.job
+
+    def _replace_owner(self, owner: Job, now: int) -> None:
+        """The newer job takes the key; an owner that has not started goes, one at work just loses the key."""
+        if owner.state is State.ACTIVE:
+            self._release_key(owner)
+            owner.remember().key_released = True
+            self._journal.touch(owner)
+        else:
+            event = self._emit(EventName.REMOVED, owner, now)
+            event.prev = owner.state.word
+            self._remove(owner)
+
+    def _take_keys(self, job: Job, links: JobLinks, now: int) -> None:
+        if links.custom_id:
+            job.queue.custom_ids[links.custom_id] = job
+        if links.unique_key:
+            holder = KeyHolder(job, None)
+            job.queue.keys[links.unique_key] = holder
+            if links.dedup is not None and links.dedup.ttl:
+                self._hold_key_until(job, holder, now + int(links.dedup.ttl))
+
+    def _hold_key_until(self, job: Job, holder: KeyHolder, expires: int) -> None:
+        holder.expires = expires
+        job.remember().key_expires = expires
+        self._journal.touch(job)
+
+    # -- families ------------------------------------------------------------------------------------------------------
+
+    def _resolve_dependencies(self, job: Job, now: int) -> None:
+        """Register what a new job still waits for, link it to its parent, and let it go if nothing is left."""
+        links = job.links
+        if links is None:
+            return
+        if links.parent_id is not None and links.parent_id != LINK_LATER:
+            self._adopt(job, links.parent_id)
+        if job.state is not State.WAITING_CHILDREN or job.history is None:
+            return
+        pending = []
+        for dependency in job.history.pending:
+            target = self._find(dependency) or job.queue.custom_ids.get(dependency)
+            if target is None or target.state is State.COMPLETED:
+                job.history.children_completed += target is not None
+                continue
+            pending.append(target.id)
+            self._dependents.setdefault(target.id, []).append(job)
+        job.history.pending = pending
+        if not pending:
+            self._unblock(job, now, quiet=True)
+        self._journal.touch(job)
+
+    def _adopt(self, child: Job, parent_id: str) -> None:
+        parent = self._find(parent_id)
+        if parent is None:
+            return
+        links = parent.own_links()
+        if child.id not in links.children_ids:
+            links.children_ids.append(child.id)
+            self._journal.touch(parent)
+        if (
+            parent.state is State.WAITING_CHILDREN
+            and parent.history is not None
+            and child.id not in parent.history.pending
+            and child.id not in links.depends_on
+            and child.state is not State.COMPLETED
+        ):
+            links.depends_on.append(child.id)
+            parent.history.pending.append(child.id)
+            self._dependents.setdefault(child.id, []).append(parent)
+            self._journal.touch(parent)
+
+    def _unblock(self, job: Job, now: int, *, quiet: bool = False) -> None:
+        """Nothing is left to wait for: the job waits for a worker, or for its time."""
+        self._move(job, Verb.UNBLOCK)
+        if job.run_at > now:
+            self._move(job, Verb.DELAY)
+        self._note(job, job.state.word, now)
+        self._journal.touch(job)
+        if not quiet:
+            self._emit(EventName.WAITING, job, now).prev = State.WAITING_CHILDREN.word

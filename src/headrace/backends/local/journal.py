@@ -1,0 +1,387 @@
+"""The SQLite side of the local backend: one transaction per tick, one owner per file.
+
+During a tick the backend marks jobs as new, changed or gone and queues other statements; `commit` writes all of it in
+one transaction. Rows are built at commit time from the jobs as they are then, so a job pushed, failed and retried
+within a tick costs one row. WAL with synchronous=NORMAL survives the death of the process; `sync` adds what a power
+cut demands. In memory mode the job tables are not written at all, the small ones live in an in-memory database.
+
+Errors: anything SQLite refuses leaves as StorageUnavailable with a text for operators; the transaction is rolled back
+first. To change the schema, add the next file in sql/ and nothing else.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import itertools
+import os
+import re
+from collections.abc import Iterator
+from importlib import resources
+from pathlib import Path
+from typing import Any, Final
+
+import apsw
+import msgspec
+
+from headrace.backends.base import Totals
+from headrace.backends.local.job import Job
+from headrace.errors import StorageUnavailable
+from headrace.model import DEFAULT_SETTINGS
+from headrace.states import State
+
+LARGE_BYTES: Final = 16_384
+"""Payloads above this are kept in a table of their own and not in memory."""
+
+SMALL_RESULT_BYTES: Final = 1024
+"""Results up to this stay in memory with their job."""
+
+_PRAGMAS: Final = (
+    "PRAGMA journal_mode=WAL",
+    "PRAGMA synchronous=NORMAL",
+    "PRAGMA foreign_keys=OFF",
+    "PRAGMA cache_size=-16384",
+    "PRAGMA wal_autocheckpoint=2000",
+    "PRAGMA journal_size_limit=67108864",
+)
+_COLUMNS: Final = (
+    "seq, id, queue, state, priority, created, run_at, finished, attempts, stalls, name, data, settings, links, "
+    "history, result"
+)
+_INSERT: Final = f"INSERT OR REPLACE INTO job ({_COLUMNS}) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)"
+_UPDATE: Final = (
+    "UPDATE job SET state=?, priority=?, run_at=?, finished=?, attempts=?, stalls=?, settings=?, links=?, history=?, "
+    "result=? WHERE seq=?"
+)
+_encode: Final = msgspec.msgpack.Encoder().encode
+
+Row = tuple[Any, ...]
+
+
+class FileLocked(StorageUnavailable):
+    """Another process owns the database file."""
+
+
+class Journal:
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+        self.keeps_jobs = path is not None
+        self.new: dict[int, Job] = {}
+        self.changed: dict[int, Job] = {}
+        self.rewritten: dict[int, Job] = {}
+        self.gone: dict[int, Job] = {}
+        self._statements: list[tuple[str, Row]] = []
+        self._db: apsw.Connection | None = None
+        self._lock_fd: int | None = None
+        self._wal_fd: int | None = None
+        self._in_transaction = False
+
+    # -- opening and closing -----------------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        if self.path is not None:
+            self._take_lock(self.path)
+        try:
+            self._db = apsw.Connection(":memory:" if self.path is None else str(self.path))
+            self._db.set_busy_timeout(5000)
+            for pragma in _PRAGMAS:
+                self._db.execute(pragma)
+            self._migrate()
+        except apsw.Error as error:
+            self.close()
+            raise StorageUnavailable(f"cannot open {self.path}: {error}") from error
+
+    def _take_lock(self, path: Path) -> None:
+        lock_path = path.with_name(path.name + ".lock")
+        try:
+            fd = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise StorageUnavailable(f"cannot open {lock_path}: {error.strerror}") from error
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            owner = os.read(fd, 32).decode(errors="replace").strip() or "unknown"
+            os.close(fd)
+            raise FileLocked(
+                f"{path} is in use by process {owner}. One process owns a file: connect to that server instead, "
+                "or start one with `headrace serve` and share it by URL."
+            ) from None
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        self._lock_fd = fd
+
+    def _migrate(self) -> None:
+        db = self.db
+        (version,) = next(db.execute("PRAGMA user_version"))
+        scripts = schema_scripts()
+        if version > len(scripts):
+            raise StorageUnavailable(
+                f"{self.path} was written by a newer Headrace (schema {version}, this one knows {len(scripts)}): "
+                "upgrade Headrace or open another file."
+            )
+        for number, script in enumerate(scripts[version:], version + 1):
+            with db:
+                db.execute(script)
+                db.execute(f"PRAGMA user_version={number}")
+        with db:
+            db.execute("INSERT OR IGNORE INTO mark VALUES (1, 0, 1, ?)", (_encode(Totals()),))
+
+    @property
+    def db(self) -> apsw.Connection:
+        if self._db is None:
+            raise StorageUnavailable("the database is closed")
+        return self._db
+
+    def close(self) -> None:
+        if self._db is not None:
+            self._db.close()
+            self._db = None
+        for fd in (self._wal_fd, self._lock_fd):
+            if fd is not None:
+                os.close(fd)
+        self._wal_fd = self._lock_fd = None
+
+    # -- marking -------------------------------------------------------------------------------------------------------
+
+    def add(self, job: Job) -> None:
+        if self.keeps_jobs:
+            self.new[job.seq] = job
+
+    def touch(self, job: Job) -> None:
+        """State, counters, history or result of the job changed."""
+        if self.keeps_jobs and job.seq not in self.new:
+            self.changed[job.seq] = job
+
+    def rewrite(self, job: Job) -> None:
+        """Its payload changed too."""
+        if self.keeps_jobs and job.seq not in self.new:
+            self.changed.pop(job.seq, None)
+            self.rewritten[job.seq] = job
+
+    def remove(self, job: Job) -> None:
+        if self.keeps_jobs:
+            self.changed.pop(job.seq, None)
+            self.rewritten.pop(job.seq, None)
+            if self.new.pop(job.seq, None) is None:
+                self.gone[job.seq] = job
+
+    def later(self, sql: str, *params: Any) -> None:
+        """A statement for the commit of this tick."""
+        self._statements.append((sql, params))
+
+    def put_record(self, kind: str, key: str, value: bytes) -> None:
+        self.later("INSERT OR REPLACE INTO record VALUES (?,?,?)", kind, key, value)
+
+    def drop_record(self, kind: str, key: str) -> None:
+        self.later("DELETE FROM record WHERE kind=? AND key=?", kind, key)
+
+    @property
+    def is_dirty(self) -> bool:
+        return bool(self.new or self.changed or self.gone or self._statements or self.rewritten or self._in_transaction)
+
+    def touched(self) -> list[Job]:
+        return [*self.new.values(), *self.changed.values(), *self.rewritten.values(), *self.gone.values()]
+
+    # -- the commit ----------------------------------------------------------------------------------------------------
+
+    def commit(self, last_seq: int, totals: Totals) -> None:
+        """Write everything marked in one transaction. StorageUnavailable, with nothing written, when that fails."""
+        try:
+            self._begin()
+            self._write_jobs()
+            self._run_statements()
+            self.db.execute("UPDATE mark SET last_seq=?, totals=?", (last_seq, _encode(totals)))
+            self.db.execute("COMMIT")
+        except (apsw.Error, OSError) as error:
+            self.rollback()
+            raise StorageUnavailable(describe(error)) from error
+        self._forget()
+
+    def _begin(self) -> None:
+        if not self._in_transaction:
+            self.db.execute("BEGIN IMMEDIATE")
+            self._in_transaction = True
+
+    def _write_jobs(self) -> None:
+        db = self.db
+        if self.new or self.rewritten:
+            stored = [*self.new.values(), *self.rewritten.values()]
+            db.executemany(_INSERT, map(_row, stored))
+            large = [(job.seq, job.data) for job in stored if job.size > LARGE_BYTES and job.data is not None]
+            if large:
+                db.executemany("INSERT OR REPLACE INTO payload VALUES (?,?)", large)
+        if self.changed:
+            db.executemany(_UPDATE, map(_changes, self.changed.values()))
+        if self.gone:
+            db.executemany("DELETE FROM job WHERE seq=?", [(seq,) for seq in self.gone])
+            large_gone = [(job.seq,) for job in self.gone.values() if job.size > LARGE_BYTES]
+            if large_gone:
+                db.executemany("DELETE FROM payload WHERE seq=?", large_gone)
+
+    def _run_statements(self) -> None:
+        for sql, params in self._statements:
+            self.db.execute(sql, params)
+        self._statements.clear()
+
+    def run_early(self) -> None:
+        """Execute queued statements now, inside the transaction of this tick, so that a query can see them."""
+        if self._statements:
+            try:
+                self._begin()
+                self._run_statements()
+            except apsw.Error as error:
+                raise StorageUnavailable(describe(error)) from error
+
+    def rollback(self) -> None:
+        """Nothing of this tick stays in the file; what was marked is forgotten."""
+        db = self._db
+        if db is not None and db.in_transaction:
+            try:
+                db.execute("ROLLBACK")
+            except apsw.Error:
+                # SQLite rolled back by itself when the error was severe; a second failure changes nothing.
+                pass
+        self._statements.clear()
+        self._forget()
+
+    def _forget(self) -> None:
+        self._in_transaction = False
+        for job in itertools.chain(self.new.values(), self.rewritten.values(), self.changed.values()):
+            # What is large or finished is read back from the file when somebody asks for it.
+            if job.size > LARGE_BYTES or job.finished is not None:
+                job.data = None
+                if job.result is not None and len(job.result) > SMALL_RESULT_BYTES:
+                    job.result = None
+        self.new.clear()
+        self.changed.clear()
+        self.rewritten.clear()
+        self.gone.clear()
+
+    def probe(self) -> None:
+        """Try a small write; raises while the disk still refuses."""
+        try:
+            with self.db:
+                self.db.execute("UPDATE mark SET last_seq=last_seq")
+        except (apsw.Error, OSError) as error:
+            raise StorageUnavailable(describe(error)) from error
+
+    def sync(self) -> None:
+        """fdatasync of the write-ahead log: what was committed survives a power cut. Runs in a worker thread."""
+        if self.path is None:
+            return
+        if self._wal_fd is None:
+            self._wal_fd = os.open(f"{self.path}-wal", os.O_RDONLY | os.O_CLOEXEC)
+        os.fdatasync(self._wal_fd)
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    def mark(self) -> tuple[int, int, Totals]:
+        last_seq, epoch, totals = next(self.db.execute("SELECT last_seq, epoch, totals FROM mark"))
+        return last_seq, epoch, msgspec.msgpack.decode(totals, type=Totals)
+
+    def rows(self) -> Iterator[Row]:
+        """Every stored job in push order; payloads of finished jobs stay on disk."""
+        yield from self.db.execute(
+            "SELECT seq, id, queue, state, priority, created, run_at, finished, attempts, stalls, name, "
+            "CASE WHEN state IN (4, 5) THEN NULL ELSE data END, settings, links, history, "
+            f"CASE WHEN length(result) > {SMALL_RESULT_BYTES} THEN NULL ELSE result END, length(data) "
+            "FROM job ORDER BY seq"
+        )
+
+    def row(self, seq: int) -> Row | None:
+        return next(self.db.execute(f"SELECT {_COLUMNS}, length(data) FROM job WHERE seq=?", (seq,)), None)
+
+    def data(self, job: Job) -> bytes:
+        """The payload of a job that does not hold it in memory."""
+        table = "payload" if job.size > LARGE_BYTES else "job"
+        found = next(self.db.execute(f"SELECT data FROM {table} WHERE seq=?", (job.seq,)), None)
+        if found is None or found[0] is None:
+            raise StorageUnavailable(f"the payload of job {job.id} is missing from the database")
+        return bytes(found[0])
+
+    def result(self, job: Job) -> bytes | None:
+        found = next(self.db.execute("SELECT result FROM job WHERE seq=?", (job.seq,)), None)
+        return None if found is None or found[0] is None else bytes(found[0])
+
+    def records(self, kind: str) -> Iterator[tuple[str, bytes]]:
+        yield from self.db.execute("SELECT key, value FROM record WHERE kind=?", (kind,))
+
+    def logs(self, seq: int) -> list[tuple[int, str, str]]:
+        self.run_early()
+        return list(self.db.execute("SELECT at, level, message FROM log WHERE job=? ORDER BY entry", (seq,)))
+
+    def size_bytes(self) -> int:
+        if self.path is None:
+            return 0
+        return sum(_size(Path(f"{self.path}{suffix}")) for suffix in ("", "-wal", "-shm"))
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+def schema_scripts() -> list[str]:
+    folder = resources.files("headrace.backends.local") / "sql"
+    names = sorted(entry.name for entry in folder.iterdir() if re.fullmatch(r"\d{4}_\w+\.sql", entry.name))
+    return [(folder / name).read_text(encoding="utf-8") for name in names]
+
+
+def describe(error: Exception) -> str:
+    """What an operator needs to know of a failed write."""
+    if isinstance(error, apsw.FullError) or (isinstance(error, OSError) and error.errno == errno.ENOSPC):
+        return "Storage is full: nothing was stored. Free disk space; the server resumes by itself."
+    return f"Storage error: nothing was stored ({error}). The server resumes when the disk accepts writes again."
+
+
+def is_full(error: BaseException | None) -> bool:
+    if isinstance(error, OSError):
+        return error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return isinstance(error, apsw.FullError)
+
+
+def _stored_state(job: Job) -> int:
+    return int(State.WAITING) if job.state is State.ACTIVE else int(job.state)
+
+
+def _settings_blob(job: Job) -> bytes | None:
+    return None if job.settings is DEFAULT_SETTINGS else _encode(job.settings)
+
+
+def _row(job: Job) -> Row:
+    return (
+        job.seq,
+        job.id,
+        job.queue.name,
+        _stored_state(job),
+        job.priority,
+        job.created,
+        job.run_at,
+        job.finished,
+        job.attempts,
+        job.stalls,
+        job.name,
+        job.data if job.size <= LARGE_BYTES else None,
+        _settings_blob(job),
+        None if job.links is None else _encode(job.links),
+        None if job.history is None else _encode(job.history),
+        job.result,
+    )
+
+
+def _changes(job: Job) -> Row:
+    return (
+        _stored_state(job),
+        job.priority,
+        job.run_at,
+        job.finished,
+        job.attempts,
+        job.stalls,
+        _settings_blob(job),
+        None if job.links is None else _encode(job.links),
+        None if job.history is None else _encode(job.history),
+        job.result,
+        job.seq,
+    )

@@ -1,0 +1,277 @@
+"""What clients ask: jobs, states, counts, children, dead letters, figures. Nothing here changes a job's state."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from msgspec import Raw
+
+from headrace.backends.base import (
+    Counts,
+    DeadLetter,
+    DlqStats,
+    MinuteMetrics,
+    Outcome,
+    QueueSummary,
+    Totals,
+)
+from headrace.backends.local.control import Control
+from headrace.backends.local.index import Queue
+from headrace.backends.local.job import Job
+from headrace.errors import NotFound, ReplyTooLarge
+from headrace.model import MAX_FRAME_BYTES, DeadLetterReason, DlqFilter, EventName
+from headrace.states import WORDS, State
+
+_BY_WORD: Final = {word: state for state, word in WORDS.items() if state is not State.REMOVED}
+_REPLY_ROOM: Final = MAX_FRAME_BYTES - 65_536
+_TOO_LARGE: Final = "Reply exceeds 64 MB: ask for fewer jobs with a lower limit"
+
+
+class Queries(Control):
+    # -- one job -------------------------------------------------------------------------------------------------------
+
+    async def job(self, job_id: str) -> Raw:
+        return self._show_whole(self._get(job_id))
+
+    async def job_by_custom_id(self, custom_id: str) -> Raw:
+        job = self._find(custom_id)
+        if job is None or job.links is None or job.links.custom_id != custom_id:
+            job = next((q.custom_ids[custom_id] for q in self._queues.values() if custom_id in q.custom_ids), None)
+        if job is None:
+            raise NotFound("Job not found")
+        return self._show_whole(job)
+
+    async def state(self, job_id: str) -> str:
+        job = self._find(job_id)
+        return "unknown" if job is None else job.state.word
+
+    async def result(self, job_id: str) -> bytes | None:
+        job = self._find(job_id)
+        return None if job is None else self._result(job)
+
+    async def outcome(self, job_id: str) -> Outcome:
+        job = self._get(job_id)
+        return Outcome(job.state.word, self._result(job), self._failed_reason(job))
+
+    # -- lists and counts ----------------------------------------------------------------------------------------------
+
+    async def jobs(self, queue: str, states: Sequence[str] | None, offset: int, limit: int, asc: bool) -> list[Raw]:
+        q = self._queues.get(queue)
+        if q is None or limit <= 0:
+            return []
+        shown, size = [], 0
+        for job in self._page(q, states, offset, limit, asc):
+            raw = self._show_whole(job)
+            size += len(bytes(raw))
+            if size > _REPLY_ROOM:
+                raise ReplyTooLarge(_TOO_LARGE)
+            shown.append(raw)
+        return shown
+
+    def _page(self, q: Queue, states: Sequence[str] | None, offset: int, limit: int, asc: bool) -> list[Job]:
+        wanted = list(WORDS.values()) if states is None else states
+        if asc and set(wanted) <= {"waiting", "wait", "paused"} and q.ready.is_plain:
+            return list(itertools.islice(q.ready.live(), offset, offset + limit))
+        pick = heapq.nsmallest if asc else heapq.nlargest
+        return pick(offset + limit, self._members(q, wanted), key=lambda job: (job.created, job.seq))[offset:]
+
+    @staticmethod
+    def _members(q: Queue, words: Sequence[str]) -> Iterator[Job]:
+        states = {_BY_WORD[word] for word in words if word in _BY_WORD}
+        if "wait" in words:
+            states.add(State.WAITING)
+        for state in states:
+            yield from q.jobs_in(state)
+        if "prioritized" in words and State.WAITING not in states:
+            yield from (job for job in q.jobs_in(State.WAITING) if job.priority > 0)
+
+    async def counts(self, queue: str) -> Counts:
+        self._promote_due(self._clock.now_ms())
+        q = self._queues.get(queue)
+        return Counts() if q is None else self._counts(q)
+
+    @staticmethod
+    def _counts(q: Queue) -> Counts:
+        n = q.counts
+        return Counts(
+            waiting=n[State.WAITING],
+            delayed=n[State.DELAYED],
+            active=n[State.ACTIVE],
+            completed=n[State.COMPLETED],
+            failed=n[State.FAILED],
+            waiting_children=n[State.WAITING_CHILDREN],
+            prioritized=q.prioritized,
+        )
+
+    async def counts_per_priority(self, queue: str) -> dict[str, int]:
+        q = self._queues.get(queue)
+        counts: dict[str, int] = {}
+        if q is not None:
+            for job in itertools.chain(q.ready.live(), q.delayed.values()):
+                key = str(job.priority)
+                counts[key] = counts.get(key, 0) + 1
+        return counts
+
+    async def queues(self) -> list[QueueSummary]:
+        self._promote_due(self._clock.now_ms())
+        return [QueueSummary(q.name, self._counts(q), q.config.paused) for q in self._queues.values()]
+
+    # -- children ------------------------------------------------------------------------------------------------------
+
+    async def children_values(self, job_id: str) -> dict[str, Raw]:
+        job = self._find(job_id)
+        children = job.links.children_ids if job is not None and job.links is not None else []
+        values = {}
+        for child in filter(None, map(self._find, children)):
+            result = self._result(child) if child.state is State.COMPLETED else None
+            if result is not None:
+                values[f"{child.queue.name}:{child.id}"] = Raw(result)
+        return values
+
+    async def children_failures(self, job_id: str, *, ignored: bool) -> dict[str, str]:
+        job = self._find(job_id)
+        if job is None or job.history is None:
+            return {}
+        return job.history.ignored_children if ignored else job.history.failed_children
+
+    # -- dead letters --------------------------------------------------------------------------------------------------
+
+    async def dead_letters(self, queue: str, wanted: DlqFilter, count: int | None) -> list[DeadLetter]:
+        shown, size = [], 0
+        for job in self._chosen_letters(queue, wanted, count):
+            letter = self._letter(job)
+            size += 2 * len(bytes(letter.job))
+            if size > _REPLY_ROOM:
+                raise ReplyTooLarge(_TOO_LARGE.replace("limit", "count"))
+            shown.append(letter)
+        return shown
+
+    def _chosen_letters(self, queue: str, wanted: DlqFilter, count: int | None) -> list[Job]:
+        q = self._queues.get(queue)
+        if q is None:
+            return []
+        now = self._clock.now_ms()
+        matching = (job for job in list(q.failed.values()) if _matches(job, wanted, now))
+        start = wanted.offset or 0
+        limits = [n for n in (count, wanted.limit) if n is not None]
+        return list(itertools.islice(matching, start, start + min(limits) if limits else None))
+
+    def _letter(self, job: Job) -> DeadLetter:
+        assert job.history is not None and job.history.burial is not None
+        burial = job.history.burial
+        return DeadLetter(
+            job=self._show(job),
+            entered_at=burial.entered_at,
+            reason=burial.reason,
+            error=burial.error,
+            attempts=list(job.history.failures),
+            retry_count=burial.retry_count,
+            last_retry_at=burial.last_retry_at,
+            next_retry_at=burial.next_retry_at,
+            expires_at=burial.expires_at,
+        )
+
+    async def retry_dlq(self, queue: str, job_id: str | None, count: int | None, wanted: DlqFilter | None) -> int:
+        q = self._queues.get(queue)
+        if q is None:
+            return 0
+        now = self._clock.now_ms()
+        if job_id is not None:
+            chosen = [job for job in (self._find(job_id),) if job is not None and job.seq in q.failed]
+        else:
+            chosen = self._chosen_letters(queue, wanted or DlqFilter(), count)
+        return sum(self._revive_dead_letter(job, now) for job in chosen)
+
+    async def purge_dlq(self, queue: str) -> int:
+        q = self._queues.get(queue)
+        if q is None:
+            return 0
+        self._slices.begin()
+        doomed = list(q.failed.values())
+        now = self._clock.now_ms()
+        for n, job in enumerate(doomed, 1):
+            if job.state is State.FAILED:
+                self._emit(EventName.REMOVED, job, now).prev = State.FAILED.word
+                self._remove(job)
+            if n % 128 == 0:
+                await self._slices.breathe()
+        return len(doomed)
+
+    async def remove_dead_letter(self, queue: str, job_id: str) -> bool:
+        job = self._find(job_id)
+        if job is None or job.state is not State.FAILED or job.queue.name != queue:
+            return False
+        self._emit(EventName.REMOVED, job, self._clock.now_ms()).prev = State.FAILED.word
+        self._remove(job)
+        return True
+
+    async def dlq_stats(self, queue: str) -> DlqStats:
+        q = self._queues.get(queue)
+        letters = [job.history.burial for job in q.failed.values() if job.history and job.history.burial] if q else []
+        now = self._clock.now_ms()
+        by_reason = {reason.value: 0 for reason in DeadLetterReason}
+        for burial in letters:
+            by_reason[burial.reason] += 1
+        entered = [burial.entered_at for burial in letters]
+        return DlqStats(
+            total=len(letters),
+            by_reason=by_reason,
+            by_queue={queue: len(letters)} if letters else {},
+            pending_retry=sum(1 for b in letters if b.next_retry_at is not None),
+            expired=sum(1 for b in letters if b.expires_at is not None and b.expires_at <= now),
+            oldest_entry=min(entered, default=None),
+            newest_entry=max(entered, default=None),
+        )
+
+    async def retry_completed(
+        self, queue: str, job_id: str | None, count: int | None, before_ms: float | None
+    ) -> int:
+        q = self._queues.get(queue)
+        if q is None:
+            return 0
+        if job_id is not None:
+            chosen = [job for job in (self._find(job_id),) if job is not None and job.seq in q.completed]
+        else:
+            kept = (j for j in q.completed.values() if before_ms is None or (j.finished or 0) <= before_ms)
+            chosen = list(itertools.islice(kept, count))
+        now = self._clock.now_ms()
+        for job in chosen:
+            if job.history is not None:
+                job.history.progress = 0
+            self._revive(job, now)
+            self._emit(EventName.WAITING, job, now).prev = State.COMPLETED.word
+        return len(chosen)
+
+    # -- figures -------------------------------------------------------------------------------------------------------
+
+    def totals(self) -> Totals:
+        return self._totals
+
+    def minute_metrics(self, queue: str, kind: str) -> MinuteMetrics:
+        q = self._queues.get(queue)
+        minutes = q.minutes[kind] if q is not None else {}
+        this = self._clock.now_ms() // 60_000
+        first = min(minutes, default=this)
+        data = [minutes.get(m, 0) for m in range(this, first - 1, -1)] if minutes else []
+        previous = minutes.get(this - 1, 0)
+        return MinuteMetrics(sum(minutes.values()), float((this - 1) * 60_000), previous, data)
+
+
+def _matches(job: Job, wanted: DlqFilter, now: int) -> bool:
+    burial = job.history.burial if job.history is not None else None
+    if burial is None:
+        return False
+    expired = burial.expires_at is not None and burial.expires_at <= now
+    tests = (
+        wanted.reason is None or burial.reason == wanted.reason,
+        wanted.older_than is None or burial.entered_at < wanted.older_than,
+        wanted.newer_than is None or burial.entered_at > wanted.newer_than,
+        wanted.retriable is None or (not expired) == wanted.retriable,
+        wanted.expired is None or expired == wanted.expired,
+    )
+    return all(tests)
+
+

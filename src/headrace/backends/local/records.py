@@ -1,0 +1,168 @@
+"""What is kept beside the jobs: family ties made later, logs, schedules, webhooks."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from headrace.backends.local.intake import LINK_LATER
+from headrace.backends.local.job import Job
+from headrace.backends.local.queries import Queries
+from headrace.errors import InvalidCommand, NotFound, Refused
+from headrace.model import MAX_LOGS, CronEntry, EventName, JobSpec, Log, Webhook
+from headrace.states import State, Verb
+from headrace.views import encode
+
+_decode_data: Final = msgspec.msgpack.Decoder(
+    ext_hook=lambda code, data: msgspec.msgpack.Ext(code, bytes(data))
+).decode
+
+
+class Records(Queries):
+    _crons: dict[str, CronEntry]
+    _webhooks: dict[str, Webhook]
+
+    # -- families ------------------------------------------------------------------------------------------------------
+
+    async def update_parent(self, child_id: str, parent_id: str) -> None:
+        if child_id == parent_id:
+            raise InvalidCommand("A flow job cannot be its own parent")
+        child = self._get(child_id, f"Child job not found: {child_id}")
+        parent = self._get(parent_id, f"Parent job not found: {parent_id}")
+        if parent.state in (State.COMPLETED, State.FAILED):
+            raise Refused(f"Parent job {parent_id} is not linkable")
+        links = child.own_links()
+        if links.parent_id not in (None, LINK_LATER, parent_id):
+            raise Refused(f"Child job {child_id} already belongs to parent {links.parent_id}")
+        links.parent_id = parent_id
+        self._write_parent_into_data(child, parent)
+        self._adopt(child, parent_id)
+
+    def _write_parent_into_data(self, child: Job, parent: Job) -> None:
+        """The one verb that edits a payload: flow clients read the parent from the data."""
+        data: Any = _decode_data(self._data(child))
+        if isinstance(data, dict):
+            data |= {"__parentId": parent.id, "__parentQueue": parent.queue.name}
+            self._replace_data(child, encode(data))
+        else:
+            self._journal.touch(child)
+
+    async def remove_child_dependency(self, child_id: str) -> bool:
+        child = self._get(child_id, f"Job not found: {child_id}")
+        parent_id = child.links.parent_id if child.links is not None else None
+        if parent_id is None:
+            raise Refused(f"Job {child_id} has no parent")
+        parent = self._find(parent_id)
+        removed = False
+        if parent is not None:
+            removed = self._cut_tie(parent, child)
+            self._after_drop(parent, self._clock.now_ms())
+        assert child.links is not None
+        child.links.parent_id = None
+        self._journal.touch(child)
+        return removed
+
+    def _cut_tie(self, parent: Job, child: Job) -> bool:
+        links = parent.own_links()
+        known = child.id in links.children_ids or child.id in links.depends_on
+        links.children_ids = [i for i in links.children_ids if i != child.id]
+        links.depends_on = [i for i in links.depends_on if i != child.id]
+        self._drop_dependency(parent, child.id)
+        return known
+
+    async def remove_unprocessed_children(self, parent_id: str) -> None:
+        parent = self._get(parent_id)
+        now = self._clock.now_ms()
+        children = list(parent.links.children_ids) if parent.links is not None else []
+        for child in filter(None, map(self._find, children)):
+            if child.state in (State.WAITING, State.DELAYED, State.WAITING_CHILDREN):
+                self._cut_tie(parent, child)
+                self._emit(EventName.REMOVED, child, now).prev = child.state.word
+                self._remove(child, Verb.CANCEL)
+        self._after_drop(parent, now)
+
+    # -- logs ----------------------------------------------------------------------------------------------------------
+
+    async def add_log(self, job_id: str, message: str, level: str) -> None:
+        job = self._get(job_id)
+        self._logged.add(job.seq)
+        self._journal.later(
+            "INSERT INTO log (job, at, level, message) VALUES (?,?,?,?)",
+            job.seq,
+            self._clock.now_ms(),
+            level,
+            message,
+        )
+        keep = job.settings.keep_logs
+        self._trim_logs(job, MAX_LOGS if keep is None else min(keep, MAX_LOGS))
+
+    def _trim_logs(self, job: Job, keep: int) -> None:
+        self._journal.later(
+            "DELETE FROM log WHERE job=?1 AND entry NOT IN "
+            "(SELECT entry FROM log WHERE job=?1 ORDER BY entry DESC LIMIT ?2)",
+            job.seq,
+            keep,
+        )
+
+    async def logs(self, job_id: str) -> list[Log]:
+        job = self._find(job_id)
+        if job is None or job.seq not in self._logged:
+            return []
+        return [Log(float(at), level, message) for at, level, message in self._journal.logs(job.seq)]
+
+    async def clear_logs(self, job_id: str, keep: int | None) -> None:
+        job = self._find(job_id)
+        if job is not None and job.seq in self._logged:
+            self._trim_logs(job, keep or 0)
+
+    # -- schedules -----------------------------------------------------------------------------------------------------
+
+    async def put_cron(self, entry: CronEntry) -> None:
+        self._crons[entry.name] = entry
+        self._journal.put_record("cron", entry.name, encode(entry))
+
+    async def cron(self, name: str) -> CronEntry | None:
+        return self._crons.get(name)
+
+    async def crons(self) -> list[CronEntry]:
+        return list(self._crons.values())
+
+    async def delete_cron(self, name: str) -> bool:
+        known = self._crons.pop(name, None)
+        if known is not None:
+            self._journal.drop_record("cron", name)
+        return known is not None
+
+    async def fire_cron(self, entry: CronEntry, spec: JobSpec | None) -> str | None:
+        stored = self._crons.get(entry.name)
+        if stored is None or (stored.last_slot or 0) >= (entry.last_slot or 0):
+            return None
+        await self.put_cron(entry)
+        if spec is None:
+            return None
+        now = self._clock.now_ms()
+        job = self._admit(self._queue(entry.queue), spec, now, None)
+        self._emit(EventName.CRON_FIRED, job, now).action = entry.name
+        return job.id
+
+    # -- webhooks ------------------------------------------------------------------------------------------------------
+
+    async def add_webhook(self, webhook: Webhook) -> None:
+        self._webhooks[webhook.id] = webhook
+        self._journal.put_record("webhook", webhook.id, encode(webhook))
+
+    async def webhooks(self) -> list[Webhook]:
+        return list(self._webhooks.values())
+
+    async def update_webhook(self, webhook: Webhook) -> bool:
+        if webhook.id not in self._webhooks:
+            return False
+        await self.add_webhook(webhook)
+        return True
+
+    async def remove_webhook(self, webhook_id: str) -> bool:
+        if self._webhooks.pop(webhook_id, None) is None:
+            return False
+        self._journal.drop_record("webhook", webhook_id)
+        return True

@@ -1,0 +1,434 @@
+"""How jobs end: complete, fail, retry, bury, and what that means for parents, keys and successors.
+
+`_check_lease` answers every question about tokens, late ones included; everything after it may assume that the caller
+holds the job. A batch is checked as a whole before any of it is applied.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from headrace.backends.base import Ack
+from headrace.backends.local.index import Queue
+from headrace.backends.local.intake import Intake
+from headrace.backends.local.job import Ended, History, Job
+from headrace.backends.local.store import MAX_SATISFIED
+from headrace.backoff import retry_delay_ms
+from headrace.errors import LeaseLost, NotFound
+from headrace.model import (
+    AttemptRecord,
+    Backoff,
+    Burial,
+    DeadLetterReason,
+    DlqConfig,
+    EventName,
+    JobLinks,
+    TimelineEntry,
+)
+from headrace.schedules import next_repeat
+from headrace.states import State, Verb
+
+_MAX_FAILURES: Final = 100
+_DEFAULT_DLQ: Final = DlqConfig()
+EVICT_SLICE: Final = 512
+
+
+class Settlement(Intake):
+    max_completed = 50_000
+    completed_retention_ms: int | None = None
+    _limited_until: list[Queue]
+
+    # -- completing ----------------------------------------------------------------------------------------------------
+
+    async def complete(self, acks: Sequence[Ack]) -> list[int]:
+        jobs: list[Job | None] = []
+        seen: set[str] = set()
+        for ack in acks:
+            job = self._check_lease(ack.id, ack.token, late_allowed=True)
+            if job is not None and ack.id in seen:
+                raise NotFound(f"Job not found or not in processing state: {ack.id}")
+            seen.add(ack.id)
+            jobs.append(job)
+        now = self._clock.now_ms()
+        ignored = []
+        for i, (ack, job) in enumerate(zip(acks, jobs, strict=True)):
+            if job is None:
+                ignored.append(i)
+            else:
+                self._complete(job, ack, now)
+        return ignored
+
+    def _check_lease(self, job_id: str, token: str | None, *, late_allowed: bool) -> Job | None:
+        """The job if the caller may end its attempt; None if that attempt was finalised before.
+
+        A lease that merely ran out still counts for an ACK (`late_allowed`) while nobody else has the job.
+        """
+        job = self._find(job_id)
+        if job is None:
+            raise NotFound(f"Job not found or not in processing state: {job_id}")
+        lease = job.lease
+        if lease is not None:
+            if lease.token is None or lease.token == token:
+                return job
+            if not token:
+                raise LeaseLost(f"Lock token required for job {job_id}")
+            raise LeaseLost(f"Invalid or expired lock token for job {job_id}")
+        ended = job.ended
+        if ended is None or ended.token != (token or None):
+            raise NotFound(f"Job not found or not in processing state: {job_id}")
+        return job if not ended.finalized and late_allowed else None
+
+    def _complete(self, job: Job, ack: Ack, now: int) -> None:
+        token = job.lease.token if job.lease is not None else ack.token
+        worker = job.lease.owner if job.lease is not None else None
+        started = job.started
+        job.result = ack.result
+        job.finished = now
+        if job.history is not None:
+            self._note(job, "completed", now)
+        self._release_key(job)
+        self._move(job, Verb.COMPLETE)
+        if token is not None:
+            job.ended = Ended(token, finalized=True)
+        event = self._emit(EventName.COMPLETED, job, now)
+        event.attempt = job.attempts + 1
+        event.worker = worker
+        if ack.result is not None:
+            event.bytes = len(ack.result)
+            self._attach(event, job, ack.result)
+        self._totals.completed += 1
+        if started is not None:
+            self._totals.run_ms += max(0, now - started)
+        self._count_minute(job.queue, "completed", now)
+        if job.links is not None:
+            self._succeed_repeat(job, now)
+        if self._dependents:
+            self._child_done(job, now)
+        remove = job.settings.remove_on_complete if ack.remove is None else ack.remove
+        if remove:
+            self._satisfied[job.id] = None
+            if len(self._satisfied) > MAX_SATISFIED:
+                del self._satisfied[next(iter(self._satisfied))]
+            self._remove(job)
+        else:
+            self._journal.touch(job)
+            if len(self._completed) > self.max_completed:
+                self._evict_completed()
+
+    def _evict_completed(self) -> None:
+        """Only the newest completed jobs are kept. A few at a time: this runs inside somebody's ACK."""
+        for _ in range(min(2, len(self._completed) - self.max_completed)):
+            self._remove(next(iter(self._completed.values())))
+
+    @staticmethod
+    def _count_minute(queue: Queue, kind: str, now: int) -> None:
+        minutes = queue.minutes[kind]
+        minute = now // 60_000
+        minutes[minute] = minutes.get(minute, 0) + 1
+        if len(minutes) > 1440:
+            del minutes[next(iter(minutes))]
+
+    # -- failing -------------------------------------------------------------------------------------------------------
+
+    async def fail(
+        self,
+        job_id: str,
+        *,
+        token: str | None,
+        error: str | None,
+        stack: list[str] | None,
+        unrecoverable: bool,
+        remove: bool | None,
+    ) -> bool:
+        job = self._check_lease(job_id, token, late_allowed=False)
+        if job is None:
+            return False
+        now = self._clock.now_ms()
+        if stack:
+            lines = [line.strip() for text in stack for line in text.splitlines() if line.strip()]
+            job.remember().stacktrace = lines[: job.settings.stack_trace_limit]
+        reason = DeadLetterReason.EXPLICIT_FAIL
+        self._end_attempt(job, now, error=error, reason=reason, terminal=unrecoverable, remove=remove)
+        return True
+
+    def _end_attempt(
+        self,
+        job: Job,
+        now: int,
+        *,
+        error: str | None,
+        reason: DeadLetterReason,
+        terminal: bool = False,
+        remove: bool | None = None,
+    ) -> None:
+        """One attempt is over without success: another one after the backoff, or the dead-letter queue."""
+        lease = job.lease
+        job.attempts += 1
+        self._record_failure(job, now, reason, error)
+        terminal = terminal or job.attempts >= job.settings.max_attempts
+        event = self._emit(EventName.FAILED, job, now)
+        event.attempt = job.attempts
+        event.worker = lease.owner if lease else None
+        event.error = error
+        event.terminal = terminal
+        if job.queue.watchers or self.wants_bodies:
+            self._attach(event, job, self._data(job))
+        ended = Ended(lease.token if lease else None, finalized=True)
+        if terminal:
+            if reason is DeadLetterReason.EXPLICIT_FAIL:
+                reason = DeadLetterReason.MAX_ATTEMPTS_EXCEEDED
+            self._bury_or_remove(job, now, reason, error, remove=remove)
+        else:
+            self._retry(job, now)
+        job.ended = ended
+
+    def _record_failure(self, job: Job, now: int, reason: DeadLetterReason, error: str | None) -> None:
+        history = job.remember()
+        started = job.started
+        history.failures.append(
+            AttemptRecord(
+                job.attempts,
+                None if started is None else float(started),
+                float(now),
+                reason.value,
+                error,
+                float(now - started) if started is not None else 0.0,
+            )
+        )
+        del history.failures[:-_MAX_FAILURES]
+        self._note(job, "failed", now, error=error, attempt=job.attempts)
+
+    def _retry(self, job: Job, now: int) -> None:
+        job.run_at = now + self._backoff_ms(job)
+        self._move(job, Verb.RETRY)
+        self._settle_time(job, now)
+        job.started = None
+        self._note(job, "waiting", now, attempt=job.attempts + 1)
+        self._journal.touch(job)
+        event = self._emit(EventName.RETRIED, job, now)
+        event.prev = "failed"
+        event.attempt = job.attempts + 1
+        event.delay = job.run_at - now
+
+    def _backoff_ms(self, job: Job) -> int:
+        backoff = job.settings.backoff
+        if isinstance(backoff, Backoff):
+            return retry_delay_ms(
+                job.attempts,
+                delay_ms=backoff.delay,
+                kind=backoff.type,
+                max_delay_ms=backoff.max_delay,
+                rng=self._rng,
+            )
+        return retry_delay_ms(job.attempts, delay_ms=backoff, kind="exponential", max_delay_ms=None, rng=self._rng)
+
+    # -- dead letters --------------------------------------------------------------------------------------------------
+
+    def _dlq_config(self, queue: Queue) -> DlqConfig:
+        return queue.config.dlq or _DEFAULT_DLQ
+
+    def _bury_or_remove(
+        self, job: Job, now: int, reason: DeadLetterReason, error: str | None, *, remove: bool | None = None
+    ) -> None:
+        """The end without success: parents hear of it, then the job is buried or, if so asked, dropped."""
+        self._totals.failed += 1
+        self._count_minute(job.queue, "failed", now)
+        self._release_key(job)
+        if job.settings.remove_on_fail if remove is None else remove:
+            self._child_failed(job, error, now)
+            self._remove(job)
+        else:
+            self._bury(job, now, reason, error)
+            self._child_failed(job, error, now)
+
+    def _bury(self, job: Job, now: int, reason: DeadLetterReason, error: str | None) -> None:
+        history = job.remember()
+        config = self._dlq_config(job.queue)
+        previous = history.burial
+        history.burial = Burial(
+            entered_at=float(now),
+            reason=reason.value,
+            error=error,
+            retry_count=previous.retry_count if previous else 0,
+            last_retry_at=previous.last_retry_at if previous else None,
+            expires_at=None if config.max_age is None else float(now + int(config.max_age)),
+        )
+        self._plan_auto_retry(history.burial, config, now)
+        job.finished = now
+        self._move(job, Verb.BURY)
+        self._journal.touch(job)
+        self._watch_burial(job)
+        while len(job.queue.failed) > config.max_entries:
+            self._remove(next(iter(job.queue.failed.values())))
+
+    @staticmethod
+    def _plan_auto_retry(burial: Burial, config: DlqConfig, now: int) -> None:
+        if config.auto_retry and burial.retry_count < config.max_auto_retries:
+            burial.next_retry_at = float(now + int(config.auto_retry_interval * 2 ** max(0, burial.retry_count - 1)))
+        else:
+            burial.next_retry_at = None
+
+    def _watch_burial(self, job: Job) -> None:
+        burial = job.history.burial if job.history else None
+        if burial is None:
+            return
+        for due in (burial.next_retry_at, burial.expires_at):
+            if due is not None:
+                heapq.heappush(self._burials, (int(due), job.seq))
+
+    def _next_burial_ms(self) -> int | None:
+        return self._burials[0][0] if self._burials else None
+
+    def _tend_dead_letters(self, now: int) -> None:
+        """Retry what asked for it, drop what is too old."""
+        while self._burials and self._burials[0][0] <= now:
+            _, seq = heapq.heappop(self._burials)
+            job = next((q.failed[seq] for q in self._queues.values() if seq in q.failed), None)
+            if job is None or job.history is None or job.history.burial is None:
+                continue
+            burial = job.history.burial
+            if burial.expires_at is not None and burial.expires_at <= now:
+                self._emit(EventName.REMOVED, job, now).prev = State.FAILED.word
+                self._remove(job)
+            elif burial.next_retry_at is not None and burial.next_retry_at <= now:
+                self._revive_dead_letter(job, now)
+
+    def _revive_dead_letter(self, job: Job, now: int) -> bool:
+        """RetryDlq of one job; False when its key or id belongs to another job by now."""
+        links = job.links
+        if links is not None:
+            holder = job.queue.keys.get(links.unique_key) if links.unique_key else None
+            if holder is not None and (holder.expires is None or holder.expires > now):
+                return False
+        history = job.remember()
+        burial = history.burial
+        if burial is not None:
+            burial.retry_count += 1
+            burial.last_retry_at = float(now)
+            burial.next_retry_at = None
+        self._revive(job, now)
+        self._emit(EventName.DLQ_RETRIED, job, now).prev = State.FAILED.word
+        return True
+
+    def _revive(self, job: Job, now: int) -> None:
+        """Back to waiting with a clean slate, from completed or failed."""
+        if self._journal.keeps_jobs and job.data is None:
+            job.data = self._journal.data(job)
+            self._journal.rewrite(job)
+        job.attempts = 0
+        job.stalls = 0
+        job.run_at = now
+        job.finished = None
+        job.started = None
+        job.result = None
+        job.ended = None
+        self._move(job, Verb.REVIVE)
+        if job.links is not None:
+            self._take_keys(job, job.links, now)
+        self._note(job, "waiting", now)
+        self._journal.touch(job) if job.seq not in self._journal.rewritten else None
+
+    # -- families ------------------------------------------------------------------------------------------------------
+
+    def _child_done(self, job: Job, now: int) -> None:
+        for parent in self._dependents.pop(job.id, ()):
+            history = parent.history
+            if history is None or job.id not in history.pending:
+                continue
+            history.pending.remove(job.id)
+            history.children_completed += 1
+            self._journal.touch(parent)
+            if not history.pending and parent.state is State.WAITING_CHILDREN:
+                self._unblock(parent, now)
+
+    def _child_failed(self, job: Job, error: str | None, now: int) -> None:
+        """Apply the child's failure policy to everything that waits for it. Without one they stay blocked."""
+        settings = job.settings
+        waiting = list(self._dependents.get(job.id, ()))
+        if not waiting:
+            return
+        text = error or "failed"
+        key = f"{job.queue.name}:{job.id}"
+        for parent in waiting:
+            history = parent.remember()
+            if settings.fail_parent_on_failure:
+                self._drop_dependency(parent, job.id)
+                self._fail_parent(parent, f"Child job {job.id} failed: {text}", now)
+            elif settings.continue_parent_on_failure:
+                history.failed_children[key] = text
+                for dependency in list(history.pending):
+                    self._drop_dependency(parent, dependency)
+                self._after_drop(parent, now)
+            elif settings.ignore_dependency_on_failure:
+                history.ignored_children[key] = text
+                self._drop_dependency(parent, job.id)
+                self._after_drop(parent, now)
+            elif settings.remove_dependency_on_failure:
+                self._drop_dependency(parent, job.id)
+                self._after_drop(parent, now)
+
+    def _fail_parent(self, parent: Job, error: str, now: int) -> None:
+        if parent.state is not State.WAITING_CHILDREN:
+            return
+        event = self._emit(EventName.FAILED, parent, now)
+        event.error = error
+        event.terminal = True
+        self._note(parent, "failed", now, error=error)
+        self._bury_or_remove(parent, now, DeadLetterReason.UNKNOWN, error)
+
+    def _drop_dependency(self, parent: Job, dependency: str) -> None:
+        if parent.history is not None and dependency in parent.history.pending:
+            parent.history.pending.remove(dependency)
+        waiting = self._dependents.get(dependency)
+        if waiting is not None and parent in waiting:
+            waiting.remove(parent)
+            if not waiting:
+                del self._dependents[dependency]
+        self._journal.touch(parent)
+
+    def _after_drop(self, parent: Job, now: int) -> None:
+        if parent.state is State.WAITING_CHILDREN and parent.history is not None and not parent.history.pending:
+            self._unblock(parent, now)
+
+    # -- repetition ----------------------------------------------------------------------------------------------------
+
+    def _succeed_repeat(self, job: Job, now: int) -> None:
+        """A completed repeat job pushes its successor."""
+        assert job.links is not None
+        repeat = job.links.repeat
+        if repeat is None:
+            return
+        planned = repeat.prev_millis if repeat.prev_millis is not None else float(job.run_at)
+        run_at = next_repeat(msgspec.structs.replace(repeat, prev_millis=planned), now)
+        if run_at is None:
+            return
+        following = msgspec.structs.replace(repeat, count=repeat.count + 1, prev_millis=float(run_at))
+        links: JobLinks = msgspec.structs.replace(job.links, repeat=following)
+        links.custom_id = None
+        self._job_seq += 1
+        data = self._data(job)
+        successor = Job(
+            self._job_seq,
+            self.ids.next(),
+            job.queue,
+            data,
+            job.name,
+            job.settings,
+            links,
+            State.DELAYED if run_at > now else State.WAITING,
+            job.priority,
+            now,
+            run_at,
+        )
+        successor.size = len(data)
+        successor.history = History(timeline=[TimelineEntry(successor.state.word, float(now))])
+        self._jobs[successor.id] = successor
+        self._take_keys(successor, links, now)
+        self._enter(successor)
+        self._journal.add(successor)
+        self._tell_pushed(successor, now)
+        self._totals.pushed += 1

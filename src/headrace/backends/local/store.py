@@ -1,0 +1,293 @@
+"""The state of the local backend and the few moves that all verbs are made of.
+
+Rules:
+- Every change of a job's state goes through `_move`, which asks the transition table, keeps the counts and takes the
+  job out of one place and into another. Nothing else assigns `job.state`.
+- Every change is marked in the journal (`_journal.touch` and friends) and told (`_emit`) within the same verb.
+- Verbs are grouped by subject into mixins of this class (intake, delivery, settlement, ...); LocalBackend joins them.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from typing import Final
+
+from msgspec import Raw
+
+from headrace.backends.base import Totals
+from headrace.backends.local.index import DueOrder, Group, LeaseWheel, Queue, QueueConfig
+from headrace.backends.local.job import Job, Lease
+from headrace.backends.local.journal import Journal
+from headrace.backends.local.slices import Slices
+from headrace.clock import Clock
+from headrace.errors import NotFound
+from headrace.ids import IdSource
+from headrace.model import EVENT_WORDS, Event, EventName, TimelineEntry
+from headrace.states import State, Verb, advance
+from headrace.views import HistoryView, encode, encode_job, plain_history, rich_history
+
+MAX_SATISFIED: Final = 100_000
+
+
+class Store:
+    def __init__(self, journal: Journal, clock: Clock, rng: Callable[[], float]) -> None:
+        self._journal = journal
+        self._clock = clock
+        self._rng = rng
+        self.ids = IdSource(clock)
+        self._slices = Slices()
+        self._jobs: dict[str, Job] = {}
+        self._queues: dict[str, Queue] = {}
+        self._completed: dict[int, Job] = {}
+        self._due = DueOrder()
+        self._wheel = LeaseWheel()
+        self._wakes: list[tuple[int, str]] = []
+        self._burials: list[tuple[int, int]] = []
+        self._dependents: dict[str, list[Job]] = {}
+        self._satisfied: dict[str, None] = {}
+        """Ids of jobs that completed and were not kept: they still satisfy a dependsOn."""
+        self._logged: set[int] = set()
+        """Jobs that have log lines."""
+        self._job_seq = 0
+        self._lease_serial = 0
+        self._totals = Totals()
+        self._ready: set[str] = set()
+        self._claimed: list[Job] = []
+        self._ended_leases: list[tuple[int, Lease, int | None]] = []
+        self._touched_queues: set[str] = set()
+        self._obliterated: list[Queue] = []
+        self._event_seq = 0
+        self._epoch = 1
+        self._events: list[Event] = []
+        self._bodies: dict[int, bytes] = {}
+        self.wants_bodies = False
+
+    # -- finding -------------------------------------------------------------------------------------------------------
+
+    def _find(self, job_id: str) -> Job | None:
+        job = self._jobs.get(job_id)
+        return None if job is None or job.queue.is_dead else job
+
+    def _get(self, job_id: str, error: str = "Job not found") -> Job:
+        job = self._find(job_id)
+        if job is None:
+            raise NotFound(error)
+        return job
+
+    def _queue(self, name: str) -> Queue:
+        """The queue of that name, made when it is first spoken of."""
+        queue = self._queues.get(name)
+        if queue is None:
+            queue = self._queues[name] = Queue(name)
+        return queue
+
+    # -- moving --------------------------------------------------------------------------------------------------------
+
+    def _move(self, job: Job, verb: Verb) -> None:
+        """Take `job` through one transition: state, counts, and its place in the index."""
+        after = advance(job.state, verb)
+        self._leave(job)
+        job.state = after
+        self._enter(job)
+
+    def _leave(self, job: Job) -> None:
+        queue, state = job.queue, job.state
+        queue.counts[state] -= 1
+        if state is State.WAITING:
+            if job.priority > 0:
+                queue.prioritized -= 1
+            queue.ready.note_removed()
+        elif state is State.ACTIVE:
+            del queue.active[job.seq]
+            self._drop_lease(job)
+        elif state is State.DELAYED:
+            del queue.delayed[job.seq]
+        elif state is State.COMPLETED:
+            del queue.completed[job.seq]
+            self._completed.pop(job.seq, None)
+        elif state is State.FAILED:
+            del queue.failed[job.seq]
+        elif state is State.WAITING_CHILDREN:
+            del queue.blocked[job.seq]
+
+    def _enter(self, job: Job) -> None:
+        queue, state = job.queue, job.state
+        queue.counts[state] += 1
+        if state is State.WAITING:
+            if job.priority > 0:
+                queue.prioritized += 1
+            queue.ready.push(job)
+            if queue.is_grouped and job.links is not None and job.links.group_id is not None:
+                self._group(queue, job.links.group_id).ready.push(job)
+            self._ready.add(queue.name)
+        elif state is State.ACTIVE:
+            queue.active[job.seq] = job
+        elif state is State.DELAYED:
+            queue.delayed[job.seq] = job
+            self._due.push(job)
+        elif state is State.COMPLETED:
+            queue.completed[job.seq] = job
+            self._completed[job.seq] = job
+        elif state is State.FAILED:
+            queue.failed[job.seq] = job
+        elif state is State.WAITING_CHILDREN:
+            queue.blocked[job.seq] = job
+
+    def _settle_time(self, job: Job, now: int) -> None:
+        """A delayed job whose time has already come waits at once."""
+        if job.state is State.DELAYED and job.run_at <= now:
+            self._move(job, Verb.PROMOTE)
+
+    def _drop_lease(self, job: Job) -> None:
+        lease = job.lease
+        if lease is None:
+            return
+        self._ended_leases.append((job.seq, lease, job.started))
+        self._wheel.discard(job)
+        if lease.holder is not None:
+            lease.holder.pop(job.id, None)
+        if job.queue.is_grouped and job.links is not None and job.links.group_id is not None:
+            self._group(job.queue, job.links.group_id).active -= 1
+        job.lease = None
+        # A slot is free again: a queue with a concurrency limit may serve the next parked pull.
+        self._ready.add(job.queue.name)
+
+    def _remove(self, job: Job, verb: Verb = Verb.REMOVE) -> None:
+        """The job is gone from memory and, with the commit, from disk."""
+        after = advance(job.state, verb)
+        self._release_key(job)
+        self._leave(job)
+        job.state = after
+        self._forget(job)
+        self._journal.remove(job)
+        if job.seq in self._logged:
+            self._logged.discard(job.seq)
+            self._journal.later("DELETE FROM log WHERE job=?", job.seq)
+
+    def _forget(self, job: Job) -> None:
+        """Out of the lookups; its place in the index was left before."""
+        if self._jobs.get(job.id) is job:
+            del self._jobs[job.id]
+        links = job.links
+        if links is not None:
+            if links.custom_id and job.queue.custom_ids.get(links.custom_id) is job:
+                del job.queue.custom_ids[links.custom_id]
+            for dependency in links.depends_on:
+                waiting = self._dependents.get(dependency)
+                if waiting is not None and job in waiting:
+                    waiting.remove(job)
+                    if not waiting:
+                        del self._dependents[dependency]
+
+    # -- unique keys ---------------------------------------------------------------------------------------------------
+
+    def _release_key(self, job: Job) -> bool:
+        if job.links is None or not job.links.unique_key:
+            return False
+        holder = job.queue.keys.get(job.links.unique_key)
+        if holder is None or holder.job is not job:
+            return False
+        del job.queue.keys[job.links.unique_key]
+        return True
+
+    # -- telling -------------------------------------------------------------------------------------------------------
+
+    def _emit(self, name: EventName, job: Job, now: int) -> Event:
+        """Record that something happened to a job; the caller may add particulars to the event it gets back."""
+        self._event_seq = seq = self._event_seq + 1
+        event = Event(seq, now, EVENT_WORDS[name], self._epoch, job.queue.name, job.id, job.name)
+        self._events.append(event)
+        return event
+
+    def _emit_queue(self, name: EventName, queue: str, now: int) -> Event:
+        self._event_seq = seq = self._event_seq + 1
+        event = Event(seq, now, EVENT_WORDS[name], self._epoch, queue)
+        self._events.append(event)
+        return event
+
+    def _attach(self, event: Event, job: Job, body: bytes | None) -> None:
+        """Keep the result or data of an event for live subscribers; the log itself carries no payloads."""
+        if body is not None and (self.wants_bodies or job.queue.watchers):
+            self._bodies[event.seq] = body
+
+    def _note(self, job: Job, state: str, now: int, *, error: str | None = None, attempt: int | None = None) -> None:
+        timeline = job.remember().timeline
+        timeline.append(TimelineEntry(state, float(now), error, attempt))
+        if len(timeline) > 20:
+            del timeline[1]
+
+    # -- settings of queues --------------------------------------------------------------------------------------------
+
+    def _save_queue(self, queue: Queue) -> None:
+        self._touched_queues.add(queue.name)
+        if queue.config == QueueConfig():
+            self._journal.drop_record("queue", queue.name)
+        else:
+            self._journal.put_record("queue", queue.name, encode(queue.config))
+
+    def _group(self, queue: Queue, name: str) -> Group:
+        group = queue.groups.get(name)
+        if group is None:
+            group = queue.groups[name] = Group()
+            queue.turn.append(name)
+        return group
+
+    # -- showing -------------------------------------------------------------------------------------------------------
+
+    def _data(self, job: Job) -> bytes:
+        return job.data if job.data is not None else self._journal.data(job)
+
+    def _result(self, job: Job) -> bytes | None:
+        if job.result is None and job.state is State.COMPLETED and self._journal.keeps_jobs:
+            return self._journal.result(job)
+        return job.result
+
+    def _history_body(self, job: Job) -> bytes:
+        history = job.history
+        if history is None:
+            first = "delayed" if job.run_at > job.created else "waiting"
+            return plain_history(first, job.created, job.started, job.finished)
+        return rich_history(
+            HistoryView(
+                history.children_completed,
+                history.progress,
+                history.message,
+                history.stacktrace,
+                history.timeline,
+            )
+        )
+
+    def _show(self, job: Job) -> Raw:
+        """The job as a puller sees it."""
+        return encode_job(job, job.queue.encoded_name, self._data(job), self._history_body(job))
+
+    def _show_whole(self, job: Job) -> Raw:
+        """The job as a query sees it: with state, returnvalue and failedReason."""
+        return encode_job(
+            job,
+            job.queue.encoded_name,
+            self._data(job),
+            self._history_body(job),
+            state=job.state.word,
+            result=self._result(job),
+            failed_reason=self._failed_reason(job),
+        )
+
+    @staticmethod
+    def _failed_reason(job: Job) -> str | None:
+        if job.history is None:
+            return None
+        if job.history.burial is not None and job.history.burial.error is not None:
+            return job.history.burial.error
+        return next((entry.error for entry in reversed(job.history.timeline) if entry.error is not None), None)
+
+    # -- timers --------------------------------------------------------------------------------------------------------
+
+    def _wake_at(self, queue: Queue, due_mono: int) -> None:
+        """Have the parked pulls of a queue tried again at that moment."""
+        if queue.wake_mono and queue.wake_mono <= due_mono:
+            return
+        queue.wake_mono = due_mono
+        heapq.heappush(self._wakes, (due_mono, queue.name))
+

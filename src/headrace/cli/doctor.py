@@ -1,0 +1,29 @@
+"""`headrace doctor`: look at a database file and its event log, and say what is wrong in plain words."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+
+def add_doctor(subcommands: Any) -> None:
+    parser = subcommands.add_parser(
+        "doctor",
+        help="check a database file",
+        description="Check a database file and its event log while no server has it open. Exit code 0: healthy.",
+    )
+    parser.add_argument("--data-path", metavar="FILE", default="headrace.db", help="(default: headrace.db)")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from headrace.backends.local.checkup import examine
+
+    report = examine(Path(arguments.data_path))
+    for line in report.facts:
+        print(f"  {line}")
+    for problem in report.problems:
+        print(f"! {problem}")
+    print("healthy" if not report.problems else f"{len(report.problems)} problem(s) found")
+    return 1 if report.problems else 0

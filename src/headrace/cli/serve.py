@@ -1,0 +1,72 @@
+"""`headrace serve`: the server in the foreground. Flags are made from the settings, so none can be forgotten."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+from typing import Any
+
+from headrace.config import SETTING_HELP, Settings, load_settings, split_tokens
+
+
+def add_serve(subcommands: Any) -> None:
+    parser = subcommands.add_parser(
+        "serve",
+        help="run a server in the foreground",
+        description="Run a server in the foreground. It prints one line when it listens and stops on SIGTERM "
+        "or Ctrl-C after the replies in flight have left. Flags win over environment (HEADRACE_TCP_PORT, ...), "
+        "environment over the config file.",
+    )
+    parser.add_argument("--config", metavar="FILE", help="TOML file with the same names (tcp_port = 6789)")
+    defaults = Settings()
+    for name in Settings.__struct_fields__:
+        default = getattr(defaults, name)
+        help_text = SETTING_HELP[name]
+        if default not in (None, []) and "default" not in help_text:
+            help_text += f" (default: {default})"
+        is_number = isinstance(default, int) or name == "completed_retention_ms"
+        parser.add_argument(
+            f"--{name.replace('_', '-')}",
+            metavar="N" if is_number else name.rsplit("_", 1)[-1].upper(),
+            type=_TYPES.get(name, int if is_number else str),
+            help=help_text,
+        )
+    parser.set_defaults(run=run)
+
+
+_TYPES: dict[str, Any] = {"auth_tokens": split_tokens}
+
+
+def run(arguments: argparse.Namespace) -> int:
+    flags = {name: value for name, value in vars(arguments).items() if name != "run"}
+    settings = load_settings(flags)
+    _configure_logging(settings)
+    from headrace.server.app import serve
+
+    serve(settings)
+    return 0
+
+
+class JsonLines(logging.Formatter):
+    """One JSON object per record, for log collectors."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        shown: dict[str, Any] = {
+            "ts": int(record.created * 1000),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            shown["exception"] = self.formatException(record.exc_info)
+        return json.dumps(shown, ensure_ascii=False)
+
+
+def _configure_logging(settings: Settings) -> None:
+    handler = logging.StreamHandler()
+    if settings.log_format == "json":
+        handler.setFormatter(JsonLines())
+    else:
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
+    logging.basicConfig(level=settings.log_level.upper(), handlers=[handler])

@@ -1,0 +1,110 @@
+"""What can be asked: the base of all commands, their replies and the one registry.
+
+A command is a struct with its fields and limits, its reply type, HTTP route, flags and a `run` of one to three lines.
+TCP decoding, HTTP routing, the client's `call`, the reference pages, fuzz inputs and CLI verbs derive from REGISTRY.
+
+To add a command: write its class in the module of its category, decorate it with @command, run `make docs`, and give
+it a test in tests/protocol. Field limits belong to headrace.model, texts of errors beside them.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+
+from msgspec import Raw, Struct
+
+if TYPE_CHECKING:
+    from headrace.engine.engine import Engine
+    from headrace.engine.peer import Peer
+
+ABSENT: Final = Raw(b"")
+
+
+class Reply(Struct, rename="camel", kw_only=True):
+    """Base of all success replies. Fields that the reference leaves undefined default to UNSET, never to None."""
+
+    ok: bool = True
+
+
+class Ok(Reply):
+    """Nothing more to say than that it was done."""
+
+
+class ErrorReply(Struct):
+    error: str
+    ok: bool = False
+
+
+R = TypeVar("R", bound=Reply)
+
+
+class Flag(enum.Flag):
+    """What dispatch must know of a command without knowing the command."""
+
+    NONE = 0
+    WRITE = enum.auto()  # changes something: refused while storage is degraded
+    BLOCKING = (
+        enum.auto()
+    )  # may wait for an event (long polls): suspends, occupies one of the in-flight slots
+    BULK = enum.auto()  # may touch very many jobs: works in slices and suspends between them
+    OPEN = enum.auto()  # allowed before authentication
+    CONNECTION = enum.auto()  # only meaningful on a lasting connection (TCP, WebSocket)
+
+
+class Route(Struct, frozen=True):
+    """How HTTP reaches the command: path parameters and body fields carry the wire names of the fields."""
+
+    method: str
+    path: str
+
+
+class Spec(Struct, frozen=True):
+    """One row of the registry."""
+
+    name: str
+    type: type[Command[Any]]
+    reply: type[Reply]
+    category: str
+    flags: Flag
+    routes: tuple[Route, ...]
+    errors: tuple[str, ...]
+
+
+class Command(Struct, Generic[R], tag_field="cmd", rename="camel", kw_only=True):
+    """Base of all commands. `req_id` is echoed byte for byte, whatever its type."""
+
+    req_id: Raw = ABSENT
+
+    async def run(self, engine: Engine, peer: Peer) -> R:
+        raise NotImplementedError
+
+
+REGISTRY: Final[dict[str, Spec]] = {}
+BY_TYPE: Final[dict[type, Spec]] = {}
+
+C = TypeVar("C", bound="type[Command[Any]]")
+
+
+def command(
+    reply: type[Reply],
+    *,
+    category: str,
+    flags: Flag = Flag.NONE,
+    http: str | tuple[str, ...] = (),
+    errors: tuple[str, ...] = (),
+) -> Callable[[C], C]:
+    """Enter a command class into the registry. `http` is "METHOD /path/{field}", one or several."""
+
+    def register(cls: C) -> C:
+        name = cls.__struct_config__.tag
+        if not isinstance(name, str) or name in REGISTRY:
+            raise TypeError(f"{cls.__name__} needs a wire name of its own")
+        routes = tuple(Route(*text.split(" ", 1)) for text in ((http,) if isinstance(http, str) else http))
+        spec = Spec(name, cls, reply, category, flags, routes, errors)
+        REGISTRY[name] = spec
+        BY_TYPE[cls] = spec
+        return cls
+
+    return register

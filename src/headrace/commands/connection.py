@@ -1,0 +1,97 @@
+"""What a client says about its own connection: who it is, and what it wants to hear."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+from msgspec import Meta, Struct
+
+from headrace import __version__
+from headrace.commands._base import Command, Flag, Ok, Reply, command
+from headrace.model import Count, Finite, QueueName, ShortText
+
+if TYPE_CHECKING:
+    from headrace.engine.engine import Engine
+    from headrace.engine.peer import Peer
+
+PROTOCOL_VERSION = 2
+CAPABILITIES = ("pipelining",)
+# Clients check for this name; it says which protocol is spoken, not which program speaks it.
+SERVER = "bunqueue"
+
+AuthToken = Annotated[
+    str, Meta(max_length=65_536, extra=dict.fromkeys(("required", "max_length"), "Invalid token"))
+]
+
+
+class Greeting(Reply):
+    protocol_version: int
+    capabilities: list[str]
+    server: str
+    version: str
+
+
+@command(Greeting, category="Monitoring")
+class Hello(Command[Greeting], tag="Hello"):
+    """Tell each other what is spoken. Nothing depends on it: clients may leave it out."""
+
+    protocol_version: Finite | None = None
+    capabilities: list[ShortText] | None = None
+
+    async def run(self, engine: Engine, peer: Peer) -> Greeting:
+        return Greeting(
+            protocol_version=PROTOCOL_VERSION,
+            capabilities=list(CAPABILITIES),
+            server=SERVER,
+            version=__version__,
+        )
+
+
+@command(Ok, category="Auth", flags=Flag.OPEN, errors=("Invalid token",))
+class Auth(Command[Ok], tag="Auth"):
+    """Open the connection with a token. A later failure does not close what an earlier success opened."""
+
+    token: AuthToken
+
+    async def run(self, engine: Engine, peer: Peer) -> Ok:
+        await engine.authenticate(self.token, peer)
+        return Ok()
+
+
+@command(Ok, category="Events", flags=Flag.CONNECTION)
+class SubscribeEvents(Command[Ok], tag="SubscribeEvents"):
+    """Send the events of one queue over this connection from now on, instead of those of another."""
+
+    queue: QueueName
+
+    async def run(self, engine: Engine, peer: Peer) -> Ok:
+        peer.subscribe(self.queue)
+        return Ok()
+
+
+@command(Ok, category="Events", flags=Flag.CONNECTION)
+class UnsubscribeEvents(Command[Ok], tag="UnsubscribeEvents"):
+    """Send no more events over this connection."""
+
+    async def run(self, engine: Engine, peer: Peer) -> Ok:
+        peer.subscribe(None)
+        return Ok()
+
+
+class Trimmed(Struct):
+    removed: int
+
+
+class TrimmedReply(Reply):
+    data: Trimmed
+
+
+@command(TrimmedReply, category="Events", flags=Flag.WRITE)
+class TrimEvents(Command[TrimmedReply], tag="TrimEvents"):
+    """Forget the oldest events of a queue beyond `maxLength`; says how many."""
+
+    queue: QueueName
+    max_length: Count
+
+    async def run(self, engine: Engine, peer: Peer) -> TrimmedReply:
+        return TrimmedReply(data=Trimmed(await engine.backend.trim_events(self.queue, self.max_length)))

@@ -1,0 +1,249 @@
+"""Changes to one job: withdraw it, put it off, bring it forward, wait for it, keep its lease."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+from msgspec import UNSET, Meta, Raw, UnsetType
+
+from headrace.commands._base import Command, Flag, Ok, Reply, command
+from headrace.commands.jobs import check_data, check_lengths
+from headrace.commands.queries import Counted
+from headrace.errors import Refused
+from headrace.model import DelayMs, Finite, JobId, LeaseMs, Priority, Text, Token
+
+if TYPE_CHECKING:
+    from headrace.engine.engine import Engine
+    from headrace.engine.peer import Peer
+
+_NOT_ACTIVE = ("Job not found", "Job is not active (current state: <state>)")
+TOKEN_ERRORS = ("Lock token required for job <id>", "Invalid or expired lock token for job <id>")
+
+
+@command(
+    Ok,
+    category="Control",
+    flags=Flag.WRITE,
+    http="DELETE /jobs/{id}",
+    errors=("Job not found or cannot be cancelled",),
+)
+class Cancel(Command[Ok], tag="Cancel"):
+    """Withdraw a job that has not begun: waiting, delayed or waiting for children."""
+
+    id: JobId
+
+    async def run(self, engine: Engine, peer: Peer) -> Ok:
+        await engine.backend.cancel(self.id)
+        return Ok()
+
+
+@command(Ok, category="Control", flags=Flag.WRITE, http="POST /jobs/{id}/progress", errors=_NOT_ACTIVE)
+class Progress(Command[Ok], tag="Progress"):
+    """Say how far an active job is. Values are clamped to 0..100; without `message` the old one stays."""
+
+    id: JobId
+    progress: Finite
+    message: Text | None = None
+
+    async def run(self, engine: Engine, peer: Peer) -> Ok:
+        await engine.backend.set_progress(self.id, min(max(self.progress, 0.0), 100.0), self.message)
+        return Ok()
+
+
+@command(
+    Ok,
+    category="Control",
+    flags=Flag.WRITE,
+    http="PUT /jobs/{id}/data",
+    errors=("Job data too large (max 10MB)", "Job not found or cannot be updated"),
+)
+class Update(Command[Ok], tag="Update"):
+    """Replace the data of a job that has not ended."""
+
+    id: JobId
+    data: Raw
+
+    async def run(self, engine: Engine, peer: Peer) -> Ok:
+        check_data(self.data)
+        await engine.backend.update(self.id, self.data)
+        return Ok()
+
+
+@command(
+    Ok,
+    category="Control",
+    flags=Flag.WRITE,
+    http="PUT /jobs/{id}/priority",
+    errors=("Job not found or not in queue",),
+)
+class ChangePriority(Command[Ok], tag="ChangePriority"):
+    """Give a waiting or delayed job another priority and, with `lifo`, another place among its equals."""
+
+    id: JobId
+    priority: Priority
+    lifo: bool | None = None
+
+    async def run(self, engine: Engine, peer: Peer) -> Ok:
+        await engine.backend.change_priority(self.id, self.priority, self.lifo)
+        return Ok()
+
+
+@command(
+    Ok,
+    category="Control",
+    flags=Flag.WRITE,
+    http="POST /jobs/{id}/promote",
+    errors=("Job not found or not delayed",),
+)
+class Promote(Command[Ok], tag="Promote"):
+    """Make a delayed job ready now."""
+
+    id: JobId
+
+    async def run(self, engine: Engine, peer: Peer) -> Ok:
+        await engine.backend.promote(self.id)
+        return Ok()
+
+
+@command(
+    Ok,
+    category="Control",
+    flags=Flag.WRITE,
+    http="POST /jobs/{id}/move-to-delayed",
+    errors=(*_NOT_ACTIVE, *TOKEN_ERRORS),
+)
+class MoveToDelayed(Command[Ok], tag="MoveToDelayed"):
+    """Put off an active or waiting job for `delay` ms. Counts no attempt; an active job loses its lease."""
+
+    id: JobId
+    delay: DelayMs
+    token: Token | None = None
+
+    async def run(self, engine: Engine, peer: Peer) -> Ok:
+        await engine.backend.move_to_delayed(self.id, self.delay, self.token or None)
+        return Ok()
+
+
+@command(
+    Ok,
+    category="Control",
+    flags=Flag.WRITE,
+    http="PUT /jobs/{id}/delay",
+    errors=("Job not found or cannot change delay", *TOKEN_ERRORS),
+)
+class ChangeDelay(Command[Ok], tag="ChangeDelay"):
+    """Let a job run `delay` ms from now."""
+
+    id: JobId
+    delay: DelayMs
+    token: Token | None = None
+
+    async def run(self, engine: Engine, peer: Peer) -> Ok:
+        await engine.backend.change_delay(self.id, self.delay, self.token or None)
+        return Ok()
+
+
+@command(
+    Ok,
+    category="Control",
+    flags=Flag.WRITE,
+    http="POST /jobs/{id}/move-to-wait",
+    errors=("Job not found", "Cannot move job from state '<state>' to waiting", *TOKEN_ERRORS),
+)
+class MoveToWait(Command[Ok], tag="MoveToWait"):
+    """Make a job ready: give back an active one, promote a delayed one, retry a failed one."""
+
+    id: JobId
+    token: Token | None = None
+
+    async def run(self, engine: Engine, peer: Peer) -> Ok:
+        await engine.backend.move_to_wait(self.id, self.token or None)
+        return Ok()
+
+
+@command(
+    Ok,
+    category="Control",
+    flags=Flag.WRITE,
+    http="POST /jobs/{id}/discard",
+    errors=("Job not found", *TOKEN_ERRORS),
+)
+class Discard(Command[Ok], tag="Discard"):
+    """Move a job that has not ended to the dead-letter queue."""
+
+    id: JobId
+    token: Token | None = None
+
+    async def run(self, engine: Engine, peer: Peer) -> Ok:
+        await engine.backend.discard(self.id, self.token or None)
+        return Ok()
+
+
+class Waited(Reply):
+    completed: bool
+    result: Raw | UnsetType = UNSET
+
+
+@command(
+    Waited,
+    category="Control",
+    flags=Flag.BLOCKING,
+    http="POST /jobs/{id}/wait",
+    errors=("Job not found", "timeout must be at most 600000"),
+)
+class WaitJob(Command[Waited], tag="WaitJob"):
+    """Wait for a job to end, at most `timeout` ms. `completed` is false when it failed or time ran out."""
+
+    id: JobId
+    timeout: Annotated[float, Meta(ge=0, le=600_000)] = 30_000
+
+    async def run(self, engine: Engine, peer: Peer) -> Waited:
+        outcome = await engine.wait_job(self.id, self.timeout)
+        if outcome is None or outcome.state != "completed":
+            return Waited(completed=False)
+        return Waited(completed=True, result=UNSET if outcome.result is None else Raw(outcome.result))
+
+
+@command(
+    Ok,
+    category="Control",
+    flags=Flag.WRITE,
+    http="POST /jobs/{id}/extend-lock",
+    errors=("Lock not found or invalid token",),
+)
+class ExtendLock(Command[Ok], tag="ExtendLock"):
+    """Let a lease end `duration` ms from now. Without a token this succeeds whoever holds it."""
+
+    id: JobId
+    duration: LeaseMs
+    token: Token | None = None
+
+    async def run(self, engine: Engine, peer: Peer) -> Ok:
+        if not await engine.backend.extend(self.id, self.token, self.duration, force=self.token is None):
+            raise Refused("Lock not found or invalid token")
+        return Ok()
+
+
+@command(
+    Counted,
+    category="Control",
+    flags=Flag.WRITE,
+    http="POST /jobs/extend-locks",
+    errors=(
+        "ExtendLocks tokens length must match ids length",
+        "ExtendLocks durations length must match ids length",
+    ),
+)
+class ExtendLocks(Command[Counted], tag="ExtendLocks"):
+    """Extend many leases, each by its own duration; says how many could be."""
+
+    ids: list[JobId]
+    tokens: list[Token | None]
+    durations: list[LeaseMs]
+
+    async def run(self, engine: Engine, peer: Peer) -> Counted:
+        check_lengths("ExtendLocks", self.ids, tokens=self.tokens, durations=self.durations)
+        count = 0
+        for job_id, token, duration in zip(self.ids, self.tokens, self.durations, strict=True):
+            count += await engine.backend.extend(job_id, token, duration, force=token is None)
+        return Counted(count=count)

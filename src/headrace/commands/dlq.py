@@ -1,0 +1,110 @@
+"""Dead letters, and completed jobs that are to run once more."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msgspec import Raw, Struct
+
+from headrace.backends.base import DeadLetter, DlqStats
+from headrace.commands._base import Command, Flag, Reply, command
+from headrace.commands.queries import Counted
+from headrace.model import Count, DlqFilter, JobId, QueueName, TimestampMs
+
+if TYPE_CHECKING:
+    from headrace.engine.engine import Engine
+    from headrace.engine.peer import Peer
+
+
+class DeadLetters(Reply):
+    """`jobs` alone, and the same jobs with the history of their failure in `entries`."""
+
+    jobs: list[Raw]
+    entries: list[DeadLetter]
+
+
+@command(DeadLetters, category="DLQ", http="GET /queues/{queue}/dlq")
+class ListDeadLetters(Command[DeadLetters], tag="Dlq"):
+    """The dead letters of a queue, all or those that `filter` describes."""
+
+    queue: QueueName
+    count: Count | None = None
+    filter: DlqFilter | None = None
+
+    async def run(self, engine: Engine, peer: Peer) -> DeadLetters:
+        entries = await engine.backend.dead_letters(self.queue, self.filter or DlqFilter(), self.count)
+        return DeadLetters(jobs=[entry.job for entry in entries], entries=entries)
+
+
+@command(Counted, category="DLQ", flags=Flag.WRITE | Flag.BULK, http="POST /queues/{queue}/dlq/retry")
+class RetryDeadLetters(Command[Counted], tag="RetryDlq"):
+    """Let dead letters run again with fresh attempts: one, the `count` oldest, those of a filter, or all."""
+
+    queue: QueueName
+    job_id: JobId | None = None
+    count: Count | None = None
+    filter: DlqFilter | None = None
+
+    async def run(self, engine: Engine, peer: Peer) -> Counted:
+        return Counted(count=await engine.backend.retry_dlq(self.queue, self.job_id, self.count, self.filter))
+
+
+@command(Counted, category="DLQ", flags=Flag.WRITE | Flag.BULK, http="POST /queues/{queue}/dlq/purge")
+class PurgeDeadLetters(Command[Counted], tag="PurgeDlq"):
+    """Remove all dead letters of a queue; says how many there were."""
+
+    queue: QueueName
+
+    async def run(self, engine: Engine, peer: Peer) -> Counted:
+        return Counted(count=await engine.backend.purge_dlq(self.queue))
+
+
+class Removal(Struct):
+    removed: bool
+
+
+class Removed(Reply):
+    data: Removal
+
+
+@command(Removed, category="DLQ", flags=Flag.WRITE)
+class RemoveDeadLetter(Command[Removed], tag="RemoveDlqJob"):
+    """Remove one dead letter; says whether it was there."""
+
+    queue: QueueName
+    job_id: JobId
+
+    async def run(self, engine: Engine, peer: Peer) -> Removed:
+        return Removed(data=Removal(await engine.backend.remove_dead_letter(self.queue, self.job_id)))
+
+
+class DlqStatsData(Struct):
+    stats: DlqStats
+
+
+class DlqFigures(Reply):
+    data: DlqStatsData
+
+
+@command(DlqFigures, category="DLQ", http="GET /queues/{queue}/dlq/stats")
+class GetDlqStats(Command[DlqFigures], tag="GetDlqStats"):
+    """How many dead letters a queue has, by reason, and how old they are."""
+
+    queue: QueueName
+
+    async def run(self, engine: Engine, peer: Peer) -> DlqFigures:
+        return DlqFigures(data=DlqStatsData(await engine.backend.dlq_stats(self.queue)))
+
+
+@command(Counted, category="DLQ", flags=Flag.WRITE | Flag.BULK, http="POST /queues/{queue}/retry-completed")
+class RetryCompleted(Command[Counted], tag="RetryCompleted"):
+    """Let completed jobs run again: one, the `count` oldest, those completed up to `timestamp`, or all."""
+
+    queue: QueueName
+    id: JobId | None = None
+    count: Count | None = None
+    timestamp: TimestampMs | None = None
+
+    async def run(self, engine: Engine, peer: Peer) -> Counted:
+        retried = await engine.backend.retry_completed(self.queue, self.id, self.count, self.timestamp)
+        return Counted(count=retried)

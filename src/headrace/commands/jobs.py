@@ -1,0 +1,448 @@
+"""The core of the protocol: jobs go in, are handed out, and end.
+
+JobOptions holds every option of a job once, so PUSH, the entries of PUSHB and the inputs of PUSHF cannot
+diverge. What a field's type cannot express (sizes, combinations) is in the check_* functions, one per
+concern. `data` and `result` are opaque: they are copied as encoded bytes and never decoded.
+
+To add a job option: add it to JobSettings or JobLinks in headrace.model and, with its limits, to JobOptions;
+a unit test keeps the two equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
+
+from headrace.backends.base import Ack, Claim, Demand, GroupDemand
+from headrace.commands._base import Command, Flag, Reply, command
+from headrace.errors import InvalidCommand, Refused
+from headrace.model import (
+    MAX_DATA_BYTES,
+    MAX_SAFE_INTEGER,
+    UNDEFINED,
+    Backoff,
+    BackoffMs,
+    CustomId,
+    Dedup,
+    DelayMs,
+    GroupId,
+    JobId,
+    JobName,
+    LeaseMs,
+    MaxAttempts,
+    PollMs,
+    Priority,
+    QueueName,
+    Repeat,
+    ShortText,
+    Text,
+    TimeoutMs,
+    TimestampMs,
+    Token,
+    TtlMs,
+    UniqueKey,
+)
+from headrace.schedules import check_repeat
+
+if TYPE_CHECKING:
+    from headrace.engine.engine import Engine
+    from headrace.engine.peer import Peer
+
+
+def positive(name: str) -> Meta:
+    """The limits of a whole number from 1 upwards, with the reference's one text for all faults."""
+    kinds = ("type", "finite", "integer", "ge", "le")
+    return Meta(
+        ge=1, le=MAX_SAFE_INTEGER, extra=dict.fromkeys(kinds, f"{name} must be a positive safe integer")
+    )
+
+
+# -- options of a job ----------------------------------------------------------------------------------------
+
+
+class JobOptions(Command[Any], tag=False, kw_only=True):
+    """Everything that can be said about a job when it is pushed."""
+
+    data: Raw
+    name: JobName | None = None
+    priority: Priority = 0
+    delay: DelayMs = 0
+    timestamp: TimestampMs | None = None
+    # How it is run: the fields of JobSettings.
+    max_attempts: MaxAttempts = 3
+    backoff: BackoffMs | Backoff = 1000
+    ttl: TtlMs | None = None
+    timeout: TimeoutMs | None = None
+    stall_timeout: TimeoutMs | None = None
+    lifo: bool = False
+    remove_on_complete: bool = False
+    remove_on_fail: bool = False
+    durable: bool = False
+    stack_trace_limit: Annotated[int, Meta(ge=0, le=10_000)] = 10
+    keep_logs: Annotated[int, Meta(ge=0, le=1_000_000)] | None = None
+    size_limit: Annotated[int, Meta(ge=0, le=MAX_DATA_BYTES)] | None = None
+    fail_parent_on_failure: bool = False
+    remove_dependency_on_failure: bool = False
+    continue_parent_on_failure: bool = False
+    ignore_dependency_on_failure: bool = False
+    # What ties it to others: the fields of JobLinks.
+    unique_key: UniqueKey | None = None
+    custom_id: CustomId | None = None
+    parent_id: JobId | None = None
+    group_id: GroupId | None = None
+    depends_on: list[JobId] = field(default_factory=list)
+    children_ids: list[JobId] = field(default_factory=list)
+    tags: list[ShortText] = field(default_factory=list)
+    repeat: Repeat | None = None
+    dedup: Dedup | None = None
+    debounce_id: ShortText | None = None
+    debounce_ttl: TtlMs | None = None
+    # How many jobs its group may hold at most; asked only while pushing.
+    group_max_size: Annotated[int, positive("group.maxSize")] | None = None
+
+
+class PushEntry(JobOptions, tag=False):
+    """One job of a batch or a flow. Its own id is called `customId` here, `jobId` in PUSH."""
+
+
+def check_data(data: Raw) -> None:
+    if len(data) > MAX_DATA_BYTES:
+        raise InvalidCommand("Job data too large (max 10MB)")
+
+
+def check_options(options: JobOptions) -> None:
+    """What the types of the fields cannot say about one job."""
+    check_data(options.data)
+    if options.repeat is not None:
+        has_relatives = bool(options.parent_id or options.depends_on or options.children_ids)
+        check_repeat(options.repeat, has_job_id=bool(options.custom_id), has_relatives=has_relatives)
+    if options.custom_id and options.custom_id in options.depends_on:
+        raise InvalidCommand(f"Job cannot depend on itself: {options.custom_id}")
+
+
+def needs_check(options: JobOptions) -> bool:
+    """Whether check_options could find anything: nearly all jobs are spared it by this one test."""
+    return (
+        options.repeat is not None
+        or options.group_max_size is not None
+        or bool(options.depends_on)
+        or len(options.data) > MAX_DATA_BYTES
+    )
+
+
+def check_batch(entries: Sequence[JobOptions]) -> None:
+    """check_options for each entry; an error names the entry."""
+    for index, entry in enumerate(entries):
+        if needs_check(entry):
+            try:
+                check_options(entry)
+            except InvalidCommand as error:
+                raise InvalidCommand(f"jobs[{index}]: {error}") from None
+
+
+async def check_group_room(engine: Engine, queue: str, entries: Sequence[JobOptions]) -> None:
+    """Refuse jobs that would make a group larger than they allow it to be."""
+    sizes: dict[str, int] = {}
+    for entry in entries:
+        group, most = entry.group_id, entry.group_max_size
+        if group is None or most is None:
+            continue
+        if group not in sizes:
+            sizes[group] = await engine.backend.group_jobs_count(queue, group)
+        if sizes[group] >= most:
+            raise Refused(f"Group {group} has reached its maximum size of {most}")
+        sizes[group] += 1
+
+
+def check_lengths(name: str, ids: Sequence[object], **parallel: Sequence[object] | None) -> None:
+    """Lists that go with `ids` item by item must be as long, or absent."""
+    for what, values in parallel.items():
+        if values is not None and len(values) != len(ids):
+            raise InvalidCommand(f"{name} {what} length must match ids length")
+
+
+# -- pushing -------------------------------------------------------------------------------------------------
+
+
+class Pushed(Reply):
+    id: str
+
+
+class PushedBatch(Reply):
+    ids: list[str]
+
+
+@command(
+    Pushed,
+    category="Core",
+    flags=Flag.WRITE,
+    http="POST /queues/{queue}/jobs",
+    errors=(
+        "Job data too large (max 10MB)",
+        "Dependency job not found: <id>",
+        "Parent job not found: <id>",
+        "repeat requires exactly one of every or pattern",
+        "repeat.every must be a positive finite number",
+        "Invalid repeat pattern: <detail>",
+        "repeat jobs cannot use JobOptions.jobId; use repeat.jobId instead",
+        "repeat jobs cannot participate in parent or dependency relationships",
+        "Group <id> has reached its maximum size of <n>",
+    ),
+)
+class Push(JobOptions, tag_field="cmd", tag="PUSH", kw_only=True):
+    """Add one job to a queue. A `jobId` or `uniqueKey` that is taken gives the id of the job that has it."""
+
+    queue: QueueName
+    custom_id: CustomId | None = field(default=None, name="jobId")
+
+    async def run(self, engine: Engine, peer: Peer) -> Pushed:
+        if needs_check(self):
+            check_options(self)
+            await check_group_room(engine, self.queue, (self,))
+        return Pushed(id=await engine.push(self.queue, self))
+
+
+@command(
+    PushedBatch,
+    category="Core",
+    flags=Flag.WRITE | Flag.BULK,
+    http="POST /queues/{queue}/jobs/bulk",
+    errors=("jobs[<i>]: <error of PUSH>", "jobs[<i>]: Job cannot depend on itself: <id>"),
+)
+class PushBatch(Command[PushedBatch], tag="PUSHB"):
+    """Add many jobs to a queue, all or none. Jobs may depend on each other by `customId`, in any order."""
+
+    queue: QueueName
+    jobs: list[PushEntry]
+
+    async def run(self, engine: Engine, peer: Peer) -> PushedBatch:
+        check_batch(self.jobs)
+        await check_group_room(engine, self.queue, self.jobs)
+        return PushedBatch(ids=await engine.push_many(self.queue, self.jobs))
+
+
+# -- handing out ---------------------------------------------------------------------------------------------
+
+
+class GroupPullLimit(Struct, frozen=True):
+    max: Annotated[int, positive("group.limit.max")]
+    duration: Annotated[int, positive("group.limit.duration")]
+
+
+class GroupPull(Struct, frozen=True):
+    """Serve groups in turn, each within these limits unless it has its own.
+
+    `affinity` names the one group wanted; null stands for the jobs without a group, absence for any.
+    """
+
+    concurrency: Annotated[int, positive("group.concurrency")] | None = None
+    limit: GroupPullLimit | None = None
+    affinity: GroupId | UnsetType | None = UNSET
+
+    def demand(self) -> GroupDemand:
+        limit = self.limit
+        return GroupDemand(
+            concurrency=self.concurrency,
+            limit_max=limit.max if limit else None,
+            limit_duration=limit.duration if limit else None,
+            affinity=self.affinity,
+        )
+
+
+class Pulled(Reply):
+    """`token` is there when an owner was named: null when there was no job."""
+
+    job: Raw | None
+    token: str | UnsetType | None = UNSET
+
+
+class PulledBatch(Reply):
+    jobs: list[Raw]
+    tokens: list[str | None] | UnsetType = UNSET
+
+
+_PULL_ERRORS = ("timeout must be at most 60000", "timeout must be at least 0")
+
+
+@command(
+    Pulled,
+    category="Core",
+    flags=Flag.WRITE | Flag.BLOCKING,
+    http="GET /queues/{queue}/jobs",
+    errors=_PULL_ERRORS,
+)
+class Pull(Command[Pulled], tag="PULL"):
+    """Take the next job of a queue, waiting up to `timeout` ms for one.
+
+    With `owner` the job is leased for `lockTtl` ms and must be settled with the token that comes with it. A
+    job goes back to its queue when the connection that pulled it closes, unless `detach` was set.
+    """
+
+    queue: QueueName
+    timeout: PollMs = 0
+    owner: ShortText | None = None
+    lock_ttl: LeaseMs = 30_000
+    detach: bool = False
+    group: GroupPull | None = None
+
+    async def run(self, engine: Engine, peer: Peer) -> Pulled:
+        holder = None if self.detach else peer.held
+        group = self.group.demand() if self.group is not None else None
+        demand = Demand(1, self.owner or None, self.lock_ttl, holder, group)
+        claims = await engine.pull(self.queue, demand, self.timeout)
+        return _pulled(claims[0] if claims else None, with_token=bool(self.owner))
+
+
+def _pulled(claim: Claim | None, *, with_token: bool) -> Pulled:
+    if claim is None:
+        return Pulled(job=None, token=None if with_token else UNSET)
+    return Pulled(job=claim.job, token=claim.token if with_token else UNSET)
+
+
+@command(
+    PulledBatch,
+    category="Core",
+    flags=Flag.WRITE | Flag.BLOCKING,
+    http="POST /queues/{queue}/jobs/pull-batch",
+    errors=(*_PULL_ERRORS, "count must be at least 1", "count must be at most 1000"),
+)
+class PullBatch(Command[PulledBatch], tag="PULLB"):
+    """Take up to `count` jobs. With `timeout` it waits for the first one and then takes what is there."""
+
+    queue: QueueName
+    count: Annotated[int, Meta(ge=1, le=1000)]
+    timeout: PollMs = 0
+    owner: ShortText | None = None
+    lock_ttl: LeaseMs = 30_000
+    group: GroupPull | None = None
+
+    async def run(self, engine: Engine, peer: Peer) -> PulledBatch:
+        group = self.group.demand() if self.group is not None else None
+        demand = Demand(self.count, self.owner or None, self.lock_ttl, peer.held, group)
+        claims = await engine.pull(self.queue, demand, self.timeout)
+        tokens = [claim.token for claim in claims] if self.owner else UNSET
+        return PulledBatch(jobs=[claim.job for claim in claims], tokens=tokens)
+
+
+# -- settling ------------------------------------------------------------------------------------------------
+
+
+class NotApplied(Struct):
+    """The lease had come to an end before: nothing was changed."""
+
+    applied: bool = False
+    reason: str = "already-finalized"
+
+
+class Settled(Reply):
+    """`data` is only there when the command came too late."""
+
+    data: NotApplied | UnsetType = UNSET
+
+
+class Ignored(Struct, rename="camel"):
+    ignored_indices: list[int]
+    ignored_ids: list[str]
+
+
+class SettledBatch(Reply):
+    data: Ignored | UnsetType = UNSET
+
+
+LEASE_ERRORS = (
+    "Lock token required for job <id>",
+    "Invalid or expired lock token for job <id>",
+    "Job not found or not in processing state: <id>",
+)
+
+
+def given_result(result: Raw | UnsetType) -> bytes | None:
+    """The encoded result. Null is one; an absent key and JavaScript's undefined are none."""
+    if isinstance(result, UnsetType):
+        return None
+    encoded = bytes(result)
+    return None if encoded == UNDEFINED else encoded
+
+
+@command(Settled, category="Core", flags=Flag.WRITE, http="POST /jobs/{id}/ack", errors=LEASE_ERRORS)
+class Acknowledge(Command[Settled], tag="ACK"):
+    """Complete a job. `token` must be the one that came with it, if it was pulled with an owner."""
+
+    id: JobId
+    result: Raw | UnsetType = UNSET
+    token: Token | None = None
+    remove_on_complete: bool | None = None
+
+    async def run(self, engine: Engine, peer: Peer) -> Settled:
+        ack = Ack(self.id, self.token or None, given_result(self.result), self.remove_on_complete)
+        ignored = await engine.backend.complete((ack,))
+        return Settled(data=NotApplied()) if ignored else Settled()
+
+
+@command(
+    SettledBatch,
+    category="Core",
+    flags=Flag.WRITE,
+    http="POST /jobs/ack-batch",
+    errors=(
+        *LEASE_ERRORS,
+        "ACKB tokens length must match ids length",
+        "ACKB results length must match ids length",
+        "ACKB removeOnCompletes length must match ids length",
+    ),
+)
+class AcknowledgeBatch(Command[SettledBatch], tag="ACKB"):
+    """Complete many jobs, all or none. Those whose lease had ended before are listed and left alone."""
+
+    ids: list[JobId]
+    results: list[Raw] | None = None
+    tokens: list[Token | None] | None = None
+    remove_on_completes: list[bool | None] | None = None
+
+    async def run(self, engine: Engine, peer: Peer) -> SettledBatch:
+        ignored = await engine.backend.complete(self.acks())
+        if not ignored:
+            return SettledBatch()
+        return SettledBatch(data=Ignored(ignored, [self.ids[index] for index in ignored]))
+
+    def acks(self) -> list[Ack]:
+        ids, tokens, results, removes = self.ids, self.tokens, self.results, self.remove_on_completes
+        check_lengths("ACKB", ids, tokens=tokens, results=results, removeOnCompletes=removes)
+        return [
+            Ack(
+                job_id,
+                tokens[i] or None if tokens else None,
+                given_result(results[i]) if results else None,
+                # The reference reads false and null alike here: the job's own setting decides.
+                True if removes and removes[i] else None,
+            )
+            for i, job_id in enumerate(ids)
+        ]
+
+
+@command(Settled, category="Core", flags=Flag.WRITE, http="POST /jobs/{id}/fail", errors=LEASE_ERRORS)
+class Fail(Command[Settled], tag="FAIL"):
+    """End an attempt as failed: the job is retried after its backoff, or becomes a dead letter.
+
+    `unrecoverable` makes it a dead letter at once.
+    """
+
+    id: JobId
+    error: Text | None = None
+    token: Token | None = None
+    stack: Annotated[list[Text], Meta(max_length=100)] | None = None
+    unrecoverable: bool = False
+    remove_on_fail: bool | None = None
+
+    async def run(self, engine: Engine, peer: Peer) -> Settled:
+        applied = await engine.backend.fail(
+            self.id,
+            token=self.token or None,
+            error=self.error,
+            stack=self.stack,
+            unrecoverable=self.unrecoverable,
+            remove=self.remove_on_fail,
+        )
+        return Settled() if applied else Settled(data=NotApplied())

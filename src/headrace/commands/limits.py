@@ -1,0 +1,98 @@
+"""How fast and how many at once: limits of a whole queue."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+from msgspec import Meta, Struct
+
+from headrace.backends.base import QueueLimits
+from headrace.commands._base import Command, Flag, Ok, Reply, command
+from headrace.model import YEAR_MS, Count, QueueName, TtlMs
+
+if TYPE_CHECKING:
+    from headrace.engine.engine import Engine
+    from headrace.engine.peer import Peer
+
+_NOT_A_NUMBER = dict.fromkeys(("type", "finite"), "limit must be a finite number")
+JobsPerDuration = Annotated[float, Meta(ge=0, le=2**53 - 1, extra=_NOT_A_NUMBER)]
+JobsAtOnce = Annotated[int, Meta(ge=0, le=2**31 - 1, extra=_NOT_A_NUMBER)]
+
+
+@command(
+    Ok,
+    category="Rate",
+    flags=Flag.WRITE,
+    http="PUT /queues/{queue}/rate-limit",
+    errors=("limit must be a finite number",),
+)
+class RateLimit(Command[Ok], tag="RateLimit"):
+    """Hand out at most `limit` jobs per `duration` ms. 0 holds all back; with `ttl` it ends by itself."""
+
+    queue: QueueName
+    limit: JobsPerDuration
+    duration: Annotated[float, Meta(ge=1, le=YEAR_MS)] = 1000
+    ttl: TtlMs | None = None
+
+    async def run(self, engine: Engine, peer: Peer) -> Ok:
+        await engine.backend.set_rate_limit(self.queue, self.limit, self.duration, self.ttl)
+        return Ok()
+
+
+@command(Ok, category="Rate", flags=Flag.WRITE, http="DELETE /queues/{queue}/rate-limit")
+class RateLimitClear(Command[Ok], tag="RateLimitClear"):
+    """Hand out jobs as fast as they are asked for."""
+
+    queue: QueueName
+
+    async def run(self, engine: Engine, peer: Peer) -> Ok:
+        await engine.backend.clear_rate_limit(self.queue)
+        return Ok()
+
+
+@command(
+    Ok,
+    category="Rate",
+    flags=Flag.WRITE,
+    http="PUT /queues/{queue}/concurrency",
+    errors=("limit must be a finite number",),
+)
+class SetConcurrency(Command[Ok], tag="SetConcurrency"):
+    """Let at most `limit` jobs of a queue be active at once. Those that are active already count."""
+
+    queue: QueueName
+    limit: JobsAtOnce
+
+    async def run(self, engine: Engine, peer: Peer) -> Ok:
+        await engine.backend.set_concurrency(self.queue, self.limit)
+        return Ok()
+
+
+@command(Ok, category="Rate", flags=Flag.WRITE, http="DELETE /queues/{queue}/concurrency")
+class ClearConcurrency(Command[Ok], tag="ClearConcurrency"):
+    """Let any number of jobs of a queue be active at once."""
+
+    queue: QueueName
+
+    async def run(self, engine: Engine, peer: Peer) -> Ok:
+        await engine.backend.set_concurrency(self.queue, None)
+        return Ok()
+
+
+class LimitsData(Struct):
+    limits: QueueLimits
+
+
+class LimitsFound(Reply):
+    data: LimitsData
+
+
+@command(LimitsFound, category="Rate")
+class GetQueueLimits(Command[LimitsFound], tag="GetQueueLimits"):
+    """The limits of a queue, and whether they hold jobs back now. `maxJobs` is accepted and has no effect."""
+
+    queue: QueueName
+    max_jobs: Count | None = None
+
+    async def run(self, engine: Engine, peer: Peer) -> LimitsFound:
+        return LimitsFound(data=LimitsData(await engine.backend.limits(self.queue)))

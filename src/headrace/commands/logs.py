@@ -1,0 +1,82 @@
+"""What workers write about a job while they run it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from msgspec import Meta, Struct
+
+from headrace.commands._base import Command, Flag, Ok, Reply, command
+from headrace.model import Count, JobId, Log, Text
+
+if TYPE_CHECKING:
+    from headrace.engine.engine import Engine
+    from headrace.engine.peer import Peer
+
+
+LEVELS = "level must be 'info', 'warn' or 'error'"
+LogLevel = Annotated[Literal["info", "warn", "error"], Meta(extra=dict.fromkeys(("type", "choice"), LEVELS))]
+
+
+class LogAdded(Struct):
+    added: bool = True
+
+
+class LogAddedReply(Reply):
+    data: LogAdded
+
+
+class LogsData(Struct):
+    """The lines that were asked for; `count` is how many there are."""
+
+    logs: list[Log]
+    count: int
+
+
+class LogsFound(Reply):
+    data: LogsData
+
+
+@command(
+    LogAddedReply,
+    category="Logs",
+    flags=Flag.WRITE,
+    http="POST /jobs/{id}/logs",
+    errors=("Job not found", LEVELS),
+)
+class AddLog(Command[LogAddedReply], tag="AddLog"):
+    """Add a line to the log of a job, in whatever state it is. The oldest lines make room for new ones."""
+
+    id: JobId
+    message: Text
+    level: LogLevel = "info"
+
+    async def run(self, engine: Engine, peer: Peer) -> LogAddedReply:
+        await engine.backend.add_log(self.id, self.message, self.level)
+        return LogAddedReply(data=LogAdded())
+
+
+@command(LogsFound, category="Logs", http="GET /jobs/{id}/logs")
+class GetLogs(Command[LogsFound], tag="GetLogs"):
+    """The log of a job, or the lines from `start` to `end`, both included. An unknown job has none."""
+
+    id: JobId
+    start: int | None = None
+    end: int | None = None
+
+    async def run(self, engine: Engine, peer: Peer) -> LogsFound:
+        logs = await engine.backend.logs(self.id)
+        stop = None if self.end is None or self.end == -1 else self.end + 1
+        return LogsFound(data=LogsData(logs[self.start : stop], len(logs)))
+
+
+@command(Ok, category="Logs", flags=Flag.WRITE, http="DELETE /jobs/{id}/logs")
+class ClearLogs(Command[Ok], tag="ClearLogs"):
+    """Remove the log of a job, but for its newest `keepLogs` lines."""
+
+    id: JobId
+    keep_logs: Count | None = None
+
+    async def run(self, engine: Engine, peer: Peer) -> Ok:
+        await engine.backend.clear_logs(self.id, self.keep_logs)
+        return Ok()

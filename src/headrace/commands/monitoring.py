@@ -1,0 +1,256 @@
+"""How the server and its workers are doing: figures and signs of life."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msgspec import UNSET, Struct, UnsetType, field
+
+from headrace.backends.base import MinuteMetrics
+from headrace.commands._base import Command, Flag, Ok, Reply, command
+from headrace.commands.jobs import check_lengths
+from headrace.errors import InvalidCommand, NotFound, Refused
+from headrace.model import Count, JobId, LeaseMs, QueueName, ShortText, Token
+
+if TYPE_CHECKING:
+    from headrace.engine.engine import Engine
+    from headrace.engine.peer import Peer
+
+
+class Pong(Struct):
+    time: float
+    pong: bool = True
+
+
+class Ponged(Reply):
+    data: Pong
+
+
+@command(Ponged, category="Monitoring", http="GET /ping")
+class Ping(Command[Ponged], tag="Ping"):
+    """Whether the server answers, and its time."""
+
+    async def run(self, engine: Engine, peer: Peer) -> Ponged:
+        return Ponged(data=Pong(time=float(engine.clock.now_ms())))
+
+
+# -- figures -------------------------------------------------------------------------------------------------
+
+
+class ServerStats(Struct, rename="camel"):
+    """Jobs of all queues. `queued` and `waiting`, `processing` and `active` are names for the same number."""
+
+    queued: int
+    waiting: int
+    processing: int
+    active: int
+    delayed: int
+    dlq: int
+    completed: int
+    failed: int
+    uptime: float
+    push_per_sec: float
+    pull_per_sec: float
+
+
+class StatsReply(Reply):
+    stats: ServerStats
+
+
+@command(StatsReply, category="Monitoring", http="GET /stats")
+class Stats(Command[StatsReply], tag="Stats"):
+    """How many jobs there are in which state, and how fast they come and go. `uptime` is in ms."""
+
+    async def run(self, engine: Engine, peer: Peer) -> StatsReply:
+        return StatsReply(stats=await engine.figures.stats())
+
+
+class ServerMetrics(Struct, rename="camel"):
+    """Lifetime counters and averages of the whole server."""
+
+    total_pushed: float
+    total_pulled: float
+    total_completed: float
+    total_failed: float
+    avg_latency_ms: float
+    avg_processing_ms: float
+    memory_usage_mb: float
+    sqlite_size_mb: float
+    active_connections: int
+
+
+class QueueMetricsMeta(Struct):
+    count: float
+    prev_ts: float = field(name="prevTS")
+    prev_count: int = field(name="prevCount")
+
+
+class QueueMetrics(Struct):
+    """Finished jobs per minute, newest minute first; `count` is the number of minutes kept."""
+
+    meta: QueueMetricsMeta
+    data: list[int]
+    count: int
+
+
+class MetricsReply(Reply):
+    """`metrics` of the server, or `data` of the queue that was asked for."""
+
+    metrics: ServerMetrics | UnsetType = UNSET
+    data: QueueMetrics | UnsetType = UNSET
+
+
+@command(
+    MetricsReply,
+    category="Monitoring",
+    http="GET /metrics",
+    errors=("Metrics queue is required", "Metrics type must be 'completed' or 'failed'"),
+)
+class Metrics(Command[MetricsReply], tag="Metrics"):
+    """Counters of the server or, with `queue` and `type`, the finished jobs per minute of one queue.
+
+    `start` and `end` choose minutes; both are included and negative numbers count from the oldest.
+    """
+
+    queue: QueueName | None = None
+    type: ShortText | None = None
+    start: int = 0
+    end: int = -1
+
+    async def run(self, engine: Engine, peer: Peer) -> MetricsReply:
+        if self.queue is None and self.type is None:
+            return MetricsReply(metrics=await engine.figures.metrics())
+        if self.queue is None:
+            raise InvalidCommand("Metrics queue is required")
+        if self.type not in ("completed", "failed"):
+            raise InvalidCommand("Metrics type must be 'completed' or 'failed'")
+        minutes = engine.backend.minute_metrics(self.queue, self.type)
+        return MetricsReply(data=queue_metrics(minutes, self.start, self.end))
+
+
+def queue_metrics(minutes: MinuteMetrics, start: int, end: int) -> QueueMetrics:
+    stop = None if end == -1 else end + 1
+    meta = QueueMetricsMeta(float(minutes.count), float(minutes.prev_ts), minutes.prev_count)
+    return QueueMetrics(meta, minutes.data[start:stop], len(minutes.data))
+
+
+class MetricsText(Struct):
+    metrics: str
+
+
+class PrometheusReply(Reply):
+    data: MetricsText
+
+
+@command(PrometheusReply, category="Monitoring")
+class Prometheus(Command[PrometheusReply], tag="Prometheus"):
+    """All figures in the text format that Prometheus reads."""
+
+    async def run(self, engine: Engine, peer: Peer) -> PrometheusReply:
+        return PrometheusReply(data=MetricsText(await engine.figures.prometheus()))
+
+
+class StorageHealth(Struct, rename="camel"):
+    disk_full: bool
+    error: str | None
+    since: float | None
+
+
+class StorageReply(Reply):
+    data: StorageHealth
+
+
+@command(StorageReply, category="Monitoring", http="GET /storage")
+class StorageStatus(Command[StorageReply], tag="StorageStatus"):
+    """Whether the disk takes writes; what is wrong and since when if it does not."""
+
+    async def run(self, engine: Engine, peer: Peer) -> StorageReply:
+        status = engine.backend.storage_status()
+        since = None if status.since is None else float(status.since)
+        return StorageReply(data=StorageHealth(status.disk_full, status.error, since))
+
+
+@command(Ok, category="Monitoring", http="POST /gc")
+class CompactMemory(Command[Ok], tag="CompactMemory"):
+    """Give memory and file space back where that is cheap."""
+
+    async def run(self, engine: Engine, peer: Peer) -> Ok:
+        await engine.backend.compact()
+        return Ok()
+
+
+# -- signs of life -------------------------------------------------------------------------------------------
+
+
+class Alive(Struct):
+    ok: bool = True
+
+
+class AliveReply(Reply):
+    data: Alive
+
+
+class AliveCount(Struct):
+    count: int
+    ok: bool = True
+
+
+class AliveBatchReply(Reply):
+    data: AliveCount
+
+
+@command(AliveReply, category="Monitoring", http="POST /workers/{id}/heartbeat", errors=("Worker not found",))
+class Heartbeat(Command[AliveReply], tag="Heartbeat"):
+    """A registered worker is alive, and what it has done so far."""
+
+    id: ShortText
+    active_jobs: Count | None = None
+    processed: Count | None = None
+    failed: Count | None = None
+
+    async def run(self, engine: Engine, peer: Peer) -> AliveReply:
+        if not engine.workers.heartbeat(self.id, self.active_jobs, self.processed, self.failed):
+            raise NotFound("Worker not found")
+        return AliveReply(data=Alive())
+
+
+@command(
+    AliveReply,
+    category="Monitoring",
+    flags=Flag.WRITE,
+    http="POST /jobs/{id}/heartbeat",
+    errors=("Job not found or not active (or invalid token)",),
+)
+class JobHeartbeat(Command[AliveReply], tag="JobHeartbeat"):
+    """An active job is being worked on. With its token its lease is renewed by its length or `duration`."""
+
+    id: JobId
+    token: Token | None = None
+    duration: LeaseMs | None = None
+
+    async def run(self, engine: Engine, peer: Peer) -> AliveReply:
+        if not await engine.backend.extend(self.id, self.token or None, self.duration):
+            raise Refused("Job not found or not active (or invalid token)")
+        return AliveReply(data=Alive())
+
+
+@command(
+    AliveBatchReply,
+    category="Monitoring",
+    flags=Flag.WRITE,
+    http="POST /jobs/heartbeat-batch",
+    errors=("JobHeartbeatB tokens length must match ids length",),
+)
+class JobHeartbeatBatch(Command[AliveBatchReply], tag="JobHeartbeatB"):
+    """Many active jobs are being worked on; says for how many that could be noted."""
+
+    ids: list[JobId]
+    tokens: list[Token | None] | None = None
+
+    async def run(self, engine: Engine, peer: Peer) -> AliveBatchReply:
+        check_lengths("JobHeartbeatB", self.ids, tokens=self.tokens)
+        tokens = self.tokens or [None] * len(self.ids)
+        count = 0
+        for job_id, token in zip(self.ids, tokens, strict=True):
+            count += await engine.backend.extend(job_id, token or None, None)
+        return AliveBatchReply(data=AliveCount(count=count))

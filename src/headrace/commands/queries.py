@@ -1,0 +1,205 @@
+"""Questions about jobs. None of them changes anything."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msgspec import UNSET, Raw, Struct, UnsetType, field
+
+from headrace.backends.base import Counts
+from headrace.commands._base import Command, Reply, command
+from headrace.model import Count, CustomId, JobId, QueueName, ShortText
+
+if TYPE_CHECKING:
+    from headrace.engine.engine import Engine
+    from headrace.engine.peer import Peer
+
+
+class FoundJob(Reply):
+    job: Raw
+
+
+class JobState(Reply):
+    id: str
+    state: str
+
+
+class JobResult(Reply):
+    """`result` is left out when the job has none."""
+
+    id: str
+    result: Raw | UnsetType = UNSET
+
+
+class JobList(Reply):
+    jobs: list[Raw]
+
+
+class JobCounts(Struct):
+    """Jobs by state. `prioritized` is a part of `waiting`.
+
+    Jobs of a paused queue stay `waiting`, so `paused` is always 0.
+    """
+
+    waiting: int
+    prioritized: int
+    delayed: int
+    active: int
+    completed: int
+    failed: int
+    waiting_children: int = field(name="waiting-children")
+    paused: int = 0
+
+
+class CountsByState(Reply):
+    counts: JobCounts
+
+
+class CountsByPriority(Reply):
+    queue: str
+    counts: dict[str, int]
+
+
+class Counted(Reply):
+    """How many there are, or how many were affected."""
+
+    count: int
+
+
+class JobProgress(Reply):
+    progress: float
+    message: str | None
+
+
+class Values(Struct):
+    values: dict[str, Raw]
+
+
+class ChildrenValues(Reply):
+    data: Values
+
+
+def job_counts(counts: Counts) -> JobCounts:
+    return JobCounts(
+        waiting=counts.waiting,
+        prioritized=counts.prioritized,
+        delayed=counts.delayed,
+        active=counts.active,
+        completed=counts.completed,
+        failed=counts.failed,
+        waiting_children=counts.waiting_children,
+    )
+
+
+@command(FoundJob, category="Query", http="GET /jobs/{id}", errors=("Job not found",))
+class GetJob(Command[FoundJob], tag="GetJob"):
+    """A job in whatever state it is, with its result or the reason of its failure."""
+
+    id: JobId
+
+    async def run(self, engine: Engine, peer: Peer) -> FoundJob:
+        return FoundJob(job=await engine.backend.job(self.id))
+
+
+@command(JobState, category="Query", http="GET /jobs/{id}/state")
+class GetState(Command[JobState], tag="GetState"):
+    """The state of a job; `unknown` when there is no such job."""
+
+    id: JobId
+
+    async def run(self, engine: Engine, peer: Peer) -> JobState:
+        return JobState(id=self.id, state=await engine.backend.state(self.id))
+
+
+@command(JobResult, category="Query", http="GET /jobs/{id}/result")
+class GetResult(Command[JobResult], tag="GetResult"):
+    """What the worker returned. The key is left out when it returned nothing or there is no such job."""
+
+    id: JobId
+
+    async def run(self, engine: Engine, peer: Peer) -> JobResult:
+        result = await engine.backend.result(self.id)
+        return JobResult(id=self.id, result=UNSET if result is None else Raw(result))
+
+
+@command(JobList, category="Query", http="GET /queues/{queue}/jobs/list")
+class GetJobs(Command[JobList], tag="GetJobs"):
+    """Jobs of a queue in order of creation, a page at a time. Several states give the union."""
+
+    queue: QueueName
+    state: ShortText | list[ShortText] | None = None
+    limit: Count = 100
+    offset: Count = 0
+    asc: bool = True
+
+    async def run(self, engine: Engine, peer: Peer) -> JobList:
+        states = [self.state] if isinstance(self.state, str) else self.state
+        return JobList(jobs=await engine.backend.jobs(self.queue, states, self.offset, self.limit, self.asc))
+
+
+@command(CountsByState, category="Query", http="GET /queues/{queue}/counts")
+class GetJobCounts(Command[CountsByState], tag="GetJobCounts"):
+    """How many jobs of a queue are in each state."""
+
+    queue: QueueName
+
+    async def run(self, engine: Engine, peer: Peer) -> CountsByState:
+        return CountsByState(counts=job_counts(await engine.backend.counts(self.queue)))
+
+
+@command(CountsByPriority, category="Query", http="GET /queues/{queue}/priority-counts")
+class GetCountsPerPriority(Command[CountsByPriority], tag="GetCountsPerPriority"):
+    """How many waiting and delayed jobs a queue has of each priority."""
+
+    queue: QueueName
+
+    async def run(self, engine: Engine, peer: Peer) -> CountsByPriority:
+        return CountsByPriority(queue=self.queue, counts=await engine.backend.counts_per_priority(self.queue))
+
+
+@command(FoundJob, category="Query", http="GET /jobs/custom/{customId}", errors=("Job not found",))
+class GetJobByCustomId(Command[FoundJob], tag="GetJobByCustomId"):
+    """The job that was pushed with this `jobId`, in every state for as long as it is kept."""
+
+    custom_id: CustomId
+
+    async def run(self, engine: Engine, peer: Peer) -> FoundJob:
+        return FoundJob(job=await engine.backend.job_by_custom_id(self.custom_id))
+
+
+@command(Counted, category="Query", http="GET /queues/{queue}/count")
+class CountJobs(Command[Counted], tag="Count"):
+    """How many jobs a queue holds in all states together."""
+
+    queue: QueueName
+
+    async def run(self, engine: Engine, peer: Peer) -> Counted:
+        counts = await engine.backend.counts(self.queue)
+        queued = counts.waiting + counts.delayed + counts.waiting_children
+        return Counted(count=queued + counts.active + counts.completed + counts.failed)
+
+
+@command(
+    JobProgress,
+    category="Query",
+    http="GET /jobs/{id}/progress",
+    errors=("Job not found", "Job is not active (current state: <state>)"),
+)
+class GetProgress(Command[JobProgress], tag="GetProgress"):
+    """How far an active job is, in percent, and what its worker said about it."""
+
+    id: JobId
+
+    async def run(self, engine: Engine, peer: Peer) -> JobProgress:
+        progress, message = await engine.backend.progress(self.id)
+        return JobProgress(progress=progress, message=message)
+
+
+@command(ChildrenValues, category="Query", http="GET /jobs/{id}/children")
+class GetChildrenValues(Command[ChildrenValues], tag="GetChildrenValues"):
+    """The results of a job's completed children by `<queue>:<id>`; empty when there is no such job."""
+
+    id: JobId
+
+    async def run(self, engine: Engine, peer: Peer) -> ChildrenValues:
+        return ChildrenValues(data=Values(await engine.backend.children_values(self.id)))

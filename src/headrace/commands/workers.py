@@ -1,0 +1,116 @@
+"""Workers as they present themselves. Registration is for watching: pulling works without it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+from msgspec import Meta, Struct
+
+from headrace.commands._base import Command, Reply, command
+from headrace.commands.dlq import Removal, Removed
+from headrace.errors import NotFound
+from headrace.model import Count, QueueName, ShortText, TimestampMs
+
+if TYPE_CHECKING:
+    from headrace.engine.engine import Engine
+    from headrace.engine.peer import Peer
+
+
+class RegisteredWorker(Struct, rename="camel"):
+    """A worker as the answer to its registration shows it."""
+
+    worker_id: str
+    name: str
+    queues: list[str]
+    concurrency: int
+    hostname: str
+    pid: int
+    status: str
+    registered_at: float
+    last_seen: float
+    active_jobs: int
+    processed_jobs: int
+    failed_jobs: int
+    current_job: str | None = None
+
+
+class WorkerView(Struct, rename="camel"):
+    """A worker in a list; `status` is `stale` when it has not been heard of for too long."""
+
+    id: str
+    name: str
+    queues: list[str]
+    concurrency: int
+    hostname: str
+    pid: int
+    status: str
+    registered_at: float
+    last_seen: float
+    active_jobs: int
+    processed_jobs: int
+    failed_jobs: int
+    uptime: float
+    current_job: str | None = None
+
+
+class WorkerStats(Struct, rename="camel"):
+    total: int = 0
+    active: int = 0
+    total_processed: int = 0
+    total_failed: int = 0
+    active_jobs: int = 0
+    concurrency_slots: int = 0
+
+
+class WorkersData(Struct):
+    workers: list[WorkerView]
+    stats: WorkerStats
+
+
+class Registered(Reply):
+    data: RegisteredWorker
+
+
+class WorkersFound(Reply):
+    data: WorkersData
+
+
+@command(Registered, category="Workers", http="POST /workers")
+class RegisterWorker(Command[Registered], tag="RegisterWorker"):
+    """Make a worker known until its connection closes. Registering a `workerId` again updates it."""
+
+    name: ShortText
+    queues: list[QueueName]
+    concurrency: Count = 1
+    worker_id: ShortText | None = None
+    hostname: ShortText = "unknown"
+    pid: Annotated[int, Meta(ge=0, le=2**53 - 1)] = 0
+    started_at: TimestampMs | None = None
+
+    async def run(self, engine: Engine, peer: Peer) -> Registered:
+        worker = engine.workers.register(self, peer)
+        peer.workers.add(worker.worker_id)
+        return Registered(data=worker)
+
+
+@command(Removed, category="Workers", http="DELETE /workers/{workerId}", errors=("Worker not found",))
+class UnregisterWorker(Command[Removed], tag="UnregisterWorker"):
+    """Forget a worker."""
+
+    worker_id: ShortText
+
+    async def run(self, engine: Engine, peer: Peer) -> Removed:
+        if not engine.workers.unregister(self.worker_id):
+            raise NotFound("Worker not found")
+        peer.workers.discard(self.worker_id)
+        return Removed(data=Removal(removed=True))
+
+
+@command(WorkersFound, category="Workers", http=("GET /workers", "GET /queues/{queue}/workers"))
+class ListWorkers(Command[WorkersFound], tag="ListWorkers"):
+    """All registered workers, or those that serve `queue`, with what they have done in total."""
+
+    queue: QueueName | None = None
+
+    async def run(self, engine: Engine, peer: Peer) -> WorkersFound:
+        return WorkersFound(data=WorkersData(engine.workers.list(self.queue), engine.workers.stats()))

@@ -1,0 +1,158 @@
+"""Settings: one struct, filled from defaults < config file < environment < flags.
+
+To add a setting: a field here with its help text in SETTING_HELP; flag, environment name, config key and the table in
+docs/operations.md follow from it. Environment names are HEADRACE_<FIELD>; the protocol's own names are accepted too.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct
+
+from headrace.errors import HeadraceError
+
+
+class ConfigError(HeadraceError):
+    code = "config"
+
+
+class Settings(Struct, forbid_unknown_fields=True, kw_only=True):
+    host: str | None = None
+    tcp_port: int = 6789
+    http_port: int = 6790
+    data_path: str = "headrace.db"
+    auth_tokens: list[str] = []
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    capture: str | None = None
+    log_format: str = "text"
+    log_level: str = "info"
+    rate_limit_max_requests: int = 10_000_000
+    rate_limit_window_ms: int = 60_000
+    max_completed_jobs: int = 50_000
+    completed_retention_ms: int | None = None
+    tcp_idle_timeout_ms: int = 60_000
+    tcp_max_write_queue_bytes: int = 64 * 1024 * 1024
+    max_connections: int = 10_000
+    worker_timeout_ms: int = 30_000
+    shutdown_timeout_ms: int = 30_000
+
+    @property
+    def bind_host(self) -> str:
+        """Loopback, unless an address was named or tokens protect the server."""
+        if self.host is not None:
+            return self.host
+        return "0.0.0.0" if self.auth_tokens else "127.0.0.1"  # noqa: S104 - tokens are set
+
+    @property
+    def is_memory(self) -> bool:
+        return self.data_path == ":memory:"
+
+
+SETTING_HELP: Final[dict[str, str]] = {
+    "host": "address to listen on (default: 127.0.0.1, or every interface when tokens are set)",
+    "tcp_port": "port of the binary protocol",
+    "http_port": "port of HTTP, WebSocket and dashboard (0 turns it off)",
+    "data_path": "database file, or :memory:",
+    "auth_tokens": "comma-separated tokens; a client must present one of them",
+    "tls_cert": "certificate chain (PEM); needs --tls-key",
+    "tls_key": "private key (PEM); needs --tls-cert",
+    "capture": "keep the whole event log in this folder, for the data pipeline",
+    "log_format": "text or json",
+    "log_level": "debug, info, warning or error",
+    "rate_limit_max_requests": "commands per connection and window (0 turns the limit off)",
+    "rate_limit_window_ms": "length of that window",
+    "max_completed_jobs": "completed jobs kept; the oldest go first",
+    "completed_retention_ms": "completed jobs older than this go (default: kept)",
+    "tcp_idle_timeout_ms": "a frame that makes no progress for this long ends its connection (0 turns it off)",
+    "tcp_max_write_queue_bytes": "replies a slow reader may leave unread before it is disconnected",
+    "max_connections": "open connections at most",
+    "worker_timeout_ms": "a worker silent for this long counts as stale",
+    "shutdown_timeout_ms": "how long a stop waits for replies in flight",
+}
+
+PROTOCOL_NAMES: Final[dict[str, str]] = {
+    "HOST": "host",
+    "TCP_PORT": "tcp_port",
+    "HTTP_PORT": "http_port",
+    "DATA_PATH": "data_path",
+    "SQLITE_PATH": "data_path",
+    "BQ_DATA_PATH": "data_path",
+    "BUNQUEUE_DATA_PATH": "data_path",
+    "AUTH_TOKENS": "auth_tokens",
+    "TLS_CERT_FILE": "tls_cert",
+    "TLS_KEY_FILE": "tls_key",
+    "RATE_LIMIT_MAX_REQUESTS": "rate_limit_max_requests",
+    "RATE_LIMIT_WINDOW_MS": "rate_limit_window_ms",
+    "BUNQUEUE_MAX_COMPLETED_JOBS": "max_completed_jobs",
+    "BUNQUEUE_COMPLETED_RETENTION_MS": "completed_retention_ms",
+    "TCP_IDLE_TIMEOUT_MS": "tcp_idle_timeout_ms",
+    "TCP_MAX_WRITE_QUEUE_BYTES": "tcp_max_write_queue_bytes",
+    "WORKER_TIMEOUT_MS": "worker_timeout_ms",
+    "SHUTDOWN_TIMEOUT_MS": "shutdown_timeout_ms",
+    "LOG_LEVEL": "log_level",
+    "LOG_FORMAT": "log_format",
+}
+
+
+def load_settings(flags: dict[str, Any], environ: dict[str, str] | None = None) -> Settings:
+    """Settings from all sources. ConfigError names the source and the field that is wrong."""
+    values: dict[str, Any] = {}
+    environment = dict(os.environ) if environ is None else environ
+    config = flags.pop("config", None) or environment.get("HEADRACE_CONFIG")
+    if config:
+        values |= _from_file(Path(config))
+    values |= _from_environment(environment)
+    values |= {name: value for name, value in flags.items() if value is not None}
+    try:
+        settings = msgspec.convert(values, Settings, strict=False)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"invalid setting: {error}") from None
+    _check(settings)
+    return settings
+
+
+def _from_file(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read config file {path}: {error.strerror}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"config file {path} is not valid TOML: {error}") from None
+
+
+def _from_environment(environ: dict[str, str]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for variable, field in PROTOCOL_NAMES.items():
+        if environ.get(variable):
+            values[field] = environ[variable]
+    for field in Settings.__struct_fields__:
+        variable = f"HEADRACE_{field.upper()}"
+        if environ.get(variable):
+            values[field] = environ[variable]
+    if isinstance(values.get("auth_tokens"), str):
+        values["auth_tokens"] = split_tokens(values["auth_tokens"])
+    return values
+
+
+def split_tokens(text: str) -> list[str]:
+    return [token.strip() for token in text.split(",") if token.strip()]
+
+
+def _check(settings: Settings) -> None:
+    if (settings.tls_cert is None) != (settings.tls_key is None):
+        raise ConfigError("TLS needs both a certificate (--tls-cert) and a key (--tls-key)")
+    for name in ("tcp_port", "http_port"):
+        if not 0 <= getattr(settings, name) <= 65_535:
+            raise ConfigError(f"--{name.replace('_', '-')} must be between 0 and 65535")
+    if settings.log_format not in ("text", "json"):
+        raise ConfigError("--log-format must be text or json")
+    if settings.log_level not in ("debug", "info", "warning", "error"):
+        raise ConfigError("--log-level must be debug, info, warning or error")
+    if settings.max_completed_jobs < 0:
+        raise ConfigError("--max-completed-jobs must not be negative")

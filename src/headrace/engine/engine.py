@@ -1,0 +1,212 @@
+"""The engine: what commands call, on top of whatever backend there is.
+
+It adds to the backend what is not storage: parked pulls and WaitJobs, schedules, the worker registry, live
+subscribers, authentication, figures. It keeps no invariant across an await and no state a backend should keep.
+
+The life of a tick, driven by the server: commands run and change memory; `settle` hands ready jobs to parked pulls,
+commits once for all of them, and returns the events to publish; only then do replies leave.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from msgspec import Raw
+
+from headrace.backends.base import Claim, Demand, FlowNode, Outcome
+from headrace.backends.local.backend import LocalBackend
+from headrace.backends.local.slices import run_now
+from headrace.clock import Clock
+from headrace.engine.crons import Crons
+from headrace.engine.figures import Figures
+from headrace.engine.flows import check_flow
+from headrace.engine.peer import Peer
+from headrace.engine.waiters import Waiter, Waiters
+from headrace.engine.workers import WorkerRegistry
+from headrace.errors import NotAuthenticated
+from headrace.model import Event, JobSpec
+
+log: Final = logging.getLogger("headrace.engine")
+
+_ENDS: Final = frozenset(("completed", "failed", "removed", "expired"))
+_MAINTAIN_EVERY_MS: Final = 1000
+_PROBE_EVERY_MS: Final = 500
+
+
+class Engine:
+    def __init__(
+        self,
+        backend: LocalBackend,
+        clock: Clock,
+        *,
+        tokens: Sequence[str] = (),
+        worker_timeout_ms: int = 30_000,
+        connections: Callable[[], int] = lambda: 0,
+    ) -> None:
+        self.backend = backend
+        self.clock = clock
+        self.ids = backend.ids
+        self.tokens = [token.encode() for token in tokens]
+        self.connections = connections
+        self.waiters = Waiters()
+        self.workers = WorkerRegistry(clock, self.ids, worker_timeout_ms)
+        self.crons = Crons(backend, clock, self.workers)
+        self.figures = Figures(backend, clock, self.workers, self.crons, connections)
+        self._subscribers: dict[str, set[Peer]] = {}
+        self._started_mono = clock.monotonic_ms()
+        self._next_maintenance = 0
+
+    async def start(self) -> None:
+        await self.backend.open()
+        await self.crons.start()
+        self.backend.commit()
+
+    async def stop(self) -> None:
+        if not self.backend.is_degraded:
+            self.backend.commit()
+        await self.backend.close()
+
+    def uptime_ms(self) -> int:
+        return self.clock.monotonic_ms() - self._started_mono
+
+    # -- pushing and pulling -------------------------------------------------------------------------------------------
+
+    async def push(self, queue: str, spec: JobSpec) -> str:
+        return (await self.backend.insert(queue, (spec,)))[0]
+
+    async def push_many(self, queue: str, specs: Sequence[JobSpec]) -> list[str]:
+        return await self.backend.insert(queue, specs)
+
+    async def push_flow(self, nodes: Sequence[FlowNode]) -> list[Raw]:
+        check_flow(nodes)
+        return await self.backend.insert_flow(nodes)
+
+    async def pull(self, queue: str, demand: Demand, timeout_ms: float) -> list[Claim]:
+        """Jobs, or [] when none came within `timeout_ms`. Parked pulls are served in the order in which they came."""
+        claims = await self.backend.claim(queue, demand)
+        if claims or timeout_ms <= 0:
+            return claims
+        deadline = self.clock.monotonic_ms() + int(timeout_ms)
+        return await self.waiters.park_pull(queue, demand, deadline) or []
+
+    async def wait_job(self, job_id: str, timeout_ms: float) -> Outcome | None:
+        """How the job ended; None when it did not within `timeout_ms`. Answers at once when it has ended already."""
+        outcome = await self.backend.outcome(job_id)
+        if outcome.state in _ENDS:
+            return outcome
+        if timeout_ms <= 0:
+            return None
+        deadline = self.clock.monotonic_ms() + int(timeout_ms)
+        # The job may not be kept after its end: have its result come with the event.
+        self.backend.wants_bodies = True
+        ended: Outcome | None = await self.waiters.park_job(job_id, deadline)
+        return ended
+
+    # -- the tick ------------------------------------------------------------------------------------------------------
+
+    def settle(self) -> list[tuple[Event, bytes | None]]:
+        """End a tick: serve who waits, commit once, and return the events that may now be shown.
+
+        StorageUnavailable: nothing of the tick happened, and every reply of it must say so.
+        """
+        if not self.backend.is_degraded:
+            self._serve_parked_pulls()
+            if self.waiters.has_jobs:
+                self._serve_job_waiters()
+                self.backend.wants_bodies = self.waiters.has_jobs
+        self.backend.commit()
+        events = self.backend.take_events()
+        if self._subscribers:
+            self._publish(events)
+        return events
+
+    def _serve_parked_pulls(self) -> None:
+        for queue in self.backend.take_ready():
+            for waiter in self.waiters.pulls(queue):
+                assert waiter.demand is not None
+                claims = run_now(self.backend.claim(queue, waiter.demand))
+                if claims:
+                    waiter.finish(claims)
+                elif waiter.demand.group is None:
+                    break
+
+    def _serve_job_waiters(self) -> None:
+        for event in self.backend.uncommitted_events():
+            if event.event == "failed" and not event.terminal:
+                continue
+            if event.event in _ENDS:
+                for waiter in self.waiters.take_job(event.job):
+                    waiter.finish(self._outcome(event))
+
+    def _outcome(self, event: Event) -> Outcome:
+        result = run_now(self.backend.result(event.job)) if event.event == "completed" else None
+        return Outcome(event.event, result or self.backend.body_of(event), event.error)
+
+    def cancel(self, waiter: Waiter) -> None:
+        self.waiters.cancel(waiter)
+
+    # -- time ----------------------------------------------------------------------------------------------------------
+
+    def next_due_ms(self) -> int:
+        """Monotonic time of the next thing to do; never further away than the next maintenance."""
+        dues = [self.backend.next_due_ms(), self.waiters.next_due(), self.crons.next_due_mono()]
+        return min([self._next_maintenance, *(due for due in dues if due is not None)])
+
+    async def sweep(self) -> None:
+        """Do what time demands. Skipped while storage refuses, except for giving up waiting."""
+        mono = self.clock.monotonic_ms()
+        for waiter in self.waiters.expired(mono):
+            waiter.finish(None)
+        if self.backend.is_degraded:
+            if mono >= self._next_maintenance:
+                self._next_maintenance = mono + _PROBE_EVERY_MS
+                if self.backend.probe():
+                    log.warning("storage accepts writes again")
+            return
+        await self.backend.sweep()
+        await self.crons.fire_due()
+        if mono >= self._next_maintenance:
+            self._next_maintenance = mono + _MAINTAIN_EVERY_MS
+            self.workers.expire(self.clock.now_ms())
+            self.backend.retire_completed()
+
+    # -- connections ---------------------------------------------------------------------------------------------------
+
+    async def authenticate(self, token: str, peer: Peer) -> None:
+        """Let the connection in if the token is one of ours; compared in constant time, all of them."""
+        if not self.tokens:
+            return
+        given = token.encode()
+        matches = [hmac.compare_digest(given, known) for known in self.tokens]
+        if not any(matches):
+            peer.auth_failures += 1
+            raise NotAuthenticated("Invalid token")
+        peer.is_authenticated = True
+
+    async def release(self, peer: Peer) -> None:
+        """The connection closed: its jobs wait again, its workers are gone."""
+        self.workers.drop(peer.workers)
+        if peer.held:
+            self.backend.check_writable()
+            await self.backend.release(peer.held)
+
+    def subscribe(self, queue: str, peer: Peer) -> None:
+        self._subscribers.setdefault(queue, set()).add(peer)
+        self.backend.watch(queue, +1)
+
+    def unsubscribe(self, queue: str, peer: Peer) -> None:
+        peers = self._subscribers.get(queue)
+        if peers is not None and peer in peers:
+            peers.discard(peer)
+            self.backend.watch(queue, -1)
+            if not peers:
+                del self._subscribers[queue]
+
+    def _publish(self, events: list[tuple[Event, bytes | None]]) -> None:
+        for event, body in events:
+            for peer in self._subscribers.get(event.queue, ()):
+                peer.deliver(event, body)
+

@@ -1,0 +1,119 @@
+"""Waiting without polling: long-poll PULLs and WaitJob park here until something happens or their time is up.
+
+A parked command awaits a `Waiter`, which suspends its coroutine and hands the waiter to whoever drives it; `resume`
+continues it within the same tick, so that the job it gets, its event and its reply share one commit.
+
+To add another kind of waiting: give it a registry keyed by what it waits for, resume it from `Engine.settle`, and let
+`expire` and `cancel` know the registry.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
+from typing import Any
+
+from headrace.backends.base import Demand
+
+
+class Waiter:
+    """One suspended command. `resume(value)` continues it; a waiter is resumed or cancelled exactly once."""
+
+    __slots__ = ("deadline_mono", "demand", "is_over", "key", "resume")
+
+    def __init__(self, key: str, demand: Demand | None, deadline_mono: int) -> None:
+        self.key = key
+        self.demand = demand
+        self.deadline_mono = deadline_mono
+        self.is_over = False
+        self.resume: Callable[[Any], None] = _not_driven
+
+    def __await__(self) -> Generator[Waiter, Any, Any]:
+        return (yield self)
+
+    def finish(self, value: Any) -> None:
+        if not self.is_over:
+            self.is_over = True
+            self.resume(value)
+
+
+def _not_driven(value: Any) -> None:
+    raise RuntimeError("a waiter was resumed before anybody drove it")
+
+
+class Waiters:
+    def __init__(self) -> None:
+        self._pulls: dict[str, deque[Waiter]] = {}
+        self._jobs: dict[str, list[Waiter]] = {}
+        self._deadlines: list[tuple[int, int, Waiter]] = []
+        self._serial = itertools.count()
+
+    def park_pull(self, queue: str, demand: Demand, deadline_mono: int) -> Waiter:
+        waiter = Waiter(queue, demand, deadline_mono)
+        self._pulls.setdefault(queue, deque()).append(waiter)
+        return self._with_deadline(waiter)
+
+    def park_job(self, job_id: str, deadline_mono: int) -> Waiter:
+        waiter = Waiter(job_id, None, deadline_mono)
+        self._jobs.setdefault(job_id, []).append(waiter)
+        return self._with_deadline(waiter)
+
+    def _with_deadline(self, waiter: Waiter) -> Waiter:
+        heapq.heappush(self._deadlines, (waiter.deadline_mono, next(self._serial), waiter))
+        return waiter
+
+    def pulls(self, queue: str) -> Iterator[Waiter]:
+        """Parked pulls of a queue in the order in which they came; those served meanwhile are dropped."""
+        parked = self._pulls.get(queue)
+        if parked is None:
+            return
+        for _ in range(len(parked)):
+            waiter = parked[0]
+            if waiter.is_over:
+                parked.popleft()
+                continue
+            yield waiter
+            if waiter.is_over:
+                parked.popleft()
+            else:
+                parked.rotate(-1)
+        # The rotation brought everybody back to where they stood.
+        if not parked:
+            del self._pulls[queue]
+
+    @property
+    def has_jobs(self) -> bool:
+        return bool(self._jobs)
+
+    def take_job(self, job_id: str) -> list[Waiter]:
+        return self._jobs.pop(job_id, [])
+
+    def next_due(self) -> int | None:
+        while self._deadlines and self._deadlines[0][2].is_over:
+            heapq.heappop(self._deadlines)
+        return self._deadlines[0][0] if self._deadlines else None
+
+    def expired(self, now_mono: int) -> list[Waiter]:
+        """Those whose time is up, taken out."""
+        gone = []
+        while self._deadlines and self._deadlines[0][0] <= now_mono:
+            waiter = heapq.heappop(self._deadlines)[2]
+            if not waiter.is_over:
+                self._discard(waiter)
+                gone.append(waiter)
+        return gone
+
+    def cancel(self, waiter: Waiter) -> None:
+        """Its connection is gone: it must not be given anything any more."""
+        waiter.is_over = True
+        self._discard(waiter)
+
+    def _discard(self, waiter: Waiter) -> None:
+        registry: dict[str, Any] = self._jobs if waiter.demand is None else self._pulls
+        parked = registry.get(waiter.key)
+        if parked is not None and waiter in parked:
+            parked.remove(waiter)
+            if not parked:
+                del registry[waiter.key]

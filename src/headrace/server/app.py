@@ -1,0 +1,108 @@
+"""Builds and starts everything in one visible order, and stops it in reverse. The only place that picks a backend."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import resource
+import signal
+import ssl
+import sys
+from pathlib import Path
+from typing import Final
+
+from headrace.backends.local.backend import BOUNDED_LOG, CAPTURE_LOG, LocalBackend
+from headrace.clock import SystemClock
+from headrace.config import ConfigError, Settings
+from headrace.engine.engine import Engine
+from headrace.server.tcp import TcpServer
+
+log: Final = logging.getLogger("headrace.server")
+
+
+class App:
+    """A running server. `start` returns when it listens; `stop` when everything acknowledged is on disk."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.backend = LocalBackend(
+            None if settings.is_memory else Path(settings.data_path),
+            log_root=Path(settings.capture) if settings.capture else None,
+            log_limits=CAPTURE_LOG if settings.capture else BOUNDED_LOG,
+            max_completed=settings.max_completed_jobs,
+            completed_retention_ms=settings.completed_retention_ms,
+        )
+        self.engine = Engine(
+            self.backend,
+            SystemClock(),
+            tokens=settings.auth_tokens,
+            worker_timeout_ms=settings.worker_timeout_ms,
+            connections=lambda: self.tcp.connection_count,
+        )
+        self.tcp: TcpServer
+
+    async def start(self) -> None:
+        await self.engine.start()
+        for problem in self.backend.problems:
+            log.warning("%s", problem)
+        self.tcp = TcpServer(self.engine, self.settings, _tls_context(self.settings))
+        try:
+            await self.tcp.start()
+        except OSError as error:
+            await self.engine.stop()
+            raise ConfigError(
+                f"cannot listen on {self.settings.bind_host}:{self.settings.tcp_port}: {error.strerror or error}. "
+                "Is another server running? Choose another port with --tcp-port."
+            ) from error
+        # What is there now stays: spare the collector the walk over it.
+        gc.collect()
+        gc.freeze()
+
+    async def stop(self) -> None:
+        await self.tcp.stop()
+        await self.engine.stop()
+
+
+def _tls_context(settings: Settings) -> ssl.SSLContext | None:
+    if settings.tls_cert is None or settings.tls_key is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(settings.tls_cert, settings.tls_key)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(f"cannot load the TLS certificate or key: {error}") from error
+    return context
+
+
+def _raise_file_limit() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+async def _serve(settings: Settings) -> None:
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    app = App(settings)
+    await app.start()
+    where = "memory only" if settings.is_memory else settings.data_path
+    scheme = "headraces" if settings.tls_cert else "headrace"
+    print(f"headrace listens on {scheme}://{settings.bind_host}:{app.tcp.port} ({where})", flush=True)
+    await stopping.wait()
+    await app.stop()
+
+
+def serve(settings: Settings) -> None:
+    """Run a server in the foreground until SIGTERM or SIGINT."""
+    _raise_file_limit()
+    if sys.platform != "win32":
+        import uvloop
+
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_serve(settings))
+    else:
+        asyncio.run(_serve(settings))

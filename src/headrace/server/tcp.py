@@ -1,0 +1,331 @@
+"""The TCP shell: sockets, timers and the one commit per tick. All rules of the protocol are in `session`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+from collections.abc import Callable
+from typing import Final
+
+from headrace.config import Settings
+from headrace.engine.engine import Engine
+from headrace.errors import StorageUnavailable
+from headrace.server.session import Budget, Session
+from headrace.wire import encode_error
+
+log: Final = logging.getLogger("headrace.server")
+
+_RELEASE_PAUSES: Final = (0.1, 0.2, 0.4)
+_BACKLOG_LIMIT: Final = 200
+_LATE_MS: Final = 1000
+
+Held = tuple[list[bytes], dict[int, bytes]]
+
+
+class Ticker:
+    """Ends ticks and keeps time: everything that was asked since the last turn shares one commit.
+
+    `stir` schedules the end of the tick behind the sockets that are readable in this turn of the loop; `_end` settles,
+    commits, and only then lets the replies out.
+    """
+
+    def __init__(self, engine: Engine, loop: asyncio.AbstractEventLoop) -> None:
+        self._engine = engine
+        self._loop = loop
+        self._stirred: dict[Connection, None] = {}
+        self._is_scheduled = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_due = 0
+        self._syncs: set[asyncio.Future[None]] = set()
+
+    def start(self) -> None:
+        self._set_timer()
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def stir(self, connection: Connection) -> None:
+        self._stirred[connection] = None
+        self.schedule()
+
+    def schedule(self) -> None:
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            self._loop.call_soon(self._end)
+
+    def _end(self) -> None:
+        self._is_scheduled = False
+        try:
+            self._engine.settle()
+        except StorageUnavailable as error:
+            log.error("a tick could not be stored: %s", error)
+            for connection in self._stirred:
+                connection.session.spoil(error)
+            self._engine.backend.take_sync()
+        if self._engine.backend.take_sync():
+            self._release_after_sync()
+        else:
+            self._release()
+        self._roll_log()
+        self._set_timer()
+
+    def _release(self) -> None:
+        stirred, self._stirred = self._stirred, {}
+        for connection in stirred:
+            connection.flush()
+
+    # -- durable writes ------------------------------------------------------------------------------------------------
+
+    def _release_after_sync(self) -> None:
+        """Hold replies that promise durability until the disk has them; other connections go on meanwhile."""
+        held = [(c, c.hold()) for c in self._stirred if c.session.is_durable]
+        self._release()
+
+        def done(future: asyncio.Future[None]) -> None:
+            self._syncs.discard(future)
+            error = future.exception()
+            if error is not None:
+                log.error("fdatasync failed: %s", error)
+            for connection, replies in held:
+                connection.let_go(replies, error)
+
+        future = self._loop.run_in_executor(None, self._engine.backend.sync)
+        self._syncs.add(future)
+        future.add_done_callback(done)
+
+    def _roll_log(self) -> None:
+        roll = self._engine.backend.roll_log()
+        if roll is not None:
+            self._loop.run_in_executor(None, roll.run)
+
+    # -- time ----------------------------------------------------------------------------------------------------------
+
+    def _set_timer(self) -> None:
+        due = self._engine.next_due_ms()
+        if self._timer is not None:
+            if due == self._timer_due:
+                return
+            self._timer.cancel()
+        self._timer_due = due
+        wait = max(0, due - self._engine.clock.monotonic_ms()) / 1000
+        self._timer = self._loop.call_later(wait, self._on_time)
+
+    def _on_time(self) -> None:
+        self._timer = None
+        late = self._engine.clock.monotonic_ms() - self._timer_due
+        if late > _LATE_MS:
+            # The process was stopped or the loop held up: heartbeats may lie unread in the sockets. Read them first.
+            self._loop.call_later(0.05, self._sweep)
+        else:
+            self._sweep()
+
+    def _sweep(self) -> None:
+        from headrace.backends.local.slices import run_now
+
+        try:
+            run_now(self._engine.sweep())
+        except StorageUnavailable as error:
+            log.error("a sweep could not be stored: %s", error)
+        self._end()
+
+
+class Connection(asyncio.Protocol):
+    """Feeds a session from a socket and a socket from a session."""
+
+    def __init__(self, server: TcpServer) -> None:
+        self._server = server
+        self._transport: asyncio.Transport | None = None
+        self._partial_timer: asyncio.TimerHandle | None = None
+        self._is_reading = True
+        self._is_choked = False
+        self._holds = 0
+        self._behind: list[bytes] = []
+        self._let_go_count = 0
+        self.session: Session
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport) or hasattr(transport, "write")
+        self._transport = transport  # type: ignore[assignment]
+        server = self._server
+        peer = transport.get_extra_info("peername")
+        self.session = Session(
+            server.engine,
+            str(peer[0]) if peer else "",
+            stir=lambda _: server.ticker.stir(self),
+            later=server.loop.call_soon,
+            budget=server.new_budget(),
+        )
+        server.joined(self)
+        sock = transport.get_extra_info("socket")
+        if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        if server.is_full:
+            self._transport.write(encode_error("Too many connections", b""))  # type: ignore[union-attr]
+            self._transport.close()  # type: ignore[union-attr]
+
+    def data_received(self, data: bytes) -> None:
+        session = self.session
+        if session.is_closing:
+            return
+        session.receive(data)
+        if session.has_partial_frame or self._partial_timer is not None:
+            self._watch_partial()
+        if session.backlog_size > _BACKLOG_LIMIT:
+            self._set_reading()
+
+    def _watch_partial(self) -> None:
+        """A frame must make progress; a connection that is idle between frames may stay."""
+        if self._partial_timer is not None:
+            self._partial_timer.cancel()
+            self._partial_timer = None
+        timeout_ms = self._server.settings.tcp_idle_timeout_ms
+        if timeout_ms and self.session.has_partial_frame:
+            self._partial_timer = self._server.loop.call_later(timeout_ms / 1000, self._abort)
+
+    def _abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    # -- writing -------------------------------------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        out = self.session.take()
+        if not out:
+            return
+        if self._holds:
+            self._behind.append(out)
+        else:
+            self._write(out)
+
+    def hold(self) -> Held:
+        """Take what would leave now, to be let go after a sync; what comes later queues up behind it."""
+        self._holds += 1
+        return self.session.take_held()
+
+    def let_go(self, held: Held, error: BaseException | None) -> None:
+        replies, durable = held
+        if error is not None:
+            for index, req_id in durable.items():
+                replies[index] = encode_error(f"Storage error: not synced to disk ({error})", req_id)
+        self._holds -= 1
+        self._behind.insert(self._let_go_count, b"".join(replies))
+        self._let_go_count += 1
+        if not self._holds:
+            out, self._behind, self._let_go_count = b"".join(self._behind), [], 0
+            self._write(out)
+
+    def _write(self, out: bytes) -> None:
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        transport.write(out)
+        if self.session.is_closing:
+            transport.close()
+        elif self._is_choked and transport.get_write_buffer_size() > self._server.settings.tcp_max_write_queue_bytes:
+            log.warning("%s does not read its replies: disconnected", self.session.address)
+            transport.abort()
+        elif not self._is_reading:
+            self._set_reading()
+
+    def pause_writing(self) -> None:
+        self._is_choked = True
+        self._set_reading()
+
+    def resume_writing(self) -> None:
+        self._is_choked = False
+        self._set_reading()
+
+    def _set_reading(self) -> None:
+        """Read only from clients that read, and not more than can be worked off."""
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        wanted = not self._is_choked and self.session.backlog_size <= _BACKLOG_LIMIT
+        if wanted and not self._is_reading:
+            transport.resume_reading()
+        elif not wanted and self._is_reading:
+            transport.pause_reading()
+        self._is_reading = wanted
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._partial_timer is not None:
+            self._partial_timer.cancel()
+        self._transport = None
+        self.session.close()
+        self._server.left(self)
+        self._give_back(_RELEASE_PAUSES)
+
+    def _give_back(self, pauses: tuple[float, ...]) -> None:
+        """Return the jobs of this connection; when the backend errs try again, then leave them to lease expiry."""
+        from headrace.backends.local.slices import run_now
+
+        try:
+            run_now(self._server.engine.release(self.session))
+            self._server.ticker.schedule()
+        except StorageUnavailable as error:
+            if pauses:
+                self._server.loop.call_later(pauses[0], self._give_back, pauses[1:])
+            else:
+                log.warning("jobs of %s wait for their leases to expire: %s", self.session.address, error)
+
+
+class TcpServer:
+    def __init__(self, engine: Engine, settings: Settings, tls: ssl.SSLContext | None = None) -> None:
+        self.engine = engine
+        self.settings = settings
+        self.loop = asyncio.get_running_loop()
+        self.ticker = Ticker(engine, self.loop)
+        self._tls = tls
+        self._connections: set[Connection] = set()
+        self._server: asyncio.Server | None = None
+
+    @property
+    def is_full(self) -> bool:
+        return len(self._connections) > self.settings.max_connections
+
+    @property
+    def connection_count(self) -> int:
+        return len(self._connections)
+
+    @property
+    def port(self) -> int:
+        assert self._server is not None
+        return int(self._server.sockets[0].getsockname()[1])
+
+    def new_budget(self) -> Budget | None:
+        limit = self.settings.rate_limit_max_requests
+        return Budget(limit, self.settings.rate_limit_window_ms) if limit else None
+
+    def joined(self, connection: Connection) -> None:
+        self._connections.add(connection)
+
+    def left(self, connection: Connection) -> None:
+        self._connections.discard(connection)
+
+    async def start(self) -> None:
+        make: Callable[[], Connection] = lambda: Connection(self)  # noqa: E731
+        self._server = await self.loop.create_server(
+            make, self.settings.bind_host, self.settings.tcp_port, ssl=self._tls, backlog=1024
+        )
+        self.ticker.start()
+
+    async def stop(self) -> None:
+        """Stop listening, let the replies in flight leave, close what is left."""
+        if self._server is not None:
+            self._server.close()
+        for connection in list(self._connections):
+            connection.close()
+        deadline = self.loop.time() + self.settings.shutdown_timeout_ms / 1000
+        while self._connections and self.loop.time() < deadline:
+            await asyncio.sleep(0.01)
+        for connection in list(self._connections):
+            connection._abort()
+        await asyncio.sleep(0)
+        self.ticker.stop()

@@ -1,0 +1,312 @@
+"""The wire shape of a job: one MessagePack map, put together from encoded fragments.
+
+A job answer has about forty keys, nearly all of them the same for nearly all jobs. So the map is joined from
+fragments: settings are shared objects whose fragment is encoded once, links and history have a constant fragment
+while a job has none, and only ids, times and counters are packed per answer. Payloads are spliced in as they came.
+
+To add a field to the job object: add it to the view struct of its part; counts follow by themselves.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, Final, Protocol
+
+import msgspec
+from msgspec import Raw, Struct
+
+from headrace.model import NIL, Backoff, JobLinks, JobSettings, Repeat, TimelineEntry, js_number
+
+_encode: Final = msgspec.msgpack.Encoder().encode
+_pack_float: Final = struct.Struct(">d").pack
+
+
+def encode(value: Any) -> bytes:
+    return _encode(value)
+
+
+def encode_float(value: float) -> bytes:
+    """Times travel as float64: a 64-bit integer would reach JavaScript as a BigInt."""
+    return b"\xcb" + _pack_float(value)
+
+
+def _number(value: float | None) -> int | float | None:
+    return None if value is None else js_number(value)
+
+
+class SettingsView(Struct, rename="camel"):
+    max_attempts: int
+    backoff: int | float
+    backoff_config: dict[str, Any] | None
+    ttl: int | float | None
+    timeout: int | float | None
+    stall_timeout: int | float | None
+    lifo: bool
+    remove_on_complete: bool
+    remove_on_fail: bool
+    durable: bool
+    stack_trace_limit: int
+    keep_logs: int | None
+    size_limit: int | None
+    fail_parent_on_failure: bool
+    remove_dependency_on_failure: bool
+    continue_parent_on_failure: bool
+    ignore_dependency_on_failure: bool
+
+
+class LinksView(Struct, rename="camel"):
+    unique_key: str | None
+    custom_id: str | None
+    parent_id: str | None
+    group_id: str | None
+    depends_on: list[str]
+    children_ids: list[str]
+    tags: list[str]
+    repeat: dict[str, Any] | None
+    deduplication_ttl: int | float | None
+    deduplication_extend: bool
+    deduplication_replace: bool
+    debounce_id: str | None
+    debounce_ttl: int | float | None
+
+
+class HistoryView(Struct, rename="camel"):
+    children_completed: int
+    progress: int | float
+    progress_message: str | None
+    stacktrace: list[str] | None
+    timeline: list[TimelineEntry]
+
+
+def _body(view: Struct) -> tuple[int, bytes]:
+    """The entries of an encoded struct without the map header, and how many they are."""
+    encoded = _encode(view)
+    count = len(view.__struct_fields__)
+    return count, encoded[1 if count < 16 else 3 :]
+
+
+def _backoff_view(backoff: float | Backoff) -> tuple[int | float, dict[str, Any] | None]:
+    if not isinstance(backoff, Backoff):
+        return js_number(backoff), None
+    config: dict[str, Any] = {"type": backoff.type, "delay": js_number(backoff.delay)}
+    if backoff.max_delay is not None:
+        config["maxDelay"] = js_number(backoff.max_delay)
+    return js_number(backoff.delay), config
+
+
+def _settings_body(s: JobSettings) -> tuple[int, bytes]:
+    backoff, config = _backoff_view(s.backoff)
+    return _body(
+        SettingsView(
+            s.max_attempts,
+            backoff,
+            config,
+            _number(s.ttl),
+            _number(s.timeout),
+            _number(s.stall_timeout),
+            s.lifo,
+            s.remove_on_complete,
+            s.remove_on_fail,
+            s.durable,
+            s.stack_trace_limit,
+            s.keep_logs,
+            s.size_limit,
+            s.fail_parent_on_failure,
+            s.remove_dependency_on_failure,
+            s.continue_parent_on_failure,
+            s.ignore_dependency_on_failure,
+        )
+    )
+
+
+def _repeat_view(repeat: Repeat | None) -> dict[str, Any] | None:
+    if repeat is None:
+        return None
+    values = msgspec.to_builtins(repeat)
+    return {"count": 0} | {k: js_number(v) if isinstance(v, float) else v for k, v in values.items()}
+
+
+def _links_body(k: JobLinks) -> tuple[int, bytes]:
+    dedup = k.dedup
+    return _body(
+        LinksView(
+            k.unique_key,
+            k.custom_id,
+            k.parent_id,
+            k.group_id,
+            k.depends_on,
+            k.children_ids,
+            k.tags,
+            _repeat_view(k.repeat),
+            _number(dedup.ttl) if dedup else None,
+            dedup.extend if dedup else False,
+            dedup.replace if dedup else False,
+            k.debounce_id,
+            _number(k.debounce_ttl),
+        )
+    )
+
+
+_NO_LINKS_BODY: Final = _links_body(JobLinks())
+_settings_bodies: Final[dict[int, tuple[JobSettings, bytes]]] = {}
+_MAX_BODIES: Final = 4096
+
+_SETTINGS_COUNT: Final = len(SettingsView.__struct_fields__)
+_LINKS_COUNT: Final = len(LinksView.__struct_fields__)
+_HISTORY_COUNT: Final = len(HistoryView.__struct_fields__)
+
+
+def _shared_settings_body(settings: JobSettings) -> bytes:
+    # Keyed by identity: hashing seventeen fields would cost more than encoding them saves. The settings object is
+    # kept beside its body so that its id cannot be reused while it is here.
+    known = _settings_bodies.get(id(settings))
+    if known is not None:
+        return known[1]
+    if len(_settings_bodies) >= _MAX_BODIES:
+        _settings_bodies.clear()
+    body = _settings_body(settings)[1]
+    _settings_bodies[id(settings)] = (settings, body)
+    return body
+
+
+def _key(name: str) -> bytes:
+    return _encode(name)
+
+
+_ID: Final = _key("id")
+_QUEUE: Final = _key("queue")
+_DATA: Final = _key("data")
+_CREATED: Final = _key("createdAt") + b"\xcb"
+_RUN_AT: Final = _key("runAt") + b"\xcb"
+_HEARTBEAT: Final = _key("lastHeartbeat") + b"\xcb"
+_STARTED: Final = _key("startedAt")
+_COMPLETED: Final = _key("completedAt")
+_ATTEMPTS: Final = _key("attempts")
+_PRIORITY: Final = _key("priority")
+_STALLS: Final = _key("stallCount")
+_NAME: Final = _key("name")
+_STATE: Final = _key("state")
+_RETURN: Final = _key("returnvalue")
+_REASON: Final = _key("failedReason")
+_FIXED_COUNT: Final = 11 + _SETTINGS_COUNT + _LINKS_COUNT + _HISTORY_COUNT
+
+_PLAIN_HISTORY: Final = (
+    _key("childrenCompleted")
+    + b"\x00"
+    + _key("progress")
+    + b"\x00"
+    + _key("progressMessage")
+    + NIL
+    + _key("stacktrace")
+    + NIL
+    + _key("timeline")
+)
+_TIMELINE_STATE: Final = b"\x82" + _key("state")
+_TIMELINE_TIME: Final = _key("timestamp") + b"\xcb"
+_WORDS: Final = {word: _encode(word) for word in ("waiting", "delayed", "waiting-children", "active", "completed")}
+_SMALL_INTS: Final = [_encode(n) for n in range(128)]
+_HEADERS: Final = [b"\xde" + n.to_bytes(2, "big") for n in range(128)]
+
+
+def _integer(value: int) -> bytes:
+    return _SMALL_INTS[value] if 0 <= value < 128 else _encode(value)
+
+
+def plain_history(first_state: str, created: float, started: float | None, completed: float | None) -> bytes:
+    """History of a job to which nothing out of the ordinary happened."""
+    parts = [
+        _PLAIN_HISTORY,
+        b"\x91" if started is None else b"\x92" if completed is None else b"\x93",
+        _TIMELINE_STATE,
+        _WORDS[first_state],
+        _TIMELINE_TIME,
+        _pack_float(created),
+    ]
+    if started is not None:
+        parts += (_TIMELINE_STATE, _WORDS["active"], _TIMELINE_TIME, _pack_float(started))
+        if completed is not None:
+            parts += (_TIMELINE_STATE, _WORDS["completed"], _TIMELINE_TIME, _pack_float(completed))
+    return b"".join(parts)
+
+
+def rich_history(view: HistoryView) -> bytes:
+    return _body(view)[1]
+
+
+class JobRecord(Protocol):
+    """What any backend must know of a job to show it."""
+
+    id: str
+    name: str | None
+    created: int
+    run_at: int
+    started: int | None
+    finished: int | None
+    attempts: int
+    priority: int
+    stalls: int
+    settings: JobSettings
+    links: JobLinks | None
+
+    @property
+    def heartbeat(self) -> int: ...
+
+
+def encode_job(
+    job: JobRecord,
+    queue: bytes,
+    data: bytes,
+    history: bytes,
+    state: str | None = None,
+    result: bytes | None = None,
+    failed_reason: str | None = None,
+) -> Raw:
+    """The wire map of a job; `queue`, `data`, `history` and `result` come encoded, the last three are for queries."""
+    extra = b""
+    count = _FIXED_COUNT
+    if job.name is not None:
+        count += 1
+        extra = _NAME + _encode(job.name)
+    if state is not None:
+        count += 1
+        extra += _STATE + _encode(state)
+        if result is not None:
+            count += 1
+            extra += _RETURN + result
+        if failed_reason is not None:
+            count += 1
+            extra += _REASON + _encode(failed_reason)
+    started, finished = job.started, job.finished
+    return Raw(
+        b"".join(
+            (
+                _HEADERS[count],
+                _ID,
+                _encode(job.id),
+                _QUEUE,
+                queue,
+                _DATA,
+                data,
+                _CREATED,
+                _pack_float(job.created),
+                _RUN_AT,
+                _pack_float(job.run_at),
+                _HEARTBEAT,
+                _pack_float(job.heartbeat),
+                _STARTED,
+                NIL if started is None else b"\xcb" + _pack_float(started),
+                _COMPLETED,
+                NIL if finished is None else b"\xcb" + _pack_float(finished),
+                _ATTEMPTS,
+                _integer(job.attempts),
+                _PRIORITY,
+                _integer(job.priority),
+                _STALLS,
+                _integer(job.stalls),
+                _shared_settings_body(job.settings),
+                _NO_LINKS_BODY[1] if job.links is None else _links_body(job.links)[1],
+                history,
+                extra,
+            )
+        )
+    )

@@ -1,0 +1,433 @@
+"""Frames and codec: bytes to commands, replies to bytes. Does no I/O; knows all quirks of JavaScript clients.
+
+A frame is a 4-byte big-endian length and that many bytes of MessagePack. Decoding is optimistic: one typed decode
+into the union of all commands, limits included. Only when that refuses a frame is it taken apart field by field
+(`_Explainer`), which either cleans up what is legal in the protocol but not in the types (JavaScript's `undefined` as
+extension 0, null for an absent option, whole numbers as floats) or finds the exact text for what is wrong.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+import struct
+from collections.abc import Callable
+from typing import Any, Final, Union
+
+import msgspec
+from msgspec import NODEFAULT, Raw, Struct, inspect
+
+from headrace.commands import REGISTRY
+from headrace.commands._base import Command, ErrorReply
+from headrace.errors import HeadraceError, InvalidCommand, ProtocolViolation, UnknownCommand
+from headrace.model import MAX_FRAME_BYTES, NIL
+
+UNDEFINED: Final = b"\xd4\x00\x00"
+_HEADER: Final = struct.Struct(">I")
+_REQ_ID_KEY: Final = b"\xa5reqId"
+_encoder: Final = msgspec.msgpack.Encoder()
+
+
+# -- frames ------------------------------------------------------------------------------------------------------------
+
+
+class Frames:
+    """Splits a byte stream into length-prefixed frames.
+
+    A large frame is collected in pieces and joined once, so that 64 MB arriving in small reads costs linear time.
+    """
+
+    def __init__(self, limit: int = MAX_FRAME_BYTES) -> None:
+        self._limit = limit
+        self._pieces: list[bytes] = []
+        self._held = 0
+        self._need = 4
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether a frame has begun and not ended."""
+        return self._held > 0
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """All frames that `data` completes. ProtocolViolation when a length exceeds the limit."""
+        if self._held:
+            self._pieces.append(data)
+            self._held += len(data)
+            if self._held < self._need:
+                return []
+            data = b"".join(self._pieces)
+            self._pieces.clear()
+            self._held = 0
+        return self._split(data)
+
+    def _split(self, data: bytes) -> list[bytes]:
+        frames = []
+        at, end = 0, len(data)
+        while end - at >= 4:
+            (length,) = _HEADER.unpack_from(data, at)
+            if length > self._limit:
+                raise ProtocolViolation(f"Frame too large: {length} bytes exceeds maximum {self._limit}")
+            stop = at + 4 + length
+            if stop > end:
+                self._need = stop - at
+                break
+            frames.append(data[at + 4 : stop])
+            at = stop
+        else:
+            self._need = 4
+        if at < end:
+            self._pieces.append(data[at:] if at else data)
+            self._held = end - at
+        return frames
+
+
+# -- replies -----------------------------------------------------------------------------------------------------------
+
+
+def encode_reply(reply: Struct, req_id: Raw | bytes) -> bytes:
+    """One frame. Replies have fewer than fifteen keys, so one more fits the same map header."""
+    out = bytearray(4)
+    _encoder.encode_into(reply, out, 4)
+    if req_id:
+        out[4] += 1
+        out += _REQ_ID_KEY
+        out += req_id
+    _HEADER.pack_into(out, 0, len(out) - 4)
+    return bytes(out)
+
+
+def encode_error(error: str, req_id: Raw | bytes) -> bytes:
+    return encode_reply(ErrorReply(error=error), req_id)
+
+
+def encode_frame(value: Any) -> bytes:
+    """A frame with any content: what clients and tests send, and server pushes."""
+    body = _encoder.encode(value)
+    return _HEADER.pack(len(body)) + body
+
+
+# -- commands ----------------------------------------------------------------------------------------------------------
+
+
+class Undecodable(InvalidCommand):
+    """A frame that is no valid command; carries the reqId to echo."""
+
+    def __init__(self, message: str, req_id: bytes = b"") -> None:
+        super().__init__(message)
+        self.req_id = req_id
+
+
+class _Envelope(Struct, rename="camel"):
+    cmd: Raw = Raw(b"")
+    req_id: Raw = Raw(b"")
+
+
+_decode_envelope: Final = msgspec.msgpack.Decoder(_Envelope).decode
+_decode_fields: Final = msgspec.msgpack.Decoder(dict[str, Raw]).decode
+_decode_items: Final = msgspec.msgpack.Decoder(list[Raw]).decode
+_decode_any: Final = msgspec.msgpack.Decoder(ext_hook=lambda code, data: msgspec.msgpack.Ext(code, bytes(data))).decode
+
+
+@functools.cache
+def _typed_decode() -> Callable[[bytes], Command[Any]]:
+    union = Union[tuple(spec.type for spec in REGISTRY.values())]  # noqa: UP007 - built at run time
+    return msgspec.msgpack.Decoder(union).decode
+
+
+def decode_command(frame: bytes) -> Command[Any]:
+    """The command in a frame, or Undecodable with the text and reqId of the error reply."""
+    try:
+        return _typed_decode()(frame)
+    except msgspec.ValidationError:
+        return _decode_slowly(frame)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        raise Undecodable("Invalid command format") from None
+
+
+def _decode_slowly(frame: bytes) -> Command[Any]:
+    name, req_id = _identify(frame)
+    spec = REGISTRY.get(name)
+    if spec is None:
+        raise Undecodable(str(UnknownCommand(name)), req_id)
+    try:
+        fields = _decode_fields(frame)
+        command = _explainer().struct(fields, spec.type, "")
+    except InvalidCommand as error:
+        raise Undecodable(str(error), req_id) from None
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        raise Undecodable("Invalid command format", req_id) from None
+    assert isinstance(command, Command)
+    return command
+
+
+def _identify(frame: bytes) -> tuple[str, bytes]:
+    if frame == NIL:
+        raise Undecodable("Invalid command format")
+    try:
+        envelope = _decode_envelope(frame)
+        name = _decode_any(envelope.cmd) if envelope.cmd else None
+    except msgspec.ValidationError:
+        raise Undecodable("Invalid command") from None
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        raise Undecodable("Invalid command format") from None
+    req_id = bytes(envelope.req_id)
+    if req_id in (UNDEFINED, NIL):
+        req_id = b""
+    if not isinstance(name, str) or not name:
+        raise Undecodable("Invalid command", req_id)
+    return name, req_id
+
+
+def build_command(fields: dict[str, Raw], command_type: type[Command[Any]]) -> Command[Any]:
+    """A command from encoded fields by wire name, with the same checks and texts as a frame (HTTP, WebSocket)."""
+    command = _explainer().struct(fields, command_type, "")
+    assert isinstance(command, Command)
+    return command
+
+
+# -- explaining --------------------------------------------------------------------------------------------------------
+
+Path = str
+_Rule = Callable[["_Explainer", Raw, Any, Path], Any]
+
+
+def _fault(path: Path, kind: str, text: str, extra: dict[str, str]) -> InvalidCommand:
+    return InvalidCommand(extra.get(kind) or f"{path} {text}")
+
+
+class _Explainer:
+    """Builds a value of a type from raw fields, or says in the protocol's words what is wrong with it."""
+
+    def __init__(self) -> None:
+        self._infos: dict[type, list[inspect.Field]] = {}
+
+    def struct(self, fields: dict[str, Raw], cls: type, path: Path) -> Any:
+        values: dict[str, Any] = {}
+        for field in self._fields(cls):
+            where = f"{path}.{field.encode_name}" if path else field.encode_name
+            value = self._field(fields.get(field.encode_name), field, where)
+            if value is not NODEFAULT:
+                values[field.name] = value
+        return cls(**values)
+
+    def _fields(self, cls: type) -> list[inspect.Field]:
+        known = self._infos.get(cls)
+        if known is None:
+            info = inspect.type_info(cls)
+            assert isinstance(info, inspect.StructType)
+            known = self._infos[cls] = list(info.fields)
+        return known
+
+    def _field(self, raw: Raw | None, field: inspect.Field, path: Path) -> Any:
+        kind, extra = _unwrap(field.type)
+        encoded = None if raw is None else bytes(raw)
+        if isinstance(kind, inspect.RawType) or _has(kind, inspect.RawType):
+            return self._opaque(encoded, field, path, extra)
+        if encoded is None or encoded == UNDEFINED or encoded == NIL:
+            if field.required:
+                raise _fault(path, "required", "is required", extra)
+            return NODEFAULT
+        return self.value(Raw(encoded), field.type, path)
+
+    def _opaque(self, encoded: bytes | None, field: inspect.Field, path: Path, extra: dict[str, str]) -> Any:
+        if encoded is None or (encoded == UNDEFINED and not field.required):
+            if field.required:
+                raise _fault(path, "required", "is required", extra)
+            return NODEFAULT
+        return Raw(NIL if encoded == UNDEFINED else encoded)
+
+    def value(self, raw: Raw, type_: inspect.Type, path: Path) -> Any:
+        kind, extra = _unwrap(type_)
+        rule = _RULES.get(type(kind))
+        if rule is None:
+            raise InvalidCommand(f"{path} is not understood")
+        return rule(self, raw, kind, path) if not extra else self._with_texts(rule, raw, kind, path, extra)
+
+    def _with_texts(self, rule: _Rule, raw: Raw, kind: inspect.Type, path: Path, extra: dict[str, str]) -> Any:
+        try:
+            return rule(self, raw, kind, path)
+        except _Fault as fault:
+            raise InvalidCommand(extra.get(fault.kind) or str(fault)) from None
+
+
+class _Fault(InvalidCommand):
+    """A fault with its kind, so that a type's own text may replace the general one."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+def _unwrap(type_: inspect.Type) -> tuple[inspect.Type, dict[str, str]]:
+    extra: dict[str, str] = {}
+    while isinstance(type_, inspect.Metadata):
+        extra |= type_.extra or {}
+        type_ = type_.type
+    return type_, extra
+
+
+def _has(kind: inspect.Type, wanted: type) -> bool:
+    return isinstance(kind, inspect.UnionType) and any(isinstance(_unwrap(t)[0], wanted) for t in kind.types)
+
+
+def _number(raw: Raw, kind: Any, path: Path) -> int | float:
+    value = _decode_any(raw)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise _Fault("type", f"{path} must be a number")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise _Fault("finite", f"{path} must be a finite number")
+    return value
+
+
+def _check_range(value: float, kind: Any, path: Path) -> None:
+    if kind.ge is not None and value < kind.ge:
+        raise _Fault("ge", f"{path} must be at least {_plain(kind.ge)}")
+    if kind.gt is not None and value <= kind.gt:
+        raise _Fault("gt", f"{path} must be greater than {_plain(kind.gt)}")
+    if kind.le is not None and value > kind.le:
+        raise _Fault("le", f"{path} must be at most {_plain(kind.le)}")
+
+
+def _plain(value: float) -> str:
+    return str(int(value)) if float(value).is_integer() else str(value)
+
+
+def _int(_: _Explainer, raw: Raw, kind: inspect.IntType, path: Path) -> int:
+    value = _number(raw, kind, path)
+    if isinstance(value, float):
+        if not value.is_integer():
+            raise _Fault("integer", f"{path} must be an integer")
+        value = int(value)
+    _check_range(value, kind, path)
+    return value
+
+
+def _float(_: _Explainer, raw: Raw, kind: inspect.FloatType, path: Path) -> float:
+    value = float(_number(raw, kind, path))
+    _check_range(value, kind, path)
+    return value
+
+
+def _str(_: _Explainer, raw: Raw, kind: inspect.StrType, path: Path) -> str:
+    value = _decode_any(raw)
+    if not isinstance(value, str):
+        raise _Fault("type", f"{path} must be a string")
+    if kind.min_length is not None and len(value) < kind.min_length:
+        raise _Fault("min_length", f"{path} must be a non-empty string")
+    if kind.max_length is not None and len(value) > kind.max_length:
+        raise _Fault("max_length", f"{path} must be at most {kind.max_length} characters")
+    if kind.pattern is not None and not re.search(kind.pattern, value):
+        raise _Fault("pattern", f"{path} contains invalid characters")
+    return value
+
+
+def _bool(_: _Explainer, raw: Raw, kind: inspect.BoolType, path: Path) -> bool:
+    value = _decode_any(raw)
+    if not isinstance(value, bool):
+        raise _Fault("type", f"{path} must be a boolean")
+    return value
+
+
+def _literal(_: _Explainer, raw: Raw, kind: inspect.LiteralType, path: Path) -> Any:
+    value = _decode_any(raw)
+    if not isinstance(value, str | int) or value not in kind.values:
+        raise _Fault("choice", f"{path} must be one of: {', '.join(map(str, kind.values))}")
+    return value
+
+
+def _list(explainer: _Explainer, raw: Raw, kind: inspect.ListType, path: Path) -> list[Any]:
+    try:
+        items = _decode_items(raw)
+    except msgspec.ValidationError:
+        raise _Fault("type", f"{path} must be an array") from None
+    if kind.max_length is not None and len(items) > kind.max_length:
+        raise _Fault("max_length", f"{path} must have at most {kind.max_length} items")
+    if kind.min_length is not None and len(items) < kind.min_length:
+        raise _Fault("min_length", f"{path} must be a non-empty array")
+    return [_item(explainer, item, kind.item_type, f"{path}[{i}]") for i, item in enumerate(items)]
+
+
+def _item(explainer: _Explainer, raw: Raw, type_: inspect.Type, path: Path) -> Any:
+    kind, _ = _unwrap(type_)
+    if isinstance(kind, inspect.StructType):
+        # Entries of a batch are commands in small: their errors read `jobs[1]: priority must be ...`.
+        fields = _struct_fields(raw, path)
+        try:
+            return explainer.struct(fields, kind.cls, "")
+        except InvalidCommand as error:
+            raise InvalidCommand(f"{path}: {error}") from None
+    encoded = bytes(raw)
+    return explainer.value(Raw(NIL if encoded == UNDEFINED else encoded), type_, path)
+
+
+def _struct_fields(raw: Raw, path: Path) -> dict[str, Raw]:
+    try:
+        return _decode_fields(raw)
+    except msgspec.ValidationError:
+        raise _Fault("type", f"{path} must be an object") from None
+
+
+def _struct(explainer: _Explainer, raw: Raw, kind: inspect.StructType, path: Path) -> Any:
+    return explainer.struct(_struct_fields(raw, path), kind.cls, path)
+
+
+def _dict(explainer: _Explainer, raw: Raw, kind: inspect.DictType, path: Path) -> dict[str, Any]:
+    return {
+        key: explainer.value(value, kind.value_type, f"{path}.{key}")
+        for key, value in _struct_fields(raw, path).items()
+    }
+
+
+def _opaque_value(_: _Explainer, raw: Raw, kind: inspect.RawType, path: Path) -> Raw:
+    return Raw(bytes(raw))
+
+
+def _union(explainer: _Explainer, raw: Raw, kind: inspect.UnionType, path: Path) -> Any:
+    """The member that fits the kind of value sent; None stands for absent."""
+    members = [t for t in kind.types if not isinstance(_unwrap(t)[0], inspect.NoneType | inspect.UnsetType)]
+    first = bytes(raw[:1]) if isinstance(raw, bytes) else bytes(raw)[:1]
+    if first == NIL:
+        return None
+    for member in members:
+        if isinstance(_unwrap(member)[0], _kinds_for(first[0])):
+            return explainer.value(raw, member, path)
+    return explainer.value(raw, members[0], path)
+
+
+def _kinds_for(byte: int) -> tuple[type, ...]:
+    if byte <= 0x7F or byte >= 0xE0 or 0xCA <= byte <= 0xD3:
+        return (inspect.IntType, inspect.FloatType)
+    if 0x80 <= byte <= 0x8F or byte in (0xDE, 0xDF):
+        return (inspect.StructType, inspect.DictType)
+    if 0x90 <= byte <= 0x9F or byte in (0xDC, 0xDD):
+        return (inspect.ListType,)
+    if 0xA0 <= byte <= 0xBF or byte in (0xD9, 0xDA, 0xDB):
+        return (inspect.StrType, inspect.LiteralType)
+    if byte in (0xC2, 0xC3):
+        return (inspect.BoolType,)
+    return ()
+
+
+_RULES: Final[dict[type, _Rule]] = {
+    inspect.IntType: _int,
+    inspect.FloatType: _float,
+    inspect.StrType: _str,
+    inspect.BoolType: _bool,
+    inspect.LiteralType: _literal,
+    inspect.ListType: _list,
+    inspect.StructType: _struct,
+    inspect.DictType: _dict,
+    inspect.RawType: _opaque_value,
+    inspect.UnionType: _union,
+}
+
+
+@functools.cache
+def _explainer() -> _Explainer:
+    return _Explainer()
+
+
+def error_text(error: BaseException) -> str:
+    """What a client may read of an error: its own text when it is ours, nothing of our insides otherwise."""
+    return str(error) if isinstance(error, HeadraceError) else "Internal server error"

@@ -1,0 +1,414 @@
+"""Writes the generated parts of docs/: the command reference and the table of states.
+
+    python tools/docs.py            write them
+    python tools/docs.py --check    exit 1 when a page does not say what the code says
+
+Only the text between the markers `<!-- generated -->` and `<!-- /generated -->` is touched; the rest of a
+page is written by hand. Everything shown comes from headrace.states and the command registry, so a page is
+changed by changing the code. To add a generated page: add its path and the function that writes it to PAGES.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import inspect as source
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+from msgspec import NODEFAULT, UNSET, Raw, inspect
+
+import headrace.commands  # noqa: F401  (fills the registry)
+from headrace.commands._base import REGISTRY, Flag, Spec
+from headrace.states import NEXT, State, Verb
+
+DOCS: Final = Path(__file__).resolve().parent.parent / "docs"
+BEGIN: Final = "<!-- generated -->"
+END: Final = "<!-- /generated -->"
+
+CATEGORIES: Final = [
+    "Core",
+    "Query",
+    "Control",
+    "DLQ",
+    "Cron",
+    "Monitoring",
+    "Workers",
+    "Webhooks",
+    "Rate",
+    "Logs",
+    "Auth",
+    "Families",
+    "Dedup",
+    "Groups",
+    "Events",
+    "Dashboard",
+]
+FLAG_WORDS: Final = {
+    Flag.WRITE: "changes something",
+    Flag.BLOCKING: "may wait",
+    Flag.BULK: "works in slices",
+    Flag.OPEN: "allowed before Auth",
+    Flag.CONNECTION: "needs a lasting connection (TCP, WebSocket)",
+}
+Lines = Iterator[str]
+
+
+# The command reference
+
+
+def command_reference() -> Lines:
+    structs: dict[str, inspect.StructType] = {}
+    yield from summary()
+    for category in categories():
+        yield f"### {category}"
+        yield ""
+        for spec in of_category(category):
+            yield from command_section(spec, structs)
+    yield from object_sections(structs)
+
+
+def categories() -> list[str]:
+    found = dict.fromkeys(spec.category for spec in REGISTRY.values())
+    return sorted(found, key=lambda name: CATEGORIES.index(name) if name in CATEGORIES else len(CATEGORIES))
+
+
+def of_category(category: str) -> list[Spec]:
+    return [spec for spec in REGISTRY.values() if spec.category == category]
+
+
+def summary() -> Lines:
+    yield f"{len(REGISTRY)} commands."
+    yield ""
+    yield from table(
+        ["category", "commands"],
+        [[name, ", ".join(link("command", s.name) for s in of_category(name))] for name in categories()],
+    )
+
+
+def command_section(spec: Spec, structs: dict[str, inspect.StructType]) -> Lines:
+    yield heading("command", spec.name)
+    yield ""
+    yield paragraph(spec.type)
+    yield ""
+    if facts := [*route_facts(spec), *(word for flag, word in FLAG_WORDS.items() if flag in spec.flags)]:
+        sentence = "; ".join(facts)
+        yield f"{sentence[0].upper()}{sentence[1:]}."
+        yield ""
+    fields = [field for field in struct_of(spec.type).fields if field.name != "req_id"]
+    fields.sort(key=lambda field: not field.required)
+    if fields:
+        yield from table(["field", "type", "default", "limits"], [request_row(f, structs) for f in fields])
+    yield from reply_lines(spec, structs)
+    yield from error_lines(spec, fields)
+
+
+def route_facts(spec: Spec) -> Lines:
+    if spec.routes:
+        yield "HTTP " + ", ".join(f"`{route.method} {route.path}`" for route in spec.routes)
+
+
+def request_row(field: inspect.Field, structs: dict[str, inspect.StructType]) -> list[str]:
+    # A null in a request means the same as leaving the field out, so it is not shown.
+    text = type_text(field.type, structs, with_null=False)
+    return [f"`{field.encode_name}`", text, default_text(field), limits_text(field.type)]
+
+
+def reply_lines(spec: Spec, structs: dict[str, inspect.StructType]) -> Lines:
+    fields = [field for field in struct_of(spec.reply).fields if field.name != "ok"]
+    if not fields:
+        yield "Reply: `{ok: true}`"
+        yield ""
+        return
+    parts = []
+    for field in fields:
+        mark = "" if field.required else "?"
+        parts.append(f"`{field.encode_name}{mark}`: {reply_type_text(field, structs)}")
+    yield "Reply: " + ", ".join(parts)
+    yield ""
+
+
+def reply_type_text(field: inspect.Field, structs: dict[str, inspect.StructType]) -> str:
+    text = type_text(field.type, structs, with_null=True)
+    # Jobs are put together from encoded parts, so their type does not say what they are; their name does.
+    return text.replace("any", "[Job](#the-job-object)") if field.name in ("job", "jobs") else text
+
+
+def error_lines(spec: Spec, fields: Iterable[inspect.Field]) -> Lines:
+    own = (text for field in fields if field.name != "queue" for text in own_texts(field.type))
+    texts = dict.fromkeys([*own, *spec.errors])
+    if texts:
+        yield "Errors:"
+        yield ""
+        yield from (f"- `{text}`" for text in texts)
+        yield ""
+
+
+def object_sections(structs: dict[str, inspect.StructType]) -> Lines:
+    yield "### Objects"
+    yield ""
+    done: set[str] = set()
+    while missing := [name for name in structs if name not in done]:  # objects may name further objects
+        name = missing[0]
+        done.add(name)
+        yield heading("object", name)
+        yield ""
+        if text := paragraph(structs[name].cls):
+            yield text
+            yield ""
+        fields = [field for field in structs[name].fields if field.name not in ("req_id", "ok")]
+        yield from table(["field", "type", "default", "limits"], [object_row(f, structs) for f in fields])
+
+
+def object_row(field: inspect.Field, structs: dict[str, inspect.StructType]) -> list[str]:
+    text = type_text(field.type, structs, with_null=field.required)
+    return [f"`{field.encode_name}`", text, default_text(field), limits_text(field.type)]
+
+
+# From types to words
+
+
+def struct_of(cls: type) -> inspect.StructType:
+    info = inspect.type_info(cls)
+    assert isinstance(info, inspect.StructType)
+    return info
+
+
+def bare(kind: inspect.Type) -> inspect.Type:
+    return bare(kind.type) if isinstance(kind, inspect.Metadata) else kind
+
+
+def members(kind: inspect.Type) -> list[inspect.Type]:
+    kind = bare(kind)
+    return [bare(member) for member in kind.types] if isinstance(kind, inspect.UnionType) else [kind]
+
+
+PLAIN_WORDS: Final[dict[type, str]] = {
+    inspect.IntType: "integer",
+    inspect.FloatType: "number",
+    inspect.StrType: "string",
+    inspect.BoolType: "boolean",
+    inspect.RawType: "any",
+    inspect.AnyType: "any",
+    inspect.NoneType: "null",
+    inspect.BytesType: "binary",
+}
+
+
+def type_text(kind: inspect.Type, structs: dict[str, inspect.StructType], *, with_null: bool) -> str:
+    words = [
+        single_type_text(member, structs)
+        for member in members(kind)
+        if with_null or not isinstance(member, inspect.NoneType)
+    ]
+    return " or ".join(dict.fromkeys(words))
+
+
+def single_type_text(kind: inspect.Type, structs: dict[str, inspect.StructType]) -> str:
+    match kind:
+        case inspect.ListType():
+            inner = type_text(kind.item_type, structs, with_null=True)
+            return f"list of ({inner})" if " or " in inner else f"list of {inner}"
+        case inspect.DictType():
+            return f"map to {type_text(kind.value_type, structs, with_null=True)}"
+        case inspect.LiteralType():
+            return " or ".join(f"`{value}`" for value in kind.values)
+        case inspect.EnumType():
+            return " or ".join(f"`{member.value}`" for member in kind.cls)
+        case inspect.StructType():
+            if structs.setdefault(kind.cls.__name__, kind).cls is not kind.cls:
+                raise SystemExit(f"two objects of the protocol are called {kind.cls.__name__}")
+            return link("object", kind.cls.__name__)
+    return PLAIN_WORDS[type(kind)]
+
+
+def default_text(field: inspect.Field) -> str:
+    if field.required:
+        return "required"
+    default: Any = field.default
+    if default is NODEFAULT and field.default_factory is not NODEFAULT:
+        default = field.default_factory()
+    if default is None or default is UNSET or default is NODEFAULT or isinstance(default, Raw):
+        return ""
+    return f"`{msgspec.json.encode(default).decode()}`"
+
+
+def limits_text(kind: inspect.Type) -> str:
+    return ", ".join(dict.fromkeys(text for member in members(kind) for text in member_limits(member)))
+
+
+def member_limits(kind: inspect.Type) -> Lines:
+    match kind:
+        case inspect.IntType() | inspect.FloatType():
+            yield from span_text(kind.ge, kind.le, "")
+        case inspect.StrType():
+            yield from span_text(kind.min_length, kind.max_length, " characters")
+            if kind.pattern:
+                yield f"`{kind.pattern}`"
+        case inspect.ListType():
+            yield from span_text(kind.min_length, kind.max_length, " items")
+            yield from (f"each: {text}" for text in [limits_text(kind.item_type)] if text)
+
+
+KNOWN_BOUNDS: Final[dict[float, str]] = {
+    86_400_000: "86400000 (a day)",
+    31_536_000_000: "31536000000 (a year)",
+    3_153_600_000_000: "3153600000000 (100 years)",
+    8_640_000_000_000_000: "8640000000000000",
+    2**31 - 1: "2^31-1",
+    -(2**31): "-2^31",
+    2**53 - 1: "2^53-1",
+    -(2**53 - 1): "-(2^53-1)",
+}
+
+
+def bound(value: float) -> str:
+    return KNOWN_BOUNDS.get(value, f"{value}")
+
+
+def span_text(low: float | None, high: float | None, unit: str) -> Lines:
+    if low is not None and high is not None and low < -1e300 and high > 1e300:
+        yield "finite"
+    elif low is not None and high is not None:
+        yield f"{bound(low)} to {bound(high)}{unit}"
+    elif high is not None:
+        yield f"at most {bound(high)}{unit}"
+    elif low is not None:
+        yield f"at least {bound(low)}{unit}"
+
+
+def own_texts(kind: inspect.Type) -> Lines:
+    """Error texts that a type brings along instead of the general ones."""
+    if isinstance(kind, inspect.Metadata):
+        yield from (text for text in (kind.extra or {}).values() if isinstance(text, str))
+        yield from own_texts(kind.type)
+    elif isinstance(kind, inspect.UnionType):
+        for member in kind.types:
+            yield from own_texts(member)
+
+
+# The states
+
+
+def state_reference() -> Lines:
+    yield "```mermaid"
+    yield "stateDiagram-v2"
+    yield from (f"    {line}" for line in diagram_lines())
+    yield "```"
+    yield ""
+    meanings = comments_of(Verb)
+    rows = [
+        [verb.name.lower(), *(cell(state, verb) for state in State if NEXT[state]), meanings[verb.name]]
+        for verb in Verb
+    ]
+    yield "The row is what happens, the column the state it happens in, the cell the state afterwards."
+    yield "An empty cell is refused."
+    yield ""
+    yield from table(["verb", *(state.word for state in State if NEXT[state]), "what it means"], rows)
+
+
+def diagram_lines() -> Lines:
+    yield "waiting_children: waiting-children"
+    yield "[*] --> waiting: push"
+    yield "[*] --> delayed: push with a delay"
+    yield "[*] --> waiting_children: push with dependencies"
+    for state in State:
+        arrows: dict[State, list[str]] = {}
+        for verb in sorted(NEXT[state]):
+            arrows.setdefault(NEXT[state][verb], []).append(verb.name.lower())
+        for after, verbs in arrows.items():
+            yield f"{diagram_name(state)} --> {diagram_name(after)}: {', '.join(verbs)}"
+
+
+def diagram_name(state: State) -> str:
+    return "[*]" if state is State.REMOVED else state.name.lower()
+
+
+def cell(state: State, verb: Verb) -> str:
+    after = NEXT[state].get(verb)
+    return "" if after is None else after.word
+
+
+def comments_of(enum: type) -> dict[str, str]:
+    """The comment beside each member: the meaning is written once, in the code."""
+    lines = source.getsource(enum).splitlines()
+    found = (re.match(r"\s+(\w+) = .*?#\s*(.+)", line) for line in lines)
+    return {match[1]: match[2] for match in found if match}
+
+
+# Pages
+
+
+def table(head: list[str], rows: Iterable[list[str]]) -> Lines:
+    yield "| " + " | ".join(head) + " |"
+    yield "|" + "---|" * len(head)
+    for row in rows:
+        yield "| " + " | ".join(text.replace("|", "\\|") for text in row) + " |"
+    yield ""
+
+
+def heading(kind: str, name: str) -> str:
+    """A heading with an anchor of its own: commands, objects and categories may share a name."""
+    return f'#### <a id="{kind}-{name.lower()}"></a>{name}'
+
+
+def link(kind: str, name: str) -> str:
+    return f"[{name}](#{kind}-{name.lower()})"
+
+
+def paragraph(documented: type) -> str:
+    """The docstring of a class, but not one inherited from its base, which would say nothing here."""
+    own = documented.__dict__.get("__doc__")
+    return source.cleandoc(own) if own else ""
+
+
+PAGES: Final[dict[str, Callable[[], Lines]]] = {
+    "protocol.md": command_reference,
+    "states.md": state_reference,
+}
+
+
+def fresh(page: str, old: str) -> str:
+    """`old` with its generated part written anew."""
+    if old.count(BEGIN) != 1 or old.count(END) != 1:
+        raise SystemExit(f"docs/{page} needs exactly one {BEGIN} and one {END}")
+    before, _, rest = old.partition(BEGIN)
+    after = rest.partition(END)[2]
+    body = "\n".join(PAGES[page]()).strip("\n")
+    return f"{before}{BEGIN}\n\n{body}\n\n{END}{after}"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Write the generated parts of docs/.")
+    parser.add_argument("--check", action="store_true", help="only say whether they are fresh")
+    is_check = parser.parse_args(arguments).check
+    stale = 0
+    for page in PAGES:
+        path = DOCS / page
+        old = path.read_text(encoding="utf-8")
+        new = fresh(page, old)
+        if new == old:
+            continue
+        stale += 1
+        if is_check:
+            report(page, old, new)
+        else:
+            path.write_text(new, encoding="utf-8")
+            print(f"wrote docs/{page}")
+    return 1 if is_check and stale else 0
+
+
+def report(page: str, old: str, new: str) -> None:
+    print(f"docs/{page} is stale: run `make docs`", file=sys.stderr)
+    changes = list(
+        difflib.unified_diff(old.splitlines(), new.splitlines(), "on disk", "from the code", lineterm="", n=0)
+    )
+    print("\n".join(changes[:20]), file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

