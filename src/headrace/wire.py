@@ -385,7 +385,7 @@ def _opaque_value(_: _Explainer, raw: Raw, kind: inspect.RawType, path: Path) ->
 
 def _union(explainer: _Explainer, raw: Raw, kind: inspect.UnionType, path: Path) -> Any:
     """The member that fits the kind of value sent; None stands for absent."""
-    members = [t for t in kind.types if not isinstance(_unwrap(t)[0], inspect.NoneType | inspect.UnsetType)]
+    members = [t for t in kind.types if not isinstance(_unwrap(t)[0], inspect.NoneType)]
     first = bytes(raw[:1]) if isinstance(raw, bytes) else bytes(raw)[:1]
     if first == NIL:
         return None

@@ -204,6 +204,11 @@ class WaitJob(Command[Waited], tag="WaitJob"):
         return Waited(completed=True, result=UNSET if outcome.result is None else Raw(outcome.result))
 
 
+async def _extend(engine: Engine, job_id: str, token: str | None, duration_ms: float) -> bool:
+    # Here, unlike in ACK, an empty token is a wrong one: taken as absent it would override any holder.
+    return token != "" and await engine.backend.extend(job_id, token, duration_ms, force=token is None)
+
+
 @command(
     Ok,
     category="Control",
@@ -219,7 +224,7 @@ class ExtendLock(Command[Ok], tag="ExtendLock"):
     token: Token | None = None
 
     async def run(self, engine: Engine, peer: Peer) -> Ok:
-        if not await engine.backend.extend(self.id, self.token, self.duration, force=self.token is None):
+        if not await _extend(engine, self.id, self.token, self.duration):
             raise Refused("Lock not found or invalid token")
         return Ok()
 
@@ -245,5 +250,5 @@ class ExtendLocks(Command[Counted], tag="ExtendLocks"):
         check_lengths("ExtendLocks", self.ids, tokens=self.tokens, durations=self.durations)
         count = 0
         for job_id, token, duration in zip(self.ids, self.tokens, self.durations, strict=True):
-            count += await engine.backend.extend(job_id, token, duration, force=token is None)
+            count += await _extend(engine, job_id, token, duration)
         return Counted(count=count)

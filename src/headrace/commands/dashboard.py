@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-from msgspec import UNSET, Meta, Raw, Struct, UnsetType, msgpack, field
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field, msgpack
 
 from headrace.commands._base import Command, Reply, command
 from headrace.commands.cron import CronView, cron_view

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Meta, Struct
 
-from headrace.backends.base import QueueLimits
 from headrace.commands._base import Command, Flag, Ok, Reply, command
 from headrace.model import YEAR_MS, Count, QueueName, TtlMs
 
@@ -79,8 +78,22 @@ class ClearConcurrency(Command[Ok], tag="ClearConcurrency"):
         return Ok()
 
 
+class RateView(Struct):
+    max: float
+    duration: float
+
+
+class LimitsView(Struct, rename="camel"):
+    """`rateLimitTtl` is the time in ms until the next job may go, -2 when nothing limits."""
+
+    rate_limit: RateView | None
+    rate_limit_ttl: float
+    concurrency_limit: int | None
+    maxed: bool
+
+
 class LimitsData(Struct):
-    limits: QueueLimits
+    limits: LimitsView
 
 
 class LimitsFound(Reply):
@@ -95,4 +108,12 @@ class GetQueueLimits(Command[LimitsFound], tag="GetQueueLimits"):
     max_jobs: Count | None = None
 
     async def run(self, engine: Engine, peer: Peer) -> LimitsFound:
-        return LimitsFound(data=LimitsData(await engine.backend.limits(self.queue)))
+        limits = await engine.backend.limits(self.queue)
+        rate = limits.rate_limit
+        view = LimitsView(
+            rate_limit=None if rate is None else RateView(float(rate.max), float(rate.duration)),
+            rate_limit_ttl=float(limits.rate_limit_ttl),
+            concurrency_limit=limits.concurrency_limit,
+            maxed=limits.maxed,
+        )
+        return LimitsFound(data=LimitsData(view))

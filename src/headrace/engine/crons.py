@@ -1,12 +1,12 @@
 """The scheduler: pushes the jobs of schedules when their time has come, each slot once.
 
-A slot is the planned time of one run. `Backend.fire_cron` stores the entry with that slot behind it and the job
-in one commit, and refuses a slot that is not ahead of the stored one, so a slot fires once however often the
-server restarts and however many servers share the store. What is kept here is only a heap of next runs: before
-a run the entry is read from the backend again.
+A slot is the planned time of one run. `Backend.fire_cron` stores the entry with that slot behind it and the
+job in one commit, and refuses a slot that is not ahead of the stored one, so a slot fires once however often
+the server restarts and however many servers share the store. What is kept here is only a heap of next runs:
+before a run the entry is read from the backend again.
 
-Slots that a busy loop let pass are run late, one by one. After more than CATCH_UP_MS of sleep, and for entries
-that were due while the server was down, one run stands for all that were missed.
+Slots that a busy loop let pass are run late, one by one. After more than CATCH_UP_MS of sleep, and for
+entries that were due while the server was down, one run stands for all that were missed.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Crons:
     # -- what clients ask for --------------------------------------------------------------------------------
 
     async def upsert(self, entry: CronEntry, *, immediately: bool = False) -> CronEntry:
-        """Store a schedule. One that had its name passes its count on, and its phase if the timing is equal."""
+        """Store a schedule. One that had its name passes its count on and, if timed alike, its phase."""
         check_cron(entry.schedule, entry.repeat_every, entry.timezone)
         now = self._clock.now_ms()
         known = await self._backend.cron(entry.name)
@@ -174,7 +174,10 @@ def _first_run(entry: CronEntry, now: int) -> float:
 
 
 def _replacing(known: CronEntry, entry: CronEntry, now: int) -> CronEntry:
-    """`entry` in the place of `known`. Clients say their schedules at every start: equal timing keeps its phase."""
+    """`entry` in the place of `known`.
+
+    Clients say their schedules again at every start, so one that is timed alike keeps its phase.
+    """
     kept = structs.replace(entry, executions=known.executions, created_at=known.created_at)
     if _timing(known) == _timing(entry):
         return structs.replace(kept, next_run=known.next_run, last_slot=known.last_slot)

@@ -170,7 +170,7 @@ class Engine:
         await self.crons.fire_due()
         if mono >= self._next_maintenance:
             self._next_maintenance = mono + _MAINTAIN_EVERY_MS
-            self.workers.expire(self.clock.now_ms())
+            self.workers.expire()
             self.backend.retire_completed()
 
     # -- connections ---------------------------------------------------------------------------------------------------
@@ -188,7 +188,7 @@ class Engine:
 
     async def release(self, peer: Peer) -> None:
         """The connection closed: its jobs wait again, its workers are gone."""
-        self.workers.drop(peer.workers)
+        self.workers.drop(peer)
         if peer.held:
             self.backend.check_writable()
             await self.backend.release(peer.held)

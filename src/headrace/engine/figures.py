@@ -90,9 +90,8 @@ class Figures:
         """Pushes and pulls per second over the last WINDOW_MS."""
         self.sample()
         then, pushed, pulled = self._samples[0]
-        seconds = (self._clock.monotonic_ms() - then) / 1000
-        if seconds <= 0:
-            return 0.0, 0.0
+        # A server that has only just started would seem to be very busy.
+        seconds = max(1.0, (self._clock.monotonic_ms() - then) / 1000)
         totals = self._backend.totals()
         return round((totals.pushed - pushed) / seconds, 2), round((totals.pulled - pulled) / seconds, 2)
 

@@ -129,6 +129,10 @@ class Session:
         except Undecodable as error:
             self._refuse(error, error.req_id)
             return
+        except Exception:
+            log.exception("a frame could not be decoded")
+            self._answer(encode_error("Invalid command format", b""), b"")
+            return
         req_id = command.req_id
         try:
             if self._budget is not None and not self._budget.spend(self._engine.clock.monotonic_ms):

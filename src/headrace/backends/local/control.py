@@ -369,10 +369,19 @@ class Control(Delivery):
         q = self._queues.get(queue)
         if q is None:
             return QueueLimits(None, -2, None, False)
-        config, mono = q.config, self._clock.monotonic_ms()
-        wait = q.bucket.wait_ms(mono) if config.rate_limit is not None and q.bucket is not None else None
+        config = q.config
         maxed = config.concurrency is not None and q.counts[State.ACTIVE] >= config.concurrency
-        return QueueLimits(config.rate_limit, float(wait) if wait else -2, config.concurrency, maxed)
+        return QueueLimits(config.rate_limit, self._rate_limit_ttl(q), config.concurrency, maxed)
+
+    def _rate_limit_ttl(self, q: Queue) -> float:
+        """ms until the limit is over or, for a lasting one, until the next token; -2 without a limit."""
+        limit = q.config.rate_limit
+        if limit is None:
+            return -2
+        if limit.until is not None:
+            return max(0.0, limit.until - self._clock.now_ms())
+        wait = q.bucket.wait_ms(self._clock.monotonic_ms()) if q.bucket is not None else 0
+        return float(wait or 0)
 
     # -- unique keys ---------------------------------------------------------------------------------------------------
 

@@ -383,6 +383,8 @@ class EventLog:
         segments.rewrite_manifest(self.folder, kept)
         self._sealed = kept
         for sealed in dropped:
+            # A roll may not have come to its last step: left alone, its raw file would bring the events back.
+            (self.folder / segments.raw_name(sealed.first)).unlink(missing_ok=True)
             (self.folder / sealed.name).unlink(missing_ok=True)
         segments.remove_corrupt(self.folder, upto=dropped[-1].last)
         return sum(sealed.count for sealed in dropped)

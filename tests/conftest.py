@@ -1,0 +1,31 @@
+"""Fixtures that every part of the suite shares."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.serverprocess import ServerProcess
+from tests.wireclient import Client
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """One server on a real file for a whole test module; tests use queues of their own."""
+    with ServerProcess(Path(tmp_path_factory.mktemp("server")) / "headrace.db") as running:
+        yield running
+
+
+@pytest.fixture
+def client(server: ServerProcess) -> Iterator[Client]:
+    with server.client() as connected:
+        yield connected
+
+
+@pytest.fixture
+def queue(request: pytest.FixtureRequest) -> str:
+    """A queue name that no other test uses."""
+    name = "".join(c if c.isalnum() or c in "_-" else "_" for c in request.node.name)
+    return f"{request.module.__name__.rsplit('.', 1)[-1]}.{name}"[:200]
