@@ -32,7 +32,7 @@ check: setup ## Check format, lint, types, import directions and that generated 
 	@$(PYTHON_BIN) -m ruff check .
 	@$(PYTHON_BIN) -m mypy --strict src
 	@.venv/bin/lint-imports
-#	@$(PYTHON_BIN) tools/docs.py --check   (switch on when tools/docs.py is there)
+	@$(PYTHON_BIN) tools/docs.py --check
 
 fmt: setup ## Format the source and apply the safe lint fixes
 	@$(PYTHON_BIN) -m ruff check --fix --quiet . || true

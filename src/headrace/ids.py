@@ -12,11 +12,15 @@ from typing import Final
 from headrace.clock import Clock, SystemClock
 
 _BLOCK: Final = 4096
-_SEQUENCE_SPAN: Final = 0x1000
+
+
+_SEQUENCES: Final = [f"{n:03x}" for n in range(0x1000)]
 
 
 class IdSource:
     """Makes UUIDv7 strings whose text order is their creation order."""
+
+    __slots__ = ("_clock", "_millisecond", "_prefix", "_sequence", "_tails")
 
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
@@ -26,17 +30,20 @@ class IdSource:
         self._tails: list[str] = []
 
     def next(self) -> str:
-        now = self._clock.now_ms()
-        if now > self._millisecond:
-            self._begin(now)
+        return self.at(self._clock.now_ms())
+
+    def at(self, now_ms: int) -> str:
+        """The next id for somebody who has asked for the time already."""
+        if now_ms > self._millisecond:
+            self._begin(now_ms)
         else:
             self._sequence += 1
-            if self._sequence >= _SEQUENCE_SPAN:
+            if self._sequence >= 0x1000:
                 # More than 4096 ids in one millisecond: borrow from the next one, order matters more than the stamp.
                 self._begin(self._millisecond + 1)
         if not self._tails:
             self._draw()
-        return f"{self._prefix}{self._sequence:03x}{self._tails.pop()}"
+        return self._prefix + _SEQUENCES[self._sequence] + self._tails.pop()
 
     def _begin(self, millisecond: int) -> None:
         self._millisecond = millisecond
@@ -46,8 +53,5 @@ class IdSource:
 
     def _draw(self) -> None:
         noise = os.urandom(8 * _BLOCK).hex()
-        variants = "89ab"
-        for i in range(0, len(noise), 16):
-            tail = noise[i : i + 16]
-            variant = variants[int(tail[0], 16) & 3]
-            self._tails.append(f"-{variant}{tail[1:4]}-{tail[4:]}")
+        variant = f"-{'89ab'[int(noise[0], 16) & 3]}"
+        self._tails = [f"{variant}{noise[i : i + 3]}-{noise[i + 3 : i + 15]}" for i in range(0, len(noise), 16)]

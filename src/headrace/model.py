@@ -28,7 +28,7 @@ QueueName = Annotated[
     Meta(
         min_length=1,
         max_length=256,
-        pattern=r"^[a-zA-Z0-9_\-.:]+$",
+        pattern=r"^[a-zA-Z0-9_\-.:]+$(?!\n)",
         extra={
             "required": "Queue name is required",
             "min_length": "Queue name is required",
@@ -73,6 +73,7 @@ LeaseMs = Annotated[float, Meta(ge=1, le=DAY_MS)]
 PollMs = Annotated[float, Meta(ge=0, le=60_000)]
 TimestampMs = Annotated[float, Meta(ge=0, le=8_640_000_000_000_000)]
 Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Position = Annotated[int, Meta(ge=-MAX_SAFE_INTEGER, le=MAX_SAFE_INTEGER)]
 Finite = Annotated[float, Meta(ge=-1e308, le=1e308)]
 """Any number but NaN and the infinities, which an unbounded float would let through."""
 StallIntervalMs = Annotated[float, Meta(ge=1, le=DAY_MS)]
@@ -173,6 +174,13 @@ _links_tuple: Final = operator.attrgetter(*JobLinks.__struct_fields__)
 _NO_LINKS: Final = _links_tuple(JobLinks())
 _SHARED_SETTINGS: Final[dict[tuple[Any, ...], JobSettings]] = {_settings_tuple(DEFAULT_SETTINGS): DEFAULT_SETTINGS}
 _MAX_SHARED: Final = 4096
+_options_tuple: Final = operator.attrgetter(*JobSettings.__struct_fields__, *JobLinks.__struct_fields__)
+_PLAIN: Final = _settings_tuple(DEFAULT_SETTINGS) + _NO_LINKS
+
+
+def is_plain(spec: object) -> bool:
+    """Whether `spec` asks for nothing but defaults: one comparison instead of two lookups on the hot path."""
+    return bool(_options_tuple(spec) == _PLAIN)
 
 
 def settings_of(spec: object) -> JobSettings:

@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol
 import msgspec
 from msgspec import Raw, Struct
 
-from headrace.model import NIL, Backoff, JobLinks, JobSettings, Repeat, TimelineEntry, js_number
+from headrace.model import DEFAULT_SETTINGS, NIL, Backoff, JobLinks, JobSettings, Repeat, TimelineEntry, js_number
 
 _encode: Final = msgspec.msgpack.Encoder().encode
 _pack_float: Final = struct.Struct(">d").pack
@@ -148,6 +148,7 @@ def _links_body(k: JobLinks) -> tuple[int, bytes]:
 
 
 _NO_LINKS_BODY: Final = _links_body(JobLinks())
+_DEFAULT_BODY: Final = _settings_body(DEFAULT_SETTINGS)[1] + _NO_LINKS_BODY[1]
 _settings_bodies: Final[dict[int, tuple[JobSettings, bytes]]] = {}
 _MAX_BODIES: Final = 4096
 
@@ -250,6 +251,58 @@ class JobRecord(Protocol):
 
     @property
     def heartbeat(self) -> int: ...
+
+
+# A plain job on its way to a worker: keys and values of all times and counters in one packing, see _TIMES.
+_TIME_KEYS: Final = (_CREATED, _RUN_AT, _HEARTBEAT, _STARTED + b"\xcb")
+_COUNTER_KEYS: Final = (_COMPLETED + NIL + _ATTEMPTS, _PRIORITY, _STALLS)
+_TIMES: Final = struct.Struct(
+    ">" + "".join(f"{len(key)}sd" for key in _TIME_KEYS) + "".join(f"{len(key)}sB" for key in _COUNTER_KEYS)
+).pack
+_STORY_KEYS: Final = (
+    _PLAIN_HISTORY + b"\x92" + _TIMELINE_STATE + _WORDS["waiting"] + _TIMELINE_TIME,
+    _TIMELINE_STATE + _WORDS["active"] + _TIMELINE_TIME,
+)
+_STORY: Final = struct.Struct(">" + "".join(f"{len(key)}sd" for key in _STORY_KEYS)).pack
+_HEAD: Final = _HEADERS[_FIXED_COUNT] + _ID
+
+
+def encode_plain_active(job: JobRecord, queue: bytes, data: bytes, started: int) -> Raw:
+    """`encode_job` for what nearly every PULL answers: default settings, no name, links, history or delay.
+
+    The counters must lie between 0 and 127, `attempts` and `stalls` of such a job always do.
+    """
+    created = job.created
+    return Raw(
+        b"".join(
+            (
+                _HEAD,
+                _encode(job.id),
+                _QUEUE,
+                queue,
+                _DATA,
+                data,
+                _TIMES(
+                    _CREATED,
+                    created,
+                    _RUN_AT,
+                    job.run_at,
+                    _HEARTBEAT,
+                    started,
+                    _TIME_KEYS[3],
+                    started,
+                    _COUNTER_KEYS[0],
+                    job.attempts,
+                    _PRIORITY,
+                    job.priority,
+                    _STALLS,
+                    job.stalls,
+                ),
+                _DEFAULT_BODY,
+                _STORY(_STORY_KEYS[0], created, _STORY_KEYS[1], started),
+            )
+        )
+    )
 
 
 def encode_job(

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any, Final, Union
 
 import msgspec
-from msgspec import NODEFAULT, Raw, Struct, inspect
+from msgspec import NODEFAULT, UNSET, Raw, Struct, inspect
 
 from headrace.commands import REGISTRY
 from headrace.commands._base import Command, ErrorReply
@@ -85,15 +85,30 @@ class Frames:
 # -- replies -----------------------------------------------------------------------------------------------------------
 
 
-def encode_reply(reply: Struct, req_id: Raw | bytes) -> bytes:
-    """One frame. Replies have fewer than fifteen keys, so one more fits the same map header."""
-    out = bytearray(4)
-    _encoder.encode_into(reply, out, 4)
+_encode_into: Final = _encoder.encode_into
+_pack_length: Final = _HEADER.pack_into
+_NO_LENGTH: Final = b"\0\0\0\0"
+
+
+def append_reply(out: bytearray, reply: Struct, req_id: Raw | bytes) -> int:
+    """Append one reply frame to `out`; its length. Replies have fewer than fifteen keys, so one more fits the header."""
+    start = len(out)
+    out += _NO_LENGTH
+    body = start + 4
+    _encode_into(reply, out, body)
     if req_id:
-        out[4] += 1
+        out[body] += 1
         out += _REQ_ID_KEY
         out += req_id
-    _HEADER.pack_into(out, 0, len(out) - 4)
+    length = len(out) - body
+    _pack_length(out, start, length)
+    return length
+
+
+def encode_reply(reply: Struct, req_id: Raw | bytes) -> bytes:
+    """One reply frame."""
+    out = bytearray()
+    append_reply(out, reply, req_id)
     return bytes(out)
 
 
@@ -129,16 +144,15 @@ _decode_items: Final = msgspec.msgpack.Decoder(list[Raw]).decode
 _decode_any: Final = msgspec.msgpack.Decoder(ext_hook=lambda code, data: msgspec.msgpack.Ext(code, bytes(data))).decode
 
 
-@functools.cache
-def _typed_decode() -> Callable[[bytes], Command[Any]]:
-    union = Union[tuple(spec.type for spec in REGISTRY.values())]  # noqa: UP007 - built at run time
-    return msgspec.msgpack.Decoder(union).decode
+_typed_decode: Final[Callable[[bytes], Command[Any]]] = msgspec.msgpack.Decoder(
+    Union[tuple(spec.type for spec in REGISTRY.values())]  # noqa: UP007 - built at run time
+).decode
 
 
 def decode_command(frame: bytes) -> Command[Any]:
     """The command in a frame, or Undecodable with the text and reqId of the error reply."""
     try:
-        return _typed_decode()(frame)
+        return _typed_decode(frame)
     except msgspec.ValidationError:
         return _decode_slowly(frame)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
@@ -224,6 +238,8 @@ class _Explainer:
         encoded = None if raw is None else bytes(raw)
         if isinstance(kind, inspect.RawType) or _has(kind, inspect.RawType):
             return self._opaque(encoded, field, path, extra)
+        if encoded == NIL and field.default is UNSET and _has(kind, inspect.NoneType):
+            return None  # the field tells null from absent
         if encoded is None or encoded == UNDEFINED or encoded == NIL:
             if field.required:
                 raise _fault(path, "required", "is required", extra)

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from msgspec import Raw, Struct
+from msgspec import UNSET, Raw, Struct, UnsetType
 
 from headrace.model import (
     CronEntry,
@@ -39,7 +39,8 @@ class GroupDemand(Struct, frozen=True, rename="camel"):
     concurrency: int | None = None
     limit_max: float | None = None
     limit_duration: float | None = None
-    affinity: bool | None = None
+    affinity: str | UnsetType | None = UNSET
+    """The one group wanted; None for ungrouped jobs only; unset for any."""
 
 
 class Demand(Struct, frozen=True):
@@ -172,8 +173,11 @@ class Backend(Protocol):
     def take_ready(self) -> set[str]:
         """Queues that may have become claimable since the last call: their parked pulls deserve a try."""
 
-    def take_events(self) -> list[tuple[Event, bytes | None]]:
-        """Events of the tick that was just committed, with the body (result or data) where `wants_bodies` asked."""
+    def take_events(self) -> list[Event]:
+        """Events of the ticks committed since the last call."""
+
+    def take_bodies(self) -> dict[int, bytes]:
+        """Results and data that go with those events, by seq; only where somebody watches."""
 
     def next_due_ms(self) -> int | None:
         """Monotonic time at which `sweep` has something to do, or None."""
@@ -182,6 +186,9 @@ class Backend(Protocol):
         """Do what time demands: promote, expire leases, time out, stall, retry dead letters, drop what is too old."""
 
     # -- storing and handing out -----------------------------------------------------------------------------------
+    async def insert_one(self, queue: str, spec: JobSpec) -> str:
+        """`insert` of a single job: the hot path."""
+
     async def insert(self, queue: str, specs: Sequence[JobSpec]) -> list[str]:
         """Store jobs, all or none; ids in input order. *Sliced* for very long batches.
 

@@ -9,6 +9,7 @@ it a test in tests/protocol. Field limits belong to headrace.model, texts of err
 
 from __future__ import annotations
 
+import builtins
 import enum
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
@@ -65,7 +66,7 @@ class Spec(Struct, frozen=True):
 
     name: str
     type: type[Command[Any]]
-    reply: type[Reply]
+    reply: builtins.type[Reply]
     category: str
     flags: Flag
     routes: tuple[Route, ...]

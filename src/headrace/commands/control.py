@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from msgspec import UNSET, Meta, Raw, UnsetType
 
 from headrace.commands._base import Command, Flag, Ok, Reply, command
-from headrace.commands.jobs import check_data, check_lengths
+from headrace.commands.jobs import check_lengths, checked_data
 from headrace.commands.queries import Counted
 from headrace.errors import Refused
 from headrace.model import DelayMs, Finite, JobId, LeaseMs, Priority, Text, Token
@@ -64,8 +64,7 @@ class Update(Command[Ok], tag="Update"):
     data: Raw
 
     async def run(self, engine: Engine, peer: Peer) -> Ok:
-        check_data(self.data)
-        await engine.backend.update(self.id, self.data)
+        await engine.backend.update(self.id, checked_data(self.data))
         return Ok()
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from headrace.commands._base import Command, Flag, Ok, Reply, command
-from headrace.commands.jobs import check_data
+from headrace.commands.jobs import checked_data
 from headrace.errors import NotFound
 from headrace.model import (
     Backoff,
@@ -142,7 +142,7 @@ class Cron(Command[CronFound], tag="Cron"):
     job_options: CronJobOptions | None = None
 
     async def run(self, engine: Engine, peer: Peer) -> CronFound:
-        check_data(self.data)
+        self.data = checked_data(self.data)
         entry = await engine.crons.upsert(self.entry(), immediately=self.immediately)
         return CronFound(cron=cron_view(entry))
 

@@ -14,7 +14,7 @@ from msgspec import Raw, Struct
 from headrace.backends.base import FlowNode
 from headrace.commands._base import Command, Flag, Ok, Reply, command
 from headrace.commands.control import TOKEN_ERRORS
-from headrace.commands.jobs import PushEntry, check_data
+from headrace.commands.jobs import PushEntry, checked_data
 from headrace.errors import InvalidCommand, Refused
 from headrace.model import JobId, QueueName, Token
 
@@ -70,7 +70,7 @@ def _check_flow_id(entry: FlowEntry, flow: dict[str, PushEntry]) -> None:
 
 
 def _check_flow_options(options: PushEntry) -> None:
-    check_data(options.data)
+    options.data = checked_data(options.data)
     if options.repeat is not None:
         raise InvalidCommand("repeat is not supported inside an atomic flow")
     if options.unique_key is not None or options.dedup is not None:

@@ -21,6 +21,7 @@ from headrace.errors import InvalidCommand, Refused
 from headrace.model import (
     MAX_DATA_BYTES,
     MAX_SAFE_INTEGER,
+    NIL,
     UNDEFINED,
     Backoff,
     BackoffMs,
@@ -100,21 +101,23 @@ class JobOptions(Command[Any], tag=False, kw_only=True):
     debounce_id: ShortText | None = None
     debounce_ttl: TtlMs | None = None
     # How many jobs its group may hold at most; asked only while pushing.
-    group_max_size: Annotated[int, positive("group.maxSize")] | None = None
+    group_max_size: Annotated[int, positive("groupMaxSize")] | None = None
 
 
 class PushEntry(JobOptions, tag=False):
     """One job of a batch or a flow. Its own id is called `customId` here, `jobId` in PUSH."""
 
 
-def check_data(data: Raw) -> None:
+def checked_data(data: Raw) -> Raw:
+    """The payload of a job, within its limit. JavaScript's undefined counts as null."""
     if len(data) > MAX_DATA_BYTES:
         raise InvalidCommand("Job data too large (max 10MB)")
+    return Raw(NIL) if len(data) == len(UNDEFINED) and bytes(data) == UNDEFINED else data
 
 
 def check_options(options: JobOptions) -> None:
     """What the types of the fields cannot say about one job."""
-    check_data(options.data)
+    options.data = checked_data(options.data)
     if options.repeat is not None:
         has_relatives = bool(options.parent_id or options.depends_on or options.children_ids)
         check_repeat(options.repeat, has_job_id=bool(options.custom_id), has_relatives=has_relatives)
@@ -124,11 +127,13 @@ def check_options(options: JobOptions) -> None:
 
 def needs_check(options: JobOptions) -> bool:
     """Whether check_options could find anything: nearly all jobs are spared it by this one test."""
+    size = len(options.data)
     return (
         options.repeat is not None
         or options.group_max_size is not None
         or bool(options.depends_on)
-        or len(options.data) > MAX_DATA_BYTES
+        or size > MAX_DATA_BYTES
+        or size == len(UNDEFINED)
     )
 
 

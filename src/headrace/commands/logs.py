@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from msgspec import Meta, Struct
 
 from headrace.commands._base import Command, Flag, Ok, Reply, command
-from headrace.model import Count, JobId, Log, Text
+from headrace.model import Count, JobId, Log, Position, Text
 
 if TYPE_CHECKING:
     from headrace.engine.engine import Engine
@@ -61,8 +61,8 @@ class GetLogs(Command[LogsFound], tag="GetLogs"):
     """The log of a job, or the lines from `start` to `end`, both included. An unknown job has none."""
 
     id: JobId
-    start: int | None = None
-    end: int | None = None
+    start: Position | None = None
+    end: Position | None = None
 
     async def run(self, engine: Engine, peer: Peer) -> LogsFound:
         logs = await engine.backend.logs(self.id)

@@ -10,7 +10,7 @@ from headrace.backends.base import MinuteMetrics
 from headrace.commands._base import Command, Flag, Ok, Reply, command
 from headrace.commands.jobs import check_lengths
 from headrace.errors import InvalidCommand, NotFound, Refused
-from headrace.model import Count, JobId, LeaseMs, QueueName, ShortText, Token
+from headrace.model import Count, JobId, LeaseMs, Position, QueueName, ShortText, Token
 
 if TYPE_CHECKING:
     from headrace.engine.engine import Engine
@@ -114,8 +114,8 @@ class Metrics(Command[MetricsReply], tag="Metrics"):
 
     queue: QueueName | None = None
     type: ShortText | None = None
-    start: int = 0
-    end: int = -1
+    start: Position = 0
+    end: Position = -1
 
     async def run(self, engine: Engine, peer: Peer) -> MetricsReply:
         if self.queue is None and self.type is None:

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import hmac
 import logging
-from collections.abc import Callable, Sequence
-from typing import Final
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Final
 
 from msgspec import Raw
 
@@ -22,7 +22,6 @@ from headrace.backends.local.slices import run_now
 from headrace.clock import Clock
 from headrace.engine.crons import Crons
 from headrace.engine.figures import Figures
-from headrace.engine.flows import check_flow
 from headrace.engine.peer import Peer
 from headrace.engine.waiters import Waiter, Waiters
 from headrace.engine.workers import WorkerRegistry
@@ -58,6 +57,7 @@ class Engine:
         self._subscribers: dict[str, set[Peer]] = {}
         self._started_mono = clock.monotonic_ms()
         self._next_maintenance = 0
+        self._is_stopping = False
 
     async def start(self) -> None:
         await self.backend.open()
@@ -69,25 +69,30 @@ class Engine:
             self.backend.commit()
         await self.backend.close()
 
+    def end_waiting(self) -> None:
+        """The server stops: who waits is told that nothing came, and nobody begins to wait any more."""
+        self._is_stopping = True
+        for waiter in self.waiters.everybody():
+            waiter.finish(None)
+
     def uptime_ms(self) -> int:
         return self.clock.monotonic_ms() - self._started_mono
 
     # -- pushing and pulling -------------------------------------------------------------------------------------------
 
-    async def push(self, queue: str, spec: JobSpec) -> str:
-        return (await self.backend.insert(queue, (spec,)))[0]
+    def push(self, queue: str, spec: JobSpec) -> Coroutine[Any, Any, str]:
+        return self.backend.insert_one(queue, spec)
 
-    async def push_many(self, queue: str, specs: Sequence[JobSpec]) -> list[str]:
-        return await self.backend.insert(queue, specs)
+    def push_many(self, queue: str, specs: Sequence[JobSpec]) -> Coroutine[Any, Any, list[str]]:
+        return self.backend.insert(queue, specs)
 
     async def push_flow(self, nodes: Sequence[FlowNode]) -> list[Raw]:
-        check_flow(nodes)
         return await self.backend.insert_flow(nodes)
 
     async def pull(self, queue: str, demand: Demand, timeout_ms: float) -> list[Claim]:
         """Jobs, or [] when none came within `timeout_ms`. Parked pulls are served in the order in which they came."""
         claims = await self.backend.claim(queue, demand)
-        if claims or timeout_ms <= 0:
+        if claims or timeout_ms <= 0 or self._is_stopping:
             return claims
         deadline = self.clock.monotonic_ms() + int(timeout_ms)
         return await self.waiters.park_pull(queue, demand, deadline) or []
@@ -97,7 +102,7 @@ class Engine:
         outcome = await self.backend.outcome(job_id)
         if outcome.state in _ENDS:
             return outcome
-        if timeout_ms <= 0:
+        if timeout_ms <= 0 or self._is_stopping:
             return None
         deadline = self.clock.monotonic_ms() + int(timeout_ms)
         # The job may not be kept after its end: have its result come with the event.
@@ -107,7 +112,7 @@ class Engine:
 
     # -- the tick ------------------------------------------------------------------------------------------------------
 
-    def settle(self) -> list[tuple[Event, bytes | None]]:
+    def settle(self) -> list[Event]:
         """End a tick: serve who waits, commit once, and return the events that may now be shown.
 
         StorageUnavailable: nothing of the tick happened, and every reply of it must say so.
@@ -118,9 +123,9 @@ class Engine:
                 self._serve_job_waiters()
                 self.backend.wants_bodies = self.waiters.has_jobs
         self.backend.commit()
-        events = self.backend.take_events()
+        events, bodies = self.backend.take_events(), self.backend.take_bodies()
         if self._subscribers:
-            self._publish(events)
+            self._publish(events, bodies)
         return events
 
     def _serve_parked_pulls(self) -> None:
@@ -171,6 +176,7 @@ class Engine:
         if mono >= self._next_maintenance:
             self._next_maintenance = mono + _MAINTAIN_EVERY_MS
             self.workers.expire()
+            self.figures.sample()
             self.backend.retire_completed()
 
     # -- connections ---------------------------------------------------------------------------------------------------
@@ -205,8 +211,8 @@ class Engine:
             if not peers:
                 del self._subscribers[queue]
 
-    def _publish(self, events: list[tuple[Event, bytes | None]]) -> None:
-        for event, body in events:
+    def _publish(self, events: list[Event], bodies: dict[int, bytes]) -> None:
+        for event in events:
             for peer in self._subscribers.get(event.queue, ()):
-                peer.deliver(event, body)
+                peer.deliver(event, bodies.get(event.seq))
 

@@ -75,7 +75,7 @@ class Waiters:
                 parked.popleft()
                 continue
             yield waiter
-            if waiter.is_over:
+            if parked[0].is_over:
                 parked.popleft()
             else:
                 parked.rotate(-1)
@@ -104,6 +104,14 @@ class Waiters:
                 self._discard(waiter)
                 gone.append(waiter)
         return gone
+
+    def everybody(self) -> list[Waiter]:
+        """All that wait, taken out."""
+        waiting = [waiter for _, _, waiter in sorted(self._deadlines) if not waiter.is_over]
+        self._pulls.clear()
+        self._jobs.clear()
+        self._deadlines.clear()
+        return waiting
 
     def cancel(self, waiter: Waiter) -> None:
         """Its connection is gone: it must not be given anything any more."""

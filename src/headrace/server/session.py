@@ -1,7 +1,7 @@
 """One connection without its socket: frames in, commands run, replies collected until the tick is committed.
 
 Rules:
-- Replies of a tick wait in `_replies` until the commit that contains them; `take` hands them to the shell, `spoil`
+- Replies of a tick wait in `_out` until the commit that contains them; `take` hands them to the shell, `spoil`
   turns them into errors when the commit failed.
 - Commands that do not wait are answered in the order in which they came. A command that waits (long poll) is answered
   when it is done, unless it came without reqId: then everything behind it waits too, as a client of protocol 1 cannot
@@ -14,18 +14,25 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Coroutine
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from msgspec import Raw
+from msgspec import Raw, Struct
 
 from headrace.backends.local.slices import Breath
-from headrace.commands._base import BY_TYPE, Command, Flag, Reply
+from headrace.commands._base import BY_TYPE, Command, ErrorReply, Flag, Reply
 from headrace.engine.engine import Engine
 from headrace.engine.waiters import Waiter
-from headrace.errors import HeadraceError, NotAuthenticated, ProtocolViolation, StorageUnavailable
+from headrace.errors import (
+    HeadraceError,
+    InvalidCommand,
+    NotAuthenticated,
+    ProtocolViolation,
+    RateLimited,
+    StorageUnavailable,
+)
 from headrace.model import MAX_FRAME_BYTES, Event
 from headrace.server.projections import tcp_event_frame
-from headrace.wire import Frames, Undecodable, decode_command, encode_error, encode_reply
+from headrace.wire import Frames, Undecodable, append_reply, decode_command
 
 log: Final = logging.getLogger("headrace.server")
 
@@ -33,6 +40,23 @@ MAX_IN_FLIGHT: Final = 50
 MAX_AUTH_FAILURES: Final = 5
 
 Work = Coroutine[Any, Any, Reply]
+
+
+class Held(NamedTuple):
+    """Replies that wait for a sync: the bytes, and where in them (start, end, reqId) durability is promised."""
+
+    out: bytearray
+    durable: list[tuple[int, int, bytes]]
+
+    def without_promises(self, error: str) -> bytearray:
+        """The same replies with every promise replaced by an error: the sync failed."""
+        kept = bytearray()
+        at = 0
+        for start, end, req_id in self.durable:
+            kept += self.out[at:start]
+            append_reply(kept, ErrorReply(error=error), req_id)
+            at = end
+        return kept + self.out[at:]
 
 
 class Budget:
@@ -46,21 +70,14 @@ class Budget:
         self._left = limit
         self._until_ms = 0
 
-    def spend(self, now_ms: Callable[[], int]) -> bool:
-        if self._left > 0 and self._until_ms:
-            self._left -= 1
-            return True
-        now = now_ms()
-        if now >= self._until_ms:
-            self._until_ms = now + self._window_ms
-            self._left = self._limit
-        self._left -= 1
-        return self._left >= 0
-
-    def renew(self, now_ms: int) -> None:
+    def grant(self, wanted: int, now_ms: int) -> int:
+        """How many of `wanted` commands may run; the others are refused and not counted."""
         if now_ms >= self._until_ms:
             self._until_ms = now_ms + self._window_ms
             self._left = self._limit
+        granted = min(wanted, self._left)
+        self._left -= granted
+        return granted
 
 
 class Session:
@@ -83,18 +100,18 @@ class Session:
         self.is_closing = False
         self.unsent_bytes = 0
         self._engine = engine
+        self._backend = engine.backend
         self._stir = stir
         self._later = later
         self._budget = budget
         self._frames = Frames()
         self._backlog: deque[bytes] = deque()
-        self._replies: list[bytes] = []
+        self._out = bytearray()
         self._request_ids: list[bytes | Raw] = []
         self._waiting: dict[Work, Waiter | None] = {}
         self._is_in_order = False
         self._subscription: str | None = None
-        self._durable: dict[int, bytes] = {}
-        """Replies of this tick (index -> reqId) that must not leave before the disk has their write."""
+        self._durable: list[tuple[int, int, bytes]] = []
 
     # -- incoming ------------------------------------------------------------------------------------------------------
 
@@ -106,6 +123,11 @@ class Session:
     def backlog_size(self) -> int:
         return len(self._backlog)
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether a command has come that is not answered yet."""
+        return bool(self._waiting or self._backlog)
+
     def receive(self, data: bytes) -> None:
         """Run everything that `data` completes."""
         try:
@@ -115,13 +137,26 @@ class Session:
             self.is_closing = True
             return
         if self._budget is not None:
-            self._budget.renew(self._engine.clock.monotonic_ms())
+            granted = self._budget.grant(len(frames), self._engine.clock.monotonic_ms())
+            if granted < len(frames):
+                self._backlog.extend(frames[:granted])
+                self._work_off_backlog()
+                self._refuse_rate(frames[granted:])
+                return
         backlog = self._backlog
         for frame in frames:
             if backlog or self._is_in_order or len(self._waiting) >= MAX_IN_FLIGHT:
                 backlog.append(frame)
             else:
                 self._run(frame)
+
+    def _refuse_rate(self, frames: list[bytes]) -> None:
+        for frame in frames:
+            try:
+                req_id = bytes(decode_command(frame).req_id)
+            except Undecodable as error:
+                req_id = error.req_id
+            self._refuse(RateLimited(), req_id)
 
     def _run(self, frame: bytes) -> None:
         try:
@@ -131,43 +166,37 @@ class Session:
             return
         except Exception:
             log.exception("a frame could not be decoded")
-            self._answer(encode_error("Invalid command format", b""), b"")
+            self._refuse(InvalidCommand("Invalid command format"), b"")
             return
-        req_id = command.req_id
         try:
-            if self._budget is not None and not self._budget.spend(self._engine.clock.monotonic_ms):
-                self._answer(encode_error("Rate limit exceeded", req_id), req_id)
-                return
-            if not self.is_authenticated and not BY_TYPE[type(command)].flags & Flag.OPEN:
-                raise NotAuthenticated
-            if self._engine.backend.is_degraded and BY_TYPE[type(command)].flags & Flag.WRITE:
-                self._engine.backend.check_writable()
+            if not self.is_authenticated or self._backend.is_degraded:
+                self._check_allowed(command)
             work = command.run(self._engine, self)
             suspended = work.send(None)
         except StopIteration as done:
-            self._answer(encode_reply(done.value, req_id), req_id)
-            if self._engine.backend.sync_requests:
-                self._note_durable(req_id)
+            self._answer(done.value, command.req_id)
         except Exception as error:
-            self._fail(error, req_id, command)
+            self._fail(error, command.req_id, command)
         else:
             self._suspend(work, suspended, command)
 
-    def _note_durable(self, req_id: bytes | Raw) -> None:
-        self._engine.backend.sync_requests = 0
-        self._durable[len(self._replies) - 1] = bytes(req_id)
+    def _check_allowed(self, command: Command[Any]) -> None:
+        flags = BY_TYPE[type(command)].flags
+        if not self.is_authenticated and not flags & Flag.OPEN:
+            raise NotAuthenticated
+        if flags & Flag.WRITE:
+            self._backend.check_writable()
 
     def _fail(self, error: Exception, req_id: bytes | Raw, command: Command[Any]) -> None:
         if not isinstance(error, HeadraceError):
             log.exception("%s failed", type(command).__name__, exc_info=error)
-            self._answer(encode_error("Internal server error", req_id), req_id)
-            return
+            error = HeadraceError("Internal server error")
         self._refuse(error, req_id)
         if self.auth_failures >= MAX_AUTH_FAILURES:
             self.is_closing = True
 
     def _refuse(self, error: HeadraceError, req_id: bytes | Raw) -> None:
-        self._answer(encode_error(str(error), req_id), req_id)
+        self._answer(ErrorReply(error=str(error)), req_id)
 
     # -- waiting commands ----------------------------------------------------------------------------------------------
 
@@ -200,9 +229,7 @@ class Session:
         try:
             suspended = work.send(value)
         except StopIteration as done:
-            self._answer(encode_reply(done.value, req_id), req_id)
-            if self._engine.backend.sync_requests:
-                self._note_durable(req_id)
+            self._answer(done.value, req_id)
         except Exception as error:
             self._fail(error, req_id, command)
         else:
@@ -220,37 +247,44 @@ class Session:
 
     # -- outgoing ------------------------------------------------------------------------------------------------------
 
-    def _answer(self, frame: bytes, req_id: bytes | Raw) -> None:
-        if len(frame) > MAX_FRAME_BYTES + 4:
-            frame = encode_error("Reply exceeds 64 MB: ask for less with a lower limit", req_id)
-        if not self._replies:
-            self._stir(self)
-        self._replies.append(frame)
+    def _answer(self, reply: Struct, req_id: bytes | Raw) -> None:
+        """Put a reply into the outbox of this tick."""
+        out = self._out
+        start = len(out)
+        if append_reply(out, reply, req_id) > MAX_FRAME_BYTES:
+            del out[start:]
+            append_reply(out, ErrorReply(error="Reply exceeds 64 MB: ask for less with a lower limit"), req_id)
         self._request_ids.append(req_id)
+        if self._backend.sync_requests:
+            self._backend.sync_requests = 0
+            self._durable.append((start, len(out), bytes(req_id)))
+        if not start:
+            self._stir(self)
 
-    def take(self) -> bytes:
+    def take(self) -> bytearray:
         """Everything that may leave now: called after the commit."""
-        replies = self._replies
-        out = replies[0] if len(replies) == 1 else b"".join(replies)
-        self._replies = []
+        out = self._out
+        self._out = bytearray()
         self._request_ids = []
         return out
 
     @property
     def is_durable(self) -> bool:
+        """Whether a reply of this tick promises that the disk has its write."""
         return bool(self._durable)
 
-    def take_held(self) -> tuple[list[bytes], dict[int, bytes]]:
-        """The replies of this tick one by one, and which of them promise that the disk has their write."""
-        held = (self._replies, self._durable)
-        self._replies, self._request_ids, self._durable = [], [], {}
+    def take_held(self) -> Held:
+        held = Held(self.take(), self._durable)
+        self._durable = []
         return held
 
     def spoil(self, error: StorageUnavailable) -> None:
         """The commit failed: every reply of the tick becomes that error."""
-        text = str(error)
-        self._replies = [encode_error(text, req_id) for req_id in self._request_ids if req_id is not EVENT]
-        self._durable = {}
+        reply = ErrorReply(error=str(error))
+        self._out = bytearray()
+        for req_id in self._request_ids:
+            append_reply(self._out, reply, req_id)
+        self._durable = []
 
     def subscribe(self, queue: str | None) -> None:
         if self._subscription is not None:
@@ -262,10 +296,9 @@ class Session:
     def deliver(self, event: Event, body: bytes | None) -> None:
         frame = tcp_event_frame(event, body)
         if frame is not None:
-            if not self._replies:
+            if not self._out:
                 self._stir(self)
-            self._replies.append(frame)
-            self._request_ids.append(EVENT)
+            self._out += frame
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
@@ -274,14 +307,12 @@ class Session:
         self.is_closing = True
         self._backlog.clear()
         for work, waiter in list(self._waiting.items()):
+            # What is done in slices goes on without its client: half an Obliterate or half a PUSHB must not stay.
             if waiter is not None:
                 self._engine.cancel(waiter)
-            work.close()
-        self._waiting.clear()
+                work.close()
+                del self._waiting[work]
         self.subscribe(None)
-        self._replies.clear()
+        self._out.clear()
         self._request_ids.clear()
 
-
-EVENT: Final = Raw(b"\xc0")
-"""Stands in the list of request ids for a pushed event, which has none."""

@@ -6,13 +6,14 @@ import asyncio
 import logging
 import socket
 import ssl
+from collections import deque
 from collections.abc import Callable
 from typing import Final
 
 from headrace.config import Settings
 from headrace.engine.engine import Engine
 from headrace.errors import StorageUnavailable
-from headrace.server.session import Budget, Session
+from headrace.server.session import Budget, Held, Session
 from headrace.wire import encode_error
 
 log: Final = logging.getLogger("headrace.server")
@@ -20,8 +21,6 @@ log: Final = logging.getLogger("headrace.server")
 _RELEASE_PAUSES: Final = (0.1, 0.2, 0.4)
 _BACKLOG_LIMIT: Final = 200
 _LATE_MS: Final = 1000
-
-Held = tuple[list[bytes], dict[int, bytes]]
 
 
 class Ticker:
@@ -46,6 +45,11 @@ class Ticker:
     def stop(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether replies wait for the end of a tick or for the disk."""
+        return self._is_scheduled or bool(self._syncs)
 
     def stir(self, connection: Connection) -> None:
         self._stirred[connection] = None
@@ -86,12 +90,19 @@ class Ticker:
 
         def done(future: asyncio.Future[None]) -> None:
             self._syncs.discard(future)
-            error = future.exception()
-            if error is not None:
-                log.error("fdatasync failed: %s", error)
-            for connection, replies in held:
-                connection.let_go(replies, error)
+            let_go(future.exception())
 
+        def let_go(error: BaseException | None) -> None:
+            if error is not None:
+                log.error("a durable write could not be synced: %s", error)
+            for connection, parcel in held:
+                connection.let_go(parcel, error)
+
+        try:
+            self._engine.backend.mend_sync()
+        except StorageUnavailable as error:
+            let_go(error)
+            return
         future = self._loop.run_in_executor(None, self._engine.backend.sync)
         self._syncs.add(future)
         future.add_done_callback(done)
@@ -132,6 +143,16 @@ class Ticker:
         self._end()
 
 
+class Parcel:
+    """Bytes for a client; `out` is None until the disk has what they promise. Parcels leave in the order of ticks."""
+
+    __slots__ = ("held", "out")
+
+    def __init__(self, out: bytes | bytearray | None, held: Held | None = None) -> None:
+        self.out = out
+        self.held = held
+
+
 class Connection(asyncio.Protocol):
     """Feeds a session from a socket and a socket from a session."""
 
@@ -141,9 +162,7 @@ class Connection(asyncio.Protocol):
         self._partial_timer: asyncio.TimerHandle | None = None
         self._is_reading = True
         self._is_choked = False
-        self._holds = 0
-        self._behind: list[bytes] = []
-        self._let_go_count = 0
+        self._parcels: deque[Parcel] = deque()
         self.session: Session
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -195,29 +214,29 @@ class Connection(asyncio.Protocol):
         out = self.session.take()
         if not out:
             return
-        if self._holds:
-            self._behind.append(out)
+        if self._parcels:
+            self._parcels.append(Parcel(out))
         else:
             self._write(out)
 
-    def hold(self) -> Held:
+    def hold(self) -> Parcel:
         """Take what would leave now, to be let go after a sync; what comes later queues up behind it."""
-        self._holds += 1
-        return self.session.take_held()
+        parcel = Parcel(None, self.session.take_held())
+        self._parcels.append(parcel)
+        return parcel
 
-    def let_go(self, held: Held, error: BaseException | None) -> None:
-        replies, durable = held
-        if error is not None:
-            for index, req_id in durable.items():
-                replies[index] = encode_error(f"Storage error: not synced to disk ({error})", req_id)
-        self._holds -= 1
-        self._behind.insert(self._let_go_count, b"".join(replies))
-        self._let_go_count += 1
-        if not self._holds:
-            out, self._behind, self._let_go_count = b"".join(self._behind), [], 0
-            self._write(out)
+    def let_go(self, parcel: Parcel, error: BaseException | None) -> None:
+        """The sync of this parcel is over. It leaves when everything before it has left."""
+        assert parcel.held is not None
+        held = parcel.held
+        parcel.out = held.out if error is None else held.without_promises(f"Storage error: not synced to disk ({error})")
+        ready = []
+        while self._parcels and self._parcels[0].out is not None:
+            ready.append(self._parcels.popleft().out or b"")
+        if ready:
+            self._write(b"".join(ready))
 
-    def _write(self, out: bytes) -> None:
+    def _write(self, out: bytes | bytearray) -> None:
         transport = self._transport
         if transport is None or transport.is_closing():
             return
@@ -316,13 +335,21 @@ class TcpServer:
         )
         self.ticker.start()
 
+    @property
+    def _is_busy(self) -> bool:
+        return self.ticker.is_busy or any(connection.session.is_busy for connection in self._connections)
+
     async def stop(self) -> None:
-        """Stop listening, let the replies in flight leave, close what is left."""
+        """Stop listening, end long polls, let the replies in flight leave, close what is left."""
+        deadline = self.loop.time() + self.settings.shutdown_timeout_ms / 1000
         if self._server is not None:
             self._server.close()
+        self.engine.end_waiting()
+        self.ticker.schedule()
+        while self._is_busy and self.loop.time() < deadline:
+            await asyncio.sleep(0.005)
         for connection in list(self._connections):
             connection.close()
-        deadline = self.loop.time() + self.settings.shutdown_timeout_ms / 1000
         while self._connections and self.loop.time() < deadline:
             await asyncio.sleep(0.01)
         for connection in list(self._connections):

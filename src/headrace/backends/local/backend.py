@@ -37,7 +37,6 @@ from headrace.model import (
 )
 from headrace.states import State
 
-_encode_lines: Final = msgspec.json.Encoder().encode_lines
 _STATES: Final = {int(state): state for state in State}
 _decode_settings: Final = msgspec.msgpack.Decoder(JobSettings).decode
 _decode_links: Final = msgspec.msgpack.Decoder(JobLinks).decode
@@ -77,17 +76,19 @@ class LocalBackend(Records):
         self._published_bodies: dict[int, bytes] = {}
         self._committed_seq = 0
         self._trouble: StorageStatus | None = None
+        self.is_degraded = False
 
     # -- opening -------------------------------------------------------------------------------------------------------
 
     async def open(self) -> None:
         self._journal.open()
-        store_seq, self._epoch, self._totals = self._journal.mark()
-        self._open_log(store_seq)
         collecting = gc.isenabled()
         gc.disable()  # a million new objects would be walked again and again, and none of them is garbage
         try:
-            self._load()
+            with self._journal.recovering():
+                store_seq, self._epoch, self._totals = self._journal.mark()
+                self._open_log(store_seq)
+                self._load()
         finally:
             if collecting:
                 gc.enable()
@@ -239,42 +240,40 @@ class LocalBackend(Records):
     def commit(self) -> None:
         """Make everything since the last commit durable, or take it all back and raise StorageUnavailable."""
         events = self._events
-        dirty = self._journal.is_dirty or any(event.event not in UNCOMMITTED_EVENTS for event in events)
+        dirty = self._journal.is_dirty or (
+            self._journal.keeps_jobs and any(event.event not in UNCOMMITTED_EVENTS for event in events)
+        )
         if not events and not dirty:
             self._end_tick()
             return
         appended = False
-        touched = self._journal.touched()
         try:
             if events:
-                self._append(events)
+                self._log.record(events)
                 appended = True
             if dirty:
                 self._journal.commit(self._event_seq, self._totals)
         except (OSError, StorageUnavailable) as error:
-            self._take_back(touched_jobs(touched, self._claimed), appended, error)
+            self._take_back(appended, error)
             raise StorageUnavailable(str(error) if isinstance(error, StorageUnavailable) else describe(error)) from error
         self._log.committed = self._committed_seq = self._event_seq
-        self._published += events
+        self._published = events if not self._published else self._published + events
         self._published_bodies |= self._bodies
         self._end_tick()
 
-    def _append(self, events: list[Event]) -> None:
-        block = _encode_lines(events)
-        self._log.append(
-            block, first_seq=events[0].seq, last_seq=events[-1].seq, count=len(events), ts=events[-1].ts
-        )
-
     def _end_tick(self) -> None:
         self._events = []
-        self._bodies = {}
-        self._claimed.clear()
-        self._ended_leases.clear()
-        self._touched_queues.clear()
-        self._obliterated.clear()
+        self._claimed = []
+        self._ended_leases = []
+        if self._bodies:
+            self._bodies = {}
+        if self._touched_queues:
+            self._touched_queues.clear()
+            self._obliterated.clear()
 
-    def _take_back(self, touched: dict[int, Job], appended: bool, error: Exception) -> None:
+    def _take_back(self, appended: bool, error: Exception) -> None:
         """The tick failed: nothing of it may remain in the log, in the file or in memory."""
+        touched = {job.seq: job for job in (*self._journal.touched(), *self._claimed)}
         if appended:
             try:
                 self._log.undo()
@@ -284,7 +283,7 @@ class LocalBackend(Records):
         self._event_seq = self._committed_seq
         self._raise_queues()
         claimed = {job.seq for job in self._claimed}
-        leases = {seq: kept for seq, *kept in self._ended_leases if seq not in claimed}
+        leases = {seq: (lease, began) for seq, lease, began in self._ended_leases if seq not in claimed}
         for job in touched.values():
             self._detach(job)
         for seq in sorted(touched):
@@ -338,11 +337,8 @@ class LocalBackend(Records):
         text = str(error) if isinstance(error, StorageUnavailable) else describe(error)
         if self._trouble is None:
             self._trouble = StorageStatus(is_full(cause), text, float(self._clock.now_ms()))
+        self.is_degraded = True
         self._slices.is_broken = True
-
-    @property
-    def is_degraded(self) -> bool:
-        return self._trouble is not None
 
     def check_writable(self) -> None:
         """Refuse before anything changes while the disk is known to refuse."""
@@ -358,7 +354,7 @@ class LocalBackend(Records):
         except (StorageUnavailable, OSError):
             return False
         self._trouble = None
-        self._slices.is_broken = False
+        self.is_degraded = self._slices.is_broken = False
         return True
 
     def storage_status(self) -> StorageStatus:
@@ -370,10 +366,14 @@ class LocalBackend(Records):
         ready, self._ready = self._ready, set()
         return ready
 
-    def take_events(self) -> list[tuple[Event, bytes | None]]:
+    def take_events(self) -> list[Event]:
+        """Events that were committed since the last call; `body_of` has what goes with them until the next commit."""
         events, self._published = self._published, []
+        return events
+
+    def take_bodies(self) -> dict[int, bytes]:
         bodies, self._published_bodies = self._published_bodies, {}
-        return [(event, bodies.get(event.seq)) for event in events]
+        return bodies
 
     def uncommitted_events(self) -> list[Event]:
         """Events of the tick that is not over yet."""
@@ -391,9 +391,16 @@ class LocalBackend(Records):
         """fdatasync; runs in a worker thread."""
         self._journal.sync()
 
+    def mend_sync(self) -> None:
+        """Make good for a sync that failed before, or raise StorageUnavailable."""
+        self._journal.mend_sync()
+
     def roll_log(self) -> Roll | None:
         """A closed segment to be compressed in a worker thread, when one is due."""
-        return self._log.roll() if self._log.due(self._clock.now_ms()) else None
+        try:
+            return self._log.roll() if self._log.due(self._clock.now_ms()) else None
+        except OSError:
+            return None  # the open segment grows on; the next tick tries again
 
     def watch(self, queue: str, change: int) -> None:
         """A live subscriber of the queue came (+1) or went (-1)."""
@@ -423,6 +430,3 @@ class LocalBackend(Records):
         """The log is one for all queues and bounded by itself: single queues cannot be cut out of it."""
         return 0
 
-
-def touched_jobs(*groups: Iterable[Job]) -> dict[int, Job]:
-    return {job.seq: job for group in groups for job in group}

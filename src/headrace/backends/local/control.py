@@ -127,7 +127,7 @@ class Control(Delivery):
         if q is None:
             return 0
         now = self._clock.now_ms()
-        chosen = list(q.delayed.values())[:count]
+        chosen = sorted(q.delayed.values(), key=lambda job: (job.created, job.seq))[:count]
         for job in chosen:
             self._promote(job, now)
         return len(chosen)
@@ -180,21 +180,22 @@ class Control(Delivery):
         if job.state is not State.ACTIVE:
             raise Refused("Job is not active")
         self._check_token(job, token)
-        children = job.links.children_ids if job.links is not None else []
-        pending = [child.id for child in map(self._find, children) if child and child.state is not State.COMPLETED]
-        if not pending:
-            return False
         now = self._clock.now_ms()
         links, history = job.own_links(), job.remember()
-        history.pending = pending
-        links.depends_on = list(dict.fromkeys([*links.depends_on, *pending]))
-        for child_id in pending:
+        children = [child for child in map(self._find, links.children_ids) if child is not None]
+        history.pending = [child.id for child in children if child.state is not State.COMPLETED]
+        links.depends_on = list(dict.fromkeys([*links.depends_on, *history.pending]))
+        for child_id in history.pending:
             self._dependents.setdefault(child_id, []).append(job)
         self._move(job, Verb.BLOCK)
         job.started = None
         self._note(job, "waiting-children", now)
         self._journal.touch(job)
         self._emit(EventName.WAITING_CHILDREN, job, now)
+        self._hear_of_failures(history.pending, now)
+        if children:
+            # Without children yet it waits for the first one to be pushed; with all of them done it may go on.
+            self._after_drop(job, now)
         return True
 
     async def discard(self, job_id: str, token: str | None) -> None:
@@ -266,7 +267,8 @@ class Control(Delivery):
         states = (s for s in State if s is not State.REMOVED)
         doomed: list[Job] = [job for state in states for job in q.jobs_in(state)]
         for n, job in enumerate(doomed):
-            self._remove(job)
+            if job.state is not State.REMOVED:  # time may have removed it between two slices
+                self._remove(job)
             if n % 128 == 0:
                 await self._slices.breathe()
         q.clear()

@@ -9,15 +9,23 @@ from __future__ import annotations
 import heapq
 from typing import Final
 
+from msgspec import Raw
+
 from headrace.backends.base import Claim, Demand, GroupDemand
 from headrace.backends.local.index import Group, Queue
 from headrace.backends.local.job import Ended, Job, Lease
 from headrace.backends.local.settlement import Settlement
+from headrace.backends.local.store import UNGROUPED, group_of
 from headrace.buckets import TokenBucket
-from headrace.model import DeadLetterReason, EventName, RateLimit, StallConfig
+from headrace.model import DEFAULT_SETTINGS, DeadLetterReason, Event, EventName, RateLimit, StallConfig
 from headrace.states import State, Verb
+from headrace.views import encode_plain_active
 
 PROMOTE_SLICE: Final = 1000
+
+# Members of an enum are looked up through its metaclass; on the hot path they are plain globals.
+_WAITING: Final = State.WAITING
+_ACTIVE: Final = State.ACTIVE
 
 
 class Delivery(Settlement):
@@ -28,19 +36,20 @@ class Delivery(Settlement):
         if q is None:
             return []
         now = self._clock.now_ms()
-        due = self._due.next_due()
-        if due is not None and due <= now:
+        if self._due:
             self._promote_due(now)
-        if q.config.paused or not q.counts[State.WAITING]:
+        config = q.config
+        if config.paused or not q.counts[_WAITING]:
             return []
         mono = self._clock.monotonic_ms()
-        room = self._room(q, demand.count, mono)
+        is_limited = config.concurrency is not None or config.rate_limit is not None
+        room = self._room(q, demand.count, mono) if is_limited else demand.count
         claims: list[Claim] = []
         while len(claims) < room:
             job = q.ready.pop() if demand.group is None else self._next_of_groups(q, demand.group, mono)
             if job is None:
                 break
-            if self._has_expired(job, now):
+            if job.settings.ttl is not None and self._has_expired(job, now):
                 continue
             claims.append(self._hand_out(job, demand, now, mono))
         if q.bucket is not None and claims:
@@ -75,21 +84,21 @@ class Delivery(Settlement):
         return True
 
     def _hand_out(self, job: Job, demand: Demand, now: int, mono: int) -> Claim:
-        self._lease_serial += 1
+        # _move spelled out: this is the hottest transition, and the ready order has given the job up already.
+        self._lease_serial = serial = self._lease_serial + 1
         timeout = job.settings.timeout
-        token = self.ids.next() if demand.owner is not None else None
+        token = self.ids.at(now) if demand.owner is not None else None
         queue = job.queue
-        queue.counts[State.WAITING] -= 1
+        queue.counts[_WAITING] -= 1
         if job.priority > 0:
             queue.prioritized -= 1
-        # _move spelled out: this is the hottest transition, and the ready order has given the job up already.
-        job.state = State.ACTIVE
-        queue.counts[State.ACTIVE] += 1
+        job.state = _ACTIVE
+        queue.counts[_ACTIVE] += 1
         queue.active[job.seq] = job
         job.started = now
         job.ended = None
         job.lease = Lease(
-            self._lease_serial,
+            serial,
             token,
             demand.owner,
             demand.lease_ms,
@@ -101,19 +110,35 @@ class Delivery(Settlement):
             demand.holder,
         )
         if demand.holder is not None:
-            demand.holder[job.id] = self._lease_serial
-        if queue.is_grouped and job.links is not None and job.links.group_id is not None:
-            self._group(queue, job.links.group_id).active += 1
+            demand.holder[job.id] = serial
+        if queue.is_grouped:
+            self._leave_turn(queue, job)
         self._wheel.add(job, self._next_look(job))
         self._claimed.append(job)
         if job.history is not None:
             self._note(job, "active", now)
-        event = self._emit(EventName.PULLED, job, now)
-        event.attempt = job.attempts + 1
-        event.worker = demand.owner
-        self._totals.pulled += 1
-        self._totals.wait_ms += max(0, now - job.run_at)
-        return Claim(self._show(job), token)
+        self._event_seq = seq = self._event_seq + 1
+        self._events.append(
+            Event(seq, now, "pulled", self._epoch, queue.name, job.id, job.name, job.attempts + 1, demand.owner)
+        )
+        totals = self._totals
+        totals.pulled += 1
+        if now > job.run_at:
+            totals.wait_ms += now - job.run_at
+        return Claim(self._show_to_worker(job, now), token)
+
+    def _show_to_worker(self, job: Job, now: int) -> Raw:
+        if (
+            job.history is None
+            and job.links is None
+            and job.name is None
+            and job.settings is DEFAULT_SETTINGS
+            and job.run_at <= job.created
+            and 0 <= job.priority < 128
+        ):
+            data = job.data if job.data is not None else self._journal.data(job)
+            return encode_plain_active(job, job.queue.encoded_name, data, now)
+        return self._show(job)
 
     # -- groups --------------------------------------------------------------------------------------------------------
 
@@ -121,47 +146,51 @@ class Delivery(Settlement):
         """Ungrouped jobs first, then one job of each group in turn, within the limits of the groups."""
         if not q.is_grouped:
             self._begin_groups(q)
-        job = self._next_ungrouped(q)
-        if job is not None:
+        wanted = demand.affinity
+        if isinstance(wanted, str):
+            return self._next_of_group(q, wanted, demand, mono)
+        job = self._group(q, UNGROUPED).ready.peek()
+        if job is not None or wanted is None:
             return job
         for _ in range(len(q.turn)):
             name = q.turn[0]
             q.turn.rotate(-1)
-            group = q.groups[name]
-            job = group.ready.peek()
-            if job is None:
-                if not group.active and not self._has_group_settings(q, name):
-                    q.turn.remove(name)
-                    del q.groups[name]
-                continue
-            if self._group_may_run(q, name, group, demand, mono):
-                group.ready.pop()
-                q.ready.note_removed()
+            job = self._next_of_group(q, name, demand, mono)
+            if job is not None:
                 return job
         return None
+
+    def _next_of_group(self, q: Queue, name: str, demand: GroupDemand, mono: int) -> Job | None:
+        group = q.groups.get(name)
+        job = group.ready.peek() if group is not None else None
+        if group is None or job is None:
+            if group is not None and self._is_idle(q, name, group, mono):
+                q.turn.remove(name)
+                del q.groups[name]
+            return None
+        return job if self._group_may_run(q, name, group, demand, mono) else None
+
+    def _is_idle(self, q: Queue, name: str, group: Group, mono: int) -> bool:
+        """Whether an empty group may be forgotten: nothing runs, is set or holds it back."""
+        if group.active or group.held_until > mono or self._has_group_settings(q, name):
+            return False
+        bucket = group.bucket
+        return bucket is None or bucket.peek(mono) >= bucket.capacity
+
+    def _leave_turn(self, q: Queue, job: Job) -> None:
+        """The job was taken, by whatever kind of pull: it stands in neither order any more."""
+        q.ready.note_removed(job)
+        group = self._group(q, group_of(job))
+        group.ready.note_removed(job)
+        group.active += 1
 
     def _begin_groups(self, q: Queue) -> None:
         """First pull that asks for groups: sort what is there; from now on pushes keep it sorted."""
         q.is_grouped = True
         for job in sorted(q.ready.live(), key=lambda job: (job.run_at, job.seq)):
-            if job.links is not None and job.links.group_id is not None:
-                self._group(q, job.links.group_id).ready.push(job)
-            else:
-                self._group(q, "").ready.push(job)
+            self._group(q, group_of(job)).ready.push(job)
         for job in q.active.values():
-            if job.links is not None and job.links.group_id is not None:
-                self._group(q, job.links.group_id).active += 1
-
-    def _next_ungrouped(self, q: Queue) -> Job | None:
-        best = q.ready.peek()
-        if best is not None and (best.links is None or best.links.group_id is None):
-            return q.ready.pop()
-        # The best job is grouped; an ungrouped one may stand behind it.
-        loose = q.groups.get("")
-        if loose is not None and (job := loose.ready.pop()) is not None:
-            q.ready.note_removed()
-            return job
-        return None
+            self._group(q, group_of(job)).active += 1
 
     @staticmethod
     def _has_group_settings(q: Queue, name: str) -> bool:
@@ -259,6 +288,8 @@ class Delivery(Settlement):
         self._expire_rate_limits(now)
 
     def _promote_due(self, now: int) -> None:
+        if self._slices.is_broken:
+            return  # queries come here too, and must not fail on a disk that refuses writes
         for job in self._due.pop_due(now, PROMOTE_SLICE):
             self._move(job, Verb.PROMOTE)
             self._journal.touch(job)
@@ -281,6 +312,8 @@ class Delivery(Settlement):
         """When an active job must be looked at: end of lease, timeout or stall, whichever is first."""
         lease = job.lease
         assert lease is not None
+        if lease.timeout_mono is None and job.settings.stall_timeout is None and job.queue.config.stall is None:
+            return lease.until_mono if lease.token is not None else lease.heartbeat_mono + _DEFAULT_SILENCE
         looks = [lease.until_mono] if lease.token is not None else []
         if lease.timeout_mono is not None:
             looks.append(lease.timeout_mono)
@@ -318,15 +351,14 @@ class Delivery(Settlement):
         """The holder did not renew in time: hand the job to somebody else, without backoff."""
         lease = job.lease
         assert lease is not None
-        job.attempts += 1
         job.stalls += 1
-        self._tell_stall(job, now)
-        if job.attempts >= job.settings.max_attempts:
-            error = f"Lock expired at max attempts ({job.attempts})"
-            self._record_failure(job, now, DeadLetterReason.STALLED, error)
-            job.ended = Ended(lease.token, finalized=True)
-            self._bury_or_remove(job, now, DeadLetterReason.STALLED, error)
+        is_last = job.attempts + 1 >= job.settings.max_attempts
+        self._tell_stall(job, now, is_last=is_last)
+        if is_last:
+            error = f"Lock expired at max attempts ({job.attempts + 1})"
+            self._end_attempt(job, now, error=error, reason=DeadLetterReason.STALLED, terminal=True)
             return
+        job.attempts += 1
         self._note(job, "waiting", now, error="lock expired", attempt=job.attempts + 1)
         self._back_to_waiting(job)
         job.ended = Ended(lease.token, finalized=False)
@@ -334,21 +366,24 @@ class Delivery(Settlement):
 
     def _stall(self, job: Job, now: int) -> None:
         job.stalls += 1
-        self._tell_stall(job, now)
-        if job.stalls >= self._stall_config(job.queue).max_stalls:
+        is_hopeless = job.stalls >= self._stall_config(job.queue).max_stalls
+        is_last = job.attempts + 1 >= job.settings.max_attempts
+        self._tell_stall(job, now, is_last=is_hopeless or is_last)
+        if is_hopeless:
             error, reason = f"Job stalled {job.stalls} times", DeadLetterReason.STALLED
             self._end_attempt(job, now, error=error, reason=reason, terminal=True)
-        elif job.attempts + 1 >= job.settings.max_attempts:
+        elif is_last:
             error = f"Job stalled at max attempts ({job.attempts + 1})"
             self._end_attempt(job, now, error=error, reason=DeadLetterReason.MAX_ATTEMPTS_EXCEEDED, terminal=True)
         else:
             self._end_attempt(job, now, error="stalled", reason=DeadLetterReason.STALLED)
 
-    def _tell_stall(self, job: Job, now: int) -> None:
+    def _tell_stall(self, job: Job, now: int, *, is_last: bool) -> None:
         event = self._emit(EventName.STALLED, job, now)
         event.stalls = job.stalls
         event.worker = job.lease.owner if job.lease else None
-        event.action = "retry" if job.attempts < job.settings.max_attempts else "dlq"
+        event.action = "dlq" if is_last else "retry"
 
 
 _DEFAULT_STALL: Final = StallConfig()
+_DEFAULT_SILENCE: Final = int(_DEFAULT_STALL.stall_interval)

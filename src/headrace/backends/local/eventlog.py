@@ -34,7 +34,10 @@ import zstandard
 
 from headrace.backends.local import segments
 from headrace.backends.local.segments import MARK_EVERY, Raw, Recovered, Sealed
+from headrace.model import Event
 
+_encode_lines: Final = msgspec.json.Encoder().encode_lines
+_encode_line: Final = msgspec.json.Encoder().encode
 MIB: Final = 1024 * 1024
 MAX_PROBLEMS: Final = 100
 UNREADABLE_POSITIONS: Final = "(unreadable positions.json)"
@@ -108,6 +111,12 @@ class EventLog:
         return log
 
     # -- writing ------------------------------------------------------------------------------------------
+
+    def record(self, events: list[Event]) -> None:
+        """`append` of events that are not encoded yet."""
+        last = events[-1]
+        block = _encode_lines(events)
+        self.append(block, first_seq=events[0].seq, last_seq=last.seq, count=len(events), ts=last.ts)
 
     def append(self, block: bytes, *, first_seq: int, last_seq: int, count: int, ts: int) -> None:
         """Write whole lines at the end. On OSError nothing of the block is in the log."""
@@ -460,7 +469,7 @@ class MemoryLog:
         self.retracted: tuple[int, int] | None = None
         self.problems: list[str] = []
         self.positions: dict[str, int] = {}
-        self._lines: deque[bytes] = deque(maxlen=self.limits.max_events)
+        self._lines: deque[bytes | Event] = deque(maxlen=self.limits.max_events)
         self._last_count = 0
 
     @property
@@ -473,6 +482,12 @@ class MemoryLog:
         self._lines.extend(block.splitlines())
         self.last_seq = last_seq
         self._last_count = count
+
+    def record(self, events: list[Event]) -> None:
+        """Keep events as they are: they are encoded only if somebody reads them."""
+        self._lines.extend(events)
+        self.last_seq += len(events)
+        self._last_count = len(events)
 
     def undo(self) -> None:
         if self._last_count and self.committed > self.last_seq - self._last_count:
@@ -492,7 +507,8 @@ class MemoryLog:
         first = self.first_seq
         start = max(after_seq + 1, first) - first
         stop = min(self.committed + 1 - first, start + max(0, limit))
-        return iter(list(islice(self._lines, start, max(start, stop))))
+        wanted = list(islice(self._lines, start, max(start, stop)))
+        return (line if isinstance(line, bytes) else _encode_line(line) for line in wanted)
 
     def trim_before(self, seq: int) -> int:
         bound = min([seq, self.committed + 1, *(position + 1 for position in self.positions.values())])

@@ -21,25 +21,35 @@ from headrace.model import DlqConfig, RateLimit, StallConfig
 from headrace.states import State
 
 _COMPACT_AFTER: Final = 1024
+_WAITING: Final = State.WAITING
 
 
 class ReadyOrder:
     """Waiting jobs, best first: priority descending, LIFO before FIFO, LIFO newest first, FIFO by time then age.
 
-    Plain jobs (priority 0, FIFO) arrive in order, so they live in a deque; everything else is in a heap.
+    Plain jobs (priority 0, FIFO) arrive in order, so they live in a deque; everything else is in a heap. A job that
+    leaves from the middle of the deque and comes back goes to the heap as well: its old entry, which is not where the
+    job belongs now, is void until it is passed.
     """
 
-    __slots__ = ("_fifo", "_heap", "_serial", "_stale")
+    __slots__ = ("_fifo", "_heap", "_is_by_age", "_serial", "_stale", "_void")
 
     def __init__(self) -> None:
         self._fifo: deque[Job] = deque()
         self._heap: list[tuple[int, int, int, int, int, Job]] = []
         self._serial = itertools.count()
         self._stale = 0
+        self._void: set[int] = set()
+        """Jobs whose entry in the deque counts no more."""
+        self._is_by_age = True
 
     def push(self, job: Job) -> None:
-        if job.priority == 0 and not job.settings.lifo:
+        if job.priority == 0 and not job.settings.lifo and job.seq not in self._void:
             fifo = self._fifo
+            if job.run_at != job.created:
+                self._is_by_age = False
+            elif not fifo:
+                self._is_by_age = True
             if not fifo or job.run_at > fifo[-1].run_at or (job.run_at == fifo[-1].run_at and job.seq > fifo[-1].seq):
                 fifo.append(job)
                 return
@@ -53,9 +63,11 @@ class ReadyOrder:
 
     def peek(self) -> Job | None:
         """The best job, or None. Stale entries above it are dropped."""
-        fifo, heap = self._fifo, self._heap
-        while fifo and (fifo[0].state is not State.WAITING or fifo[0].priority != 0 or fifo[0].settings.lifo):
-            fifo.popleft()
+        fifo, heap, void = self._fifo, self._heap, self._void
+        while fifo and (
+            fifo[0].seq in void or fifo[0].state is not State.WAITING or fifo[0].priority != 0 or fifo[0].settings.lifo
+        ):
+            void.discard(fifo.popleft().seq)
         while heap and not self._is_current(heap[0]):
             heapq.heappop(heap)
         if not heap:
@@ -66,10 +78,9 @@ class ReadyOrder:
 
     def pop(self) -> Job | None:
         fifo = self._fifo
-        if not self._heap and fifo:
-            job = fifo[0]
-            if job.state is State.WAITING and job.priority == 0 and not job.settings.lifo:
-                fifo.popleft()
+        if fifo and not self._heap:
+            job = fifo.popleft()
+            if job.state is _WAITING and job.priority == 0 and not job.settings.lifo:
                 return job
         best = self.peek()
         if best is not None:
@@ -86,14 +97,17 @@ class ReadyOrder:
             return False
         return entry[1] == 0 if job.settings.lifo else entry[1] == 1 and entry[2] == job.run_at
 
-    def note_removed(self) -> None:
-        """One entry became stale; rebuild when most of them are, so that cancelled jobs do not pile up."""
+    def note_removed(self, job: Job) -> None:
+        """A job left otherwise than by `pop`; rebuild when most entries are stale, so that they do not pile up."""
+        fifo = self._fifo
+        if fifo and fifo[-1] is job:
+            fifo.pop()
+            return
+        self._void.add(job.seq)
         self._stale += 1
         if self._stale > _COMPACT_AFTER and self._stale * 2 > len(self._fifo) + len(self._heap):
             live = sorted(self.live(), key=lambda job: (job.run_at, job.seq))
-            self._fifo.clear()
-            self._heap.clear()
-            self._stale = 0
+            self.clear()
             for job in live:
                 self.push(job)
 
@@ -109,13 +123,15 @@ class ReadyOrder:
                 yield job
 
     @property
-    def is_plain(self) -> bool:
-        """Whether `live` yields the jobs in order of their time."""
-        return not self._heap
+    def is_by_age(self) -> bool:
+        """Whether `live` yields the jobs in the order of their creation."""
+        return self._is_by_age and not self._heap
 
     def clear(self) -> None:
         self._fifo.clear()
         self._heap.clear()
+        self._void.clear()
+        self._stale = 0
 
 
 class DueOrder:
@@ -130,6 +146,9 @@ class DueOrder:
     def push(self, job: Job) -> None:
         heapq.heappush(self._heap, (job.run_at, job.seq, next(self._serial), job))
 
+    def __bool__(self) -> bool:
+        return bool(self._heap)
+
     def next_due(self) -> int | None:
         heap = self._heap
         while heap and not self._is_current(heap[0]):
@@ -141,13 +160,14 @@ class DueOrder:
         return entry[3].state is State.DELAYED and entry[3].run_at == entry[0]
 
     def pop_due(self, now: int, limit: int) -> list[Job]:
-        due: list[Job] = []
+        # A job that was put off twice to the same moment has two entries: once is enough.
+        due: dict[int, Job] = {}
         heap = self._heap
         while heap and heap[0][0] <= now and len(due) < limit:
             entry = heapq.heappop(heap)
             if self._is_current(entry):
-                due.append(entry[3])
-        return due
+                due[entry[1]] = entry[3]
+        return list(due.values())
 
 
 class LeaseWheel:
@@ -244,6 +264,7 @@ class Queue:
         "keys",
         "minutes",
         "name",
+        "places",
         "prioritized",
         "ready",
         "turn",
@@ -263,6 +284,9 @@ class Queue:
         self.blocked: dict[int, Job] = {}
         self.completed: dict[int, Job] = {}
         self.failed: dict[int, Job] = {}
+        nowhere: dict[int, Job] = {}
+        self.places = [nowhere, nowhere, self.delayed, self.active, self.completed, self.failed, self.blocked]
+        """Where the jobs of a state are, by its number; waiting jobs are in `ready`."""
         self.keys: dict[str, KeyHolder] = {}
         self.custom_ids: dict[str, Job] = {}
         self.bucket: TokenBucket | None = None
@@ -275,16 +299,7 @@ class Queue:
         self.minutes: dict[str, dict[int, int]] = {"completed": {}, "failed": {}}
 
     def jobs_in(self, state: State) -> Iterator[Job]:
-        if state is State.WAITING:
-            return self.ready.live()
-        places = {
-            State.DELAYED: self.delayed,
-            State.ACTIVE: self.active,
-            State.COMPLETED: self.completed,
-            State.FAILED: self.failed,
-            State.WAITING_CHILDREN: self.blocked,
-        }
-        return iter(places[state].values())
+        return self.ready.live() if state is State.WAITING else iter(self.places[state].values())
 
     def clear(self) -> None:
         """Break the cycles between jobs and queue by hand; jobs are not seen by the garbage collector."""

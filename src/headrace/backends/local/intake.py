@@ -16,7 +16,17 @@ from headrace.backends.local.index import KeyHolder, Queue
 from headrace.backends.local.job import History, Job
 from headrace.backends.local.store import Store
 from headrace.errors import InvalidCommand, NotFound, Refused
-from headrace.model import EventName, JobLinks, JobSpec, TimelineEntry, links_of, settings_of
+from headrace.model import (
+    DEFAULT_SETTINGS,
+    Event,
+    EventName,
+    JobLinks,
+    JobSpec,
+    TimelineEntry,
+    is_plain,
+    links_of,
+    settings_of,
+)
 from headrace.states import State, Verb
 
 LINK_LATER: Final = "pending"
@@ -31,26 +41,38 @@ class Intake(Store):
     sync_requests = 0
     """Durable jobs stored since somebody looked: their reply waits for the disk."""
 
-    async def insert(self, queue: str, specs: Sequence[JobSpec]) -> list[str]:
+    async def insert_one(self, queue: str, spec: JobSpec) -> str:
         now = self._clock.now_ms()
-        if len(specs) == 1:
-            self._check_family(specs[0], self._queue(queue), frozenset())
-            job = self._admit(self._queue(queue), specs[0], now, None)
+        if is_plain(spec):
+            return self._admit_plain(self._queues.get(queue) or self._queue(queue), spec, now).id
+        q = self._queue(queue)
+        self._check_family(spec, q, frozenset())
+        newest = self._job_seq
+        job = self._admit(q, spec, now, None)
+        if job.seq > newest:  # else it is an older job that the id or key stands for
             self._resolve_dependencies(job, now)
-            return [job.id]
-        return await self._insert_many(queue, specs, now)
+        return job.id
+
+    async def insert(self, queue: str, specs: Sequence[JobSpec]) -> list[str]:
+        return await self._insert_many(queue, specs, self._clock.now_ms())
 
     async def _insert_many(self, queue: str, specs: Sequence[JobSpec], now: int) -> list[str]:
         self._slices.begin()
-        self._check_batch(self._queue(queue), specs)
+        plain = list(map(is_plain, specs))
+        if not all(plain):
+            self._check_batch(self._queue(queue), specs)
         jobs: list[Job] = []
-        for n, spec in enumerate(specs, 1):
-            jobs.append(self._admit(self._queue(queue), spec, now, None))
-            if n % 128 == 0:
+        related: list[Job] = []
+        for n, spec in enumerate(specs):
+            q = self._queues.get(queue) or self._queue(queue)
+            newest = self._job_seq
+            jobs.append(self._admit_plain(q, spec, now) if plain[n] else self._admit(q, spec, now, None))
+            if not plain[n] and jobs[-1].seq > newest:
+                related.append(jobs[-1])
+            if n & 127 == 127:
                 await self._slices.breathe()
-        for job in jobs:
-            if job.links is not None and job.links.depends_on:
-                self._resolve_dependencies(job, now)
+        for job in related:
+            self._resolve_dependencies(job, now)
         return [job.id for job in jobs]
 
     async def insert_flow(self, nodes: Sequence[FlowNode]) -> list[Raw]:
@@ -93,6 +115,34 @@ class Intake(Store):
             raise NotFound(f"Parent job not found: {parent_id}")
 
     # -- one job -------------------------------------------------------------------------------------------------------
+
+    def _admit_plain(self, queue: Queue, spec: JobSpec, now: int) -> Job:
+        """`_admit` for the job that most jobs are: no keys, no family, default settings."""
+        data = bytes(spec.data)
+        created = now if spec.timestamp is None else int(spec.timestamp)
+        run_at = created + int(spec.delay) if spec.delay else created
+        self._job_seq = seq = self._job_seq + 1
+        job = Job(
+            seq,
+            self.ids.at(now),
+            queue,
+            data,
+            spec.name,
+            DEFAULT_SETTINGS,
+            None,
+            State.DELAYED if run_at > now else State.WAITING,
+            spec.priority,
+            created,
+            run_at,
+            size=len(data),
+        )
+        self._jobs[job.id] = job
+        self._enter(job)
+        if self._journal.keeps_jobs:
+            self._journal.new[seq] = job
+        self._tell_pushed(job, now)
+        self._totals.pushed += 1
+        return job
 
     def _admit(self, queue: Queue, spec: JobSpec, now: int, chosen_id: str | None) -> Job:
         """Store one job, or give the one that its id or key already stands for."""
@@ -146,9 +196,12 @@ class Intake(Store):
         return self.ids.next()
 
     def _tell_pushed(self, job: Job, now: int) -> None:
-        event = self._emit(EventName.PUSHED, job, now)
+        self._event_seq = seq = self._event_seq + 1
+        event = Event(seq, now, "pushed", self._epoch, job.queue.name, job.id, job.name)
+        self._events.append(event)
         event.bytes = job.size
-        event.priority = job.priority
+        if job.priority:
+            event.priority = job.priority
         if job.run_at > now:
             event.delay = job.run_at - now
         links = job.links
@@ -162,14 +215,15 @@ class Intake(Store):
     def _known(self, queue: Queue, links: JobLinks, now: int) -> Job | None:
         if not links.custom_id:
             links.custom_id = None
-        else:
-            known = queue.custom_ids.get(links.custom_id)
-            if known is not None:
-                if known.state not in _ENDED:
-                    return known
-                # A new generation of the id: what the old one left behind goes.
-                self._remove(known)
-        return self._key_owner(queue, links, now) if links.unique_key else None
+        known = queue.custom_ids.get(links.custom_id) if links.custom_id else None
+        if known is not None and known.state not in _ENDED:
+            return known
+        owner = self._key_owner(queue, links, now) if links.unique_key else None
+        if owner is None and known is not None:
+            # A new generation of the id: what the old one left behind goes.
+            self._emit(EventName.REMOVED, known, now).prev = known.state.word
+            self._remove(known)
+        return owner
 
     def _key_owner(self, queue: Queue, links: JobLinks, now: int) -> Job | None:
         assert links.unique_key is not None
@@ -204,6 +258,9 @@ class Intake(Store):
         if links.unique_key:
             holder = KeyHolder(job, None)
             job.queue.keys[links.unique_key] = holder
+            if job.history is not None:  # it may have had the key before
+                job.history.key_released = False
+                job.history.key_expires = None
             if links.dedup is not None and links.dedup.ttl:
                 self._hold_key_until(job, holder, now + int(links.dedup.ttl))
 
@@ -232,9 +289,22 @@ class Intake(Store):
             pending.append(target.id)
             self._dependents.setdefault(target.id, []).append(job)
         job.history.pending = pending
+        self._journal.touch(job)
         if not pending:
             self._unblock(job, now, quiet=True)
-        self._journal.touch(job)
+        else:
+            self._hear_of_failures(pending, now)
+
+    def _hear_of_failures(self, dependencies: Sequence[str], now: int) -> None:
+        """Children may have failed for good before anybody waited for them: their policy counts all the same."""
+        for dependency in list(dependencies):
+            target = self._find(dependency)
+            if target is not None and target.state is State.FAILED:
+                self._child_failed(target, self._failed_reason(target), now)
+
+    def _child_failed(self, job: Job, error: str | None, now: int) -> None:
+        """What the end of a child means for those who wait for it: see Settlement."""
+        raise NotImplementedError
 
     def _adopt(self, child: Job, parent_id: str) -> None:
         parent = self._find(parent_id)

@@ -96,6 +96,8 @@ class Job(Struct, gc=False, eq=False):
             self.history = History(timeline=[TimelineEntry(first, float(self.created))])
             if self.started is not None:
                 self.history.timeline.append(TimelineEntry("active", float(self.started)))
+            if self.finished is not None:
+                self.history.timeline.append(TimelineEntry("completed", float(self.finished)))
         return self.history
 
     def own_links(self) -> JobLinks:

@@ -17,6 +17,7 @@ import itertools
 import os
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
 from typing import Any, Final
@@ -53,6 +54,13 @@ _UPDATE: Final = (
     "UPDATE job SET state=?, priority=?, run_at=?, finished=?, attempts=?, stalls=?, settings=?, links=?, history=?, "
     "result=? WHERE seq=?"
 )
+_INSERT_PLAIN: Final = (
+    "INSERT INTO job (seq, id, queue, state, priority, created, run_at, attempts, stalls, name, data) "
+    "VALUES (?,?,?,?,?,?,?,0,0,?,?)"
+)
+_FINISH: Final = f"UPDATE job SET state={State.COMPLETED:d}, finished=?, result=? WHERE seq=?"
+_WAITING: Final = int(State.WAITING)
+_ACTIVE: Final = State.ACTIVE
 _encode: Final = msgspec.msgpack.Encoder().encode
 
 Row = tuple[Any, ...]
@@ -68,12 +76,14 @@ class Journal:
         self.keeps_jobs = path is not None
         self.new: dict[int, Job] = {}
         self.changed: dict[int, Job] = {}
+        self.finished: dict[int, Job] = {}
         self.rewritten: dict[int, Job] = {}
         self.gone: dict[int, Job] = {}
         self._statements: list[tuple[str, Row]] = []
         self._db: apsw.Connection | None = None
         self._lock_fd: int | None = None
         self._wal_fd: int | None = None
+        self._lost_sync = False
         self._in_transaction = False
 
     # -- opening and closing -----------------------------------------------------------------------------------------
@@ -149,18 +159,29 @@ class Journal:
 
     def touch(self, job: Job) -> None:
         """State, counters, history or result of the job changed."""
-        if self.keeps_jobs and job.seq not in self.new:
+        if self.keeps_jobs and job.seq not in self.new and job.seq not in self.rewritten:
+            self.finished.pop(job.seq, None)
             self.changed[job.seq] = job
+
+    def finish(self, job: Job) -> None:
+        """The job completed. A plain one that was stored before needs only a narrow update."""
+        if self.keeps_jobs and job.seq not in self.new:
+            if job.history is None and job.seq not in self.changed and job.seq not in self.rewritten:
+                self.finished[job.seq] = job
+            else:
+                self.touch(job)
 
     def rewrite(self, job: Job) -> None:
         """Its payload changed too."""
         if self.keeps_jobs and job.seq not in self.new:
             self.changed.pop(job.seq, None)
+            self.finished.pop(job.seq, None)
             self.rewritten[job.seq] = job
 
     def remove(self, job: Job) -> None:
         if self.keeps_jobs:
             self.changed.pop(job.seq, None)
+            self.finished.pop(job.seq, None)
             self.rewritten.pop(job.seq, None)
             if self.new.pop(job.seq, None) is None:
                 self.gone[job.seq] = job
@@ -177,10 +198,19 @@ class Journal:
 
     @property
     def is_dirty(self) -> bool:
-        return bool(self.new or self.changed or self.gone or self._statements or self.rewritten or self._in_transaction)
+        return bool(
+            self.new
+            or self.finished
+            or self.changed
+            or self.gone
+            or self._statements
+            or self.rewritten
+            or self._in_transaction
+        )
 
     def touched(self) -> list[Job]:
-        return [*self.new.values(), *self.changed.values(), *self.rewritten.values(), *self.gone.values()]
+        marked = (self.new, self.finished, self.changed, self.rewritten, self.gone)
+        return [job for jobs in marked for job in jobs.values()]
 
     # -- the commit ----------------------------------------------------------------------------------------------------
 
@@ -193,8 +223,7 @@ class Journal:
             self.db.execute("UPDATE mark SET last_seq=?, totals=?", (last_seq, _encode(totals)))
             self.db.execute("COMMIT")
         except (apsw.Error, OSError) as error:
-            self.rollback()
-            raise StorageUnavailable(describe(error)) from error
+            raise StorageUnavailable(describe(error)) from error  # the caller reads `touched`, then rolls back
         self._forget()
 
     def _begin(self) -> None:
@@ -205,11 +234,21 @@ class Journal:
     def _write_jobs(self) -> None:
         db = self.db
         if self.new or self.rewritten:
-            stored = [*self.new.values(), *self.rewritten.values()]
-            db.executemany(_INSERT, map(_row, stored))
-            large = [(job.seq, job.data) for job in stored if job.size > LARGE_BYTES and job.data is not None]
-            if large:
+            plain: list[Row] = []
+            others = list(self.rewritten.values())
+            for job in self.new.values():
+                if _is_plain(job):
+                    plain.append(_plain_row(job))
+                else:
+                    others.append(job)
+            if plain:
+                db.executemany(_INSERT_PLAIN, plain)
+            if others:
+                db.executemany(_INSERT, map(_row, others))
+                large = [(job.seq, job.data) for job in others if job.size > LARGE_BYTES and job.data is not None]
                 db.executemany("INSERT OR REPLACE INTO payload VALUES (?,?)", large)
+        if self.finished:
+            db.executemany(_FINISH, [(job.finished, job.result, job.seq) for job in self.finished.values()])
         if self.changed:
             db.executemany(_UPDATE, map(_changes, self.changed.values()))
         if self.gone:
@@ -246,16 +285,14 @@ class Journal:
 
     def _forget(self) -> None:
         self._in_transaction = False
-        for job in itertools.chain(self.new.values(), self.rewritten.values(), self.changed.values()):
+        marked = (self.new, self.finished, self.changed, self.rewritten)
+        for job in itertools.chain.from_iterable(jobs.values() for jobs in marked if jobs):
             # What is large or finished is read back from the file when somebody asks for it.
             if job.size > LARGE_BYTES or job.finished is not None:
                 job.data = None
                 if job.result is not None and len(job.result) > SMALL_RESULT_BYTES:
                     job.result = None
-        self.new.clear()
-        self.changed.clear()
-        self.rewritten.clear()
-        self.gone.clear()
+        self.new, self.finished, self.changed, self.rewritten, self.gone = {}, {}, {}, {}, {}
 
     def probe(self) -> None:
         """Try a small write; raises while the disk still refuses."""
@@ -271,9 +308,37 @@ class Journal:
             return
         if self._wal_fd is None:
             self._wal_fd = os.open(f"{self.path}-wal", os.O_RDONLY | os.O_CLOEXEC)
-        os.fdatasync(self._wal_fd)
+        try:
+            os.fdatasync(self._wal_fd)
+        except OSError:
+            self._lost_sync = True
+            raise
+
+    def mend_sync(self) -> None:
+        """After a failed sync the system may take pages for written that never were, so a later sync proves nothing:
+        only a whole checkpoint, which writes them again into the main file, does. Nothing to do otherwise."""
+        if not self._lost_sync:
+            return
+        try:
+            (busy, _, _) = next(self.db.execute("PRAGMA wal_checkpoint(TRUNCATE)"))
+        except apsw.Error as error:
+            raise StorageUnavailable(str(error)) from error
+        self._lost_sync = bool(busy)
+        if busy:
+            raise StorageUnavailable("the write-ahead log is in use")
 
     # -- reading -------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def recovering(self) -> Iterator[None]:
+        """What SQLite cannot read while the file is loaded is told as damage, by the name of the file."""
+        try:
+            yield
+        except apsw.Error as error:
+            raise StorageUnavailable(
+                f"{self.path} is damaged ({error}): see `headrace doctor --data-path {self.path}`, restore a copy "
+                "or open another file."
+            ) from error
 
     def mark(self) -> tuple[int, int, Totals]:
         last_seq, epoch, totals = next(self.db.execute("SELECT last_seq, epoch, totals FROM mark"))
@@ -348,6 +413,34 @@ def _stored_state(job: Job) -> int:
 
 def _settings_blob(job: Job) -> bytes | None:
     return None if job.settings is DEFAULT_SETTINGS else _encode(job.settings)
+
+
+def _is_plain(job: Job) -> bool:
+    """A job as it was pushed, with nothing but defaults: half the columns need not be bound."""
+    return (
+        job.settings is DEFAULT_SETTINGS
+        and job.links is None
+        and job.history is None
+        and job.finished is None
+        and job.size <= LARGE_BYTES
+        and not job.attempts
+        and not job.stalls
+    )
+
+
+def _plain_row(job: Job) -> Row:
+    state = job.state
+    return (
+        job.seq,
+        job.id,
+        job.queue.name,
+        _WAITING if state is _ACTIVE else state,
+        job.priority,
+        job.created,
+        job.run_at,
+        job.name,
+        job.data,
+    )
 
 
 def _row(job: Job) -> Row:

@@ -73,7 +73,7 @@ class Queries(Control):
 
     def _page(self, q: Queue, states: Sequence[str] | None, offset: int, limit: int, asc: bool) -> list[Job]:
         wanted = list(WORDS.values()) if states is None else states
-        if asc and set(wanted) <= {"waiting", "wait", "paused"} and q.ready.is_plain:
+        if asc and set(wanted) <= {"waiting", "wait", "paused"} and q.ready.is_by_age:
             return list(itertools.islice(q.ready.live(), offset, offset + limit))
         pick = heapq.nsmallest if asc else heapq.nlargest
         return pick(offset + limit, self._members(q, wanted), key=lambda job: (job.created, job.seq))[offset:]
@@ -238,12 +238,17 @@ class Queries(Control):
             kept = (j for j in q.completed.values() if before_ms is None or (j.finished or 0) <= before_ms)
             chosen = list(itertools.islice(kept, count))
         now = self._clock.now_ms()
-        for job in chosen:
-            if job.history is not None:
-                job.history.progress = 0
-            self._revive(job, now)
-            self._emit(EventName.WAITING, job, now).prev = State.COMPLETED.word
-        return len(chosen)
+        return sum(self._revive_completed(job, now) for job in chosen)
+
+    def _revive_completed(self, job: Job, now: int) -> bool:
+        """False when the job's key belongs to another job by now."""
+        if self._has_key_rival(job, now):
+            return False
+        if job.history is not None:
+            job.history.progress = 0
+        self._revive(job, now)
+        self._emit(EventName.WAITING, job, now).prev = State.COMPLETED.word
+        return True
 
     # -- figures -------------------------------------------------------------------------------------------------------
 

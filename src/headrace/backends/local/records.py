@@ -38,6 +38,7 @@ class Records(Queries):
         links.parent_id = parent_id
         self._write_parent_into_data(child, parent)
         self._adopt(child, parent_id)
+        self._hear_of_failures([child_id], self._clock.now_ms())
 
     def _write_parent_into_data(self, child: Job, parent: Job) -> None:
         """The one verb that edits a payload: flow clients read the parent from the data."""

@@ -25,6 +25,7 @@ from headrace.model import (
     Burial,
     DeadLetterReason,
     DlqConfig,
+    Event,
     EventName,
     JobLinks,
     TimelineEntry,
@@ -45,6 +46,13 @@ class Settlement(Intake):
     # -- completing ----------------------------------------------------------------------------------------------------
 
     async def complete(self, acks: Sequence[Ack]) -> list[int]:
+        if len(acks) == 1:
+            ack = acks[0]
+            only = self._check_lease(ack.id, ack.token, late_allowed=True)
+            if only is None:
+                return [0]
+            self._complete(only, ack, self._clock.now_ms())
+            return []
         jobs: list[Job | None] = []
         seen: set[str] = set()
         for ack in acks:
@@ -83,27 +91,29 @@ class Settlement(Intake):
         return job if not ended.finalized and late_allowed else None
 
     def _complete(self, job: Job, ack: Ack, now: int) -> None:
-        token = job.lease.token if job.lease is not None else ack.token
-        worker = job.lease.owner if job.lease is not None else None
-        started = job.started
+        lease = job.lease
+        token, worker = (ack.token, None) if lease is None else (lease.token, lease.owner)
+        queue = job.queue
         job.result = ack.result
         job.finished = now
         if job.history is not None:
             self._note(job, "completed", now)
-        self._release_key(job)
+        if job.links is not None:
+            self._release_key(job)
         self._move(job, Verb.COMPLETE)
         if token is not None:
             job.ended = Ended(token, finalized=True)
-        event = self._emit(EventName.COMPLETED, job, now)
-        event.attempt = job.attempts + 1
-        event.worker = worker
+        self._event_seq = seq = self._event_seq + 1
+        event = Event(seq, now, "completed", self._epoch, queue.name, job.id, job.name, job.attempts + 1, worker)
+        self._events.append(event)
         if ack.result is not None:
             event.bytes = len(ack.result)
             self._attach(event, job, ack.result)
-        self._totals.completed += 1
-        if started is not None:
-            self._totals.run_ms += max(0, now - started)
-        self._count_minute(job.queue, "completed", now)
+        totals = self._totals
+        totals.completed += 1
+        if job.started is not None:
+            totals.run_ms += now - job.started
+        self._count_minute(queue, "completed", now)
         if job.links is not None:
             self._succeed_repeat(job, now)
         if self._dependents:
@@ -115,7 +125,7 @@ class Settlement(Intake):
                 del self._satisfied[next(iter(self._satisfied))]
             self._remove(job)
         else:
-            self._journal.touch(job)
+            self._journal.finish(job)
             if len(self._completed) > self.max_completed:
                 self._evict_completed()
 
@@ -295,15 +305,19 @@ class Settlement(Intake):
                 self._emit(EventName.REMOVED, job, now).prev = State.FAILED.word
                 self._remove(job)
             elif burial.next_retry_at is not None and burial.next_retry_at <= now:
-                self._revive_dead_letter(job, now)
+                self._retry_by_itself(job, burial, now)
+
+    def _retry_by_itself(self, job: Job, burial: Burial, now: int) -> None:
+        if not self._revive_dead_letter(job, now):
+            # Another job has its key at the moment: try again later.
+            burial.next_retry_at = float(now + int(self._dlq_config(job.queue).auto_retry_interval))
+            self._journal.touch(job)
+            self._watch_burial(job)
 
     def _revive_dead_letter(self, job: Job, now: int) -> bool:
-        """RetryDlq of one job; False when its key or id belongs to another job by now."""
-        links = job.links
-        if links is not None:
-            holder = job.queue.keys.get(links.unique_key) if links.unique_key else None
-            if holder is not None and (holder.expires is None or holder.expires > now):
-                return False
+        """RetryDlq of one job; False when its key belongs to another job by now."""
+        if self._has_key_rival(job, now):
+            return False
         history = job.remember()
         burial = history.burial
         if burial is not None:
@@ -314,8 +328,16 @@ class Settlement(Intake):
         self._emit(EventName.DLQ_RETRIED, job, now).prev = State.FAILED.word
         return True
 
+    @staticmethod
+    def _has_key_rival(job: Job, now: int) -> bool:
+        """Whether another job holds the uniqueKey that this one would take back."""
+        key = job.links.unique_key if job.links is not None else None
+        holder = job.queue.keys.get(key) if key else None
+        return holder is not None and (holder.expires is None or holder.expires > now)
+
     def _revive(self, job: Job, now: int) -> None:
         """Back to waiting with a clean slate, from completed or failed."""
+        job.remember()
         if self._journal.keeps_jobs and job.data is None:
             job.data = self._journal.data(job)
             self._journal.rewrite(job)
@@ -346,6 +368,22 @@ class Settlement(Intake):
                 self._unblock(parent, now)
 
     def _child_failed(self, job: Job, error: str | None, now: int) -> None:
+        """Tell everything that waits for the child.
+
+        A parent that fails for it is news for its own parents in turn. Chains may be thousands of jobs long, so the
+        news is worked off from a list and not by recursion.
+        """
+        self._bad_news.append((job, error))
+        if len(self._bad_news) > 1:
+            return  # the call that works off the list is under way
+        try:
+            while self._bad_news:
+                self._apply_policy(*self._bad_news[0], now)
+                self._bad_news.popleft()
+        finally:
+            self._bad_news.clear()
+
+    def _apply_policy(self, job: Job, error: str | None, now: int) -> None:
         """Apply the child's failure policy to everything that waits for it. Without one they stay blocked."""
         settings = job.settings
         waiting = list(self._dependents.get(job.id, ()))
@@ -400,15 +438,16 @@ class Settlement(Intake):
         """A completed repeat job pushes its successor."""
         assert job.links is not None
         repeat = job.links.repeat
-        if repeat is None:
-            return
+        if repeat is None or self._has_key_rival(job, now):
+            return  # a rival took the key over while this job ran: it goes on in its place
         planned = repeat.prev_millis if repeat.prev_millis is not None else float(job.run_at)
         run_at = next_repeat(msgspec.structs.replace(repeat, prev_millis=planned), now)
         if run_at is None:
             return
         following = msgspec.structs.replace(repeat, count=repeat.count + 1, prev_millis=float(run_at))
-        links: JobLinks = msgspec.structs.replace(job.links, repeat=following)
-        links.custom_id = None
+        links: JobLinks = msgspec.structs.replace(
+            job.links, repeat=following, custom_id=None, depends_on=[], children_ids=[]
+        )
         self._job_seq += 1
         data = self._data(job)
         successor = Job(

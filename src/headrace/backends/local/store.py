@@ -10,6 +10,7 @@ Rules:
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from collections.abc import Callable
 from typing import Final
 
@@ -29,6 +30,18 @@ from headrace.views import HistoryView, encode, encode_job, plain_history, rich_
 
 MAX_SATISFIED: Final = 100_000
 
+# Members of an enum are looked up through its metaclass; on the hot path they are plain globals.
+_WAITING: Final = State.WAITING
+_DELAYED: Final = State.DELAYED
+_ACTIVE: Final = State.ACTIVE
+_COMPLETED: Final = State.COMPLETED
+UNGROUPED: Final = ""
+"""The name under which jobs without a groupId are kept when groups are served in turn; no client can send it."""
+
+
+def group_of(job: Job) -> str:
+    return UNGROUPED if job.links is None or job.links.group_id is None else job.links.group_id
+
 
 class Store:
     def __init__(self, journal: Journal, clock: Clock, rng: Callable[[], float]) -> None:
@@ -47,6 +60,8 @@ class Store:
         self._dependents: dict[str, list[Job]] = {}
         self._satisfied: dict[str, None] = {}
         """Ids of jobs that completed and were not kept: they still satisfy a dependsOn."""
+        self._bad_news: deque[tuple[Job, str | None]] = deque()
+        """Failures that parents have not heard of yet."""
         self._logged: set[int] = set()
         """Jobs that have log lines."""
         self._job_seq = 0
@@ -94,45 +109,35 @@ class Store:
     def _leave(self, job: Job) -> None:
         queue, state = job.queue, job.state
         queue.counts[state] -= 1
-        if state is State.WAITING:
+        if state is _WAITING:
             if job.priority > 0:
                 queue.prioritized -= 1
-            queue.ready.note_removed()
-        elif state is State.ACTIVE:
-            del queue.active[job.seq]
+            queue.ready.note_removed(job)
+            if queue.is_grouped:
+                self._group(queue, group_of(job)).ready.note_removed(job)
+            return
+        del queue.places[state][job.seq]
+        if state is _ACTIVE:
             self._drop_lease(job)
-        elif state is State.DELAYED:
-            del queue.delayed[job.seq]
-        elif state is State.COMPLETED:
-            del queue.completed[job.seq]
+        elif state is _COMPLETED:
             self._completed.pop(job.seq, None)
-        elif state is State.FAILED:
-            del queue.failed[job.seq]
-        elif state is State.WAITING_CHILDREN:
-            del queue.blocked[job.seq]
 
     def _enter(self, job: Job) -> None:
         queue, state = job.queue, job.state
         queue.counts[state] += 1
-        if state is State.WAITING:
+        if state is _WAITING:
             if job.priority > 0:
                 queue.prioritized += 1
             queue.ready.push(job)
-            if queue.is_grouped and job.links is not None and job.links.group_id is not None:
-                self._group(queue, job.links.group_id).ready.push(job)
+            if queue.is_grouped:
+                self._group(queue, group_of(job)).ready.push(job)
             self._ready.add(queue.name)
-        elif state is State.ACTIVE:
-            queue.active[job.seq] = job
-        elif state is State.DELAYED:
-            queue.delayed[job.seq] = job
-            self._due.push(job)
-        elif state is State.COMPLETED:
-            queue.completed[job.seq] = job
+            return
+        queue.places[state][job.seq] = job
+        if state is _COMPLETED:
             self._completed[job.seq] = job
-        elif state is State.FAILED:
-            queue.failed[job.seq] = job
-        elif state is State.WAITING_CHILDREN:
-            queue.blocked[job.seq] = job
+        elif state is _DELAYED:
+            self._due.push(job)
 
     def _settle_time(self, job: Job, now: int) -> None:
         """A delayed job whose time has already come waits at once."""
@@ -147,8 +152,8 @@ class Store:
         self._wheel.discard(job)
         if lease.holder is not None:
             lease.holder.pop(job.id, None)
-        if job.queue.is_grouped and job.links is not None and job.links.group_id is not None:
-            self._group(job.queue, job.links.group_id).active -= 1
+        if job.queue.is_grouped:
+            self._group(job.queue, group_of(job)).active -= 1
         job.lease = None
         # A slot is free again: a queue with a concurrency limit may serve the next parked pull.
         self._ready.add(job.queue.name)
@@ -173,7 +178,9 @@ class Store:
         if links is not None:
             if links.custom_id and job.queue.custom_ids.get(links.custom_id) is job:
                 del job.queue.custom_ids[links.custom_id]
-            for dependency in links.depends_on:
+            # A custom id in dependsOn may stand for another job id, which `pending` then names.
+            pending = job.history.pending if job.history is not None else ()
+            for dependency in {*links.depends_on, *pending}:
                 waiting = self._dependents.get(dependency)
                 if waiting is not None and job in waiting:
                     waiting.remove(job)
@@ -230,7 +237,8 @@ class Store:
         group = queue.groups.get(name)
         if group is None:
             group = queue.groups[name] = Group()
-            queue.turn.append(name)
+            if name != UNGROUPED:
+                queue.turn.append(name)
         return group
 
     # -- showing -------------------------------------------------------------------------------------------------------

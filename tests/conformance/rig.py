@@ -1,0 +1,210 @@
+"""A backend under test with its clock: every verb as a plain call that is committed and checked at once.
+
+To put another backend under the suite: add its Kind to KINDS with a factory and a check of its insides.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+
+from headrace.backends.base import Ack, Demand, FlowNode, GroupDemand
+from headrace.backends.local.backend import LocalBackend
+from headrace.backends.local.slices import run_now
+from headrace.clock import ManualClock
+from headrace.commands.jobs import PushEntry
+from headrace.model import Event
+from tests.conformance import invariants
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One backend that the suite runs against."""
+
+    name: str
+    make: Callable[[Path, ManualClock], LocalBackend]
+    check: Callable[[LocalBackend], None]
+    is_persistent: bool
+
+
+def seeded() -> Callable[[], float]:
+    return random.Random(7).random
+
+
+def _memory(folder: Path, clock: ManualClock) -> LocalBackend:
+    return LocalBackend(None, clock=clock, rng=seeded())
+
+
+def _sqlite(folder: Path, clock: ManualClock) -> LocalBackend:
+    return LocalBackend(folder / "jobs.db", clock=clock, rng=seeded())
+
+
+KINDS = (
+    Kind("memory", _memory, invariants.check, is_persistent=False),
+    Kind("sqlite", _sqlite, invariants.check, is_persistent=True),
+)
+
+
+def pack(value: Any) -> Raw:
+    return Raw(msgspec.msgpack.encode(value))
+
+
+def unpack(raw: Any) -> Any:
+    return msgspec.msgpack.decode(bytes(raw))
+
+
+def spec(data: Any = None, **options: Any) -> PushEntry:
+    """A push as the wire would make it. Lists are copied: a backend may keep what it is given."""
+    fresh = {key: list(value) if isinstance(value, list) else value for key, value in options.items()}
+    return PushEntry(data=pack(data), **fresh)
+
+
+@dataclass
+class Held:
+    """One claimed job."""
+
+    id: str
+    token: str | None
+    job: dict[str, Any]
+
+
+class Rig:
+    def __init__(self, kind: Kind, folder: Path) -> None:
+        self.kind = kind
+        self.folder = folder
+        self.clock = ManualClock()
+        self.events: list[Event] = []
+        self.is_checking = True
+        """Switched off where thousands of steps would each look at thousands of jobs."""
+        self._last_seq = 0
+        self.backend = kind.make(folder, self.clock)
+        run_now(self.backend.open())
+        self.settle()
+
+    def __getattr__(self, verb: str) -> Callable[..., Any]:
+        """A verb of the backend: run to its end, committed, checked; also when it raises."""
+
+        def call(*args: Any, **options: Any) -> Any:
+            try:
+                return run_now(getattr(self.backend, verb)(*args, **options))
+            finally:
+                self.settle()
+
+        return call
+
+    def settle(self) -> None:
+        """End a tick: commit, look at the events, check everything."""
+        self.backend.commit()
+        for event in self.backend.take_events():
+            assert event.seq == self._last_seq + 1, "events must be numbered without a gap"
+            self._last_seq = event.seq
+            self.events.append(event)
+        if self.is_checking:
+            self.kind.check(self.backend)
+
+    def take_words(self) -> list[str]:
+        """What was told since the last call."""
+        words, self.events = [event.event for event in self.events], []
+        return words
+
+    def reopen(self) -> None:
+        """Stop and start again on the same storage."""
+        run_now(self.backend.close())
+        self.backend = self.kind.make(self.folder, self.clock)
+        run_now(self.backend.open())
+        self.settle()
+
+    def close(self) -> None:
+        run_now(self.backend.close())
+
+    def advance(self, ms: int) -> None:
+        """Let time pass and do what it demands."""
+        self.clock.advance(ms)
+        self.sweep()
+
+    # -- the verbs that nearly every test needs -------------------------------------------------------------
+
+    def push(self, queue: str = "q", data: Any = None, **options: Any) -> str:
+        return self.insert_one(queue, spec(data, **options))
+
+    def push_many(self, *specs: PushEntry, queue: str = "q") -> list[str]:
+        return self.insert(queue, specs)
+
+    def push_flow(self, *nodes: tuple[str, str, dict[str, Any]]) -> list[dict[str, Any]]:
+        made = [FlowNode(job_id, queue, spec(**options)) for job_id, queue, options in nodes]
+        return [unpack(raw) for raw in self.insert_flow(made)]
+
+    def pull(
+        self,
+        queue: str = "q",
+        count: int = 1,
+        *,
+        owner: str | None = "w",
+        lease_ms: float = 30_000,
+        holder: dict[str, int] | None = None,
+        group: GroupDemand | None = None,
+    ) -> list[Held]:
+        claims = self.claim(queue, Demand(count, owner, lease_ms, holder, group))
+        jobs = [unpack(claim.job) for claim in claims]
+        return [Held(job["id"], claim.token, job) for job, claim in zip(jobs, claims, strict=True)]
+
+    def take(self, queue: str = "q", **options: Any) -> Held:
+        (held,) = self.pull(queue, **options)
+        return held
+
+    def pulled_ids(self, queue: str = "q", count: int = 1000, **options: Any) -> list[str]:
+        return [held.id for held in self.pull(queue, count, **options)]
+
+    def ack(self, held: Held, result: Any = ..., remove: bool | None = None) -> list[int]:
+        encoded = None if result is ... else bytes(pack(result))
+        return self.complete([Ack(held.id, held.token, encoded, remove)])
+
+    def nack(
+        self,
+        held: Held,
+        error: str | None = "boom",
+        *,
+        stack: list[str] | None = None,
+        unrecoverable: bool = False,
+        remove: bool | None = None,
+    ) -> bool:
+        return self.fail(
+            held.id, token=held.token, error=error, stack=stack, unrecoverable=unrecoverable, remove=remove
+        )
+
+    def run(self, queue: str = "q", result: Any = ...) -> Held:
+        """Claim the next job and complete it."""
+        held = self.take(queue)
+        self.ack(held, result)
+        return held
+
+    def bury(self, queue: str = "q", error: str = "boom") -> Held:
+        """Claim the next job and fail it for good."""
+        held = self.take(queue)
+        self.nack(held, error, unrecoverable=True)
+        return held
+
+    # -- looking -------------------------------------------------------------------------------------------
+
+    def look(self, job_id: str) -> dict[str, Any]:
+        return unpack(self.job(job_id))
+
+    def states(self, *ids: str) -> list[str]:
+        return [self.state(job_id) for job_id in ids]
+
+    def ids_in(self, states: str | Sequence[str] | None, queue: str = "q", **page: Any) -> list[str]:
+        wanted = [states] if isinstance(states, str) else states
+        options = {"offset": 0, "limit": 100_000, "asc": True, **page}
+        return [unpack(raw)["id"] for raw in self.jobs(queue, wanted, **options)]
+
+    def count(self, queue: str = "q") -> dict[str, int]:
+        """Counts of the states that have jobs; `prioritized` only where it is not 0."""
+        counts = msgspec.to_builtins(run_now(self.backend.counts(queue)))
+        self.settle()
+        return {name: number for name, number in counts.items() if number}

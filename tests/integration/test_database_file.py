@@ -1,0 +1,178 @@
+"""One file, one owner: what `headrace serve` and `headrace doctor` say about files that are taken, foreign or damaged."""
+
+from __future__ import annotations
+
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.serverprocess import ServerProcess
+
+
+def headrace(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "headrace", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+
+
+def doctor(path: Path) -> subprocess.CompletedProcess[str]:
+    return headrace("doctor", "--data-path", str(path))
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A file with five jobs in it, and nobody's."""
+    data_path = tmp_path / "jobs.db"
+    with ServerProcess(data_path) as server, server.client() as client:
+        for number in range(5):
+            client.ok("PUSH", queue="mail", data={"n": number}, name=f"job {number}")
+        client.ok("Pause", queue="mail")
+    return data_path
+
+
+def damage(path: Path, statement: str) -> None:
+    with sqlite3.connect(path) as db:
+        db.execute(statement)
+    db.close()
+
+
+def test_the_second_server_on_a_file_is_sent_to_the_first(path: Path) -> None:
+    with ServerProcess(path) as server:
+        second = headrace("serve", "--tcp-port", "0", "--http-port", "0", "--data-path", str(path))
+        assert second.returncode == 1
+        assert f"process {server.pid}" in second.stderr
+        assert "`headrace serve`" in second.stderr
+        assert "Traceback" not in second.stderr
+        with server.client() as client:
+            assert client.ok("Count", queue="mail")["count"] == 5
+
+
+def test_a_file_is_free_again_after_kill_9(path: Path) -> None:
+    with ServerProcess(path) as server:
+        server.kill()
+        server.start()
+        with server.client() as client:
+            assert client.ok("Count", queue="mail")["count"] == 5
+
+
+def test_a_file_of_a_newer_version_is_refused_and_left_alone(path: Path) -> None:
+    damage(path, "PRAGMA user_version=99")
+    refused = headrace("serve", "--tcp-port", "0", "--http-port", "0", "--data-path", str(path))
+    assert refused.returncode == 1
+    assert "newer Headrace (schema 99" in refused.stderr
+    assert "Traceback" not in refused.stderr
+    examined = doctor(path)
+    assert examined.returncode == 1
+    assert "newer Headrace (schema 99" in examined.stdout
+    damage(path, "PRAGMA user_version=1")
+    assert doctor(path).returncode == 0
+
+
+def test_a_file_that_is_no_database_is_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "letter.txt"
+    path.write_text("Dear Sir or Madam, " * 500)
+    for ran in (headrace("serve", "--tcp-port", "0", "--http-port", "0", "--data-path", str(path)), doctor(path)):
+        assert ran.returncode == 1
+        assert str(path) in ran.stdout + ran.stderr
+        assert "Traceback" not in ran.stderr
+    assert path.read_text().startswith("Dear Sir")
+
+
+def test_a_folder_that_is_not_there_is_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "nowhere" / "jobs.db"
+    refused = headrace("serve", "--tcp-port", "0", "--http-port", "0", "--data-path", str(path))
+    assert refused.returncode == 1
+    assert str(path.parent) in refused.stderr
+    assert "Traceback" not in refused.stderr
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE job SET settings = x'ff00ff' WHERE seq = 3",
+        "UPDATE job SET links = x'93010203' WHERE seq = 3",
+        "UPDATE job SET history = x'c1' WHERE seq = 3",
+    ],
+    ids=["settings", "links", "history"],
+)
+def test_a_row_that_cannot_be_read_is_named_and_the_rest_is_served(path: Path, statement: str) -> None:
+    damage(path, statement)
+    examined = doctor(path)
+    assert examined.returncode == 1
+    assert "job row 3" in examined.stdout
+    with ServerProcess(path) as server:
+        with server.client() as client:
+            client.ok("Resume", queue="mail")
+            served = [client.ok("PULL", queue="mail")["job"]["data"]["n"] for _ in range(4)]
+            assert served == [0, 1, 3, 4]
+            new = client.ok("PUSH", queue="mail", data={"n": 5})["id"]
+            assert client.ok("GetJob", id=new)["job"]["data"] == {"n": 5}
+        assert "job row 3" in server.stop()
+
+
+def test_settings_that_cannot_be_read_are_named_and_the_queue_is_served(path: Path) -> None:
+    damage(path, "UPDATE record SET value = x'c1' WHERE kind = 'queue'")
+    with ServerProcess(path) as server:
+        with server.client() as client:
+            assert client.ok("PULL", queue="mail")["job"]["data"] == {"n": 0}
+        assert "settings of queue mail" in server.stop()
+
+
+def test_the_doctor_finds_a_healthy_file_healthy_and_tells_what_is_in_it(path: Path) -> None:
+    examined = doctor(path)
+    assert examined.returncode == 0, examined.stdout
+    assert "queue mail: 5 waiting" in examined.stdout
+    assert "paused" in examined.stdout
+    assert examined.stdout.rstrip().endswith("healthy")
+
+
+def test_the_doctor_changes_nothing_that_a_server_left_when_it_was_killed(tmp_path: Path) -> None:
+    path = tmp_path / "killed.db"
+    with ServerProcess(path) as server, server.client() as client:
+        for number in range(20):
+            client.ok("PUSH", queue="mail", data=number)
+        server.kill()
+        assert doctor(path).returncode == 0
+        assert doctor(path).returncode == 0
+        server.start()
+        with server.client() as again:
+            assert again.ok("Count", queue="mail")["count"] == 20
+
+
+def test_the_doctor_says_that_a_file_is_missing_without_making_it(tmp_path: Path) -> None:
+    examined = doctor(tmp_path / "missing.db")
+    assert examined.returncode == 1
+    assert "does not exist" in examined.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_doctor_does_not_touch_a_file_in_use(path: Path) -> None:
+    with ServerProcess(path) as server:
+        examined = doctor(path)
+        assert examined.returncode == 1
+        assert f"process {server.pid}" in examined.stdout
+
+
+def test_the_doctor_names_a_payload_that_is_gone(tmp_path: Path) -> None:
+    path = tmp_path / "large.db"
+    with ServerProcess(path) as server, server.client() as client:
+        client.ok("PUSH", queue="mail", data="x" * 50_000)
+    damage(path, "DELETE FROM payload")
+    examined = doctor(path)
+    assert examined.returncode == 1
+    assert "lost their payload" in examined.stdout
+
+
+def test_damaged_pages_are_told_and_no_server_starts_on_them(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.seek(4096)
+        file.write(b"\xa5" * 4096)
+    examined = doctor(path)
+    assert examined.returncode == 1
+    assert "!" in examined.stdout
+    refused = headrace("serve", "--tcp-port", "0", "--http-port", "0", "--data-path", str(path))
+    assert refused.returncode == 1
+    assert str(path) in refused.stderr
+    assert "Traceback" not in examined.stderr + refused.stderr

@@ -1,0 +1,312 @@
+"""When the disk refuses: clear errors, nothing acknowledged lost, nothing half applied, and service by itself again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+
+from tests.integration.eventfolder import assert_dense, jobs_of, read_events
+from tests.integration.faultydisk import FaultyCalls, fill, small_disk
+from tests.serverprocess import ServerProcess
+from tests.wireclient import Client
+
+QUEUE = "disk"
+PAYLOAD = "x" * 8_000
+RECOVERY_SECONDS = 3.0
+
+
+def stored_numbers(client: Client) -> list[int]:
+    numbers: list[int] = []
+    while page := client.ok("GetJobs", queue=QUEUE, offset=len(numbers), limit=1000)["jobs"]:
+        numbers += [job["data"]["n"] for job in page]
+    return sorted(numbers)
+
+
+def storage(client: Client) -> dict[str, Any]:
+    status: dict[str, Any] = client.ok("StorageStatus")["data"]
+    return status
+
+
+def wait_until_healthy(client: Client) -> float:
+    """How long it took; the server must find out by itself that it may write again."""
+    started = time.monotonic()
+    while storage(client)["error"] is not None:
+        assert time.monotonic() - started < RECOVERY_SECONDS, storage(client)
+        time.sleep(0.01)
+    return time.monotonic() - started
+
+
+def push_until_refused(client: Client, first: int) -> tuple[list[int], str]:
+    """Push, eight at a time; the numbers that were acknowledged and the first error."""
+    acknowledged: list[int] = []
+    errors: list[str] = []
+    for start in range(first, first + 4_000, 8):
+        numbers = range(start, start + 8)
+        for number in numbers:
+            client.send("PUSH", queue=QUEUE, data={"n": number, "fill": PAYLOAD})
+        for number in numbers:
+            reply = client.recv()
+            if reply["ok"]:
+                acknowledged.append(number)
+            else:
+                errors.append(reply["error"])
+        if errors:
+            return acknowledged, errors[0]
+    raise AssertionError("the disk did not fill up")
+
+
+class TestFullDisk:
+    @pytest.fixture
+    def disk(self, tmp_path: Path) -> Iterator[Path]:
+        with small_disk(tmp_path / "disk", megabytes=16) as folder:
+            yield folder
+
+    @pytest.fixture
+    def server(self, disk: Path) -> Iterator[ServerProcess]:
+        (disk / "filler").write_bytes(b"x" * (5 << 20))
+        with ServerProcess(disk / "full.db") as running:
+            yield running
+
+    def test_it_refuses_clearly_keeps_what_it_acknowledged_and_resumes_by_itself(
+        self, server: ServerProcess, disk: Path
+    ) -> None:
+        with server.client() as client:
+            before_ms = time.time() * 1000
+            acknowledged, error = push_until_refused(client, 0)
+            assert error.startswith("Storage is full"), error
+            status = storage(client)
+            assert status["diskFull"] is True
+            assert before_ms <= status["since"] <= time.time() * 1000
+            assert stored_numbers(client) == acknowledged
+            assert client.ok("GetJobCounts", queue=QUEUE)["counts"]["waiting"] == len(acknowledged)
+            self.check_refusal_changes_nothing(client, len(acknowledged))
+            (disk / "filler").unlink()
+            print(f"\n{len(acknowledged)} jobs before it was full; back {wait_until_healthy(client):.2f} s after")
+            client.ok("PUSH", queue=QUEUE, data={"n": 100_000})
+            assert stored_numbers(client) == [*acknowledged, 100_000]
+            assert client.ok("PULL", queue=QUEUE)["job"]["data"]["n"] == acknowledged[0]
+        self.check_after_restart(server, [*acknowledged, 100_000])
+
+    @staticmethod
+    def check_refusal_changes_nothing(client: Client, waiting: int) -> None:
+        for cmd, fields in (
+            ("PUSH", {"data": 1}),
+            ("PUSHB", {"jobs": [{"data": 1}, {"data": 2}]}),
+            ("PULL", {}),
+            ("Pause", {}),
+            ("Drain", {}),
+        ):
+            assert client.error(cmd, queue=QUEUE, **fields).startswith("Storage is full"), cmd
+        assert client.ok("IsPaused", queue=QUEUE)["paused"] is False
+        counts = client.ok("GetJobCounts", queue=QUEUE)["counts"]
+        assert (counts["waiting"], counts["active"]) == (waiting, 0)
+
+    @staticmethod
+    def check_after_restart(server: ServerProcess, numbers: list[int]) -> None:
+        server.kill()
+        server.start()
+        with server.client() as client:
+            assert stored_numbers(client) == numbers
+            events = read_events(Path(server.data_path))
+            assert_dense(events)
+            assert len(jobs_of(events, "pushed")) == len(numbers)
+
+    def test_a_server_killed_while_its_disk_is_full_comes_back_with_everything(
+        self, server: ServerProcess, disk: Path
+    ) -> None:
+        with server.client() as client:
+            acknowledged, _ = push_until_refused(client, 0)
+        fill(disk / "filler")
+        server.kill()
+        server.start()
+        with server.client() as client:
+            assert stored_numbers(client) == acknowledged
+            (disk / "filler").unlink()
+            wait_until_healthy(client)
+            more, _ = push_until_refused(client, 100_000)
+        server.kill()
+        server.start()
+        with server.client() as client:
+            assert stored_numbers(client) == acknowledged + more
+
+    def test_it_flutters_at_the_edge_without_losing_count(self, server: ServerProcess, disk: Path) -> None:
+        acknowledged: list[int] = []
+        with server.client() as client:
+            for round_number in range(4):
+                (disk / "filler").write_bytes(b"x" * ((5 << 20) - round_number * (1 << 20)))
+                wait_until_healthy(client)
+                more, _ = push_until_refused(client, round_number * 10_000)
+                acknowledged += more
+                assert stored_numbers(client) == acknowledged
+        self.check_after_restart(server, acknowledged)
+
+
+def frames(*commands: dict[str, Any]) -> bytes:
+    """Several commands as one piece of bytes, so that they arrive in one tick."""
+    packed = [msgpack.packb(command) for command in commands]
+    return b"".join(len(body).to_bytes(4, "big") + body for body in packed)
+
+
+class TestInputOutputErrors:
+    @pytest.fixture(params=["eio.db-wal", "eio.db-events"], ids=["store", "event_log"])
+    def faults(self, request: pytest.FixtureRequest, tmp_path: Path) -> FaultyCalls:
+        return FaultyCalls(tmp_path, request.param)
+
+    @pytest.fixture
+    def server(self, tmp_path: Path, faults: FaultyCalls) -> Iterator[ServerProcess]:
+        with ServerProcess(tmp_path / "eio.db", env=faults.env) as running:
+            yield running
+
+    def test_a_failing_tick_is_refused_whole_and_leaves_nothing_behind(
+        self, server: ServerProcess, faults: FaultyCalls, tmp_path: Path
+    ) -> None:
+        with server.client() as client:
+            for number in range(4):
+                client.ok("PUSH", queue=QUEUE, data={"n": number}, backoff=600_000)
+            pulled = [client.ok("PULL", queue=QUEUE, owner="w") for _ in range(3)]
+            (a, b, c) = [{"id": reply["job"]["id"], "token": reply["token"]} for reply in pulled]
+            totals = client.ok("Metrics")["metrics"]
+            faults.fail("write")
+            client.socket.sendall(
+                frames(
+                    {"cmd": "PUSHB", "queue": QUEUE, "jobs": [{"data": {"n": 50}}, {"data": {"n": 51}}], "reqId": "1"},
+                    {"cmd": "ACK", **a, "result": 1, "reqId": "2"},
+                    {"cmd": "FAIL", **b, "error": "broke", "reqId": "3"},
+                    {"cmd": "PULL", "queue": QUEUE, "owner": "w", "reqId": "4"},
+                    {"cmd": "Pause", "queue": QUEUE, "reqId": "5"},
+                )
+            )
+            replies = [client.recv() for _ in range(5)]
+            assert [reply["reqId"] for reply in replies] == ["1", "2", "3", "4", "5"]
+            for reply in replies:
+                assert reply["ok"] is False
+                assert reply["error"].startswith("Storage error"), reply
+            assert client.error("ACK", **c).startswith("Storage error")
+            status = storage(client)
+            assert status["diskFull"] is False
+            assert status["error"].startswith("Storage error")
+            self.check_nothing_happened(client, totals)
+            faults.heal()
+            wait_until_healthy(client)
+            self.repeat_what_was_refused(client, a, b, c)
+        server.kill()
+        server.start()
+        with server.client() as client:
+            self.check_what_remains(client, a, b)
+        self.check_log(tmp_path / "eio.db", a)
+
+    @staticmethod
+    def check_nothing_happened(client: Client, totals: dict[str, Any]) -> None:
+        counts = client.ok("GetJobCounts", queue=QUEUE)["counts"]
+        assert (counts["waiting"], counts["active"], counts["delayed"], counts["completed"]) == (1, 3, 0, 0)
+        assert stored_numbers(client) == [0, 1, 2, 3]
+        assert client.ok("IsPaused", queue=QUEUE)["paused"] is False
+        now = client.ok("Metrics")["metrics"]
+        for name in ("totalPushed", "totalCompleted", "totalFailed"):
+            assert now[name] == totals[name], name
+
+    @staticmethod
+    def repeat_what_was_refused(client: Client, *leases: dict[str, Any]) -> None:
+        """The leases were restored: the worker says the same again and is heard."""
+        a, b, c = leases
+        assert "data" not in client.ok("ACK", **a, result=1)
+        assert "data" not in client.ok("FAIL", **b, error="broke")
+        assert client.ok("JobHeartbeat", **c)["ok"]
+        assert client.ok("PULL", queue=QUEUE)["job"]["data"] == {"n": 3}
+        client.ok("PUSHB", queue=QUEUE, jobs=[{"data": {"n": 50}}, {"data": {"n": 51}}])
+        assert stored_numbers(client) == [0, 1, 2, 3, 50, 51]
+        assert client.ok("GetJob", id=b["id"])["job"]["attempts"] == 1
+
+    @staticmethod
+    def check_what_remains(client: Client, a: dict[str, Any], b: dict[str, Any]) -> None:
+        assert stored_numbers(client) == [0, 1, 2, 3, 50, 51]
+        assert client.ok("GetResult", id=a["id"])["result"] == 1
+        failed = client.ok("GetJob", id=b["id"])["job"]
+        assert (failed["state"], failed["attempts"]) == ("delayed", 1)
+
+    @staticmethod
+    def check_log(data_path: Path, a: dict[str, Any]) -> None:
+        events = read_events(data_path)
+        assert_dense(events)
+        assert jobs_of(events, "completed") == [a["id"]]
+        assert len(jobs_of(events, "pushed")) == 6
+
+    def test_a_parked_pull_of_a_failing_tick_is_refused_and_its_job_stays(
+        self, server: ServerProcess, faults: FaultyCalls
+    ) -> None:
+        with server.client() as worker, server.client() as client:
+            worker.send("PULL", queue=QUEUE, timeout=20_000)
+            client.ok("Ping")
+            faults.fail("write")
+            assert client.error("PUSH", queue=QUEUE, data={"n": 1}).startswith("Storage error")
+            assert worker.recv()["error"].startswith("Storage error")
+            faults.heal()
+            wait_until_healthy(client)
+            assert stored_numbers(client) == []
+            worker.send("PULL", queue=QUEUE, timeout=20_000)
+            client.ok("PUSH", queue=QUEUE, data={"n": 2})
+            assert worker.recv()["job"]["data"] == {"n": 2}
+
+    def test_jobs_of_a_connection_that_dies_while_the_disk_fails_come_back(
+        self, server: ServerProcess, faults: FaultyCalls
+    ) -> None:
+        with server.client() as client:
+            job_id = client.ok("PUSH", queue=QUEUE, data={"n": 1})["id"]
+            worker = server.client()
+            assert worker.ok("PULL", queue=QUEUE)["job"]["id"] == job_id
+            faults.fail("write")
+            client.error("PUSH", queue=QUEUE, data={"n": 2})
+            worker.close()
+            client.ok("Ping")
+            faults.heal()
+            wait_until_healthy(client)
+            again = client.ok("PULL", queue=QUEUE, timeout=5_000)["job"]
+            assert (again["id"], again["attempts"]) == (job_id, 0)
+
+
+class TestDurable:
+    @pytest.fixture
+    def faults(self, tmp_path: Path) -> FaultyCalls:
+        return FaultyCalls(tmp_path, "durable.db-wal")
+
+    @pytest.fixture
+    def server(self, tmp_path: Path, faults: FaultyCalls) -> Iterator[ServerProcess]:
+        with ServerProcess(tmp_path / "durable.db", env=faults.env) as running:
+            yield running
+
+    def test_a_durable_push_is_refused_while_the_disk_cannot_sync_and_works_otherwise(
+        self, server: ServerProcess, faults: FaultyCalls
+    ) -> None:
+        with server.client() as client:
+            client.ok("PUSH", queue=QUEUE, data={"n": 1}, durable=True)
+            faults.fail("sync")
+            for _ in range(2):
+                error = client.error("PUSH", queue=QUEUE, data={"n": 2}, durable=True)
+                assert error.startswith("Storage error"), error
+            client.ok("PUSH", queue=QUEUE, data={"n": 3})
+            faults.heal()
+            client.ok("PUSH", queue=QUEUE, data={"n": 4}, durable=True)
+            client.ok("PUSHB", queue=QUEUE, jobs=[{"data": {"n": 5}, "durable": True}, {"data": {"n": 6}}])
+        server.kill()
+        server.start()
+        with server.client() as client:
+            assert {1, 3, 4, 5, 6} <= set(stored_numbers(client))
+
+    def test_replies_keep_their_order_when_a_later_sync_is_the_faster_one(
+        self, server: ServerProcess, faults: FaultyCalls
+    ) -> None:
+        faults.fail("slow")
+        expected: list[str] = []
+        with server.client() as client, server.client() as pace:
+            for number in range(40):
+                client.send("PUSH", queue=QUEUE, data={"n": number}, durable=number % 2 == 0, reqId=f"push {number}")
+                pace.ok("Ping")  # what was sent is in a tick of its own by now
+                client.send("Ping", reqId=f"ping {number}")
+                pace.ok("Ping")
+                expected += [f"push {number}", f"ping {number}"]
+            assert [client.recv()["reqId"] for _ in expected] == expected
