@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import time
-from typing import Protocol
+from typing import Final, Protocol
 
 
 class Clock(Protocol):
@@ -21,6 +21,24 @@ class SystemClock:
 
     def monotonic_ms(self) -> int:
         return time.monotonic_ns() // 1_000_000
+
+
+class Alarm:
+    """The earliest moment (monotonic) at which somebody has something to do.
+
+    Whoever plans something calls `ring_by`; whoever keeps the timer compares `due_mono` with what it has set. That is
+    cheaper than asking everybody for their next plan after every tick.
+    """
+
+    __slots__ = ("due_mono",)
+    NEVER: Final = 1 << 62
+
+    def __init__(self) -> None:
+        self.due_mono = self.NEVER
+
+    def ring_by(self, due_mono: int) -> None:
+        if due_mono < self.due_mono:
+            self.due_mono = due_mono
 
 
 class ManualClock:

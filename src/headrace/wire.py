@@ -186,8 +186,6 @@ def _identify(frame: bytes) -> tuple[str, bytes]:
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
         raise Undecodable("Invalid command format") from None
     req_id = bytes(envelope.req_id)
-    if req_id in (UNDEFINED, NIL):
-        req_id = b""
     if not isinstance(name, str) or not name:
         raise Undecodable("Invalid command", req_id)
     return name, req_id

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from headrace.backends.local.backend import LocalBackend
 from tests.conformance.rig import KINDS, Kind, Rig
 
 PERSISTENT = [kind for kind in KINDS if kind.is_persistent]
@@ -31,8 +30,3 @@ def kept(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Rig]:
     rig = Rig(request.param, tmp_path)
     yield rig
     rig.close()
-
-
-@pytest.fixture
-def backend(rig: Rig) -> LocalBackend:
-    return rig.backend

@@ -233,6 +233,7 @@ def test_parked_pulls_are_served_in_the_order_in_which_they_came(
     for number, worker in enumerate(workers):
         client.ok("PUSH", queue=queue, data=number)
         assert worker.recv()["job"]["data"] == number
+    for worker in workers:
         worker.close()
 
 

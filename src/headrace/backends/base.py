@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 from msgspec import UNSET, Raw, Struct, UnsetType
 
+from headrace.clock import Alarm
 from headrace.model import (
     CronEntry,
     DlqConfig,
@@ -165,6 +166,9 @@ class Backend(Protocol):
     # -- life of the backend ---------------------------------------------------------------------------------------
     is_local: bool
     """Whether verbs never suspend, so that dispatch may run them without a task."""
+
+    alarm: Alarm
+    """Rung by whatever plans something: the engine's timer follows it."""
 
     async def open(self) -> None: ...
 

@@ -165,6 +165,7 @@ class Crons:
     def _plan(self, name: str, due: float) -> None:
         self._planned[name] = due
         heapq.heappush(self._heap, (due, name))
+        self._backend.alarm.ring_by(self._clock.monotonic_ms() + max(0, int(due) - self._clock.now_ms()))
 
 
 def _first_run(entry: CronEntry, now: int) -> float:

@@ -50,7 +50,8 @@ class Engine:
         self.ids = backend.ids
         self.tokens = [token.encode() for token in tokens]
         self.connections = connections
-        self.waiters = Waiters()
+        self.alarm = backend.alarm
+        self.waiters = Waiters(self.alarm)
         self.workers = WorkerRegistry(clock, self.ids, worker_timeout_ms)
         self.crons = Crons(backend, clock, self.workers)
         self.figures = Figures(backend, clock, self.workers, self.crons, connections)
@@ -63,6 +64,7 @@ class Engine:
         await self.backend.open()
         await self.crons.start()
         self.backend.commit()
+        self._set_alarm()
 
     async def stop(self) -> None:
         if not self.backend.is_degraded:
@@ -155,13 +157,20 @@ class Engine:
 
     # -- time ----------------------------------------------------------------------------------------------------------
 
-    def next_due_ms(self) -> int:
-        """Monotonic time of the next thing to do; never further away than the next maintenance."""
-        dues = [self.backend.next_due_ms(), self.waiters.next_due(), self.crons.next_due_mono()]
-        return min([self._next_maintenance, *(due for due in dues if due is not None)])
+    def _set_alarm(self) -> None:
+        """Look anew for the next thing to do; between sweeps whoever plans something earlier rings the alarm."""
+        dues = (self.backend.next_due_ms(), self.waiters.next_due(), self.crons.next_due_mono())
+        self.alarm.due_mono = min([self._next_maintenance, *(due for due in dues if due is not None)])
 
     async def sweep(self) -> None:
-        """Do what time demands. Skipped while storage refuses, except for giving up waiting."""
+        """Do what time demands, then set the alarm for what comes next."""
+        try:
+            await self._sweep()
+        finally:
+            self._set_alarm()
+
+    async def _sweep(self) -> None:
+        """While storage refuses, only those who waited too long are sent away."""
         mono = self.clock.monotonic_ms()
         for waiter in self.waiters.expired(mono):
             waiter.finish(None)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 from headrace.backends.base import Demand
+from headrace.clock import Alarm
 
 
 class Waiter:
@@ -44,7 +45,8 @@ def _not_driven(value: Any) -> None:
 
 
 class Waiters:
-    def __init__(self) -> None:
+    def __init__(self, alarm: Alarm) -> None:
+        self._alarm = alarm
         self._pulls: dict[str, deque[Waiter]] = {}
         self._jobs: dict[str, list[Waiter]] = {}
         self._deadlines: list[tuple[int, int, Waiter]] = []
@@ -62,6 +64,7 @@ class Waiters:
 
     def _with_deadline(self, waiter: Waiter) -> Waiter:
         heapq.heappush(self._deadlines, (waiter.deadline_mono, next(self._serial), waiter))
+        self._alarm.ring_by(waiter.deadline_mono)
         return waiter
 
     def pulls(self, queue: str) -> Iterator[Waiter]:

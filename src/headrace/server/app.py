@@ -43,10 +43,11 @@ class App:
         self.tcp: TcpServer
 
     async def start(self) -> None:
+        tls = _tls_context(self.settings)
         await self.engine.start()
         for problem in self.backend.problems:
             log.warning("%s", problem)
-        self.tcp = TcpServer(self.engine, self.settings, _tls_context(self.settings))
+        self.tcp = TcpServer(self.engine, self.settings, tls)
         try:
             await self.tcp.start()
         except OSError as error:
@@ -55,9 +56,11 @@ class App:
                 f"cannot listen on {self.settings.bind_host}:{self.settings.tcp_port}: {error.strerror or error}. "
                 "Is another server running? Choose another port with --tcp-port."
             ) from error
-        # What is there now stays: spare the collector the walk over it.
+        # What is there now stays: spare the collector the walk over it. And let it look less often: a large command
+        # makes hundreds of thousands of objects, all alive, and at the default it took longer than decoding them.
         gc.collect()
         gc.freeze()
+        gc.set_threshold(20_000, 20, 100)
 
     async def stop(self) -> None:
         await self.tcp.stop()

@@ -30,7 +30,7 @@ from headrace.errors import (
     RateLimited,
     StorageUnavailable,
 )
-from headrace.model import MAX_FRAME_BYTES, Event
+from headrace.model import MAX_FRAME_BYTES, NIL, UNDEFINED, Event
 from headrace.server.projections import tcp_event_frame
 from headrace.wire import Frames, Undecodable, append_reply, decode_command
 
@@ -38,6 +38,11 @@ log: Final = logging.getLogger("headrace.server")
 
 MAX_IN_FLIGHT: Final = 50
 MAX_AUTH_FAILURES: Final = 5
+MAX_OUTBOX: Final = 8 * 1024 * 1024
+"""With more than this to send, further commands wait for the next tick: a burst of questions with large answers must
+not pile all of them up."""
+NO_ID: Final = (b"", NIL, UNDEFINED)
+"""Request ids that tell no reply from another."""
 
 Work = Coroutine[Any, Any, Reply]
 
@@ -145,7 +150,7 @@ class Session:
                 return
         backlog = self._backlog
         for frame in frames:
-            if backlog or self._is_in_order or len(self._waiting) >= MAX_IN_FLIGHT:
+            if backlog or self._is_in_order or len(self._waiting) >= MAX_IN_FLIGHT or len(self._out) > MAX_OUTBOX:
                 backlog.append(frame)
             else:
                 self._run(frame)
@@ -202,7 +207,7 @@ class Session:
 
     def _suspend(self, work: Work, suspended: object, command: Command[Any]) -> None:
         req_id = bytes(command.req_id)  # copied: a view would keep the whole receive buffer alive
-        if not req_id:
+        if req_id in NO_ID:
             self._is_in_order = True
         self._drive_on(work, suspended, command, req_id)
 
@@ -215,6 +220,7 @@ class Session:
         if isinstance(suspended, Waiter):
             self._waiting[work] = suspended
             suspended.resume = resume
+            self._stir(self)  # the end of the tick sets the timer that ends the waiting
         elif isinstance(suspended, Breath):
             self._waiting[work] = None
             self._later(lambda: resume(None))
@@ -236,13 +242,15 @@ class Session:
             self._drive_on(work, suspended, command, req_id)
             return
         del self._waiting[work]
-        if not req_id:
+        if req_id in NO_ID:
             self._is_in_order = False
         if self._backlog:
             self._later(self._work_off_backlog)
 
     def _work_off_backlog(self) -> None:
         while self._backlog and not self._is_in_order and len(self._waiting) < MAX_IN_FLIGHT:
+            if len(self._out) > MAX_OUTBOX:
+                break
             self._run(self._backlog.popleft())
 
     # -- outgoing ------------------------------------------------------------------------------------------------------
@@ -266,6 +274,8 @@ class Session:
         out = self._out
         self._out = bytearray()
         self._request_ids = []
+        if self._backlog:
+            self._later(self._work_off_backlog)
         return out
 
     @property

@@ -115,7 +115,7 @@ class Ticker:
     # -- time ----------------------------------------------------------------------------------------------------------
 
     def _set_timer(self) -> None:
-        due = self._engine.next_due_ms()
+        due = self._engine.alarm.due_mono
         if self._timer is not None:
             if due == self._timer_due:
                 return

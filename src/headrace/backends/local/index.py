@@ -17,6 +17,7 @@ from msgspec import Struct
 
 from headrace.backends.local.job import Job
 from headrace.buckets import TokenBucket
+from headrace.clock import Alarm
 from headrace.model import DlqConfig, RateLimit, StallConfig
 from headrace.states import State
 
@@ -177,9 +178,10 @@ class LeaseWheel:
     """
 
     GRAIN: Final = 64
-    __slots__ = ("_buckets", "_heap")
+    __slots__ = ("_alarm", "_buckets", "_heap")
 
-    def __init__(self) -> None:
+    def __init__(self, alarm: Alarm) -> None:
+        self._alarm = alarm
         self._buckets: dict[int, dict[int, Job]] = {}
         self._heap: list[int] = []
 
@@ -189,6 +191,7 @@ class LeaseWheel:
         if bucket is None:
             bucket = self._buckets[number] = {}
             heapq.heappush(self._heap, number)
+            self._alarm.ring_by((number + 1) * self.GRAIN)
         bucket[job.seq] = job
         assert job.lease is not None
         job.lease.bucket = number

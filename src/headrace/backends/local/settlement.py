@@ -289,6 +289,7 @@ class Settlement(Intake):
         for due in (burial.next_retry_at, burial.expires_at):
             if due is not None:
                 heapq.heappush(self._burials, (int(due), job.seq))
+                self._ring_at(int(due))
 
     def _next_burial_ms(self) -> int | None:
         return self._burials[0][0] if self._burials else None

@@ -21,7 +21,7 @@ from headrace.backends.local.index import DueOrder, Group, LeaseWheel, Queue, Qu
 from headrace.backends.local.job import Job, Lease
 from headrace.backends.local.journal import Journal
 from headrace.backends.local.slices import Slices
-from headrace.clock import Clock
+from headrace.clock import Alarm, Clock
 from headrace.errors import NotFound
 from headrace.ids import IdSource
 from headrace.model import EVENT_WORDS, Event, EventName, TimelineEntry
@@ -54,7 +54,8 @@ class Store:
         self._queues: dict[str, Queue] = {}
         self._completed: dict[int, Job] = {}
         self._due = DueOrder()
-        self._wheel = LeaseWheel()
+        self.alarm = Alarm()
+        self._wheel = LeaseWheel(self.alarm)
         self._wakes: list[tuple[int, str]] = []
         self._burials: list[tuple[int, int]] = []
         self._dependents: dict[str, list[Job]] = {}
@@ -138,6 +139,11 @@ class Store:
             self._completed[job.seq] = job
         elif state is _DELAYED:
             self._due.push(job)
+            self._ring_at(job.run_at)
+
+    def _ring_at(self, wall_ms: int) -> None:
+        """Have `sweep` called at that wall time."""
+        self.alarm.ring_by(wall_ms - self._clock.now_ms() + self._clock.monotonic_ms())
 
     def _settle_time(self, job: Job, now: int) -> None:
         """A delayed job whose time has already come waits at once."""
@@ -298,4 +304,5 @@ class Store:
             return
         queue.wake_mono = due_mono
         heapq.heappush(self._wakes, (due_mono, queue.name))
+        self.alarm.ring_by(due_mono)
 

@@ -1,0 +1,103 @@
+"""RegisterWorker, UnregisterWorker, ListWorkers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.protocol.steps import UUID7, eventually
+from tests.serverprocess import ServerProcess
+from tests.wireclient import Client
+
+
+def test_register_worker_answers_with_its_whole_record(client: Client, queue: str) -> None:
+    reply = client.call("RegisterWorker", name="mailer", queues=[queue])
+    assert set(reply) == {"ok", "data"}
+    data = reply["data"]
+    assert UUID7.fullmatch(data.pop("workerId"))
+    assert isinstance(data["registeredAt"], float)
+    assert data.pop("registeredAt") == data.pop("lastSeen")
+    assert data == {
+        "name": "mailer",
+        "queues": [queue],
+        "concurrency": 1,
+        "hostname": "unknown",
+        "pid": 0,
+        "status": "active",
+        "activeJobs": 0,
+        "processedJobs": 0,
+        "failedJobs": 0,
+        "currentJob": None,
+    }
+
+
+def test_registering_an_id_again_updates_the_worker(client: Client, queue: str) -> None:
+    fields = {"name": "w", "queues": [queue], "workerId": "me", "hostname": "h", "pid": 77, "concurrency": 5}
+    client.ok("RegisterWorker", **fields, startedAt=1_700_000_000_000.0)
+    client.ok("Heartbeat", id="me", processed=3)
+    again = client.ok("RegisterWorker", **fields | {"concurrency": 9})["data"]
+    assert (again["workerId"], again["concurrency"], again["processedJobs"]) == ("me", 9, 3)
+    workers = client.ok("ListWorkers", queue=queue)["data"]["workers"]
+    assert [worker["id"] for worker in workers] == ["me"]
+
+
+def test_list_workers_shows_all_or_those_of_a_queue_with_totals(client: Client, queue: str) -> None:
+    for name in ("a", "b"):
+        client.ok("RegisterWorker", name=name, queues=[f"{queue}.{name}"], workerId=f"{queue}.{name}", concurrency=2)
+    client.ok("Heartbeat", id=f"{queue}.a", activeJobs=1, processed=4, failed=2)
+    reply = client.call("ListWorkers", queue=f"{queue}.a")
+    assert set(reply["data"]) == {"workers", "stats"}
+    (worker,) = reply["data"]["workers"]
+    assert set(worker) == set(
+        "id name queues concurrency hostname pid status registeredAt lastSeen activeJobs processedJobs failedJobs "
+        "uptime currentJob".split()
+    )
+    assert isinstance(worker["uptime"], float)
+    stats = client.ok("ListWorkers")["data"]["stats"]
+    assert set(stats) == {
+        "total",
+        "active",
+        "totalProcessed",
+        "totalFailed",
+        "activeJobs",
+        "concurrencySlots",
+    }
+    assert stats["total"] >= 2
+    assert stats["totalProcessed"] >= 4
+    assert stats["concurrencySlots"] >= 4
+
+
+def test_unregister_worker_forgets_it(client: Client, queue: str) -> None:
+    worker = client.ok("RegisterWorker", name="w", queues=[queue])["data"]["workerId"]
+    reply = client.call("UnregisterWorker", workerId=worker)
+    assert reply == {"ok": True, "data": {"removed": True}}
+    assert client.error("UnregisterWorker", workerId=worker) == "Worker not found"
+    assert client.error("Heartbeat", id=worker) == "Worker not found"
+    assert client.ok("ListWorkers", queue=queue)["data"]["workers"] == []
+
+
+def test_a_worker_dies_with_its_connection(server: ServerProcess, client: Client, queue: str) -> None:
+    with server.client() as leaving:
+        leaving.ok("RegisterWorker", name="w", queues=[queue])
+        assert len(client.ok("ListWorkers", queue=queue)["data"]["workers"]) == 1
+    eventually(lambda: client.ok("ListWorkers", queue=queue)["data"]["workers"] == [])
+
+
+def test_a_silent_worker_becomes_stale(tmp_path: Path) -> None:
+    server = ServerProcess(tmp_path / "w.db", "--worker-timeout-ms", "150")
+    with server, server.client() as client:
+        client.ok("RegisterWorker", name="w", queues=["q"], workerId="w1")
+
+        def status() -> str:
+            return "".join(worker["status"] for worker in client.ok("ListWorkers")["data"]["workers"])
+
+        eventually(lambda: status() == "stale")
+        client.ok("Heartbeat", id="w1")
+        assert status() == "active"
+
+
+def test_register_worker_refuses_wrong_fields(client: Client, queue: str) -> None:
+    assert client.error("RegisterWorker", queues=[queue]) == "name is required"
+    assert client.error("RegisterWorker", name="w") == "queues is required"
+    assert client.error("RegisterWorker", name="w", queues=["a b"]) == "Queue name contains invalid characters"
+    error = client.error("RegisterWorker", name="w", queues=[queue], concurrency=-1)
+    assert error == "concurrency must be at least 0"
