@@ -47,7 +47,7 @@ class Settings(Struct, forbid_unknown_fields=True, kw_only=True):
         """Loopback, unless an address was named or tokens protect the server."""
         if self.host is not None:
             return self.host
-        return "0.0.0.0" if self.auth_tokens else "127.0.0.1"  # noqa: S104 - tokens are set
+        return "0.0.0.0" if self.auth_tokens else "127.0.0.1"
 
     @property
     def is_memory(self) -> bool:

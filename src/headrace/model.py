@@ -171,7 +171,7 @@ class JobSpec(Protocol):
 DEFAULT_SETTINGS: Final = JobSettings()
 _settings_tuple: Final = operator.attrgetter(*JobSettings.__struct_fields__)
 _links_tuple: Final = operator.attrgetter(*JobLinks.__struct_fields__)
-_NO_LINKS: Final = _links_tuple(JobLinks())
+_NO_LINKS: Final = tuple(() if value == [] else value for value in _links_tuple(JobLinks()))
 _SHARED_SETTINGS: Final[dict[tuple[Any, ...], JobSettings]] = {_settings_tuple(DEFAULT_SETTINGS): DEFAULT_SETTINGS}
 _MAX_SHARED: Final = 4096
 _options_tuple: Final = operator.attrgetter(*JobSettings.__struct_fields__, *JobLinks.__struct_fields__)
@@ -200,7 +200,13 @@ def intern_settings(settings: JobSettings) -> JobSettings:
 def links_of(spec: object) -> JobLinks | None:
     """The links that `spec` asks for, or None for the common job without any."""
     values = _links_tuple(spec)
-    return None if values == _NO_LINKS else JobLinks(*values)
+    if values == _NO_LINKS:
+        return None
+    links = JobLinks(*values)
+    links.depends_on = list(links.depends_on)
+    links.children_ids = list(links.children_ids)
+    links.tags = list(links.tags)
+    return links
 
 
 class TimelineEntry(Struct, omit_defaults=True):

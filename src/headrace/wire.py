@@ -350,7 +350,9 @@ def _literal(_: _Explainer, raw: Raw, kind: inspect.LiteralType, path: Path) -> 
     return value
 
 
-def _list(explainer: _Explainer, raw: Raw, kind: inspect.ListType, path: Path) -> list[Any]:
+def _list(
+    explainer: _Explainer, raw: Raw, kind: inspect.ListType | inspect.VarTupleType, path: Path
+) -> list[Any]:
     try:
         items = _decode_items(raw)
     except msgspec.ValidationError:
@@ -360,6 +362,10 @@ def _list(explainer: _Explainer, raw: Raw, kind: inspect.ListType, path: Path) -
     if kind.min_length is not None and len(items) < kind.min_length:
         raise _Fault("min_length", f"{path} must be a non-empty array")
     return [_item(explainer, item, kind.item_type, f"{path}[{i}]") for i, item in enumerate(items)]
+
+
+def _tuple(explainer: _Explainer, raw: Raw, kind: inspect.VarTupleType, path: Path) -> tuple[Any, ...]:
+    return tuple(_list(explainer, raw, kind, path))
 
 
 def _item(explainer: _Explainer, raw: Raw, type_: inspect.Type, path: Path) -> Any:
@@ -415,7 +421,7 @@ def _kinds_for(byte: int) -> tuple[type, ...]:
     if 0x80 <= byte <= 0x8F or byte in (0xDE, 0xDF):
         return (inspect.StructType, inspect.DictType)
     if 0x90 <= byte <= 0x9F or byte in (0xDC, 0xDD):
-        return (inspect.ListType,)
+        return (inspect.ListType, inspect.VarTupleType)
     if 0xA0 <= byte <= 0xBF or byte in (0xD9, 0xDA, 0xDB):
         return (inspect.StrType, inspect.LiteralType)
     if byte in (0xC2, 0xC3):
@@ -430,6 +436,7 @@ _RULES: Final[dict[type, _Rule]] = {
     inspect.BoolType: _bool,
     inspect.LiteralType: _literal,
     inspect.ListType: _list,
+    inspect.VarTupleType: _tuple,
     inspect.StructType: _struct,
     inspect.DictType: _dict,
     inspect.RawType: _opaque_value,

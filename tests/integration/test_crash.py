@@ -175,7 +175,11 @@ class Told:
         logs = client.ok("GetLogs", id=self.logged)["data"]["logs"]
         assert [(log["level"], log["message"]) for log in logs] == [("info", "told as info"), ("warn", "told as warn")]
         delayed = client.ok("GetJob", id=self.delayed)["job"]
-        assert (delayed["state"], delayed["priority"], delayed["runAt"] - delayed["createdAt"]) == ("delayed", 7, 3_600_000)
+        assert (delayed["state"], delayed["priority"], delayed["runAt"] - delayed["createdAt"]) == (
+            "delayed",
+            7,
+            3_600_000,
+        )
         assert client.ok("GetJob", id=self.large)["job"]["data"] == "x" * 100_000
         assert self._totals(client) == self.stats
 

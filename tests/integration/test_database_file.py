@@ -1,4 +1,4 @@
-"""One file, one owner: what `headrace serve` and `headrace doctor` say about files that are taken, foreign or damaged."""
+"""One file, one owner: what `serve` and `doctor` say about files that are taken, foreign or damaged."""
 
 from __future__ import annotations
 

@@ -117,10 +117,7 @@ class Traffic:
     def _pull(self, client: Client, count: int, owner: str) -> list[tuple[int, str, str]]:
         reply = client.ok("PULLB", queue=self._queue, count=count, owner=owner, timeout=50)
         self._ledger.take(reply["jobs"], owner)
-        return [
-            (job["data"]["n"], job["id"], token)
-            for job, token in zip(reply["jobs"], reply["tokens"], strict=True)
-        ]
+        return [(job["data"]["n"], job["id"], token) for job, token in zip(reply["jobs"], reply["tokens"], strict=True)]
 
     def _complete_singly(self, client: Client) -> None:
         pulled = self._pull(client, 40, "single")

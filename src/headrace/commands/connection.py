@@ -88,7 +88,7 @@ class TrimmedReply(Reply):
 
 @command(TrimmedReply, category="Events", flags=Flag.WRITE)
 class TrimEvents(Command[TrimmedReply], tag="TrimEvents"):
-    """Forget the oldest events of a queue beyond `maxLength`; says how many."""
+    """Shorten the events kept of a queue; says how many went. The log of all queues keeps itself short: 0."""
 
     queue: QueueName
     max_length: Count

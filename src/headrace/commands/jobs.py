@@ -93,9 +93,9 @@ class JobOptions(Command[Any], tag=False, kw_only=True):
     custom_id: CustomId | None = None
     parent_id: JobId | None = None
     group_id: GroupId | None = None
-    depends_on: list[JobId] = field(default_factory=list)
-    children_ids: list[JobId] = field(default_factory=list)
-    tags: list[ShortText] = field(default_factory=list)
+    depends_on: tuple[JobId, ...] = ()
+    children_ids: tuple[JobId, ...] = ()
+    tags: tuple[ShortText, ...] = ()
     repeat: Repeat | None = None
     dedup: Dedup | None = None
     debounce_id: ShortText | None = None

@@ -224,4 +224,3 @@ class Engine:
         for event in events:
             for peer in self._subscribers.get(event.queue, ()):
                 peer.deliver(event, bodies.get(event.seq))
-

@@ -229,7 +229,9 @@ class Connection(asyncio.Protocol):
         """The sync of this parcel is over. It leaves when everything before it has left."""
         assert parcel.held is not None
         held = parcel.held
-        parcel.out = held.out if error is None else held.without_promises(f"Storage error: not synced to disk ({error})")
+        parcel.out = (
+            held.out if error is None else held.without_promises(f"Storage error: not synced to disk ({error})")
+        )
         ready = []
         while self._parcels and self._parcels[0].out is not None:
             ready.append(self._parcels.popleft().out or b"")
@@ -346,11 +348,11 @@ class TcpServer:
             self._server.close()
         self.engine.end_waiting()
         self.ticker.schedule()
-        while self._is_busy and self.loop.time() < deadline:
+        while self._is_busy and self.loop.time() < deadline:  # noqa: ASYNC110 - many parts are busy, none tells
             await asyncio.sleep(0.005)
         for connection in list(self._connections):
             connection.close()
-        while self._connections and self.loop.time() < deadline:
+        while self._connections and self.loop.time() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         for connection in list(self._connections):
             connection._abort()

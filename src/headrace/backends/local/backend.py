@@ -11,6 +11,7 @@ from __future__ import annotations
 import gc
 import random
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -191,13 +192,13 @@ class LocalBackend(Records):
             priority,
             created,
             run_at,
+            LARGE_BYTES + 1 if length is None else length,
             finished,
             attempts,
             stalls,
             result,
             None if history is None else _decode_history(history),
         )
-        job.size = LARGE_BYTES + 1 if length is None else length
         return job
 
     def _take_back_keys(self, job: Job, links: JobLinks) -> None:
@@ -255,7 +256,8 @@ class LocalBackend(Records):
                 self._journal.commit(self._event_seq, self._totals)
         except (OSError, StorageUnavailable) as error:
             self._take_back(appended, error)
-            raise StorageUnavailable(str(error) if isinstance(error, StorageUnavailable) else describe(error)) from error
+            text = str(error) if isinstance(error, StorageUnavailable) else describe(error)
+            raise StorageUnavailable(text) from error
         self._log.committed = self._committed_seq = self._event_seq
         self._published = events if not self._published else self._published + events
         self._published_bodies |= self._bodies
@@ -275,10 +277,8 @@ class LocalBackend(Records):
         """The tick failed: nothing of it may remain in the log, in the file or in memory."""
         touched = {job.seq: job for job in (*self._journal.touched(), *self._claimed)}
         if appended:
-            try:
+            with suppress(OSError):  # remembered by the log: it cuts itself before the next append
                 self._log.undo()
-            except OSError:
-                pass  # remembered by the log: it cuts itself before the next append
         self._journal.rollback()
         self._event_seq = self._committed_seq
         self._raise_queues()
@@ -429,4 +429,3 @@ class LocalBackend(Records):
     async def trim_events(self, queue: str, max_length: int) -> int:
         """The log is one for all queues and bounded by itself: single queues cannot be cut out of it."""
         return 0
-

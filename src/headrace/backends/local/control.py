@@ -240,7 +240,10 @@ class Control(Delivery):
             return 0
         self._slices.begin()
         count = 0
-        for job in [*q.ready.live(), *q.delayed.values()]:
+        doomed = [*q.delayed.values(), *q.ready.live()]
+        # Taken from the end: the ready order gives up its newest job at no cost, and memory is freed slice by slice.
+        while doomed:
+            job = doomed.pop()
             if job.state in _QUEUED and not job.queue.is_dead:
                 self._remove(job)
                 count += 1
@@ -266,13 +269,15 @@ class Control(Delivery):
         self._slices.begin()
         states = (s for s in State if s is not State.REMOVED)
         doomed: list[Job] = [job for state in states for job in q.jobs_in(state)]
-        for n, job in enumerate(doomed):
+        count = len(doomed)
+        for n in range(count):
+            job = doomed.pop()  # newest first and freed slice by slice, as in `drain`
             if job.state is not State.REMOVED:  # time may have removed it between two slices
                 self._remove(job)
             if n % 128 == 0:
                 await self._slices.breathe()
         q.clear()
-        self._emit_queue(EventName.OBLITERATED, queue, self._clock.now_ms()).bytes = len(doomed)
+        self._emit_queue(EventName.OBLITERATED, queue, self._clock.now_ms()).bytes = count
 
     async def clean(self, queue: str, grace_ms: float, state: str | None, limit: int) -> list[str]:
         q = self._queues.get(queue)

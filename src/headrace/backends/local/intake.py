@@ -33,6 +33,8 @@ LINK_LATER: Final = "pending"
 """The parentId of a child whose parent is pushed after it and linked by UpdateParent."""
 
 _ENDED: Final = (State.COMPLETED, State.FAILED)
+_WAITING: Final = State.WAITING
+_DELAYED: Final = State.DELAYED
 
 
 class Intake(Store):
@@ -122,25 +124,23 @@ class Intake(Store):
         created = now if spec.timestamp is None else int(spec.timestamp)
         run_at = created + int(spec.delay) if spec.delay else created
         self._job_seq = seq = self._job_seq + 1
+        job_id = self.ids.at(now)
+        priority, name, size = spec.priority, spec.name, len(data)
+        state = _WAITING if run_at <= now else _DELAYED
         job = Job(
-            seq,
-            self.ids.at(now),
-            queue,
-            data,
-            spec.name,
-            DEFAULT_SETTINGS,
-            None,
-            State.DELAYED if run_at > now else State.WAITING,
-            spec.priority,
-            created,
-            run_at,
-            size=len(data),
+            seq, job_id, queue, data, name, DEFAULT_SETTINGS, None, state, priority, created, run_at, size
         )
-        self._jobs[job.id] = job
+        self._jobs[job_id] = job
         self._enter(job)
-        if self._journal.keeps_jobs:
-            self._journal.new[seq] = job
-        self._tell_pushed(job, now)
+        self._journal.add_plain(job)
+        self._event_seq = event_seq = self._event_seq + 1
+        event = Event(event_seq, now, "pushed", self._epoch, queue.name, job_id, name)
+        event.bytes = size
+        if priority:
+            event.priority = priority
+        if run_at > now:
+            event.delay = run_at - now
+        self._events.append(event)
         self._totals.pushed += 1
         return job
 
@@ -182,8 +182,8 @@ class Intake(Store):
             spec.priority,
             created,
             run_at,
+            len(data),
         )
-        job.size = len(data)
         if links is not None and links.depends_on:
             job.state = State.WAITING_CHILDREN
             timeline = [TimelineEntry("waiting-children", float(created))]

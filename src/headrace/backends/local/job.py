@@ -74,12 +74,13 @@ class Job(Struct, gc=False, eq=False):
     priority: int
     created: int
     run_at: int
+    size: int = 0
+    """Bytes of the payload, also when it is not in memory."""
     finished: int | None = None
     attempts: int = 0
     stalls: int = 0
     result: bytes | None = None
     history: History | None = None
-    size: int = 0
     # ---- not stored ----
     started: int | None = None
     lease: Lease | None = None

@@ -17,7 +17,7 @@ import itertools
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import resources
 from pathlib import Path
 from typing import Any, Final
@@ -54,10 +54,13 @@ _UPDATE: Final = (
     "UPDATE job SET state=?, priority=?, run_at=?, finished=?, attempts=?, stalls=?, settings=?, links=?, history=?, "
     "result=? WHERE seq=?"
 )
+_PLAIN_VALUES: Final = "(?,?,?,?,?,?,?,0,0,?,?)"
 _INSERT_PLAIN: Final = (
     "INSERT INTO job (seq, id, queue, state, priority, created, run_at, attempts, stalls, name, data) "
-    "VALUES (?,?,?,?,?,?,?,0,0,?,?)"
+    f"VALUES {_PLAIN_VALUES}"
 )
+_ROWS_AT_ONCE: Final = 32
+_INSERT_MANY: Final = _INSERT_PLAIN + f", {_PLAIN_VALUES}" * (_ROWS_AT_ONCE - 1)
 _FINISH: Final = f"UPDATE job SET state={State.COMPLETED:d}, finished=?, result=? WHERE seq=?"
 _WAITING: Final = int(State.WAITING)
 _ACTIVE: Final = State.ACTIVE
@@ -74,6 +77,7 @@ class Journal:
     def __init__(self, path: Path | None) -> None:
         self.path = path
         self.keeps_jobs = path is not None
+        self.plain: dict[int, Job] = {}
         self.new: dict[int, Job] = {}
         self.changed: dict[int, Job] = {}
         self.finished: dict[int, Job] = {}
@@ -157,15 +161,27 @@ class Journal:
         if self.keeps_jobs:
             self.new[job.seq] = job
 
+    def add_plain(self, job: Job) -> None:
+        """A new job with nothing but defaults: half of its columns need not be written."""
+        if self.keeps_jobs:
+            (self.plain if job.size <= LARGE_BYTES else self.new)[job.seq] = job
+
+    def _is_new(self, job: Job) -> bool:
+        """Whether the job has no row yet; it is no longer plain then, as something happened to it."""
+        if job.seq in self.plain:
+            self.new[job.seq] = self.plain.pop(job.seq)
+            return True
+        return job.seq in self.new
+
     def touch(self, job: Job) -> None:
         """State, counters, history or result of the job changed."""
-        if self.keeps_jobs and job.seq not in self.new and job.seq not in self.rewritten:
+        if self.keeps_jobs and not self._is_new(job) and job.seq not in self.rewritten:
             self.finished.pop(job.seq, None)
             self.changed[job.seq] = job
 
     def finish(self, job: Job) -> None:
         """The job completed. A plain one that was stored before needs only a narrow update."""
-        if self.keeps_jobs and job.seq not in self.new:
+        if self.keeps_jobs and not self._is_new(job):
             if job.history is None and job.seq not in self.changed and job.seq not in self.rewritten:
                 self.finished[job.seq] = job
             else:
@@ -173,7 +189,7 @@ class Journal:
 
     def rewrite(self, job: Job) -> None:
         """Its payload changed too."""
-        if self.keeps_jobs and job.seq not in self.new:
+        if self.keeps_jobs and not self._is_new(job):
             self.changed.pop(job.seq, None)
             self.finished.pop(job.seq, None)
             self.rewritten[job.seq] = job
@@ -183,7 +199,9 @@ class Journal:
             self.changed.pop(job.seq, None)
             self.finished.pop(job.seq, None)
             self.rewritten.pop(job.seq, None)
-            if self.new.pop(job.seq, None) is None:
+            if self._is_new(job):
+                del self.new[job.seq]
+            else:
                 self.gone[job.seq] = job
 
     def later(self, sql: str, *params: Any) -> None:
@@ -199,7 +217,8 @@ class Journal:
     @property
     def is_dirty(self) -> bool:
         return bool(
-            self.new
+            self.plain
+            or self.new
             or self.finished
             or self.changed
             or self.gone
@@ -209,7 +228,7 @@ class Journal:
         )
 
     def touched(self) -> list[Job]:
-        marked = (self.new, self.finished, self.changed, self.rewritten, self.gone)
+        marked = (self.plain, self.new, self.finished, self.changed, self.rewritten, self.gone)
         return [job for jobs in marked for job in jobs.values()]
 
     # -- the commit ----------------------------------------------------------------------------------------------------
@@ -233,19 +252,13 @@ class Journal:
 
     def _write_jobs(self) -> None:
         db = self.db
+        if self.plain:
+            self._insert_plain(list(self.plain.values()))
         if self.new or self.rewritten:
-            plain: list[Row] = []
-            others = list(self.rewritten.values())
-            for job in self.new.values():
-                if _is_plain(job):
-                    plain.append(_plain_row(job))
-                else:
-                    others.append(job)
-            if plain:
-                db.executemany(_INSERT_PLAIN, plain)
-            if others:
-                db.executemany(_INSERT, map(_row, others))
-                large = [(job.seq, job.data) for job in others if job.size > LARGE_BYTES and job.data is not None]
+            jobs = [*self.new.values(), *self.rewritten.values()]
+            db.executemany(_INSERT, map(_row, jobs))
+            large = [(job.seq, job.data) for job in jobs if job.size > LARGE_BYTES and job.data is not None]
+            if large:
                 db.executemany("INSERT OR REPLACE INTO payload VALUES (?,?)", large)
         if self.finished:
             db.executemany(_FINISH, [(job.finished, job.result, job.seq) for job in self.finished.values()])
@@ -256,6 +269,17 @@ class Journal:
             large_gone = [(job.seq,) for job in self.gone.values() if job.size > LARGE_BYTES]
             if large_gone:
                 db.executemany("DELETE FROM payload WHERE seq=?", large_gone)
+
+    def _insert_plain(self, jobs: list[Job]) -> None:
+        """Many rows per statement as long as there are many: that saves a third of SQLite's work per row."""
+        whole = len(jobs) - len(jobs) % _ROWS_AT_ONCE
+        for start in range(0, whole, _ROWS_AT_ONCE):
+            values: list[Any] = []
+            for job in jobs[start : start + _ROWS_AT_ONCE]:
+                values += _plain_row(job)
+            self.db.execute(_INSERT_MANY, values)
+        if whole < len(jobs):
+            self.db.executemany(_INSERT_PLAIN, map(_plain_row, jobs[whole:]))
 
     def _run_statements(self) -> None:
         for sql, params in self._statements:
@@ -275,11 +299,9 @@ class Journal:
         """Nothing of this tick stays in the file; what was marked is forgotten."""
         db = self._db
         if db is not None and db.in_transaction:
-            try:
+            # SQLite rolled back by itself when the error was severe; a second failure changes nothing.
+            with suppress(apsw.Error):
                 db.execute("ROLLBACK")
-            except apsw.Error:
-                # SQLite rolled back by itself when the error was severe; a second failure changes nothing.
-                pass
         self._statements.clear()
         self._forget()
 
@@ -292,7 +314,7 @@ class Journal:
                 job.data = None
                 if job.result is not None and len(job.result) > SMALL_RESULT_BYTES:
                     job.result = None
-        self.new, self.finished, self.changed, self.rewritten, self.gone = {}, {}, {}, {}, {}
+        self.plain, self.new, self.finished, self.changed, self.rewritten, self.gone = {}, {}, {}, {}, {}, {}
 
     def probe(self) -> None:
         """Try a small write; raises while the disk still refuses."""
@@ -413,19 +435,6 @@ def _stored_state(job: Job) -> int:
 
 def _settings_blob(job: Job) -> bytes | None:
     return None if job.settings is DEFAULT_SETTINGS else _encode(job.settings)
-
-
-def _is_plain(job: Job) -> bool:
-    """A job as it was pushed, with nothing but defaults: half the columns need not be bound."""
-    return (
-        job.settings is DEFAULT_SETTINGS
-        and job.links is None
-        and job.history is None
-        and job.finished is None
-        and job.size <= LARGE_BYTES
-        and not job.attempts
-        and not job.stalls
-    )
 
 
 def _plain_row(job: Job) -> Row:

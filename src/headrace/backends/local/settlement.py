@@ -34,6 +34,7 @@ from headrace.schedules import next_repeat
 from headrace.states import State, Verb
 
 _MAX_FAILURES: Final = 100
+_COMPLETE: Final = Verb.COMPLETE
 _DEFAULT_DLQ: Final = DlqConfig()
 EVICT_SLICE: Final = 512
 
@@ -100,7 +101,7 @@ class Settlement(Intake):
             self._note(job, "completed", now)
         if job.links is not None:
             self._release_key(job)
-        self._move(job, Verb.COMPLETE)
+        self._move(job, _COMPLETE)
         if token is not None:
             job.ended = Ended(token, finalized=True)
         self._event_seq = seq = self._event_seq + 1
@@ -463,8 +464,8 @@ class Settlement(Intake):
             job.priority,
             now,
             run_at,
+            len(data),
         )
-        successor.size = len(data)
         successor.history = History(timeline=[TimelineEntry(successor.state.word, float(now))])
         self._jobs[successor.id] = successor
         self._take_keys(successor, links, now)
