@@ -1,11 +1,12 @@
 /* Makes a disk fail on demand: preloaded into a server, it refuses writes or syncs of files whose path contains
  * FAULT_PATH for as long as the file FAULT_TRIGGER exists. The trigger's text names the calls: "write", "sync", or both;
- * "slow" lets every other sync take 40 ms instead.
+ * "slow" lets every other sync take 40 ms instead; "die" writes the first half and kills the process there.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -48,11 +49,19 @@ static void dawdle(int fd)
 
 ssize_t write(int fd, const void *from, size_t size)
 {
+    if (fails(fd, "die")) {
+        REAL("write", ssize_t(*)(int, const void *, size_t))(fd, from, size / 2);
+        kill(getpid(), SIGKILL);
+    }
     return fails(fd, "write") ? -1 : REAL("write", ssize_t(*)(int, const void *, size_t))(fd, from, size);
 }
 
 ssize_t pwrite64(int fd, const void *from, size_t size, off64_t at)
 {
+    if (fails(fd, "die")) {
+        REAL("pwrite64", ssize_t(*)(int, const void *, size_t, off64_t))(fd, from, size / 2, at);
+        kill(getpid(), SIGKILL);
+    }
     return fails(fd, "write") ? -1 : REAL("pwrite64", ssize_t(*)(int, const void *, size_t, off64_t))(fd, from, size, at);
 }
 

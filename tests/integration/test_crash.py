@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.integration.eventfolder import assert_dense, jobs_of, read_events
+from tests.integration.faultydisk import FaultyCalls
 from tests.integration.traffic import Ledger, Traffic
 from tests.scale import scaled
 from tests.serverprocess import ServerProcess
@@ -123,6 +124,65 @@ def settle_uncertain(ledger: Ledger, stored: dict[int, dict[str, Any]]) -> None:
             ledger.failing.discard(number)
     for number in ledger.asked & set(stored):
         ledger.ids[number] = stored[number]["id"]
+
+
+@pytest.mark.parametrize("written", ["torn.db-events", "torn.db-wal"], ids=["while_logging", "between_log_and_store"])
+def test_a_death_in_the_middle_of_a_tick_leaves_log_and_store_agreed(tmp_path: Path, written: str) -> None:
+    """Half a block in the log, or a whole one whose commit never was: neither may be seen afterwards."""
+    faults = FaultyCalls(tmp_path, written)
+    with ServerProcess(tmp_path / "torn.db", env=faults.env) as server:
+        stored: list[str] = []
+        for _ in range(3):
+            with server.client() as client:
+                stored += client.ok("PUSHB", queue=QUEUE, jobs=[{"data": 1}, {"data": 2}])["ids"]
+                held = client.ok("PULL", queue=QUEUE)["job"]["id"]
+                faults.fail("die")
+                for job_id in (held, None):
+                    client.send("ACK", id=job_id) if job_id else client.send("PUSH", queue=QUEUE, data=3)
+                with pytest.raises(ConnectionError):
+                    client.recv()
+            faults.heal()
+            server.kill()
+            server.start()
+            with server.client() as client:
+                assert [job["id"] for job in all_jobs(client, QUEUE)] == stored
+                assert client.ok("GetState", id=held)["state"] == "waiting"
+                events = read_events(tmp_path / "torn.db")
+                assert_dense(events)
+                assert jobs_of(events, "pushed") == stored
+                assert jobs_of(events, "completed") == []
+
+
+@pytest.mark.parametrize("is_disk_good", [True, False], ids=["good_disk", "segments_cannot_be_sealed"])
+def test_a_log_of_several_segments_is_whole_after_kill_9(tmp_path: Path, is_disk_good: bool) -> None:
+    faults = FaultyCalls(tmp_path, "rolled.db-events/shard=0/.tmp-")
+    pushed: list[str] = []
+    with ServerProcess(tmp_path / "rolled.db", env=faults.env) as server:
+        if not is_disk_good:
+            faults.fail("write")
+        with server.client() as client:
+            for _ in range(8):
+                pushed += client.ok("PUSHB", queue=QUEUE, jobs=[{"data": 1}] * 10_000)["ids"]
+        server.kill()
+        faults.heal()
+        server.start()
+        folder = tmp_path / "rolled.db-events" / "shard=0"
+        assert list(folder.glob("seg-*.jsonl.zst")), "nothing was sealed: the log is smaller than one segment"
+        events = read_events(tmp_path / "rolled.db")
+        assert_dense(events)
+        assert jobs_of(events, "pushed") == pushed
+
+
+def test_a_segment_that_cannot_be_sealed_disturbs_nobody(tmp_path: Path) -> None:
+    faults = FaultyCalls(tmp_path, "rolled.db-events/shard=0/.tmp-")
+    with ServerProcess(tmp_path / "rolled.db", env=faults.env) as server:
+        faults.fail("write")
+        with server.client() as client:
+            for _ in range(8):
+                client.ok("PUSHB", queue=QUEUE, jobs=[{"data": 1}] * 10_000)
+            assert client.ok("StorageStatus")["data"]["error"] is None
+            faults.heal()
+        assert "segment" in server.stop()
 
 
 class Told:

@@ -126,7 +126,7 @@ def test_only_auth_is_open() -> None:
 
 
 def test_only_waiting_commands_block() -> None:
-    assert {spec.name for spec in ALL if Flag.BLOCKING in spec.flags} == {"PULL", "PULLB", "WaitJob"}
+    assert {spec.name for spec in ALL if Flag.BLOCKING in spec.flags} == {"PULL", "PULLB", "WaitJob", "Auth"}
 
 
 @pytest.mark.parametrize("stored", [JobSettings, JobLinks])

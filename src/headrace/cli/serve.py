@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import logging
 from typing import Any
@@ -42,6 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
     flags = {name: value for name, value in vars(arguments).items() if name != "run"}
     settings = load_settings(flags)
     _configure_logging(settings)
+    gc.disable()  # imports make many objects and no garbage; the server turns it on again when it listens
     from headrace.server.app import serve
 
     serve(settings)

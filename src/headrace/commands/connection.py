@@ -47,7 +47,7 @@ class Hello(Command[Greeting], tag="Hello"):
         )
 
 
-@command(Ok, category="Auth", flags=Flag.OPEN, errors=("Invalid token",))
+@command(Ok, category="Auth", flags=Flag.OPEN | Flag.BLOCKING, errors=("Invalid token",))
 class Auth(Command[Ok], tag="Auth"):
     """Open the connection with a token. A later failure does not close what an earlier success opened."""
 

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from headrace.commands._base import Command, Flag, Ok, Reply, command
 from headrace.commands.jobs import positive
-from headrace.model import Count, GroupId, QueueName
+from headrace.model import Count, GroupId, QueueName, js_number
 from headrace.model import RateLimit as StoredRateLimit
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class GroupTtlFound(Reply):
 
 
 class GroupConcurrency(Struct):
-    concurrency: int | None
+    concurrency: float | None
 
 
 class GroupConcurrencyFound(Reply):
@@ -233,7 +233,7 @@ class GetGroupConcurrency(Command[GroupConcurrencyFound], tag="GetGroupConcurren
 
     async def run(self, engine: Engine, peer: Peer) -> GroupConcurrencyFound:
         limit = await engine.backend.group_concurrency(self.queue, self.group_id)
-        return GroupConcurrencyFound(data=GroupConcurrency(limit))
+        return GroupConcurrencyFound(data=GroupConcurrency(None if limit is None else js_number(limit)))
 
 
 @command(GroupRemoved, category="Groups", flags=Flag.WRITE, errors=_QUEUE_ERRORS)

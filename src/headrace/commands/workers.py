@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-from msgspec import Meta, Struct
+from msgspec import Struct
 
 from headrace.commands._base import Command, Reply, command
 from headrace.commands.dlq import Removal, Removed
@@ -84,7 +84,7 @@ class RegisterWorker(Command[Registered], tag="RegisterWorker"):
     concurrency: Count = 1
     worker_id: ShortText | None = None
     hostname: ShortText = "unknown"
-    pid: Annotated[int, Meta(ge=0, le=2**53 - 1)] = 0
+    pid: Count = 0
     started_at: TimestampMs | None = None
 
     async def run(self, engine: Engine, peer: Peer) -> Registered:

@@ -33,6 +33,8 @@ log: Final = logging.getLogger("headrace.engine")
 _ENDS: Final = frozenset(("completed", "failed", "removed", "expired"))
 _MAINTAIN_EVERY_MS: Final = 1000
 _PROBE_EVERY_MS: Final = 500
+_GUESSING_WINDOW_MS: Final = 60_000
+_MAX_GUESSERS: Final = 10_000
 
 
 class Engine:
@@ -56,6 +58,7 @@ class Engine:
         self.crons = Crons(backend, clock, self.workers)
         self.figures = Figures(backend, clock, self.workers, self.crons, connections)
         self._subscribers: dict[str, set[Peer]] = {}
+        self._wrong_tokens: dict[str, tuple[int, int]] = {}
         self._started_mono = clock.monotonic_ms()
         self._next_maintenance = 0
         self._is_stopping = False
@@ -64,6 +67,7 @@ class Engine:
         await self.backend.open()
         await self.crons.start()
         self.backend.commit()
+        self.figures.start()
         self._set_alarm()
 
     async def stop(self) -> None:
@@ -198,8 +202,20 @@ class Engine:
         matches = [hmac.compare_digest(given, known) for known in self.tokens]
         if not any(matches):
             peer.auth_failures += 1
+            await self.waiters.park_until(self.clock.monotonic_ms() + self._guessing_penalty_ms(peer.address))
             raise NotAuthenticated("Invalid token")
         peer.is_authenticated = True
+
+    def _guessing_penalty_ms(self, address: str) -> int:
+        """Every wrong token from one address within a minute doubles the wait for its refusal, up to two seconds."""
+        now = self.clock.monotonic_ms()
+        since, count = self._wrong_tokens.get(address, (now, 0))
+        if now - since > _GUESSING_WINDOW_MS:
+            since, count = now, 0
+        if len(self._wrong_tokens) >= _MAX_GUESSERS:
+            self._wrong_tokens.clear()
+        self._wrong_tokens[address] = (since, count + 1)
+        return int(min(2000, 25 * 2 ** min(count, 7)))
 
     async def release(self, peer: Peer) -> None:
         """The connection closed: its jobs wait again, its workers are gone."""

@@ -1,7 +1,7 @@
 """What the server can say about itself in numbers: Stats, Metrics and the Prometheus text.
 
 Counters are plain integers that others keep (backend totals, worker registry); this module reads them when
-asked. Only durations are collected here (`observe`), and a few samples of the counters for rates (`sample`).
+asked. Only durations are collected here (`observe_tick`), and a few samples of the counters for rates (`sample`).
 
 To add a metric: add a line to the block it belongs to in `prometheus`. Names that the reference has and that
 mean something here are kept; those of its runtime and its backups are left out.
@@ -42,9 +42,9 @@ class Histogram:
         self.counts = [0] * (len(BOUNDS) + 1)
         self.total = 0.0
 
-    def observe(self, seconds: float) -> None:
-        self.counts[bisect_left(BOUNDS, seconds)] += 1
-        self.total += seconds
+    def observe(self, seconds: float, times: int = 1) -> None:
+        self.counts[bisect_left(BOUNDS, seconds)] += times
+        self.total += seconds * times
 
 
 class Figures:
@@ -66,11 +66,22 @@ class Figures:
         self._started_ms = clock.monotonic_ms()
         self._started_at = clock.now_ms() / 1000
         self._histograms = {kind: Histogram() for kind in KINDS}
+        self._observed = (0, 0, 0)
         self._samples: deque[tuple[int, int, int]] = deque()
 
-    def observe(self, kind: str, seconds: float) -> None:
-        """How long a push, pull or ack took. Called for each of them: keep it cheap."""
-        self._histograms[kind].observe(seconds)
+    def start(self) -> None:
+        """Counters survive restarts; only what comes from now on is observed."""
+        totals = self._backend.totals()
+        self._observed = (totals.pushed, totals.pulled, totals.completed)
+
+    def observe_tick(self, seconds: float) -> None:
+        """Every command of a tick took as long as the tick: from its first byte to its commit."""
+        totals = self._backend.totals()
+        now = (totals.pushed, totals.pulled, totals.completed)
+        for kind, before, after in zip(KINDS, self._observed, now, strict=True):
+            if after > before:
+                self._histograms[kind].observe(seconds, after - before)
+        self._observed = now
 
     def sample(self) -> None:
         """Remember the counters of this moment for rates. Call it about once a second."""

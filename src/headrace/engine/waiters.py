@@ -62,6 +62,10 @@ class Waiters:
         self._jobs.setdefault(job_id, []).append(waiter)
         return self._with_deadline(waiter)
 
+    def park_until(self, deadline_mono: int) -> Waiter:
+        """Wait for nothing but time: how replies to wrong tokens are slowed down."""
+        return self._with_deadline(Waiter("", None, deadline_mono))
+
     def _with_deadline(self, waiter: Waiter) -> Waiter:
         heapq.heappush(self._deadlines, (waiter.deadline_mono, next(self._serial), waiter))
         self._alarm.ring_by(waiter.deadline_mono)

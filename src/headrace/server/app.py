@@ -58,8 +58,8 @@ class App:
             ) from error
         # What is there now stays: spare the collector the walk over it. And let it look less often: a large command
         # makes hundreds of thousands of objects, all alive, and at the default it took longer than decoding them.
-        gc.collect()
         gc.freeze()
+        gc.enable()
         gc.set_threshold(20_000, 20, 100)
 
     async def stop(self) -> None:

@@ -35,6 +35,7 @@ class Ticker:
         self._loop = loop
         self._stirred: dict[Connection, None] = {}
         self._is_scheduled = False
+        self._began = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due = 0
         self._syncs: set[asyncio.Future[None]] = set()
@@ -58,10 +59,12 @@ class Ticker:
     def schedule(self) -> None:
         if not self._is_scheduled:
             self._is_scheduled = True
+            self._began = self._loop.time()
             self._loop.call_soon(self._end)
 
     def _end(self) -> None:
         self._is_scheduled = False
+        began = self._began
         try:
             self._engine.settle()
         except StorageUnavailable as error:
@@ -69,6 +72,7 @@ class Ticker:
             for connection in self._stirred:
                 connection.session.spoil(error)
             self._engine.backend.take_sync()
+        self._engine.figures.observe_tick(self._loop.time() - began)
         if self._engine.backend.take_sync():
             self._release_after_sync()
         else:
@@ -110,7 +114,7 @@ class Ticker:
     def _roll_log(self) -> None:
         roll = self._engine.backend.roll_log()
         if roll is not None:
-            self._loop.run_in_executor(None, roll.run)
+            self._loop.run_in_executor(None, roll.run).add_done_callback(_tell_unsealed)
 
     # -- time ----------------------------------------------------------------------------------------------------------
 
@@ -141,6 +145,12 @@ class Ticker:
         except StorageUnavailable as error:
             log.error("a sweep could not be stored: %s", error)
         self._end()
+
+
+def _tell_unsealed(rolled: asyncio.Future[None]) -> None:
+    error = rolled.exception()
+    if error is not None:
+        log.warning("a segment of the event log waits to be compressed: %s", error)
 
 
 class Parcel:

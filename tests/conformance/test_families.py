@@ -1,0 +1,347 @@
+"""Jobs that belong together: dependsOn, parents and children, what a child's failure means, ties made and cut later."""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace.errors import InvalidCommand, NotFound, Refused
+from headrace.model import DlqFilter
+from tests.conformance.rig import Rig, spec, unpack
+
+POLICIES = (
+    "fail_parent_on_failure",
+    "continue_parent_on_failure",
+    "ignore_dependency_on_failure",
+    "remove_dependency_on_failure",
+)
+
+
+def family(rig: Rig, children: int = 2, **options: object) -> tuple[str, list[str]]:
+    """A parent in `parents` that waits for children in `q`, as an atomic flow makes them."""
+    ids = [f"child-{n}" for n in range(children)]
+    child = {"parent_id": "parent", "max_attempts": 1, **options}
+    parent = {"children_ids": ids, "depends_on": ids}
+    rig.push_flow(*((job_id, "q", child) for job_id in ids), ("parent", "parents", parent))
+    return "parent", ids
+
+
+class TestDependencies:
+    def test_a_job_waits_for_all_its_dependencies(self, rig: Rig) -> None:
+        first, second = rig.push(), rig.push()
+        last = rig.push("other", depends_on=[first, second])
+        assert rig.state(last) == "waiting-children"
+        rig.run()
+        assert rig.state(last) == "waiting-children"
+        rig.run()
+        assert rig.state(last) == "waiting"
+        assert rig.take("other").job["childrenCompleted"] == 2
+
+    def test_completed_dependencies_count(self, rig: Rig) -> None:
+        done = rig.push()
+        rig.run()
+        assert rig.state(rig.push(depends_on=[done])) == "waiting"
+
+    def test_dependencies_that_were_not_kept_count(self, rig: Rig) -> None:
+        done = rig.push(remove_on_complete=True)
+        rig.run()
+        assert rig.state(rig.push(depends_on=[done])) == "waiting"
+
+    def test_an_unknown_dependency_is_refused(self, rig: Rig) -> None:
+        with pytest.raises(NotFound, match="^Dependency job not found: nobody$"):
+            rig.push(depends_on=["nobody"])
+        assert rig.count() == {}
+
+    def test_a_custom_id_stands_for_the_job_of_its_queue(self, rig: Rig) -> None:
+        rig.push("a", custom_id="x")
+        here = rig.push("b", custom_id="y")
+        rig.push("a", custom_id="y")
+        waiting = rig.push("b", depends_on=["y"])
+        rig.run("b")
+        assert rig.states(here, waiting) == ["completed", "waiting"]
+
+    def test_a_delay_counts_after_the_dependencies(self, rig: Rig) -> None:
+        first = rig.push()
+        last = rig.push(depends_on=[first], delay=1000)
+        rig.run()
+        assert rig.state(last) == "delayed"
+        rig.advance(1000)
+        assert rig.state(last) == "waiting"
+
+    def test_a_failed_dependency_blocks_for_ever_until_it_is_retried(self, rig: Rig) -> None:
+        first = rig.push()
+        last = rig.push(depends_on=[first])
+        rig.bury()
+        rig.advance(10_000_000)
+        assert rig.state(last) == "waiting-children"
+        rig.retry_dlq("q", first, None, None)
+        rig.run()
+        assert rig.state(last) == "waiting"
+
+    def test_a_chain_runs_step_by_step(self, rig: Rig) -> None:
+        ids = [rig.push()]
+        for _ in range(5):
+            ids.append(rig.push(depends_on=[ids[-1]]))
+        for job_id in ids:
+            (held,) = rig.pull(count=10)
+            assert held.id == job_id
+            rig.ack(held)
+
+    def test_a_blocked_job_can_be_cancelled_but_not_promoted(self, rig: Rig) -> None:
+        first = rig.push()
+        blocked = rig.push(depends_on=[first])
+        with pytest.raises(Refused, match="^Job not found or not delayed$"):
+            rig.promote(blocked)
+        rig.cancel(blocked)
+        rig.run()
+        assert rig.state(blocked) == "unknown"
+
+    def test_one_dependency_may_release_many(self, rig: Rig) -> None:
+        first = rig.push()
+        rest = rig.push_many(*(spec(n, depends_on=[first]) for n in range(30)))
+        rig.run()
+        assert rig.pulled_ids() == rest
+
+
+class TestParents:
+    def test_a_parent_waits_for_its_children_and_sees_their_values(self, rig: Rig) -> None:
+        parent, children = family(rig)
+        assert rig.state(parent) == "waiting-children"
+        rig.run(result={"n": 0})
+        rig.run(result={"n": 1})
+        assert rig.state(parent) == "waiting"
+        values = rig.children_values(parent)
+        assert {key: unpack(raw) for key, raw in values.items()} == {
+            "q:child-0": {"n": 0},
+            "q:child-1": {"n": 1},
+        }
+        assert rig.children_values("nobody") == {}
+
+    def test_a_flow_is_all_or_none(self, rig: Rig) -> None:
+        rig.push(custom_id="taken")
+        with pytest.raises(Refused, match="^flow job id already exists: taken$"):
+            rig.push_flow(("new", "q", {}), ("taken", "q", {}))
+        assert rig.state("new") == "unknown"
+
+    def test_a_flow_answers_with_its_jobs(self, rig: Rig) -> None:
+        jobs = rig.push_flow(("a", "q", {"data": 1}), ("b", "q", {"depends_on": ["a"]}))
+        assert [job["id"] for job in jobs] == ["a", "b"]
+        assert jobs[0]["data"] == 1
+
+    def test_pushing_a_child_tells_its_parent(self, rig: Rig) -> None:
+        parent = rig.push("parents")
+        child = rig.push(parent_id=parent)
+        assert rig.look(parent)["childrenIds"] == [child]
+        assert rig.state(parent) == "waiting"
+
+    def test_an_unknown_parent_is_refused(self, rig: Rig) -> None:
+        with pytest.raises(NotFound, match="^Parent job not found: nobody$"):
+            rig.push(parent_id="nobody")
+
+
+class TestFailurePolicies:
+    @pytest.mark.parametrize("policy", [None, *POLICIES])
+    def test_what_a_failed_child_does_to_its_parent(self, rig: Rig, policy: str | None) -> None:
+        parent, _ = family(rig, **({policy: True} if policy else {}))
+        rig.bury(error="bad day")
+        expected = {
+            None: "waiting-children",
+            "fail_parent_on_failure": "failed",
+            "continue_parent_on_failure": "waiting",
+        }
+        assert rig.state(parent) == expected.get(policy, "waiting-children")
+        rig.run()
+        after = {None: "waiting-children", "fail_parent_on_failure": "failed"}
+        assert rig.state(parent) == after.get(policy, "waiting")
+        failed = rig.children_failures(parent, ignored=False)
+        ignored = rig.children_failures(parent, ignored=True)
+        wanted = {"q:child-0": "bad day"}
+        assert failed == (wanted if policy == "continue_parent_on_failure" else {})
+        assert ignored == (wanted if policy == "ignore_dependency_on_failure" else {})
+
+    def test_a_failing_parent_says_why(self, rig: Rig) -> None:
+        family(rig, fail_parent_on_failure=True)
+        rig.bury(error="bad day")
+        (letter,) = rig.dead_letters("parents", DlqFilter(), None)
+        assert (letter.reason, letter.error) == ("unknown", "Child job child-0 failed: bad day")
+
+    def test_grandparents_fail_too(self, rig: Rig) -> None:
+        fail = {"fail_parent_on_failure": True}
+        rig.push_flow(
+            ("c", "q", {"parent_id": "p", **fail}),
+            ("p", "q", {"parent_id": "g", "children_ids": ["c"], "depends_on": ["c"], **fail}),
+            ("g", "q", {"children_ids": ["p"], "depends_on": ["p"]}),
+        )
+        rig.bury()
+        assert rig.states("c", "p", "g") == ["failed"] * 3
+        assert rig.look("g")["failedReason"] == "Child job p failed: Child job c failed: boom"
+
+    def test_a_grandparent_goes_on_when_the_parent_may_be_ignored(self, rig: Rig) -> None:
+        rig.push_flow(
+            ("c", "q", {"parent_id": "p", "fail_parent_on_failure": True}),
+            (
+                "p",
+                "q",
+                {
+                    "parent_id": "g",
+                    "children_ids": ["c"],
+                    "depends_on": ["c"],
+                    "ignore_dependency_on_failure": True,
+                },
+            ),
+            ("g", "q", {"children_ids": ["p"], "depends_on": ["p"]}),
+        )
+        rig.bury()
+        assert rig.states("p", "g") == ["failed", "waiting"]
+        assert list(rig.children_failures("g", ignored=True)) == ["q:p"]
+
+    def test_a_very_long_chain_fails_to_its_end(self, rig: Rig) -> None:
+        rig.is_checking = False
+        depth = 2000
+        nodes = [("j0", "q", {"fail_parent_on_failure": True, "parent_id": "j1"})]
+        for n in range(1, depth):
+            below = f"j{n - 1}"
+            options = {"depends_on": [below], "children_ids": [below], "fail_parent_on_failure": True}
+            nodes.append((f"j{n}", "q", options | ({"parent_id": f"j{n + 1}"} if n + 1 < depth else {})))
+        rig.push_flow(*nodes)
+        rig.bury()
+        rig.is_checking = True
+        assert rig.count() == {"failed": depth}
+
+    @pytest.mark.parametrize("way", ["expiry", "timeout", "discard", "remove"])
+    def test_however_the_child_ends(self, rig: Rig, way: str) -> None:
+        parent, children = family(
+            rig, 1, fail_parent_on_failure=True, timeout=100 if way == "timeout" else None
+        )
+        held = rig.take(lease_ms=1000)
+        if way == "discard":
+            rig.discard(held.id, held.token)
+        elif way == "remove":
+            rig.nack(held, remove=True)
+        else:
+            rig.advance(1100)
+        assert rig.state(parent) == "failed"
+        assert rig.state(children[0]) == ("unknown" if way == "remove" else "failed")
+
+    @pytest.mark.parametrize("policy", POLICIES)
+    def test_a_child_that_failed_before_anybody_waited_counts_too(self, rig: Rig, policy: str) -> None:
+        child = rig.push(**{policy: True})
+        rig.bury(error="early")
+        parent = rig.push("parents", depends_on=[child])
+        expected = "failed" if policy == "fail_parent_on_failure" else "waiting"
+        assert rig.state(parent) == expected
+
+
+class TestTiesMadeLater:
+    def test_update_parent_links_both_ways(self, rig: Rig) -> None:
+        child = rig.push(data={"x": 1}, parent_id="pending")
+        parent = rig.push("parents", depends_on=[child])
+        rig.update_parent(child, parent)
+        assert rig.look(child)["parentId"] == parent
+        assert rig.look(child)["data"] == {"x": 1, "__parentId": parent, "__parentQueue": "parents"}
+        assert rig.look(parent)["childrenIds"] == [child]
+        rig.run(result="v")
+        assert rig.state(parent) == "waiting"
+        assert list(rig.children_values(parent)) == [f"q:{child}"]
+
+    def test_data_that_is_no_map_stays_as_it_is(self, rig: Rig) -> None:
+        child, parent = rig.push(data=[1, 2]), rig.push()
+        rig.update_parent(child, parent)
+        assert rig.look(child)["data"] == [1, 2]
+
+    def test_a_blocked_parent_waits_for_the_new_child_as_well(self, rig: Rig) -> None:
+        first, late = rig.push(), rig.push("other")
+        parent = rig.push("parents", depends_on=[first])
+        rig.update_parent(late, parent)
+        rig.run()
+        assert rig.state(parent) == "waiting-children"
+        rig.run("other")
+        assert rig.state(parent) == "waiting"
+
+    def test_what_cannot_be_linked(self, rig: Rig) -> None:
+        child, parent, other = rig.push(), rig.push(), rig.push()
+        with pytest.raises(InvalidCommand, match="^A flow job cannot be its own parent$"):
+            rig.update_parent(child, child)
+        with pytest.raises(NotFound, match="^Child job not found: nobody$"):
+            rig.update_parent("nobody", parent)
+        with pytest.raises(NotFound, match="^Parent job not found: nobody$"):
+            rig.update_parent(child, "nobody")
+        rig.update_parent(child, parent)
+        rig.update_parent(child, parent)
+        with pytest.raises(Refused, match=f"^Child job {child} already belongs to parent {parent}$"):
+            rig.update_parent(child, other)
+        rig.discard(other, None)
+        with pytest.raises(Refused, match=f"^Parent job {other} is not linkable$"):
+            rig.update_parent(parent, other)
+
+    def test_an_active_parent_steps_back_for_its_children(self, rig: Rig) -> None:
+        parent = rig.push("parents")
+        held = rig.take("parents")
+        child = rig.push(parent_id=parent)
+        assert rig.move_to_waiting_children(parent, held.token) is True
+        assert rig.state(parent) == "waiting-children"
+        rig.run(result=1)
+        assert rig.state(parent) == "waiting"
+        assert rig.take("parents").job["attempts"] == 0
+        assert rig.look(parent)["childrenIds"] == [child]
+
+    def test_a_parent_whose_children_are_done_goes_on_at_once(self, rig: Rig) -> None:
+        parent = rig.push("parents")
+        held = rig.take("parents")
+        rig.push(parent_id=parent)
+        rig.run()
+        rig.move_to_waiting_children(parent, held.token)
+        assert rig.state(parent) == "waiting"
+
+    @pytest.mark.parametrize("policy", POLICIES)
+    def test_stepping_back_hears_of_children_that_failed(self, rig: Rig, policy: str) -> None:
+        parent = rig.push("parents")
+        held = rig.take("parents")
+        rig.push(parent_id=parent, **{policy: True})
+        rig.bury()
+        rig.move_to_waiting_children(parent, held.token)
+        assert rig.state(parent) == ("failed" if policy == "fail_parent_on_failure" else "waiting")
+
+    def test_only_an_active_job_steps_back(self, rig: Rig) -> None:
+        with pytest.raises(Refused, match="^Job is not active$"):
+            rig.move_to_waiting_children(rig.push(), None)
+
+
+class TestTiesCut:
+    def test_a_child_may_be_let_go(self, rig: Rig) -> None:
+        parent, children = family(rig)
+        assert rig.remove_child_dependency(children[0]) is True
+        assert rig.look(children[0])["parentId"] is None
+        rig.bury()
+        assert rig.state(parent) == "waiting-children"
+        rig.run()
+        assert rig.state(parent) == "waiting"
+
+    def test_letting_the_last_one_go_releases_the_parent(self, rig: Rig) -> None:
+        parent, children = family(rig, 1)
+        rig.remove_child_dependency(children[0])
+        assert rig.state(parent) == "waiting"
+        assert rig.look(parent)["childrenIds"] == []
+
+    def test_what_cannot_be_cut(self, rig: Rig) -> None:
+        job_id = rig.push()
+        with pytest.raises(Refused, match=f"^Job {job_id} has no parent$"):
+            rig.remove_child_dependency(job_id)
+        with pytest.raises(NotFound, match="^Job not found: nobody$"):
+            rig.remove_child_dependency("nobody")
+
+    def test_unprocessed_children_can_be_removed(self, rig: Rig) -> None:
+        parent, children = family(rig, 3)
+        rig.run(result="kept")
+        held = rig.take()
+        rig.remove_unprocessed_children(parent)
+        assert rig.states(*children) == ["completed", "active", "unknown"]
+        assert rig.state(parent) == "waiting-children"
+        rig.ack(held)
+        assert rig.state(parent) == "waiting"
+
+    def test_removing_the_parent_leaves_the_children(self, rig: Rig) -> None:
+        parent, children = family(rig)
+        rig.cancel(parent)
+        rig.run()
+        rig.bury()
+        assert rig.states(*children) == ["completed", "failed"]

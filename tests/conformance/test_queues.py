@@ -1,0 +1,199 @@
+"""Whole queues: drain, clean, obliterate, lists, counts."""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace.backends.local import slices
+from headrace.backends.local.slices import Breath, run_now
+from headrace.errors import NotFound
+from headrace.model import DlqConfig, StallConfig
+from tests.conformance.rig import Held, Rig, spec
+
+
+def one_of_each(rig: Rig, queue: str = "q") -> dict[str, str]:
+    """Jobs of every state, by state; the active one is leased."""
+    completed, failed, active = rig.push(queue), rig.push(queue), rig.push(queue)
+    rig.run(queue, result=1)
+    rig.bury(queue)
+    rig.take(queue)
+    waiting = rig.push(queue)
+    return {
+        "completed": completed,
+        "failed": failed,
+        "active": active,
+        "waiting": waiting,
+        "prioritized": rig.push(queue, priority=1),
+        "delayed": rig.push(queue, delay=1_000_000),
+        "waiting-children": rig.push(queue, depends_on=[waiting]),
+    }
+
+
+def left(rig: Rig, jobs: dict[str, str]) -> set[str]:
+    return {state for state, job_id in jobs.items() if rig.state(job_id) != "unknown"}
+
+
+ALL = {"completed", "failed", "active", "waiting", "prioritized", "delayed", "waiting-children"}
+
+
+class TestCounts:
+    def test_every_state_is_counted(self, rig: Rig) -> None:
+        one_of_each(rig)
+        assert rig.count() == {
+            "waiting": 2,
+            "delayed": 1,
+            "active": 1,
+            "completed": 1,
+            "failed": 1,
+            "waitingChildren": 1,
+            "prioritized": 1,
+        }
+        assert rig.count("nowhere") == {}
+
+    def test_a_matured_job_counts_as_waiting(self, rig: Rig) -> None:
+        rig.push(delay=10)
+        rig.clock.advance(10)
+        assert rig.count() == {"waiting": 1}
+
+    def test_queues_are_listed_with_their_counts(self, rig: Rig) -> None:
+        rig.push("a")
+        rig.push("b", delay=5)
+        rig.pause("b")
+        listed = {queue.name: (queue.counts.waiting, queue.counts.delayed, queue.paused) for queue in rig.queues()}
+        assert listed == {"a": (1, 0, False), "b": (0, 1, True)}
+
+
+class TestDrain:
+    def test_waiting_and_delayed_jobs_go(self, rig: Rig) -> None:
+        jobs = one_of_each(rig)
+        assert rig.drain("q") == 3
+        assert left(rig, jobs) == {"completed", "failed", "active", "waiting-children"}
+        assert rig.drain("q") == 0
+        assert rig.drain("nowhere") == 0
+
+    def test_keys_and_ids_are_free_again(self, rig: Rig) -> None:
+        rig.push(custom_id="x", unique_key="k")
+        rig.drain("q")
+        assert rig.push(data="new", custom_id="x", unique_key="k") == "x"
+        assert rig.look("x")["data"] == "new"
+
+    def test_a_long_drain_gives_way_and_spares_what_came_in_between(
+        self, rig: Rig, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(slices, "SLICE_SECONDS", -1)
+        rig.is_checking = False
+        rig.push_many(*(spec(n) for n in range(5000)))
+        work = rig.backend.drain("q")
+        assert isinstance(work.send(None), Breath)
+        held = rig.pull(count=3)
+        new = rig.push()
+        count = run_now(work)
+        rig.is_checking = True
+        rig.settle()
+        assert count + len(held) == 5000
+        assert rig.state(new) == "waiting"
+        assert rig.count() == {"waiting": 1, "active": 3}
+
+
+class TestClean:
+    @pytest.mark.parametrize(
+        ("state", "gone"),
+        [
+            (None, {"waiting", "prioritized", "delayed", "completed", "failed"}),
+            ("waiting", {"waiting", "prioritized"}),
+            ("wait", {"waiting", "prioritized"}),
+            ("prioritized", {"prioritized"}),
+            ("delayed", {"delayed"}),
+            ("completed", {"completed"}),
+            ("failed", {"failed"}),
+            ("waiting-children", {"waiting-children"}),
+            ("active", set()),
+            ("nonsense", set()),
+        ],
+    )
+    def test_which_states_are_cleaned(self, rig: Rig, state: str | None, gone: set[str]) -> None:
+        jobs = one_of_each(rig)
+        removed = rig.clean("q", 0, state, 1000)
+        assert {job_id for word, job_id in jobs.items() if word in gone} == set(removed)
+        assert left(rig, jobs) == ALL - gone
+
+    def test_the_grace_spares_what_is_young(self, rig: Rig) -> None:
+        old = rig.push()
+        rig.advance(1000)
+        young = rig.push()
+        assert rig.clean("q", 1000, "waiting", 1000) == [old]
+        assert rig.state(young) == "waiting"
+
+    def test_finished_jobs_are_as_old_as_their_end(self, rig: Rig) -> None:
+        done, failed = rig.push(), rig.push()
+        rig.advance(1000)
+        rig.run()
+        rig.bury()
+        assert rig.clean("q", 500, None, 1000) == []
+        rig.advance(500)
+        assert sorted(rig.clean("q", 500, None, 1000)) == sorted([done, failed])
+
+    def test_the_limit_is_kept(self, rig: Rig) -> None:
+        rig.push_many(*(spec(n) for n in range(10)))
+        assert len(rig.clean("q", 0, "waiting", 4)) == 4
+        assert rig.count() == {"waiting": 6}
+        assert rig.clean("nowhere", 0, None, 10) == []
+
+
+class TestObliterate:
+    def test_everything_goes_and_settings_return_to_defaults(self, rig: Rig) -> None:
+        jobs = one_of_each(rig)
+        rig.pause("q")
+        rig.set_concurrency("q", 1)
+        rig.set_rate_limit("q", 1, 1000, None)
+        rig.set_stall_config("q", StallConfig(max_stalls=9))
+        rig.set_dlq_config("q", DlqConfig(max_entries=9))
+        rig.obliterate("q")
+        assert left(rig, jobs) == set()
+        assert rig.queues() == []
+        assert rig.is_paused("q") is False
+        assert (rig.limits("q").rate_limit, rig.limits("q").concurrency_limit) == (None, None)
+        assert (rig.stall_config("q"), rig.dlq_config("q")) == (StallConfig(), DlqConfig())
+        rig.push()
+        assert len(rig.pull()) == 1
+
+    def test_an_active_job_cannot_be_completed_any_more(self, rig: Rig) -> None:
+        rig.push()
+        holder: dict[str, int] = {}
+        held = rig.take(holder=holder)
+        rig.obliterate("q")
+        assert holder == {}
+        with pytest.raises(NotFound):
+            rig.ack(held)
+
+    def test_an_unknown_queue_is_nothing(self, rig: Rig) -> None:
+        rig.obliterate("nowhere")
+        assert rig.take_words() == []
+
+    def test_other_queues_stay(self, rig: Rig) -> None:
+        rig.push("a", custom_id="x")
+        other = rig.push("b", depends_on=["x"])
+        rig.obliterate("a")
+        assert rig.state(other) == "waiting-children"
+
+    def test_work_goes_on_between_its_slices(self, rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Retention, leases and pushes do their part while a large queue is being taken down."""
+        monkeypatch.setattr(slices, "SLICE_SECONDS", -1)
+        rig.is_checking = False
+        rig.push_many(*(spec(n, custom_id=f"c{n}", remove_on_fail=True, max_attempts=1) for n in range(2000)))
+        held: list[Held] = rig.pull(count=1000, lease_ms=1000)
+        for one in held[:500]:
+            rig.ack(one)
+        work = rig.backend.obliterate("q")
+        assert isinstance(work.send(None), Breath)
+        rig.backend.max_completed = 0
+        rig.backend.retire_completed()  # completed jobs of the dying queue
+        rig.advance(2000)  # its leases run out and their jobs are dropped
+        again = rig.push(data="new", custom_id="c1")
+        assert rig.count() == {"waiting": 1}
+        run_now(work)
+        rig.is_checking = True
+        rig.settle()
+        assert rig.count() == {"waiting": 1}
+        assert rig.look(again)["data"] == "new"
+        assert rig.state("c2") == "unknown"
