@@ -60,8 +60,9 @@ def _queue(backend: LocalBackend, queue: Queue) -> dict[str, Any]:
     return {
         "config": config,
         "order": [job.id for job in claim_order(members)],
-        "completed": [job.id for job in queue.completed.values()],
-        "failed": [job.id for job in queue.failed.values()],
+        # Only the times: jobs that ended in the same millisecond may change places.
+        "completed": [job.finished for job in queue.completed.values()],
+        "failed": [job.finished for job in queue.failed.values()],
         "delayed": sorted(job.id for job in queue.delayed.values()),
         "keys": {
             key: (holder.job.id, holder.expires)

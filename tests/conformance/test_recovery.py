@@ -76,8 +76,8 @@ class TestJobs:
 
     def test_an_active_job_waits_at_once_with_nothing_counted(self, kept: Rig) -> None:
         first, second = kept.push(backoff=0), kept.push()
-        kept.nack(kept.take())
         kept.advance(10)
+        kept.nack(kept.take())
         held = kept.pull(count=2)
         restart(kept)
         assert kept.count() == {"waiting": 2}
@@ -165,7 +165,7 @@ class TestKeys:
         assert kept.push(unique_key="k") == owner
         assert kept.push(custom_id="x") == owner
         assert kept.unique_key_owner("q", "other") is None
-        assert b'"' not in done.encode() and kept.state("done") == "completed"
+        assert kept.state(done) == "completed"
 
     def test_ttls_go_on(self, kept: Rig) -> None:
         owner = kept.push(unique_key="k", dedup=Dedup(ttl=1000))

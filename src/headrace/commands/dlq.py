@@ -9,11 +9,18 @@ from msgspec import Raw, Struct
 from headrace.backends.base import DeadLetter, DlqStats
 from headrace.commands._base import Command, Flag, Reply, command
 from headrace.commands.queries import Counted
-from headrace.model import Count, DlqFilter, JobId, QueueName, TimestampMs
+from headrace.model import Count, DlqFilter, Finite, JobId, QueueName, TimestampMs
 
 if TYPE_CHECKING:
     from headrace.engine.engine import Engine
     from headrace.engine.peer import Peer
+
+
+class GivenFilter(DlqFilter, rename="camel"):
+    """A filter as clients give it: the times are real numbers."""
+
+    older_than: Finite | None = None
+    newer_than: Finite | None = None
 
 
 class DeadLetters(Reply):
@@ -29,7 +36,7 @@ class ListDeadLetters(Command[DeadLetters], tag="Dlq"):
 
     queue: QueueName
     count: Count | None = None
-    filter: DlqFilter | None = None
+    filter: GivenFilter | None = None
 
     async def run(self, engine: Engine, peer: Peer) -> DeadLetters:
         entries = await engine.backend.dead_letters(self.queue, self.filter or DlqFilter(), self.count)
@@ -43,7 +50,7 @@ class RetryDeadLetters(Command[Counted], tag="RetryDlq"):
     queue: QueueName
     job_id: JobId | None = None
     count: Count | None = None
-    filter: DlqFilter | None = None
+    filter: GivenFilter | None = None
 
     async def run(self, engine: Engine, peer: Peer) -> Counted:
         return Counted(count=await engine.backend.retry_dlq(self.queue, self.job_id, self.count, self.filter))

@@ -158,11 +158,14 @@ class Store:
         self._wheel.discard(job)
         if lease.holder is not None:
             lease.holder.pop(job.id, None)
-        if job.queue.is_grouped:
-            self._group(job.queue, group_of(job)).active -= 1
         job.lease = None
-        # A slot is free again: a queue with a concurrency limit may serve the next parked pull.
-        self._ready.add(job.queue.name)
+        queue = job.queue
+        if queue.is_grouped:
+            self._group(queue, group_of(job)).active -= 1
+            self._ready.add(queue.name)
+        elif queue.config.concurrency is not None:
+            # A slot is free again: the next parked pull may be served.
+            self._ready.add(queue.name)
 
     def _remove(self, job: Job, verb: Verb = Verb.REMOVE) -> None:
         """The job is gone from memory and, with the commit, from disk."""
