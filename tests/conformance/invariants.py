@@ -66,6 +66,8 @@ def order_of(ready: ReadyOrder) -> list[Job]:
 
 
 def _check_places(queue: Queue, jobs: list[Job]) -> None:
+    assert queue.places[State.COMPLETED] is queue.completed
+    assert queue.places[State.FAILED] is queue.failed
     for state in State:
         inside = {job.seq for job in jobs if job.state is state}
         assert queue.counts[state] == len(inside), f"{queue.name}: {state.word} is miscounted"

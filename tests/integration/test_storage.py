@@ -236,6 +236,91 @@ class TestInputOutputErrors:
         assert jobs_of(events, "completed") == [a["id"]]
         assert len(jobs_of(events, "pushed")) == 6
 
+    def test_a_worker_that_reports_progress_in_a_failing_tick_keeps_its_job(
+        self, server: ServerProcess, faults: FaultyCalls
+    ) -> None:
+        with server.client() as worker, server.client() as client:
+            job_id = client.ok("PUSH", queue=QUEUE, data={"n": 1})["id"]
+            lease = {"id": job_id, "token": worker.ok("PULL", queue=QUEUE, owner="w")["token"]}
+            faults.fail("write")
+            assert worker.error("Progress", id=job_id, progress=50).startswith("Storage error")
+            assert client.ok("GetState", id=job_id)["state"] == "active"
+            faults.heal()
+            wait_until_healthy(client)
+            assert client.ok("PULL", queue=QUEUE)["job"] is None
+            worker.ok("Progress", id=job_id, progress=60)
+            assert worker.ok("ACK", **lease) == {"ok": True}
+
+    def test_a_parent_hears_of_a_child_whose_completion_had_to_be_repeated(
+        self, server: ServerProcess, faults: FaultyCalls
+    ) -> None:
+        with server.client() as client:
+            child = client.ok("PUSH", queue=QUEUE, data="child")["id"]
+            parent = client.ok("PUSH", queue=QUEUE, data="parent", dependsOn=[child])["id"]
+            assert client.ok("PULL", queue=QUEUE)["job"]["id"] == child
+            faults.fail("write")
+            client.error("ACK", id=child)
+            assert client.ok("GetState", id=parent)["state"] == "waiting-children"
+            faults.heal()
+            wait_until_healthy(client)
+            client.ok("ACK", id=child)
+            assert client.ok("PULL", queue=QUEUE)["job"]["id"] == parent
+
+    def test_keys_and_custom_ids_of_a_failing_tick_are_free_again(
+        self, server: ServerProcess, faults: FaultyCalls
+    ) -> None:
+        with server.client() as client:
+            owner = client.ok("PUSH", queue=QUEUE, data=1, uniqueKey="held")["id"]
+            faults.fail("write")
+            client.error("PUSH", queue=QUEUE, data=2, uniqueKey="held", dedup={"replace": True})
+            faults.heal()
+            wait_until_healthy(client)
+            assert client.ok("PUSH", queue=QUEUE, data=3, uniqueKey="held")["id"] == owner
+            faults.fail("write")
+            client.error("PUSH", queue=QUEUE, data=4, uniqueKey="free", jobId="mine")
+            faults.heal()
+            wait_until_healthy(client)
+            assert client.error("GetJobByCustomId", customId="mine") == "Job not found"
+            assert client.ok("PUSH", queue=QUEUE, data=5, jobId="mine")["id"] == "mine"
+            assert client.ok("PUSH", queue=QUEUE, data=6, uniqueKey="free")["id"] not in (owner, "mine")
+
+    def test_what_time_owes_during_an_outage_is_paid_after_it(self, server: ServerProcess, faults: FaultyCalls) -> None:
+        """A delayed job falls due, a lease runs out and schedules fire while nothing can be written."""
+        with server.client(timeout=20) as client, server.client() as worker:
+            leased = client.ok("PUSH", queue="leased", data=1)["id"]
+            worker.ok("PULL", queue="leased", owner="w", lockTtl=300)
+            client.ok("Cron", name="often", queue="cron", data=1, repeatEvery=300, preventOverlap=False)
+            faults.fail("write")
+            client.error("PUSH", queue=QUEUE, data=1, delay=300)
+            delayed_at = time.monotonic()
+            while time.monotonic() - delayed_at < 0.8:
+                assert storage(client)["error"] is not None
+                time.sleep(0.05)
+            faults.heal()
+            wait_until_healthy(client)
+            again = client.ok("PULL", queue="leased", timeout=2_000)["job"]
+            assert (again["id"], again["attempts"]) == (leased, 1)
+            fired = [client.ok("PULL", queue="cron", timeout=2_000)["job"]["id"] for _ in range(3)]
+            assert len(set(fired)) == 3
+
+    def test_a_server_can_be_stopped_while_its_disk_fails(
+        self, server: ServerProcess, faults: FaultyCalls, tmp_path: Path
+    ) -> None:
+        with server.client() as client:
+            client.ok("PUSH", queue=QUEUE, data={"n": 1})
+            client.ok("PULL", queue=QUEUE)
+            faults.fail("write", "sync")
+            client.error("PUSH", queue=QUEUE, data={"n": 2})
+            server.stop()
+        faults.heal()
+        server.start()
+        with server.client() as client:
+            assert stored_numbers(client) == [1]
+            assert client.ok("PULL", queue=QUEUE)["job"]["data"] == {"n": 1}
+        events = read_events(tmp_path / "eio.db")
+        assert_dense(events)
+        assert len(jobs_of(events, "pushed")) == 1
+
     def test_a_parked_pull_of_a_failing_tick_is_refused_and_its_job_stays(
         self, server: ServerProcess, faults: FaultyCalls
     ) -> None:

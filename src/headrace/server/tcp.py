@@ -114,7 +114,7 @@ class Ticker:
     def _roll_log(self) -> None:
         roll = self._engine.backend.roll_log()
         if roll is not None:
-            self._loop.run_in_executor(None, roll.run).add_done_callback(_tell_unsealed)
+            self._loop.run_in_executor(None, self._engine.backend.publish, roll).add_done_callback(_tell_unsealed)
 
     # -- time ----------------------------------------------------------------------------------------------------------
 

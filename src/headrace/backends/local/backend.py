@@ -402,6 +402,14 @@ class LocalBackend(Records):
         except OSError:
             return None  # the open segment grows on; the next tick tries again
 
+    def publish(self, roll: Roll) -> None:
+        """Compress and publish a closed segment; runs in a worker thread.
+
+        Readers must never see a published segment taken back, so the rows behind it go to disk first.
+        """
+        self.sync()
+        roll.run()
+
     def watch(self, queue: str, change: int) -> None:
         """A live subscriber of the queue came (+1) or went (-1)."""
         self._queue(queue).watchers += change
