@@ -4,7 +4,9 @@
     python examples/flow.py
 
 The parent waits in the state `waiting-children` and runs when its last child has completed. Children may be in other
-queues than their parent. Needs `pip install bunqueue-client`. HEADRACE_PORT names the port of the server (default 6789).
+queues than their parent.
+
+Needs `pip install bunqueue-client`. HEADRACE_PORT names the port of the server (default 6789).
 """
 
 from __future__ import annotations

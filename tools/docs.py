@@ -1,11 +1,12 @@
-"""Writes the generated parts of docs/: the command reference and the table of states.
+"""Writes the generated parts of docs/: the command reference, the table of states and the table of settings.
 
     python tools/docs.py            write them
     python tools/docs.py --check    exit 1 when a page does not say what the code says
 
 Only the text between the markers `<!-- generated -->` and `<!-- /generated -->` is touched; the rest of a
-page is written by hand. Everything shown comes from headrace.states and the command registry, so a page is
-changed by changing the code. To add a generated page: add its path and the function that writes it to PAGES.
+page is written by hand. Everything shown comes from headrace.states, headrace.config and the command registry,
+so a page is changed by changing the code. To add a generated page: add its path and the function that writes
+it to PAGES.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from msgspec import NODEFAULT, UNSET, Raw, inspect
 
 import headrace.commands  # noqa: F401  (fills the registry)
 from headrace.commands._base import REGISTRY, Flag, Spec
+from headrace.config import PROTOCOL_NAMES, SETTING_HELP, Settings
 from headrace.states import NEXT, State, Verb
 
 DOCS: Final = Path(__file__).resolve().parent.parent / "docs"
@@ -210,7 +212,7 @@ def type_text(kind: inspect.Type, structs: dict[str, inspect.StructType], *, wit
 
 def single_type_text(kind: inspect.Type, structs: dict[str, inspect.StructType]) -> str:
     match kind:
-        case inspect.ListType():
+        case inspect.ListType() | inspect.VarTupleType():
             inner = type_text(kind.item_type, structs, with_null=True)
             return f"list of ({inner})" if " or " in inner else f"list of {inner}"
         case inspect.DictType():
@@ -249,7 +251,7 @@ def member_limits(kind: inspect.Type) -> Lines:
             yield from span_text(kind.min_length, kind.max_length, " characters")
             if kind.pattern:
                 yield f"`{kind.pattern}`"
-        case inspect.ListType():
+        case inspect.ListType() | inspect.VarTupleType():
             yield from span_text(kind.min_length, kind.max_length, " items")
             yield from (f"each: {text}" for text in [limits_text(kind.item_type)] if text)
 
@@ -340,6 +342,24 @@ def comments_of(enum: type) -> dict[str, str]:
     return {match[1]: match[2] for match in found if match}
 
 
+# The settings
+
+
+def settings_reference() -> Lines:
+    rows = [setting_row(field) for field in struct_of(Settings).fields]
+    yield from table(["flag", "environment", "default", "what it does"], rows)
+
+
+def setting_row(field: inspect.Field) -> list[str]:
+    other_names = [variable for variable, name in PROTOCOL_NAMES.items() if name == field.name]
+    variables = [f"HEADRACE_{field.name.upper()}", *other_names]
+    flag = "--" + field.name.replace("_", "-")
+    environment = ", ".join(f"`{variable}`" for variable in variables)
+    # An empty list is a setting that is not there, like a null.
+    default = "" if (text := default_text(field)) == "`[]`" else text.replace('"', "")
+    return [f"`{flag}`", environment, default, SETTING_HELP[field.name]]
+
+
 # Pages
 
 
@@ -369,6 +389,7 @@ def paragraph(documented: type) -> str:
 PAGES: Final[dict[str, Callable[[], Lines]]] = {
     "protocol.md": command_reference,
     "states.md": state_reference,
+    "operations.md": settings_reference,
 }
 
 

@@ -43,6 +43,7 @@ class Frames:
         self._pieces: list[bytes] = []
         self._held = 0
         self._need = 4
+        self.violation: ProtocolViolation | None = None
 
     @property
     def is_partial(self) -> bool:
@@ -50,7 +51,7 @@ class Frames:
         return self._held > 0
 
     def feed(self, data: bytes) -> list[bytes]:
-        """All frames that `data` completes. ProtocolViolation when a length exceeds the limit."""
+        """All frames that `data` completes, up to one whose length exceeds the limit: that becomes `violation`."""
         if self._held:
             self._pieces.append(data)
             self._held += len(data)
@@ -62,12 +63,14 @@ class Frames:
         return self._split(data)
 
     def _split(self, data: bytes) -> list[bytes]:
-        frames = []
+        frames: list[bytes] = []
         at, end = 0, len(data)
         while end - at >= 4:
             (length,) = _HEADER.unpack_from(data, at)
             if length > self._limit:
-                raise ProtocolViolation(f"Frame too large: {length} bytes exceeds maximum {self._limit}")
+                text = f"Frame too large: {length} bytes exceeds maximum {self._limit}"
+                self.violation = ProtocolViolation(text)
+                return frames
             stop = at + 4 + length
             if stop > end:
                 self._need = stop - at
@@ -91,7 +94,7 @@ _NO_LENGTH: Final = b"\0\0\0\0"
 
 
 def append_reply(out: bytearray, reply: Struct, req_id: Raw | bytes) -> int:
-    """Append one reply frame to `out`; its length. Replies have fewer than fifteen keys, so one more fits the header."""
+    """Append one reply frame to `out`; its length. A reply has fewer than fifteen keys: one more fits its header."""
     start = len(out)
     out += _NO_LENGTH
     body = start + 4
@@ -126,11 +129,12 @@ def encode_frame(value: Any) -> bytes:
 
 
 class Undecodable(InvalidCommand):
-    """A frame that is no valid command; carries the reqId to echo."""
+    """A frame that is no valid command; carries the reqId to echo and, as far as known, what was asked for."""
 
-    def __init__(self, message: str, req_id: bytes = b"") -> None:
+    def __init__(self, message: str, req_id: bytes = b"", name: str = "") -> None:
         super().__init__(message)
         self.req_id = req_id
+        self.name = name
 
 
 class _Envelope(Struct, rename="camel"):
@@ -163,14 +167,14 @@ def _decode_slowly(frame: bytes) -> Command[Any]:
     name, req_id = _identify(frame)
     spec = REGISTRY.get(name)
     if spec is None:
-        raise Undecodable(str(UnknownCommand(name)), req_id)
+        raise Undecodable(str(UnknownCommand(name)), req_id, name)
     try:
         fields = _decode_fields(frame)
         command = _explainer().struct(fields, spec.type, "")
     except InvalidCommand as error:
-        raise Undecodable(str(error), req_id) from None
+        raise Undecodable(str(error), req_id, name) from None
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-        raise Undecodable("Invalid command format", req_id) from None
+        raise Undecodable("Invalid command format", req_id, name) from None
     assert isinstance(command, Command)
     return command
 
@@ -238,7 +242,7 @@ class _Explainer:
             return self._opaque(encoded, field, path, extra)
         if encoded == NIL and field.default is UNSET and _has(kind, inspect.NoneType):
             return None  # the field tells null from absent
-        if encoded is None or encoded == UNDEFINED or encoded == NIL:
+        if encoded is None or encoded in (UNDEFINED, NIL):
             if field.required:
                 raise _fault(path, "required", "is required", extra)
             return NODEFAULT
@@ -350,9 +354,7 @@ def _literal(_: _Explainer, raw: Raw, kind: inspect.LiteralType, path: Path) -> 
     return value
 
 
-def _list(
-    explainer: _Explainer, raw: Raw, kind: inspect.ListType | inspect.VarTupleType, path: Path
-) -> list[Any]:
+def _list(explainer: _Explainer, raw: Raw, kind: inspect.ListType | inspect.VarTupleType, path: Path) -> list[Any]:
     try:
         items = _decode_items(raw)
     except msgspec.ValidationError:

@@ -63,12 +63,12 @@ def push_until_refused(client: Client, first: int) -> tuple[list[int], str]:
 class TestFullDisk:
     @pytest.fixture
     def disk(self, tmp_path: Path) -> Iterator[Path]:
-        with small_disk(tmp_path / "disk", megabytes=16) as folder:
+        with small_disk(tmp_path / "disk", megabytes=40) as folder:
             yield folder
 
     @pytest.fixture
     def server(self, disk: Path) -> Iterator[ServerProcess]:
-        (disk / "filler").write_bytes(b"x" * (5 << 20))
+        (disk / "filler").write_bytes(b"x" * (27 << 20))
         with ServerProcess(disk / "full.db") as running:
             yield running
 
@@ -137,10 +137,11 @@ class TestFullDisk:
     def test_it_flutters_at_the_edge_without_losing_count(self, server: ServerProcess, disk: Path) -> None:
         acknowledged: list[int] = []
         with server.client() as client:
-            for round_number in range(4):
-                (disk / "filler").write_bytes(b"x" * ((5 << 20) - round_number * (1 << 20)))
+            for round_number in range(3):
+                (disk / "filler").write_bytes(b"x" * ((27 - 9 * round_number) << 20))
                 wait_until_healthy(client)
                 more, _ = push_until_refused(client, round_number * 10_000)
+                assert more, "space came back and was not used"
                 acknowledged += more
                 assert stored_numbers(client) == acknowledged
         self.check_after_restart(server, acknowledged)

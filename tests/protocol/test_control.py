@@ -251,9 +251,7 @@ def test_wait_job_answers_at_once_for_a_job_that_has_ended(client: Client, queue
 
 
 @pytest.mark.parametrize("kept", [True, False])
-def test_wait_job_answers_when_the_job_completes(
-    server: ServerProcess, client: Client, queue: str, kept: bool
-) -> None:
+def test_wait_job_answers_when_the_job_completes(server: ServerProcess, client: Client, queue: str, kept: bool) -> None:
     job_id = push(client, queue, removeOnComplete=not kept)
     _, token = take(client, queue)
     with server.client() as waiter:

@@ -366,7 +366,7 @@ def test_a_job_past_its_ttl_is_dropped_when_it_would_be_handed_out(client: Clien
 
 def test_a_job_that_runs_past_its_timeout_fails_and_is_retried(client: Client, queue: str) -> None:
     job_id = push(client, queue, timeout=60, maxAttempts=2, backoff=0)
-    job, token = take(client, queue)
+    take(client, queue)
     eventually(lambda: state(client, job_id) != "active")
     again = job_of(client, job_id)
     assert again["attempts"] == 1
@@ -499,9 +499,7 @@ def test_pull_batch_gives_tokens_in_the_order_of_the_jobs(client: Client, queue:
         ({"lockTtl": 0}, "lockTtl must be at least 1"),
     ],
 )
-def test_pull_refuses_wrong_fields(
-    client: Client, queue: str, cmd: str, fields: dict[str, Any], error: str
-) -> None:
+def test_pull_refuses_wrong_fields(client: Client, queue: str, cmd: str, fields: dict[str, Any], error: str) -> None:
     assert client.error(cmd, **{"queue": queue, "count": 1, **fields}) == error
 
 
@@ -630,9 +628,7 @@ def test_the_waiting_pull_of_a_closed_connection_takes_no_job(
     assert take_plain(client, queue)["attempts"] == 0
 
 
-def test_another_connection_may_settle_a_job_with_its_token(
-    server: ServerProcess, client: Client, queue: str
-) -> None:
+def test_another_connection_may_settle_a_job_with_its_token(server: ServerProcess, client: Client, queue: str) -> None:
     job_id = push(client, queue)
     _, token = take(client, queue)
     with server.client() as other:
@@ -726,9 +722,7 @@ def test_a_late_fail_is_not_applied_when_the_lease_ran_out(client: Client, queue
 
 
 @pytest.mark.parametrize("cmd", ["ACK", "FAIL"])
-def test_a_late_token_is_refused_when_the_job_was_handed_out_again(
-    client: Client, queue: str, cmd: str
-) -> None:
+def test_a_late_token_is_refused_when_the_job_was_handed_out_again(client: Client, queue: str, cmd: str) -> None:
     job_id, old = _outlive(client, queue)
     _, new = take(client, queue)
     assert client.error(cmd, id=job_id, token=old) == f"Invalid or expired lock token for job {job_id}"
@@ -880,9 +874,7 @@ def test_fail_counts_the_attempt_and_retries_after_the_backoff(client: Client, q
     ],
     ids=["number", "exponential", "fixed", "maxDelay", "hour cap"],
 )
-def test_the_first_backoff_lies_in_its_range(
-    client: Client, queue: str, backoff: object, low: int, high: int
-) -> None:
+def test_the_first_backoff_lies_in_its_range(client: Client, queue: str, backoff: object, low: int, high: int) -> None:
     delays = []
     for _ in range(30):
         job_id = push(client, queue, backoff=backoff, priority=1)
@@ -917,7 +909,7 @@ def test_without_backoff_a_failed_job_waits_at_once(client: Client, queue: str) 
 def test_the_last_attempt_ends_in_the_dead_letter_queue(client: Client, queue: str) -> None:
     job_id = push(client, queue, maxAttempts=2, backoff=0)
     for error in ("first", "second"):
-        job, token = take(client, queue)
+        _, token = take(client, queue)
         client.ok("FAIL", id=job_id, token=token, error=error)
     assert state(client, job_id) == "failed"
     (entry,) = client.ok("Dlq", queue=queue)["entries"]

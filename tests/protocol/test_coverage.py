@@ -12,9 +12,7 @@ from headrace.commands import REGISTRY
 # The registry-driven tests name no command of their own, so what they say does not count here.
 _GENERIC = {"test_coverage.py", "test_wrong_types.py", "test_golden.py", "test_frames.py", "steps.py"}
 SOURCES = "\n".join(
-    path.read_text(encoding="utf-8")
-    for path in sorted(Path(__file__).parent.glob("*.py"))
-    if path.name not in _GENERIC
+    path.read_text(encoding="utf-8") for path in sorted(Path(__file__).parent.glob("*.py")) if path.name not in _GENERIC
 )
 ERRORS = sorted({text for spec in REGISTRY.values() for text in spec.errors})
 

@@ -88,9 +88,7 @@ def test_an_interval_first_runs_after_one_interval(client: Client, queue: str) -
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_cron_refuses_what_it_cannot_run(
-    client: Client, queue: str, fields: dict[str, object], error: str
-) -> None:
+def test_cron_refuses_what_it_cannot_run(client: Client, queue: str, fields: dict[str, object], error: str) -> None:
     assert client.error("Cron", **{"name": queue, "queue": queue, "data": 1, **fields}) == error
     assert client.error("CronGet", name=queue) == "Cron job not found"
 
@@ -149,9 +147,7 @@ def test_a_schedule_that_reached_its_limit_is_gone(client: Client, queue: str) -
     assert counts(client, queue) == {"waiting": 2}
 
 
-def test_a_schedule_for_workers_only_is_skipped_without_one(
-    server: ServerProcess, client: Client, queue: str
-) -> None:
+def test_a_schedule_for_workers_only_is_skipped_without_one(server: ServerProcess, client: Client, queue: str) -> None:
     first = client.ok("Cron", name=queue, queue=queue, data=1, repeatEvery=25, skipIfNoWorker=True)["cron"]
     eventually(lambda: client.ok("CronGet", name=queue)["cron"]["nextRun"] > first["nextRun"] + 60)
     assert counts(client, queue) == {}
@@ -205,7 +201,17 @@ def test_the_unique_key_of_a_schedule_is_that_of_its_jobs(client: Client, queue:
 
 def test_undefined_fields_of_a_schedule_count_as_absent(client: Client, queue: str) -> None:
     undefined = msgpack.ExtType(0, b"\x00")
-    names = "schedule priority maxLimit timezone jobName uniqueKey dedup immediately jobOptions".split()
+    names = [
+        "schedule",
+        "priority",
+        "maxLimit",
+        "timezone",
+        "jobName",
+        "uniqueKey",
+        "dedup",
+        "immediately",
+        "jobOptions",
+    ]
     fields = dict.fromkeys(names, undefined)
     client.ok("Cron", name=queue, queue=queue, data=undefined, repeatEvery=20.0, **fields)
     job = take_plain(client, queue)

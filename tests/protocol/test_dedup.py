@@ -11,7 +11,8 @@ from tests.wireclient import Client
 def _owner(client: Client, queue: str, key: str = "k") -> str | None:
     reply = client.call("GetDeduplicationJobId", queue=queue, deduplicationId=key)
     assert set(reply["data"]) == {"jobId"}
-    return reply["data"]["jobId"]
+    owner: str | None = reply["data"]["jobId"]
+    return owner
 
 
 def test_a_held_key_gives_the_job_that_holds_it(client: Client, queue: str) -> None:
@@ -28,9 +29,7 @@ def test_keys_of_two_queues_are_two_keys(client: Client, queue: str) -> None:
     assert push(client, queue, uniqueKey="k") != push(client, f"{queue}.other", uniqueKey="k")
 
 
-def test_a_key_is_held_while_its_job_is_delayed_active_or_waits_for_a_retry(
-    client: Client, queue: str
-) -> None:
+def test_a_key_is_held_while_its_job_is_delayed_active_or_waits_for_a_retry(client: Client, queue: str) -> None:
     owner = push(client, queue, uniqueKey="k", delay=30, backoff=60_000)
     assert push(client, queue, uniqueKey="k") == owner
     _, token = take(client, queue)

@@ -20,7 +20,7 @@ from tests.protocol.steps import (
 )
 from tests.wireclient import Client
 
-REASONS = "explicit_fail max_attempts_exceeded timeout stalled ttl_expired worker_lost unknown".split()
+REASONS = ["explicit_fail", "max_attempts_exceeded", "timeout", "stalled", "ttl_expired", "worker_lost", "unknown"]
 
 
 def test_dead_letters_come_with_the_history_of_their_failure(client: Client, queue: str) -> None:
@@ -32,7 +32,7 @@ def test_dead_letters_come_with_the_history_of_their_failure(client: Client, que
     (entry,) = reply["entries"]
     check_job(entry["job"], queried=False, id=job_id)
     assert set(entry) == set(
-        "job enteredAt reason error attempts retryCount lastRetryAt nextRetryAt expiresAt".split()
+        ["job", "enteredAt", "reason", "error", "attempts", "retryCount", "lastRetryAt", "nextRetryAt", "expiresAt"]
     )
     assert (entry["reason"], entry["error"], entry["retryCount"]) == ("max_attempts_exceeded", "boom", 0)
     assert (entry["lastRetryAt"], entry["nextRetryAt"]) == (None, None)

@@ -22,7 +22,7 @@ def listener(server: ServerProcess, queue: str) -> Iterator[Client]:
 def _heard(listener: Client) -> list[dict[str, Any]]:
     """All events up to now: whatever came before the reply to a ping."""
     listener.send("Ping", reqId="end")
-    events = []
+    events: list[dict[str, Any]] = []
     while True:
         frame = listener.recv()
         if frame.get("reqId") == "end":
@@ -123,9 +123,7 @@ def test_a_released_parent_is_told(client: Client, listener: Client, queue: str)
     ]
 
 
-def test_promotion_expiry_and_retry_from_the_dead_are_not_told(
-    client: Client, listener: Client, queue: str
-) -> None:
+def test_promotion_expiry_and_retry_from_the_dead_are_not_told(client: Client, listener: Client, queue: str) -> None:
     job_id = push(client, queue, delay=60_000)
     client.ok("Promote", id=job_id)
     client.ok("Discard", id=job_id)
@@ -159,9 +157,7 @@ def test_a_new_subscription_replaces_the_old_one(client: Client, listener: Clien
     assert listener.error("SubscribeEvents", queue="a b") == "Queue name contains invalid characters"
 
 
-def test_events_of_one_connection_come_before_the_reply_that_follows_them(
-    client: Client, queue: str
-) -> None:
+def test_events_of_one_connection_come_before_the_reply_that_follows_them(client: Client, queue: str) -> None:
     client.ok("SubscribeEvents", queue=queue)
     client.send("PUSH", queue=queue, data=1, reqId="push")
     frames = [client.recv(), client.recv()]

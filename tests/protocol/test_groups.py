@@ -97,9 +97,7 @@ def test_a_stored_group_concurrency_wins_over_that_of_the_pull(client: Client, q
         assert error == "concurrency must be a positive safe integer"
 
 
-def test_a_freed_slot_of_a_group_serves_a_waiting_pull(
-    server: ServerProcess, client: Client, queue: str
-) -> None:
+def test_a_freed_slot_of_a_group_serves_a_waiting_pull(server: ServerProcess, client: Client, queue: str) -> None:
     _fill(client, queue, "a0", "a1")
     job = client.ok("PULL", queue=queue, group={"concurrency": 1})["job"]
     with server.client() as poller:

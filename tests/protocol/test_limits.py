@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,7 @@ from tests.serverprocess import ServerProcess
 from tests.wireclient import Client
 
 
-def _limits(client: Client, queue: str) -> dict[str, object]:
+def _limits(client: Client, queue: str) -> dict[str, Any]:
     reply = client.call("GetQueueLimits", queue=queue)
     assert set(reply["data"]) == {"limits"}
     return dict(reply["data"]["limits"])
@@ -121,9 +122,7 @@ def test_concurrency_counts_jobs_that_were_active_before(client: Client, queue: 
 
 
 @pytest.mark.parametrize("how", ["ACK", "FAIL"])
-def test_a_freed_slot_serves_a_waiting_pull(
-    server: ServerProcess, client: Client, queue: str, how: str
-) -> None:
+def test_a_freed_slot_serves_a_waiting_pull(server: ServerProcess, client: Client, queue: str, how: str) -> None:
     _fill(client, queue, 2)
     client.ok("SetConcurrency", queue=queue, limit=1)
     job, token = take(client, queue)

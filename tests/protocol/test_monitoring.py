@@ -55,8 +55,17 @@ def test_metrics_are_real_figures(tmp_path: Path) -> None:
     with ServerProcess(tmp_path / "metrics.db") as server, server.client() as client, server.client():
         before = client.call("Metrics")["metrics"]
         assert set(before) == set(
-            "totalPushed totalPulled totalCompleted totalFailed avgLatencyMs avgProcessingMs memoryUsageMb "
-            "sqliteSizeMb activeConnections".split()
+            [
+                "totalPushed",
+                "totalPulled",
+                "totalCompleted",
+                "totalFailed",
+                "avgLatencyMs",
+                "avgProcessingMs",
+                "memoryUsageMb",
+                "sqliteSizeMb",
+                "activeConnections",
+            ]
         )
         for _ in range(3):
             push(client, "q")

@@ -7,6 +7,8 @@ import pytest
 from tests.protocol.steps import bury, check_job, complete, counts, ids_of, push, state, take, take_plain
 from tests.wireclient import Client
 
+STATES = ("completed", "failed", "active", "waiting", "delayed", "waiting-children")
+
 
 def _one_of_each(client: Client, queue: str) -> dict[str, str]:
     """A job in every state; which is which."""
@@ -86,9 +88,7 @@ def test_prioritized_jobs_are_waiting_jobs_with_a_priority_above_zero(client: Cl
 
 
 def test_get_job_counts_has_every_key_and_zeros_for_an_unknown_queue(client: Client, queue: str) -> None:
-    zeros = dict.fromkeys(
-        "waiting prioritized delayed active completed failed waiting-children paused".split(), 0
-    )
+    zeros = dict.fromkeys((*STATES, "prioritized", "paused"), 0)
     assert client.call("GetJobCounts", queue=f"{queue}.none") == {"ok": True, "counts": zeros}
     jobs = _one_of_each(client, queue)
     assert client.ok("GetJobCounts", queue=queue)["counts"] == zeros | dict.fromkeys(jobs, 1)
@@ -119,7 +119,7 @@ def test_get_job_by_custom_id_finds_the_job_while_it_is_kept(client: Client, que
     job = client.ok("GetJobByCustomId", customId="custom-7")["job"]
     check_job(job, queried=True, returnvalue=1)
     client.ok("RetryCompleted", queue=queue, id=job_id)
-    taken, token = take(client, queue)
+    _, token = take(client, queue)
     client.ok("FAIL", id=job_id, token=token, unrecoverable=True)
     assert client.ok("GetJobByCustomId", customId="custom-7")["job"]["id"] == job_id
     assert client.error("GetJobByCustomId", customId="nobody") == "Job not found"

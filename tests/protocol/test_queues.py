@@ -128,9 +128,7 @@ def test_clean_without_state_spares_active_and_blocked_jobs(client: Client, queu
         ("nonsense", []),
     ],
 )
-def test_clean_with_a_state_removes_that_state(
-    client: Client, queue: str, word: str, removed: list[str]
-) -> None:
+def test_clean_with_a_state_removes_that_state(client: Client, queue: str, word: str, removed: list[str]) -> None:
     jobs = _fill(client, queue)
     reply = client.ok("Clean", queue=queue, grace=0, state=word)
     assert sorted(reply["ids"]) == sorted(jobs[key] for key in removed)

@@ -105,9 +105,6 @@ def test_unknown_events_are_refused_by_name(client: Client) -> None:
     error = client.error("AddWebhook", url=URL, events=["job.pushed", "job.eaten", "x"])
     assert error == f"Invalid webhook event(s): job.eaten, x. {valid}"
     one = client.error("AddWebhook", url=URL, events=["x"])
-    assert (
-        one
-        == "Invalid webhook event(s): x. Valid: job.pushed, job.started, job.completed, job.failed, job.progress"
-    )
+    assert one == "Invalid webhook event(s): x. Valid: job.pushed, job.started, job.completed, job.failed, job.progress"
     assert client.error("AddWebhook", url=URL) == "events is required"
     assert client.error("AddWebhook", url=URL, events="job.pushed") == "events must be an array"

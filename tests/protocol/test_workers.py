@@ -48,8 +48,22 @@ def test_list_workers_shows_all_or_those_of_a_queue_with_totals(client: Client, 
     assert set(reply["data"]) == {"workers", "stats"}
     (worker,) = reply["data"]["workers"]
     assert set(worker) == set(
-        "id name queues concurrency hostname pid status registeredAt lastSeen activeJobs processedJobs failedJobs "
-        "uptime currentJob".split()
+        [
+            "id",
+            "name",
+            "queues",
+            "concurrency",
+            "hostname",
+            "pid",
+            "status",
+            "registeredAt",
+            "lastSeen",
+            "activeJobs",
+            "processedJobs",
+            "failedJobs",
+            "uptime",
+            "currentJob",
+        ]
     )
     assert isinstance(worker["uptime"], float)
     stats = client.ok("ListWorkers")["data"]["stats"]

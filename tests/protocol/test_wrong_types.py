@@ -184,9 +184,7 @@ def _inner_cases(type_: inspect.Type, here: tuple[str | int, ...], inherited: tu
             yield from _item_cases(kind, here, inherited)
 
 
-def _item_cases(
-    kind: inspect.ListType, here: tuple[str | int, ...], inherited: tuple[str, ...]
-) -> Iterator[Case]:
+def _item_cases(kind: inspect.ListType, here: tuple[str | int, ...], inherited: tuple[str, ...]) -> Iterator[Case]:
     item = _unwrap(kind.item_type)[0]
     at = (*here, 0)
     names = (*inherited, _pointer(at), *_texts(kind.item_type).values())
@@ -228,6 +226,7 @@ def _type_at(command: str, path: tuple[str | int, ...]) -> inspect.Type:
     found: inspect.Type | None = None
     for step in path:
         if isinstance(step, int):
+            assert found is not None
             (item,) = [k for k in (_unwrap(m)[0] for m in _members(found)) if isinstance(k, inspect.ListType)]
             found = item.item_type
         else:
@@ -336,9 +335,7 @@ def test_wrong_values_are_refused_by_the_name_of_their_field(client: Client, spe
 @by_command
 @pytest.mark.usefixtures("onlooker")
 @pytest.mark.parametrize("nothing", [None, UNDEFINED], ids=["nil", "undefined"])
-def test_nil_and_undefined_stand_for_an_absent_option(
-    server: ServerProcess, spec: Spec, nothing: object
-) -> None:
+def test_nil_and_undefined_stand_for_an_absent_option(server: ServerProcess, spec: Spec, nothing: object) -> None:
     with server.client() as client:
         for field in _fields(spec.type):
             if not field.required:

@@ -46,9 +46,7 @@ class Flag(enum.Flag):
 
     NONE = 0
     WRITE = enum.auto()  # changes something: refused while storage is degraded
-    BLOCKING = (
-        enum.auto()
-    )  # may wait for an event (long polls): suspends, occupies one of the in-flight slots
+    BLOCKING = enum.auto()  # may wait for an event (long polls): suspends, occupies one of the in-flight slots
     BULK = enum.auto()  # may touch very many jobs: works in slices and suspends between them
     OPEN = enum.auto()  # allowed before authentication
     CONNECTION = enum.auto()  # only meaningful on a lasting connection (TCP, WebSocket)

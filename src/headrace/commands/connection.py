@@ -19,9 +19,7 @@ CAPABILITIES = ("pipelining",)
 # Clients check for this name; it says which protocol is spoken, not which program speaks it.
 SERVER = "bunqueue"
 
-AuthToken = Annotated[
-    str, Meta(max_length=65_536, extra=dict.fromkeys(("required", "max_length"), "Invalid token"))
-]
+AuthToken = Annotated[str, Meta(max_length=65_536, extra=dict.fromkeys(("required", "max_length"), "Invalid token"))]
 
 
 class Greeting(Reply):

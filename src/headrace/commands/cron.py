@@ -34,9 +34,7 @@ if TYPE_CHECKING:
 
 CronName = Annotated[str, Meta(min_length=1, max_length=1024)]
 _EVERY_TEXT = "Cron repeatEvery must be a positive safe integer number of milliseconds"
-RepeatEvery = Annotated[
-    float, Meta(ge=-1e308, le=1e308, extra=dict.fromkeys(("type", "finite"), _EVERY_TEXT))
-]
+RepeatEvery = Annotated[float, Meta(ge=-1e308, le=1e308, extra=dict.fromkeys(("type", "finite"), _EVERY_TEXT))]
 MaxLimit = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 
 NOT_FOUND = "Cron job not found"

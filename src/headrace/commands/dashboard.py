@@ -172,10 +172,7 @@ class DashboardQueue(Command[QueueDetailReply], tag="DashboardQueue"):
 
     async def jobs(self, engine: Engine) -> QueueJobs:
         waiting, active, delayed = [
-            [
-                _summary(job)
-                for job in await engine.backend.jobs(self.queue, [state], 0, self.jobs_limit, True)
-            ]
+            [_summary(job) for job in await engine.backend.jobs(self.queue, [state], 0, self.jobs_limit, True)]
             for state in ("waiting", "active", "delayed")
         ]
         return QueueJobs(waiting, active, delayed)

@@ -115,9 +115,7 @@ class GetGroupActiveCount(Command[GroupCounted], tag="GetGroupActiveCount"):
     group_id: GroupId
 
     async def run(self, engine: Engine, peer: Peer) -> GroupCounted:
-        return GroupCounted(
-            data=GroupCount(await engine.backend.group_active_count(self.queue, self.group_id))
-        )
+        return GroupCounted(data=GroupCount(await engine.backend.group_active_count(self.queue, self.group_id)))
 
 
 # -- rate ----------------------------------------------------------------------------------------------------
@@ -259,9 +257,7 @@ class PauseGroup(Command[GroupChanged], tag="PauseGroup"):
     group_id: GroupId
 
     async def run(self, engine: Engine, peer: Peer) -> GroupChanged:
-        return GroupChanged(
-            data=GroupChange(await engine.backend.pause_group(self.queue, self.group_id, True))
-        )
+        return GroupChanged(data=GroupChange(await engine.backend.pause_group(self.queue, self.group_id, True)))
 
 
 @command(GroupChanged, category="Groups", flags=Flag.WRITE, errors=_QUEUE_ERRORS)
@@ -272,9 +268,7 @@ class ResumeGroup(Command[GroupChanged], tag="ResumeGroup"):
     group_id: GroupId
 
     async def run(self, engine: Engine, peer: Peer) -> GroupChanged:
-        return GroupChanged(
-            data=GroupChange(await engine.backend.pause_group(self.queue, self.group_id, False))
-        )
+        return GroupChanged(data=GroupChange(await engine.backend.pause_group(self.queue, self.group_id, False)))
 
 
 @command(GroupPaused, category="Groups", errors=_QUEUE_ERRORS)

@@ -10,16 +10,18 @@ a unit test keeps the two equal.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
-from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field, msgpack
 
 from headrace.backends.base import Ack, Claim, Demand, GroupDemand
 from headrace.commands._base import Command, Flag, Reply, command
 from headrace.errors import InvalidCommand, Refused
 from headrace.model import (
     MAX_DATA_BYTES,
+    MAX_FRAME_BYTES,
     MAX_SAFE_INTEGER,
     NIL,
     UNDEFINED,
@@ -55,9 +57,7 @@ if TYPE_CHECKING:
 def positive(name: str) -> Meta:
     """The limits of a whole number from 1 upwards, with the reference's one text for all faults."""
     kinds = ("type", "finite", "integer", "ge", "le")
-    return Meta(
-        ge=1, le=MAX_SAFE_INTEGER, extra=dict.fromkeys(kinds, f"{name} must be a positive safe integer")
-    )
+    return Meta(ge=1, le=MAX_SAFE_INTEGER, extra=dict.fromkeys(kinds, f"{name} must be a positive safe integer"))
 
 
 # -- options of a job ----------------------------------------------------------------------------------------
@@ -268,6 +268,25 @@ class PulledBatch(Reply):
     tokens: list[str | None] | UnsetType = UNSET
 
 
+class _Identified(Struct):
+    id: str
+
+
+_identify = msgpack.Decoder(_Identified).decode
+_REPLY_ROOM = MAX_FRAME_BYTES - 65_536
+
+
+async def _fitting(engine: Engine, claims: list[Claim]) -> list[Claim]:
+    """As many of these jobs as one reply can hold; the others wait again."""
+    if sum([len(claim.job) for claim in claims]) <= _REPLY_ROOM:
+        return claims
+    sizes = itertools.accumulate(len(claim.job) for claim in claims)
+    fitting = sum(size <= _REPLY_ROOM for size in sizes)
+    for claim in claims[fitting:]:
+        await engine.backend.move_to_wait(_identify(claim.job).id, claim.token)
+    return claims[:fitting]
+
+
 _PULL_ERRORS = ("timeout must be at most 60000", "timeout must be at least 0")
 
 
@@ -326,7 +345,7 @@ class PullBatch(Command[PulledBatch], tag="PULLB"):
     async def run(self, engine: Engine, peer: Peer) -> PulledBatch:
         group = self.group.demand() if self.group is not None else None
         demand = Demand(self.count, self.owner or None, self.lock_ttl, peer.held, group)
-        claims = await engine.pull(self.queue, demand, self.timeout)
+        claims = await _fitting(engine, await engine.pull(self.queue, demand, self.timeout))
         tokens = [claim.token for claim in claims] if self.owner else UNSET
         return PulledBatch(jobs=[claim.job for claim in claims], tokens=tokens)
 

@@ -146,9 +146,7 @@ class ListQueues(Command[QueueList], tag="ListQueues"):
     async def run(self, engine: Engine, peer: Peer) -> QueueList:
         return QueueList(
             queues=[
-                QueueLine(
-                    queue.name, queue.counts.waiting, queue.counts.delayed, queue.counts.active, queue.paused
-                )
+                QueueLine(queue.name, queue.counts.waiting, queue.counts.delayed, queue.counts.active, queue.paused)
                 for queue in await engine.backend.queues()
             ]
         )

@@ -26,9 +26,7 @@ WebhookUrl = Annotated[str, Meta(extra={"required": "Webhook URL is required"})]
 def check_events(events: list[str]) -> None:
     unknown = [event for event in events if event not in WEBHOOK_EVENTS]
     if unknown:
-        raise InvalidCommand(
-            f"Invalid webhook event(s): {', '.join(unknown)}. Valid: {', '.join(WEBHOOK_EVENTS)}"
-        )
+        raise InvalidCommand(f"Invalid webhook event(s): {', '.join(unknown)}. Valid: {', '.join(WEBHOOK_EVENTS)}")
 
 
 class WebhookAdded(Struct, rename="camel"):
@@ -119,9 +117,7 @@ class AddWebhook(Command[Added], tag="AddWebhook"):
         return Added(data=WebhookAdded(webhook.id, self.url, self.events, created_at, optional(self.queue)))
 
 
-@command(
-    Removed, category="Webhooks", flags=Flag.WRITE, http="DELETE /webhooks/{webhookId}", errors=(NOT_FOUND,)
-)
+@command(Removed, category="Webhooks", flags=Flag.WRITE, http="DELETE /webhooks/{webhookId}", errors=(NOT_FOUND,))
 class RemoveWebhook(Command[Removed], tag="RemoveWebhook"):
     """Forget a webhook."""
 

@@ -88,6 +88,11 @@ class Crons:
 
     # -- running ---------------------------------------------------------------------------------------------
 
+    async def replan(self) -> None:
+        """Plan what is stored: a tick that failed took back what had been changed or fired in it."""
+        for entry in await self._backend.crons():
+            self._plan(entry.name, entry.next_run)
+
     def next_due_ms(self) -> int | None:
         """Wall time of the next run, or None when nothing is planned."""
         heap = self._heap

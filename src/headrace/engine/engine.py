@@ -183,6 +183,7 @@ class Engine:
                 self._next_maintenance = mono + _PROBE_EVERY_MS
                 if self.backend.probe():
                     log.warning("storage accepts writes again")
+                    await self.crons.replan()
             return
         await self.backend.sweep()
         await self.crons.fire_due()

@@ -26,7 +26,6 @@ from headrace.errors import (
     HeadraceError,
     InvalidCommand,
     NotAuthenticated,
-    ProtocolViolation,
     RateLimited,
     StorageUnavailable,
 )
@@ -135,12 +134,12 @@ class Session:
 
     def receive(self, data: bytes) -> None:
         """Run everything that `data` completes."""
-        try:
-            frames = self._frames.feed(data)
-        except ProtocolViolation as error:
-            self._refuse(error, b"")
+        self._take_in(self._frames.feed(data))
+        if self._frames.violation is not None:
+            self._refuse(self._frames.violation, b"")
             self.is_closing = True
-            return
+
+    def _take_in(self, frames: list[bytes]) -> None:
         if self._budget is not None:
             granted = self._budget.grant(len(frames), self._engine.clock.monotonic_ms())
             if granted < len(frames):
@@ -167,7 +166,7 @@ class Session:
         try:
             command = decode_command(frame)
         except Undecodable as error:
-            self._refuse(error, error.req_id)
+            self._refuse(self._without_hints(error), error.req_id)
             return
         except Exception:
             log.exception("a frame could not be decoded")
@@ -184,6 +183,10 @@ class Session:
             self._fail(error, command.req_id, command)
         else:
             self._suspend(work, suspended, command)
+
+    def _without_hints(self, error: Undecodable) -> HeadraceError:
+        """Who has not authenticated learns nothing of other commands, not even which there are."""
+        return error if self.is_authenticated or error.name in ("", "Auth") else NotAuthenticated()
 
     def _check_allowed(self, command: Command[Any]) -> None:
         flags = BY_TYPE[type(command)].flags
@@ -325,4 +328,3 @@ class Session:
         self.subscribe(None)
         self._out.clear()
         self._request_ids.clear()
-

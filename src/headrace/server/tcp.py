@@ -69,9 +69,11 @@ class Ticker:
             self._engine.settle()
         except StorageUnavailable as error:
             log.error("a tick could not be stored: %s", error)
-            for connection in self._stirred:
-                connection.session.spoil(error)
-            self._engine.backend.take_sync()
+            self._spoil(error)
+        except Exception:
+            # Whatever went wrong: a reply must not leave as if its commit had happened.
+            log.exception("a tick failed")
+            self._spoil(StorageUnavailable("Internal server error"))
         self._engine.figures.observe_tick(self._loop.time() - began)
         if self._engine.backend.take_sync():
             self._release_after_sync()
@@ -79,6 +81,11 @@ class Ticker:
             self._release()
         self._roll_log()
         self._set_timer()
+
+    def _spoil(self, error: StorageUnavailable) -> None:
+        for connection in self._stirred:
+            connection.session.spoil(error)
+        self._engine.backend.take_sync()
 
     def _release(self) -> None:
         stirred, self._stirred = self._stirred, {}
@@ -144,6 +151,8 @@ class Ticker:
             run_now(self._engine.sweep())
         except StorageUnavailable as error:
             log.error("a sweep could not be stored: %s", error)
+        except Exception:
+            log.exception("a sweep failed")  # time must go on for everybody else
         self._end()
 
 

@@ -23,6 +23,7 @@ from headrace.backends.local.index import KeyHolder, Queue, QueueConfig
 from headrace.backends.local.job import History, Job, Lease
 from headrace.backends.local.journal import LARGE_BYTES, Journal, Row, describe, is_full
 from headrace.backends.local.records import Records
+from headrace.backends.local.store import group_of
 from headrace.clock import Clock, SystemClock
 from headrace.errors import StorageUnavailable
 from headrace.model import (
@@ -283,17 +284,22 @@ class LocalBackend(Records):
         self._event_seq = self._committed_seq
         self._raise_queues()
         claimed = {job.seq for job in self._claimed}
-        leases = {seq: (lease, began) for seq, lease, began in self._ended_leases if seq not in claimed}
         for job in touched.values():
             self._detach(job)
-        for seq in sorted(touched):
-            row = self._journal.row(seq)
-            job_again = self._load_row(row) if row is not None else None
-            if job_again is not None and seq in leases:
-                self._hold_again(job_again, *leases[seq])
+        # Only now: taking a job out of memory ended its lease, if the tick had not done so before.
+        leases = {seq: (lease, began) for seq, lease, began in self._ended_leases if seq not in claimed}
+        for job_again in self._reload_jobs(sorted(touched)):
+            if job_again.seq in leases:
+                self._hold_again(job_again, *leases[job_again.seq])
+            elif job_again.state is State.WAITING_CHILDREN:
+                self._wait_again_for_children(job_again)
         self._reload_small(list(self._touched_queues))
         self._end_tick()
         self._degrade(error)
+
+    def _reload_jobs(self, seqs: Iterable[int]) -> list[Job]:
+        rows = [row for seq in seqs if (row := self._journal.row(seq)) is not None]
+        return [job for row in rows if (job := self._load_row(row)) is not None]
 
     def _raise_queues(self) -> None:
         for queue in self._obliterated:
@@ -319,6 +325,8 @@ class LocalBackend(Records):
         self._enter(job)
         if lease.holder is not None:
             lease.holder[job.id] = lease.serial
+        if job.queue.is_grouped:
+            self._group(job.queue, group_of(job)).active += 1
         self._wheel.add(job, self._next_look(job))
 
     def _reload_small(self, queues: list[str]) -> None:
@@ -351,6 +359,7 @@ class LocalBackend(Records):
             return True
         try:
             self._journal.probe()
+            self._log.probe()
         except (StorageUnavailable, OSError):
             return False
         self._trouble = None

@@ -1,4 +1,7 @@
-"""What `headrace doctor` looks at: the file, its rows, and whether the event log agrees with them. Changes nothing."""
+"""What `headrace doctor` looks at: the file, its rows, and whether the event log agrees with them.
+
+It opens both as a server would, so what a crash left is recovered on the way; jobs and settings stay as they are.
+"""
 
 from __future__ import annotations
 

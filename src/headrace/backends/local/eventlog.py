@@ -40,6 +40,7 @@ _encode_lines: Final = msgspec.json.Encoder().encode_lines
 _encode_line: Final = msgspec.json.Encoder().encode
 MIB: Final = 1024 * 1024
 MAX_PROBLEMS: Final = 100
+PROBE_BYTES: Final = 4096
 UNREADABLE_POSITIONS: Final = "(unreadable positions.json)"
 
 
@@ -177,6 +178,17 @@ class EventLog:
     def _cut(self) -> None:
         os.ftruncate(self._fd, self._open.size)
         self._owes_cut = False
+
+    def probe(self) -> None:
+        """Whether the file takes writes again: a piece of a line, cut off at once. OSError while it does not.
+
+        A crash in between leaves a torn line, which the next start cuts off.
+        """
+        if self._owes_cut:
+            self._cut()
+        self._owes_cut = True
+        segments.write_whole(self._fd, b" " * PROBE_BYTES)
+        self._cut()
 
     def _place_next_mark(self) -> None:
         marks = self._open.marks
@@ -496,6 +508,9 @@ class MemoryLog:
             self._lines.pop()
         self.last_seq -= self._last_count
         self._last_count = 0
+
+    def probe(self) -> None:
+        """Memory takes every write."""
 
     def due(self, now_ms: int) -> bool:
         return False

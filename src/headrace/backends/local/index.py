@@ -314,3 +314,4 @@ class Queue:
         for group in self.groups.values():
             group.ready.clear()
         self.groups.clear()
+        self.turn.clear()

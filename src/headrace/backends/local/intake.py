@@ -33,6 +33,7 @@ LINK_LATER: Final = "pending"
 """The parentId of a child whose parent is pushed after it and linked by UpdateParent."""
 
 _ENDED: Final = (State.COMPLETED, State.FAILED)
+_LOOK_SLICE: Final = 4096
 _WAITING: Final = State.WAITING
 _DELAYED: Final = State.DELAYED
 
@@ -60,7 +61,10 @@ class Intake(Store):
 
     async def _insert_many(self, queue: str, specs: Sequence[JobSpec], now: int) -> list[str]:
         self._slices.begin()
-        plain = list(map(is_plain, specs))
+        plain = list(map(is_plain, specs[:_LOOK_SLICE]))
+        for start in range(_LOOK_SLICE, len(specs), _LOOK_SLICE):
+            await self._slices.breathe()
+            plain += map(is_plain, specs[start : start + _LOOK_SLICE])
         if not all(plain):
             self._check_batch(self._queue(queue), specs)
         jobs: list[Job] = []

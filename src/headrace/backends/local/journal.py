@@ -64,6 +64,7 @@ _INSERT_MANY: Final = _INSERT_PLAIN + f", {_PLAIN_VALUES}" * (_ROWS_AT_ONCE - 1)
 _FINISH: Final = f"UPDATE job SET state={State.COMPLETED:d}, finished=?, result=? WHERE seq=?"
 _WAITING: Final = int(State.WAITING)
 _ACTIVE: Final = State.ACTIVE
+_PROBE_BYTES: Final = 16_384
 _encode: Final = msgspec.msgpack.Encoder().encode
 
 Row = tuple[Any, ...]
@@ -317,10 +318,18 @@ class Journal:
         self.plain, self.new, self.finished, self.changed, self.rewritten, self.gone = {}, {}, {}, {}, {}, {}
 
     def probe(self) -> None:
-        """Try a small write; raises while the disk still refuses."""
+        """Try to write; raises while the disk still refuses.
+
+        It writes something new (SQLite writes nothing for a row that stays the same) and not too little: a disk with
+        a few bytes left is not a healthy one.
+        """
         try:
             with self.db:
-                self.db.execute("UPDATE mark SET last_seq=last_seq")
+                self.db.execute(
+                    "INSERT INTO log (job, at, level, message) VALUES (0, 0, 'info', ?)", ("." * _PROBE_BYTES,)
+                )
+            with self.db:
+                self.db.execute("DELETE FROM log WHERE job=0")
         except (apsw.Error, OSError) as error:
             raise StorageUnavailable(describe(error)) from error
 

@@ -160,7 +160,8 @@ class Queries(Control):
         return list(itertools.islice(matching, start, start + min(limits) if limits else None))
 
     def _letter(self, job: Job) -> DeadLetter:
-        assert job.history is not None and job.history.burial is not None
+        assert job.history is not None
+        assert job.history.burial is not None
         burial = job.history.burial
         return DeadLetter(
             job=self._show(job),

@@ -9,7 +9,7 @@ import msgspec
 from headrace.backends.local.intake import LINK_LATER
 from headrace.backends.local.job import Job
 from headrace.backends.local.queries import Queries
-from headrace.errors import InvalidCommand, NotFound, Refused
+from headrace.errors import InvalidCommand, Refused
 from headrace.model import MAX_LOGS, CronEntry, EventName, JobSpec, Log, Webhook
 from headrace.states import State, Verb
 from headrace.views import encode

@@ -89,7 +89,8 @@ class Settlement(Intake):
         ended = job.ended
         if ended is None or ended.token != (token or None):
             raise NotFound(f"Job not found or not in processing state: {job_id}")
-        return job if not ended.finalized and late_allowed else None
+        may_end = late_allowed and job.state in (State.WAITING, State.DELAYED)  # a client may have buried it since
+        return job if not ended.finalized and may_end else None
 
     def _complete(self, job: Job, ack: Ack, now: int) -> None:
         lease = job.lease

@@ -1,0 +1,324 @@
+"""When the disk refuses a tick: nothing of it remains, leases survive, writes are refused until it recovers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import apsw
+import pytest
+
+from headrace.backends.base import Ack, Demand, GroupDemand, Totals
+from headrace.backends.local import slices
+from headrace.backends.local.backend import LocalBackend
+from headrace.backends.local.journal import Journal
+from headrace.backends.local.slices import Breath, run_now
+from headrace.clock import ManualClock
+from headrace.errors import StorageUnavailable
+from headrace.model import CronEntry, Dedup, DlqFilter, Webhook
+from tests.conformance import invariants
+from tests.conformance.rig import Kind, Rig, pack, seeded, spec
+from tests.conformance.snapshot import as_restarted, snapshot
+
+
+class BrokenJournal(Journal):
+    """The real journal on a disk that refuses when told to, before or after the rows were written."""
+
+    refuses: str | None = None
+
+    def commit(self, last_seq: int, totals: Totals) -> None:
+        if self.refuses == "at once":
+            raise StorageUnavailable("the disk refuses")
+        super().commit(last_seq, totals)
+
+    def _run_statements(self) -> None:
+        if self.refuses == "late":
+            raise apsw.FullError("database or disk is full")
+        super()._run_statements()
+
+    def probe(self) -> None:
+        if self.refuses is not None:
+            raise StorageUnavailable("the disk still refuses")
+        super().probe()
+
+
+def _broken(folder: Path, clock: ManualClock) -> LocalBackend:
+    backend = LocalBackend(folder / "jobs.db", clock=clock, rng=seeded())
+    backend._journal = BrokenJournal(folder / "jobs.db")
+    return backend
+
+
+BROKEN = Kind("sqlite on a broken disk", _broken, invariants.check, is_persistent=True)
+
+
+class World:
+    """A backend with a job of every kind, and the claims of a worker."""
+
+    def __init__(self, folder: Path) -> None:
+        self.rig = rig = Rig(BROKEN, folder)
+        self.holder: dict[str, int] = {}
+        done = rig.push("q", "done", custom_id="done", unique_key="done")
+        rig.run(result="r" * 2000)
+        rig.push(data="dead", custom_id="dead")
+        rig.advance(5)
+        rig.bury()
+        rig.push(data="dead too", custom_id="dead too")
+        rig.advance(5)
+        rig.bury()
+        rig.push(data="x" * 30_000, custom_id="large", max_attempts=2, backoff=100)
+        rig.push(data="held", custom_id="held", unique_key="held", backoff=0, group_id="g")
+        rig.push(data="leased", custom_id="leased", max_attempts=1)
+        claims = rig.pull(count=3, lease_ms=1000, holder=self.holder, group=GroupDemand())
+        self.held = {held.id: held for held in claims}
+        rig.push(data="waiting", custom_id="waiting", unique_key="k", group_id="g")
+        rig.push(custom_id="urgent", priority=5)
+        rig.push(custom_id="delayed", delay=500)
+        rig.push(custom_id="keyed", unique_key="ttl", dedup=Dedup(ttl=9000))
+        rig.push_flow(
+            ("child", "q", {"parent_id": "parent", "priority": 9, "fail_parent_on_failure": True}),
+            ("parent", "q", {"children_ids": ["child"], "depends_on": ["child", "leased"]}),
+        )
+        rig.add_log("waiting", "line", "info")
+        rig.set_concurrency("q", 50)
+        rig.put_cron(CronEntry("c", "q", bytes(pack(1)), None, 1000.0, 5000.0))
+        rig.add_webhook(Webhook("w", "https://example.com", [], None, None, 1.0))
+        assert rig.states(done, *self.held) == ["completed", "active", "active", "active"]
+
+    def go(self, verb: str, *args: object, **options: object) -> object:
+        """A verb within the tick that will fail: not committed."""
+        return run_now(getattr(self.rig.backend, verb)(*args, **options))
+
+    def fail_tick(self, how: str) -> None:
+        journal = self.rig.backend._journal
+        journal.refuses = how
+        with pytest.raises(StorageUnavailable):
+            self.rig.backend.commit()
+        journal.refuses = None
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    world = World(tmp_path)
+    yield world
+    world.rig.close()
+
+
+def ack(world: World, name: str, remove: bool | None = None) -> None:
+    world.go("complete", [Ack(name, world.held[name].token, b"\x01", remove)])
+
+
+def fail(world: World, name: str, *, unrecoverable: bool = False) -> None:
+    world.go(
+        "fail",
+        name,
+        token=world.held[name].token,
+        error="boom",
+        stack=["s"],
+        unrecoverable=unrecoverable,
+        remove=None,
+    )
+
+
+def claim_and_complete(world: World) -> None:
+    (claim,) = world.go("claim", "q", Demand(1, "w", 1000, world.holder))
+    world.go("complete", [Ack("child", claim.token)])
+
+
+def wait(world: World, ms: int) -> None:
+    world.rig.clock.advance(ms)
+    world.go("sweep")
+
+
+TICKS: dict[str, Callable[[World], object]] = {
+    "push": lambda w: w.go("insert_one", "q", spec("new")),
+    "push to a new queue": lambda w: w.go("insert_one", "new", spec("new")),
+    "push a batch": lambda w: w.go("insert", "q", [spec(n, unique_key=f"n{n}") for n in range(200)]),
+    "push a large job": lambda w: w.go("insert_one", "q", spec("z" * 50_000)),
+    "push a dependent": lambda w: w.go("insert_one", "q", spec(depends_on=["waiting", "large"])),
+    "push a child": lambda w: w.go("insert_one", "q", spec(parent_id="parent")),
+    "new generation of a completed job": lambda w: w.go("insert_one", "q", spec("2", custom_id="done")),
+    "new generation of a dead letter": lambda w: w.go("insert_one", "q", spec("2", custom_id="dead")),
+    "replace the owner of a key": lambda w: w.go(
+        "insert_one", "q", spec(unique_key="k", dedup=Dedup(replace=True))
+    ),
+    "replace an owner at work": lambda w: w.go(
+        "insert_one", "q", spec(unique_key="held", dedup=Dedup(replace=True))
+    ),
+    "extend a key": lambda w: w.go(
+        "insert_one", "q", spec(unique_key="ttl", dedup=Dedup(ttl=90_000, extend=True))
+    ),
+    "claim and complete": claim_and_complete,
+    "complete": lambda w: ack(w, "held"),
+    "complete and remove": lambda w: ack(w, "held", remove=True),
+    "complete what others wait for": lambda w: ack(w, "leased"),
+    "complete a large job": lambda w: ack(w, "large"),
+    "fail and retry": lambda w: fail(w, "held"),
+    "fail and retry a large job": lambda w: fail(w, "large"),
+    "fail for good": lambda w: fail(w, "leased"),
+    "fail a child and its parent": lambda w: w.go("discard", "child", None),
+    "let leases run out": lambda w: wait(w, 1100),
+    "mature": lambda w: wait(w, 600),
+    "cancel": lambda w: w.go("cancel", "waiting"),
+    "cancel what is blocked": lambda w: w.go("cancel", "parent"),
+    "promote": lambda w: w.go("promote", "delayed"),
+    "delay": lambda w: w.go("change_delay", "waiting", 5000, None),
+    "change priority": lambda w: w.go("change_priority", "waiting", 7, True),
+    "progress": lambda w: w.go("set_progress", "held", 50, "half"),
+    "update": lambda w: w.go("update", "waiting", pack("new")),
+    "update a large job at work": lambda w: w.go("update", "large", pack("small now")),
+    "discard": lambda w: w.go("discard", "waiting", None),
+    "discard a job at work": lambda w: w.go("discard", "held", w.held["held"].token),
+    "step back for children": lambda w: w.go("move_to_waiting_children", "held", w.held["held"].token),
+    "put off a job at work": lambda w: w.go("move_to_delayed", "held", 5000, w.held["held"].token),
+    "let a child go": lambda w: w.go("remove_child_dependency", "child"),
+    "remove unprocessed children": lambda w: w.go("remove_unprocessed_children", "parent"),
+    "take a key away": lambda w: w.go("remove_unique_key", "q", "k"),
+    "take a key away from a job at work": lambda w: w.go("remove_unique_key", "q", "held"),
+    "retry a dead letter": lambda w: w.go("retry_dlq", "q", "dead", None, None),
+    "purge the dead letters": lambda w: w.go("purge_dlq", "q"),
+    "retry a completed job": lambda w: w.go("retry_completed", "q", "done", None, None),
+    "clean": lambda w: w.go("clean", "q", 0, None, 1000),
+    "drain": lambda w: w.go("drain", "q"),
+    "obliterate": lambda w: w.go("obliterate", "q"),
+    "pause": lambda w: w.go("pause", "q"),
+    "pause a new queue": lambda w: w.go("pause", "new"),
+    "change limits": lambda w: w.go("set_concurrency", "q", 1),
+    "log": lambda w: w.go("add_log", "held", "line", "info"),
+    "clear logs": lambda w: w.go("clear_logs", "waiting", None),
+    "put a schedule": lambda w: w.go("put_cron", CronEntry("d", "q", b"\x01", None, 1.0, 1.0)),
+    "delete a schedule": lambda w: w.go("delete_cron", "c"),
+    "fire a schedule": lambda w: w.go(
+        "fire_cron", CronEntry("c", "q", b"\x01", None, 1.0, 6000.0, last_slot=5000.0), spec()
+    ),
+    "remove a webhook": lambda w: w.go("remove_webhook", "w"),
+}
+EXPIRES_LEASES = ("let leases run out",)
+
+
+@pytest.mark.parametrize("how", ["at once", "late"])
+@pytest.mark.parametrize("tick", TICKS)
+def test_nothing_of_a_failed_tick_remains(world: World, tick: str, how: str) -> None:
+    backend = world.rig.backend
+    before, holder = snapshot(backend), dict(world.holder)
+    TICKS[tick](world)
+    world.fail_tick(how)
+    after = snapshot(backend)
+    if tick in EXPIRES_LEASES:
+        before, after = as_restarted(before), as_restarted(after)
+    else:
+        assert world.holder == holder
+    after["queues"].pop("new", None)  # an empty queue that was spoken of is no trace
+    for part, value in before.items():
+        assert after[part] == value, part
+    invariants.check(backend)
+    assert backend.take_events() == []
+
+
+@pytest.mark.parametrize("tick", TICKS)
+def test_the_same_tick_succeeds_when_the_disk_is_well_again(world: World, tick: str) -> None:
+    """The failed tick left the backend as able as if it had never been: its repetition is a normal one."""
+    before = len(world.rig.events)
+    if tick not in EXPIRES_LEASES:
+        TICKS[tick](world)
+        world.fail_tick("late")
+        assert world.rig.backend.probe() is True
+    TICKS[tick](world)
+    world.rig.settle()
+    shot = as_restarted(snapshot(world.rig.backend))
+    world.rig.reopen()
+    again = as_restarted(snapshot(world.rig.backend))
+    for part, value in shot.items():
+        assert again[part] == value, part
+    assert len(world.rig.events) >= before
+
+
+def test_a_claim_is_taken_back_with_its_tick(world: World) -> None:
+    world.go("claim", "q", Demand(1, "w", 1000, world.holder))
+    world.go("insert_one", "q", spec())
+    world.fail_tick("late")
+    assert world.rig.state("child") == "waiting"
+    assert "child" not in world.holder
+    world.rig.backend.probe()
+    assert world.rig.take().id == "child"
+
+
+def test_the_holder_may_repeat_its_ack(world: World) -> None:
+    ack(world, "held")
+    world.fail_tick("at once")
+    world.rig.backend.probe()
+    ack(world, "held")
+    world.rig.settle()
+    assert world.rig.state("held") == "completed"
+
+
+def test_a_parent_still_hears_of_its_child(world: World) -> None:
+    ack(world, "leased")
+    world.fail_tick("late")
+    world.rig.backend.probe()
+    ack(world, "leased")
+    world.rig.settle()
+    world.rig.cancel("urgent")
+    world.rig.run()
+    assert world.rig.state("parent") == "waiting"
+
+
+def test_degraded_refuses_and_a_probe_recovers(world: World) -> None:
+    backend = world.rig.backend
+    assert backend.storage_status().error is None
+    world.go("insert_one", "q", spec())
+    world.fail_tick("late")
+    status = backend.storage_status()
+    assert (backend.is_degraded, status.disk_full) == (True, True)
+    assert status.error is not None
+    assert "Storage is full" in status.error
+    assert status.since == world.rig.clock.now_ms()
+    with pytest.raises(StorageUnavailable, match="Storage is full"):
+        backend.check_writable()
+    backend._journal.refuses = "late"
+    assert backend.probe() is False
+    backend._journal.refuses = None
+    assert backend.probe() is True
+    assert (backend.is_degraded, backend.storage_status().error) == (False, None)
+    backend.check_writable()
+    world.rig.push()
+
+
+def test_queries_answer_while_the_disk_refuses(world: World) -> None:
+    """Counting promotes what is due, but must not make a tick dirty that can only fail."""
+    world.go("insert_one", "q", spec())
+    world.fail_tick("late")
+    world.rig.backend._journal.refuses = "at once"
+    world.rig.clock.advance(1000)
+    assert run_now(world.rig.backend.counts("q")).delayed == 1
+    assert [queue.name for queue in run_now(world.rig.backend.queues())] == ["q"]
+    assert len(run_now(world.rig.backend.dead_letters("q", DlqFilter(), None))) == 2
+    world.rig.backend.commit()
+    world.rig.backend._journal.refuses = None
+    world.rig.backend.probe()
+    world.rig.settle()
+    assert world.rig.state("delayed") == "delayed"
+    world.rig.sweep()
+    assert world.rig.state("delayed") == "waiting"
+
+
+def test_numbers_of_events_are_given_again(world: World) -> None:
+    last = world.rig.events[-1].seq
+    world.go("insert_one", "q", spec())
+    world.go("insert_one", "q", spec())
+    world.fail_tick("late")
+    world.rig.backend.probe()
+    world.rig.push()
+    assert world.rig.events[-1].seq == last + 1
+
+
+def test_a_verb_between_two_slices_is_stopped(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slices, "SLICE_SECONDS", -1)
+    before = snapshot(world.rig.backend)
+    work = world.rig.backend.insert("q", [spec(n) for n in range(1000)])
+    assert isinstance(work.send(None), Breath)
+    world.fail_tick("late")
+    with pytest.raises(StorageUnavailable, match="stopped half way"):
+        run_now(work)
+    world.rig.backend.probe()
+    world.rig.settle()
+    assert snapshot(world.rig.backend) == before

@@ -1,0 +1,169 @@
+"""README and docs/operations.md: what they tell the reader to type works, and gives what they say it gives."""
+
+from __future__ import annotations
+
+import configparser
+import re
+import shlex
+import ssl
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from headrace.cli.main import _parser
+from headrace.commands import REGISTRY
+from headrace.config import Settings
+from tests.examples import pages
+from tests.serverprocess import ServerProcess
+from tests.wireclient import Client
+
+HAND_WRITTEN = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "examples/README.md"]
+PAGES = [*HAND_WRITTEN, *(f"docs/{path.name}" for path in sorted((pages.ROOT / "docs").glob("*.md")))]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return pages.prepare(tmp_path)
+
+
+def text_of(page: str) -> str:
+    return (pages.ROOT / page).read_text(encoding="utf-8")
+
+
+# -- README ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_tour_starts_a_server_runs_both_clients_and_examines_the_file(folder: Path) -> None:
+    with pages.serving(pages.block_with("README.md", "sh", "headrace serve"), folder) as line:
+        port = pages.port_of(line)
+        promised = "headrace listens on headrace://127.0.0.1:6789 (headrace.db)"
+        assert promised in text_of("README.md")
+        assert line.replace(str(port), "6789") == promised
+        (python,) = pages.blocks("README.md", "python")
+        assert pages.run([".venv/bin/python", "-c", python], folder, port) == "sent to ada@example.com\n"
+        assert run_bun(pages.blocks("README.md", "ts"), folder, port) == "sent to ada@example.com\n"
+    examined = pages.run_shell(pages.block_with("README.md", "sh", "headrace doctor"), folder).splitlines()
+    assert "  queue mail: 0 waiting, 0 delayed, 0 blocked, 1 completed, 0 failed" in examined
+    assert "  queue mail-ts: 0 waiting, 0 delayed, 0 blocked, 1 completed, 0 failed" in examined
+    assert examined[-1] == "healthy"
+
+
+def run_bun(blocks: list[str], folder: Path, port: int) -> str:
+    (block,) = blocks
+    (folder / "node_modules").symlink_to(pages.ROOT / "tests/interop/node_modules")
+    (folder / "mail.ts").write_text(block, encoding="utf-8")
+    bun = pages.run([str(pages.ROOT / "tools/bun.sh")], folder).strip()
+    return pages.run([bun, "mail.ts"], folder, port)
+
+
+def test_the_two_commands_are_targets_of_the_makefile() -> None:
+    described = re.findall(r"^(make \w+)\s+# ", text_of("README.md"), re.MULTILINE)
+    assert described == ["make run", "make test"]
+    for command in described:
+        planned = subprocess.run(
+            [*command.split(), "--dry-run"], cwd=pages.ROOT, capture_output=True, text=True, check=True
+        )
+        assert "tools/setup.sh" in planned.stdout
+
+
+def test_the_number_of_commands_is_the_real_one() -> None:
+    assert f"all {len(REGISTRY)} commands" in text_of("README.md")
+
+
+# -- docs/operations.md ------------------------------------------------------------------------------------------------
+
+OPERATIONS = "docs/operations.md"
+
+
+def serve_blocks() -> list[str]:
+    return [block for block in pages.blocks(OPERATIONS, "sh") if "headrace serve" in block]
+
+
+def test_every_way_to_start_a_server_works(folder: Path) -> None:
+    pages.run_shell(pages.block_with(OPERATIONS, "sh", "openssl"), folder)
+    plain, guarded, encrypted = serve_blocks()
+    with pages.serving(plain, folder) as line, Client(pages.port_of(line)) as client:
+        assert client.call("Ping")["ok"]
+    with pages.serving(guarded, folder) as line, Client(pages.port_of(line)) as client:
+        assert line.startswith("headrace listens on headrace://0.0.0.0:")
+        assert client.call("Ping")["error"] == "Not authenticated"
+        assert client.call("Auth", token="second-token")["ok"]
+        assert client.call("Ping")["ok"]
+    with pages.serving(encrypted, folder) as line:
+        assert line.startswith("headrace listens on headraces://")
+        certificate = ssl.get_server_certificate(("127.0.0.1", pages.port_of(line)))
+        assert certificate.strip() == (folder / "cert.pem").read_text().strip()
+
+
+def test_both_ways_to_copy_a_database_give_a_healthy_one(folder: Path) -> None:
+    server = ServerProcess(folder / "headrace.db")
+    with server, server.client() as client:
+        for number in range(20):
+            assert client.call("PUSH", queue="mail", data=number)["ok"]
+        pages.run_shell(pages.block_with(OPERATIONS, "sh", "import sqlite3"), folder)
+        assert client.call("PUSH", queue="mail", data="after the copy")["ok"]
+    pages.run_shell(pages.block_with(OPERATIONS, "sh", "cp -a"), folder)
+    assert examine(folder, "headrace-copy.db") == ["queue mail: 20 waiting", "healthy"]
+    assert examine(folder, "backup/headrace.db") == ["queue mail: 21 waiting", "healthy"]
+
+
+def examine(folder: Path, path: str) -> list[str]:
+    command = pages.block_with(OPERATIONS, "sh", "headrace doctor")
+    lines = pages.run_shell(command.replace("headrace.db", path), folder).splitlines()
+    return [line.strip().split(",")[0] for line in lines[1:]]
+
+
+def test_the_server_can_be_watched_as_described(folder: Path, server: ServerProcess) -> None:
+    (python,) = pages.blocks(OPERATIONS, "python")
+    shown = pages.run([".venv/bin/python", "-c", python], folder, server.port)
+    assert shown.startswith("{'diskFull': False, 'error': None, 'since': None}\n")
+    assert "# TYPE " in shown
+
+
+def test_the_systemd_unit_starts_a_server_and_gives_it_time_to_stop() -> None:
+    (block,) = pages.blocks(OPERATIONS, "ini")
+    unit = configparser.ConfigParser(interpolation=None)
+    unit.optionxform = str  # type: ignore[assignment,method-assign]
+    unit.read_string(block)
+    program, *arguments = shlex.split(unit["Service"]["ExecStart"])
+    assert Path(program).name == "headrace"
+    assert _parser().parse_args(arguments).data_path == "/var/lib/headrace/headrace.db"
+    assert int(unit["Service"]["TimeoutStopSec"]) * 1000 > Settings().shutdown_timeout_ms
+
+
+# -- all pages ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page: str) -> None:
+    links = re.findall(r"\]\((?!https?:|#)([^)#]+)", text_of(page))
+    missing = [link for link in links if not (pages.ROOT / page).parent.joinpath(link).exists()]
+    assert not missing
+
+
+def test_architecture_names_files_and_functions_that_exist() -> None:
+    """Names in code font: a path below src/headrace, or Class.method."""
+    text = text_of("docs/architecture.md")
+    source = {path: path.read_text(encoding="utf-8") for path in (pages.ROOT / "src/headrace").rglob("*.py")}
+    everything = "\n".join(source.values())
+    # A table row may go on with bare names from the folder of the first one.
+    files = {path.name for path in source}
+    named_files = {Path(name).name for name in re.findall(r"`([\w/]+\.py)`", text)}
+    assert named_files <= files, named_files - files
+    functions = {name for pair in re.findall(r"`(?:[A-Z]\w+\.)?(_?[a-z]\w*_\w+)`", text) for name in [pair]}
+    known = {name for name in functions if re.search(rf"\b{re.escape(name)}\b", everything)}
+    assert functions == known, functions - known
+    methods = re.findall(r"`([A-Z]\w+)\.(\w+)`", text)
+    assert len(methods) > 30
+    unknown = [f"{cls}.{name}" for cls, name in methods if f"def {name}(" not in everything]
+    assert not unknown
+
+
+def test_every_module_has_its_place_in_the_reading_order() -> None:
+    text = text_of("docs/architecture.md").partition("## Files in reading order")[2].partition("\n## ")[0]
+    package = pages.ROOT / "src/headrace"
+    modules = [path.relative_to(package) for path in package.rglob("*.py") if not path.name.startswith("__")]
+    folders = ("cli/", "commands/")  # told as a whole: "the other modules of the package"
+    untold = [str(path) for path in modules if path.name not in text and not str(path).startswith(folders)]
+    assert not untold
