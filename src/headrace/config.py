@@ -154,5 +154,7 @@ def _check(settings: Settings) -> None:
         raise ConfigError("--log-format must be text or json")
     if settings.log_level not in ("debug", "info", "warning", "error"):
         raise ConfigError("--log-level must be debug, info, warning or error")
+    if settings.capture is not None and settings.is_memory:
+        raise ConfigError("--capture needs a data file: with :memory: every start would begin a new history")
     if settings.max_completed_jobs < 0:
         raise ConfigError("--max-completed-jobs must not be negative")

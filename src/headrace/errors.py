@@ -13,7 +13,7 @@
     ├── StorageUnavailable      the disk or the engine behind the backend refuses writes
     └── ProtocolViolation       the byte stream cannot be trusted any more: reply, then close
 
-Errors are raised where they are noticed and become replies in one place (`server.dispatch`). The message is what
+Errors are raised where they are noticed and become replies in one place (`server.session`). The message is what
 the client reads, so it follows the protocol reference word for word where that gives a text.
 """
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from headrace.backends.base import Ack, Demand
 from headrace.backends.local.slices import run_now
@@ -225,7 +225,19 @@ class Machine(RuleBasedStateMachine):
             return True
         return False
 
+    def busy(self, queue: str) -> str:
+        """The queue, or the other one if there is nothing to do in it."""
+        other = "b" if queue == "a" else "a"
+        return queue if self.model.of(queue, "waiting") or not self.model.of(other, "waiting") else other
+
+    def has_waiting(self) -> bool:
+        return any(job.state == "waiting" for job in self.model.jobs.values())
+
     # -- coming ------------------------------------------------------------------------------------------------
+
+    @initialize(count=st.integers(1, 4))
+    def begin(self, count: int) -> None:
+        self.push_batch("a", count)
 
     @rule(
         queue=QUEUES,
@@ -281,8 +293,10 @@ class Machine(RuleBasedStateMachine):
 
     # -- going -------------------------------------------------------------------------------------------------
 
+    @precondition(has_waiting)
     @rule(queue=QUEUES, count=st.integers(1, 3), is_leased=st.booleans(), connection=st.integers(0, 1))
     def claim(self, queue: str, count: int, is_leased: bool, connection: int) -> None:
+        queue = self.busy(queue)
         demand = Demand(count, "w" if is_leased else None, LEASE_MS, self.holders[connection])
         claims = self.rig.claim(queue, demand)
         waiting = sorted(self.model.of(queue, "waiting"), key=lambda job: job.rank)
@@ -310,15 +324,19 @@ class Machine(RuleBasedStateMachine):
     def claimed(self, back: int) -> tuple[str, str | None]:
         return self.claims[-1 - back % len(self.claims)] if self.claims else ("nobody", None)
 
+    @precondition(has_waiting)
     @rule(queue=QUEUES, is_leased=st.booleans(), unrecoverable=st.booleans(), succeeds=st.booleans())
     def work(self, queue: str, is_leased: bool, unrecoverable: bool, succeeds: bool) -> None:
         """What a worker does: one job, to its end."""
+        queue = self.busy(queue)
+        self.pause(queue, False)
         self.claim(queue, 1, is_leased, 0)
         if succeeds:
             self.complete(0)
         else:
             self.fail(0, unrecoverable)
 
+    @precondition(lambda self: self.claims)
     @rule(back=RECENT)
     def complete(self, back: int) -> None:
         job_id, token = self.claimed(back)
@@ -333,6 +351,7 @@ class Machine(RuleBasedStateMachine):
         if not ignored:
             self.model.complete(self.model.jobs[job_id])
 
+    @precondition(lambda self: self.claims)
     @rule(back=RECENT, unrecoverable=st.sampled_from((False, False, True)))
     def fail(self, back: int, unrecoverable: bool) -> None:
         job_id, token = self.claimed(back)
@@ -411,6 +430,7 @@ class Machine(RuleBasedStateMachine):
         (self.rig.pause if is_paused else self.rig.resume)(queue)
         (self.model.paused.add if is_paused else self.model.paused.discard)(queue)
 
+    @precondition(lambda self: len(self.model.jobs) > 5)
     @rule(queue=QUEUES, state=st.sampled_from(("drain", None, "waiting", "delayed", "completed", "failed")))
     def sweep_out(self, queue: str, state: str | None) -> None:
         if state == "drain":

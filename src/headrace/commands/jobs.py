@@ -220,7 +220,7 @@ class PushBatch(Command[PushedBatch], tag="PUSHB"):
     """Add many jobs to a queue, all or none. Jobs may depend on each other by `customId`, in any order."""
 
     queue: QueueName
-    jobs: list[PushEntry]
+    jobs: Annotated[list[PushEntry], Meta(max_length=100_000)]
 
     async def run(self, engine: Engine, peer: Peer) -> PushedBatch:
         check_batch(self.jobs)

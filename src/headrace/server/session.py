@@ -114,6 +114,7 @@ class Session:
         self._request_ids: list[bytes | Raw] = []
         self._waiting: dict[Work, Waiter | None] = {}
         self._is_in_order = False
+        self._room = MAX_OUTBOX
         self._subscription: str | None = None
         self._durable: list[tuple[int, int, bytes]] = []
 
@@ -149,7 +150,7 @@ class Session:
                 return
         backlog = self._backlog
         for frame in frames:
-            if backlog or self._is_in_order or len(self._waiting) >= MAX_IN_FLIGHT or len(self._out) > MAX_OUTBOX:
+            if backlog or self._is_in_order or len(self._waiting) >= MAX_IN_FLIGHT or len(self._out) > self._room:
                 backlog.append(frame)
             else:
                 self._run(frame)
@@ -250,9 +251,15 @@ class Session:
         if self._backlog:
             self._later(self._work_off_backlog)
 
+    def choke(self, choked: bool) -> None:
+        """The client does not read what it was sent: answer nothing more until it does."""
+        self._room = -1 if choked else MAX_OUTBOX
+        if self._backlog and not choked:
+            self._later(self._work_off_backlog)
+
     def _work_off_backlog(self) -> None:
         while self._backlog and not self._is_in_order and len(self._waiting) < MAX_IN_FLIGHT:
-            if len(self._out) > MAX_OUTBOX:
+            if len(self._out) > self._room:
                 break
             self._run(self._backlog.popleft())
 

@@ -272,10 +272,12 @@ class Connection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self._is_choked = True
+        self.session.choke(True)
         self._set_reading()
 
     def resume_writing(self) -> None:
         self._is_choked = False
+        self.session.choke(False)
         self._set_reading()
 
     def _set_reading(self) -> None:

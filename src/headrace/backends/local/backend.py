@@ -96,6 +96,11 @@ class LocalBackend(Records):
                 gc.enable()
         self.commit()
 
+    def look(self) -> None:
+        """Load what the file holds without opening the event log or writing anything: for `headrace doctor`."""
+        self._journal.open()
+        self._load()
+
     def _open_log(self, store_seq: int) -> None:
         if self._log_root is None:
             self._log = MemoryLog(self._log_limits, epoch=self._epoch, store_seq=store_seq)
@@ -124,6 +129,7 @@ class LocalBackend(Records):
         for name, value in self._journal.records("queue"):
             self._load_queue(name, value)
         self._load_small_tables()
+        self._journal.drop_unfinished_batches()
         completed: list[Job] = []
         for row in self._journal.rows():
             job = self._load_row(row)
@@ -259,12 +265,16 @@ class LocalBackend(Records):
             self._take_back(appended, error)
             text = str(error) if isinstance(error, StorageUnavailable) else describe(error)
             raise StorageUnavailable(text) from error
+        for first in self._closing_batches:
+            del self._open_batches[first]
         self._log.committed = self._committed_seq = self._event_seq
         self._published = events if not self._published else self._published + events
         self._published_bodies |= self._bodies
         self._end_tick()
 
     def _end_tick(self) -> None:
+        if self._closing_batches:
+            self._closing_batches = []
         self._events = []
         self._claimed = []
         self._ended_leases = []
@@ -298,8 +308,12 @@ class LocalBackend(Records):
         self._degrade(error)
 
     def _reload_jobs(self, seqs: Iterable[int]) -> list[Job]:
-        rows = [row for seq in seqs if (row := self._journal.row(seq)) is not None]
+        stored = (seq for seq in seqs if not self._is_staged(seq))
+        rows = [row for seq in stored if (row := self._journal.row(seq)) is not None]
         return [job for row in rows if (job := self._load_row(row)) is not None]
+
+    def _is_staged(self, seq: int) -> bool:
+        return any(first <= seq <= last for first, last in self._open_batches.items())
 
     def _raise_queues(self) -> None:
         for queue in self._obliterated:

@@ -68,7 +68,7 @@ def _check_contents(path: Path, report: Report) -> None:
     """Load the file as a server would; what it would pass over or take back is a problem."""
     backend = LocalBackend(path)
     try:
-        run_now(backend.open())
+        backend.look()
         for queue in run_now(backend.queues()):
             n = queue.counts
             report.facts.append(

@@ -34,6 +34,8 @@ LINK_LATER: Final = "pending"
 
 _ENDED: Final = (State.COMPLETED, State.FAILED)
 _LOOK_SLICE: Final = 4096
+_BATCH_AT_ONCE: Final = 1000
+"""Plain jobs that are stored within one tick; a longer batch is staged."""
 _WAITING: Final = State.WAITING
 _DELAYED: Final = State.DELAYED
 
@@ -65,7 +67,10 @@ class Intake(Store):
         for start in range(_LOOK_SLICE, len(specs), _LOOK_SLICE):
             await self._slices.breathe()
             plain += map(is_plain, specs[start : start + _LOOK_SLICE])
-        if not all(plain):
+        if all(plain):
+            if len(specs) > _BATCH_AT_ONCE:
+                return await self._insert_staged(queue, specs, now)
+        else:
             self._check_batch(self._queue(queue), specs)
         jobs: list[Job] = []
         related: list[Job] = []
@@ -79,6 +84,36 @@ class Intake(Store):
                 await self._slices.breathe()
         for job in related:
             self._resolve_dependencies(job, now)
+        return [job.id for job in jobs]
+
+    async def _insert_staged(self, queue: str, specs: Sequence[JobSpec], now: int) -> list[str]:
+        """A long batch of plain jobs: rows in slices, then all of them become jobs in one tick.
+
+        A restart before that last tick drops the rows, so the batch is there as a whole or not at all.
+        """
+        q = self._queue(queue)
+        first, last = self._job_seq + 1, self._job_seq + len(specs)
+        self._job_seq = last
+        self._open_batches[first] = last
+        self._journal.open_batch(first, last)
+        jobs: list[Job] = []
+        for n, spec in enumerate(specs):
+            job = self._make_plain(q, spec, now, first + n)
+            self._journal.stage(job)
+            jobs.append(job)
+            if n & 127 == 127:
+                await self._slices.breathe()
+        await self._slices.rest()
+        q = self._queue(queue)  # the one we began with may have been obliterated meanwhile
+        for job in jobs:
+            job.queue = q
+            self._jobs[job.id] = job
+            self._enter(job)
+            self._tell_pushed(job, now)
+        self._claimed += jobs  # touched by this tick: forgotten again if its commit fails
+        self._totals.pushed += len(jobs)
+        self._journal.close_batch(first)
+        self._closing_batches.append(first)
         return [job.id for job in jobs]
 
     async def insert_flow(self, nodes: Sequence[FlowNode]) -> list[Raw]:
@@ -122,29 +157,33 @@ class Intake(Store):
 
     # -- one job -------------------------------------------------------------------------------------------------------
 
-    def _admit_plain(self, queue: Queue, spec: JobSpec, now: int) -> Job:
-        """`_admit` for the job that most jobs are: no keys, no family, default settings."""
+    def _make_plain(self, queue: Queue, spec: JobSpec, now: int, seq: int) -> Job:
         data = bytes(spec.data)
         created = now if spec.timestamp is None else int(spec.timestamp)
         run_at = created + int(spec.delay) if spec.delay else created
-        self._job_seq = seq = self._job_seq + 1
-        job_id = self.ids.at(now)
-        priority, name, size = spec.priority, spec.name, len(data)
-        state = _WAITING if run_at <= now else _DELAYED
-        job = Job(
-            seq, job_id, queue, data, name, DEFAULT_SETTINGS, None, state, priority, created, run_at, size
+        return Job(
+            seq,
+            self.ids.at(now),
+            queue,
+            data,
+            spec.name,
+            DEFAULT_SETTINGS,
+            None,
+            _WAITING if run_at <= now else _DELAYED,
+            spec.priority,
+            created,
+            run_at,
+            len(data),
         )
-        self._jobs[job_id] = job
+
+    def _admit_plain(self, queue: Queue, spec: JobSpec, now: int) -> Job:
+        """`_admit` for the job that most jobs are: no keys, no family, default settings."""
+        self._job_seq = seq = self._job_seq + 1
+        job = self._make_plain(queue, spec, now, seq)
+        self._jobs[job.id] = job
         self._enter(job)
         self._journal.add_plain(job)
-        self._event_seq = event_seq = self._event_seq + 1
-        event = Event(event_seq, now, "pushed", self._epoch, queue.name, job_id, name)
-        event.bytes = size
-        if priority:
-            event.priority = priority
-        if run_at > now:
-            event.delay = run_at - now
-        self._events.append(event)
+        self._tell_pushed(job, now)
         self._totals.pushed += 1
         return job
 

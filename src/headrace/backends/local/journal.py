@@ -84,6 +84,7 @@ class Journal:
         self.finished: dict[int, Job] = {}
         self.rewritten: dict[int, Job] = {}
         self.gone: dict[int, Job] = {}
+        self._staged: list[Job] = []
         self._statements: list[tuple[str, Row]] = []
         self._db: apsw.Connection | None = None
         self._lock_fd: int | None = None
@@ -167,6 +168,29 @@ class Journal:
         if self.keeps_jobs:
             (self.plain if job.size <= LARGE_BYTES else self.new)[job.seq] = job
 
+    def stage(self, job: Job) -> None:
+        """A row of a long batch that is not whole yet: written with this tick, a job only when the batch is."""
+        if self.keeps_jobs:
+            self._staged.append(job)
+
+    def open_batch(self, first: int, last: int) -> None:
+        if self.keeps_jobs:
+            self.later("INSERT INTO batch VALUES (?,?)", first, last)
+
+    def close_batch(self, first: int) -> None:
+        if self.keeps_jobs:
+            self.later("DELETE FROM batch WHERE first=?", first)
+
+    def drop_unfinished_batches(self) -> int:
+        """At start: rows of batches that never became whole; how many batches there were."""
+        batches = list(self.db.execute("SELECT first, last FROM batch"))
+        with self.db:
+            for first, last in batches:
+                self.db.execute("DELETE FROM job WHERE seq BETWEEN ? AND ?", (first, last))
+                self.db.execute("DELETE FROM payload WHERE seq BETWEEN ? AND ?", (first, last))
+            self.db.execute("DELETE FROM batch")
+        return len(batches)
+
     def _is_new(self, job: Job) -> bool:
         """Whether the job has no row yet; it is no longer plain then, as something happened to it."""
         if job.seq in self.plain:
@@ -219,6 +243,7 @@ class Journal:
     def is_dirty(self) -> bool:
         return bool(
             self.plain
+            or self._staged
             or self.new
             or self.finished
             or self.changed
@@ -255,12 +280,11 @@ class Journal:
         db = self.db
         if self.plain:
             self._insert_plain(list(self.plain.values()))
+        if self._staged:
+            self._insert_plain([job for job in self._staged if job.size <= LARGE_BYTES])
+            self._insert_whole([job for job in self._staged if job.size > LARGE_BYTES])
         if self.new or self.rewritten:
-            jobs = [*self.new.values(), *self.rewritten.values()]
-            db.executemany(_INSERT, map(_row, jobs))
-            large = [(job.seq, job.data) for job in jobs if job.size > LARGE_BYTES and job.data is not None]
-            if large:
-                db.executemany("INSERT OR REPLACE INTO payload VALUES (?,?)", large)
+            self._insert_whole([*self.new.values(), *self.rewritten.values()])
         if self.finished:
             db.executemany(_FINISH, [(job.finished, job.result, job.seq) for job in self.finished.values()])
         if self.changed:
@@ -270,6 +294,12 @@ class Journal:
             large_gone = [(job.seq,) for job in self.gone.values() if job.size > LARGE_BYTES]
             if large_gone:
                 db.executemany("DELETE FROM payload WHERE seq=?", large_gone)
+
+    def _insert_whole(self, jobs: list[Job]) -> None:
+        self.db.executemany(_INSERT, map(_row, jobs))
+        large = [(job.seq, job.data) for job in jobs if job.size > LARGE_BYTES and job.data is not None]
+        if large:
+            self.db.executemany("INSERT OR REPLACE INTO payload VALUES (?,?)", large)
 
     def _insert_plain(self, jobs: list[Job]) -> None:
         """Many rows per statement as long as there are many: that saves a third of SQLite's work per row."""
@@ -315,6 +345,10 @@ class Journal:
                 job.data = None
                 if job.result is not None and len(job.result) > SMALL_RESULT_BYTES:
                     job.result = None
+        for job in self._staged:
+            if job.size > LARGE_BYTES:
+                job.data = None
+        self._staged = []
         self.plain, self.new, self.finished, self.changed, self.rewritten, self.gone = {}, {}, {}, {}, {}, {}
 
     def probe(self) -> None:

@@ -1,8 +1,8 @@
 """Giving way: long work is done in slices, so that no command holds the event loop for long.
 
 A verb that may touch very many jobs awaits `Slices.breathe` every so often. Whoever drives the coroutine gets the
-`Breath` object out of it and resumes it in a later turn of the loop (see `server.dispatch`). Where nothing drives it
-that way (tests, recovery) `Slices.uninterrupted` runs a coroutine to its end at once.
+`Breath` object out of it and resumes it in a later turn of the loop (see `server.session`). Where nothing drives it
+that way (tests, recovery) `run_now` runs a coroutine to its end at once.
 """
 
 from __future__ import annotations
@@ -33,6 +33,11 @@ class Slices:
 
     def begin(self) -> None:
         self._began = time.perf_counter()
+
+    async def rest(self) -> None:
+        """Give way now, so that what comes has a turn of its own."""
+        self._began = 0.0
+        await self.breathe()
 
     async def breathe(self) -> None:
         """Give way if this slice has lasted long enough."""

@@ -63,6 +63,9 @@ class Store:
         """Ids of jobs that completed and were not kept: they still satisfy a dependsOn."""
         self._bad_news: deque[tuple[Job, str | None]] = deque()
         """Failures that parents have not heard of yet."""
+        self._open_batches: dict[int, int] = {}
+        """Long batches (first seq -> last seq) that are not whole yet."""
+        self._closing_batches: list[int] = []
         self._logged: set[int] = set()
         """Jobs that have log lines."""
         self._job_seq = 0

@@ -30,6 +30,13 @@ CREATE TABLE payload (
     data BLOB NOT NULL
 ) STRICT;
 
+-- A long PUSHB is written in slices; until its last one its rows (first <= seq <= last) are no jobs yet, and a restart
+-- drops them: a batch is stored as a whole or not at all.
+CREATE TABLE batch (
+    first INTEGER PRIMARY KEY,
+    last  INTEGER NOT NULL
+) STRICT;
+
 CREATE TABLE log (
     entry   INTEGER PRIMARY KEY,
     job     INTEGER NOT NULL,
