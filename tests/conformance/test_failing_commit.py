@@ -138,15 +138,9 @@ TICKS: dict[str, Callable[[World], object]] = {
     "push a child": lambda w: w.go("insert_one", "q", spec(parent_id="parent")),
     "new generation of a completed job": lambda w: w.go("insert_one", "q", spec("2", custom_id="done")),
     "new generation of a dead letter": lambda w: w.go("insert_one", "q", spec("2", custom_id="dead")),
-    "replace the owner of a key": lambda w: w.go(
-        "insert_one", "q", spec(unique_key="k", dedup=Dedup(replace=True))
-    ),
-    "replace an owner at work": lambda w: w.go(
-        "insert_one", "q", spec(unique_key="held", dedup=Dedup(replace=True))
-    ),
-    "extend a key": lambda w: w.go(
-        "insert_one", "q", spec(unique_key="ttl", dedup=Dedup(ttl=90_000, extend=True))
-    ),
+    "replace the owner of a key": lambda w: w.go("insert_one", "q", spec(unique_key="k", dedup=Dedup(replace=True))),
+    "replace an owner at work": lambda w: w.go("insert_one", "q", spec(unique_key="held", dedup=Dedup(replace=True))),
+    "extend a key": lambda w: w.go("insert_one", "q", spec(unique_key="ttl", dedup=Dedup(ttl=90_000, extend=True))),
     "claim and complete": claim_and_complete,
     "complete": lambda w: ack(w, "held"),
     "complete and remove": lambda w: ack(w, "held", remove=True),

@@ -209,9 +209,7 @@ class TestFailurePolicies:
 
     @pytest.mark.parametrize("way", ["expiry", "timeout", "discard", "remove"])
     def test_however_the_child_ends(self, rig: Rig, way: str) -> None:
-        parent, children = family(
-            rig, 1, fail_parent_on_failure=True, timeout=100 if way == "timeout" else None
-        )
+        parent, children = family(rig, 1, fail_parent_on_failure=True, timeout=100 if way == "timeout" else None)
         held = rig.take(lease_ms=1000)
         if way == "discard":
             rig.discard(held.id, held.token)

@@ -53,9 +53,7 @@ class TestBatches:
             rig.push_many(spec(custom_id="s", depends_on=["s"]), spec())
 
     def test_entries_may_depend_on_each_other_in_any_order(self, rig: Rig) -> None:
-        ids = rig.push_many(
-            spec("last", depends_on=["a", "b"]), spec("a", custom_id="a"), spec("b", custom_id="b")
-        )
+        ids = rig.push_many(spec("last", depends_on=["a", "b"]), spec("a", custom_id="a"), spec("b", custom_id="b"))
         assert rig.states(*ids) == ["waiting-children", "waiting", "waiting"]
         assert rig.run().id == "a"
         assert rig.run().id == "b"

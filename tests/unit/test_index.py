@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from headrace.backends.local.index import DueOrder, LeaseWheel, Queue, ReadyOrder
 from headrace.backends.local.job import Job, Lease
+from headrace.clock import Alarm
 from headrace.model import DEFAULT_SETTINGS, intern_settings
 from headrace.states import State
 
@@ -51,7 +52,9 @@ class ReadyMachine(RuleBasedStateMachine):
         self.ready.note_removed(job)
         return job
 
-    @rule(step=st.integers(0, 2), priority=st.sampled_from((0, 0, 0, 1, -1)), lifo=st.sampled_from((False, False, True)))
+    @rule(
+        step=st.integers(0, 2), priority=st.sampled_from((0, 0, 0, 1, -1)), lifo=st.sampled_from((False, False, True))
+    )
     def push(self, step: int, priority: int, lifo: bool) -> None:
         self.seq += 1
         self.now += step
@@ -205,7 +208,7 @@ class TestLeaseWheel:
     @given(st.lists(st.integers(0, 5000), min_size=1, max_size=50))
     @settings(max_examples=60, deadline=None, database=None, derandomize=True)
     def test_nobody_is_early_and_nobody_more_than_a_grain_late(self, dues: list[int]) -> None:
-        wheel = LeaseWheel()
+        wheel = LeaseWheel(Alarm())
         jobs = {n: leased(n) for n in range(len(dues))}
         for n, due in enumerate(dues):
             wheel.add(jobs[n], due)
@@ -218,7 +221,7 @@ class TestLeaseWheel:
         assert wheel.next_due() is None
 
     def test_who_leaves_is_not_looked_at(self) -> None:
-        wheel, staying, leaving = LeaseWheel(), leased(1), leased(2)
+        wheel, staying, leaving = LeaseWheel(Alarm()), leased(1), leased(2)
         wheel.add(staying, 100)
         wheel.add(leaving, 100)
         wheel.discard(leaving)
@@ -226,7 +229,7 @@ class TestLeaseWheel:
         assert wheel.pop_due(1000) == [staying]
 
     def test_an_empty_bucket_rings_no_alarm(self) -> None:
-        wheel, early, late = LeaseWheel(), leased(1), leased(2)
+        wheel, early, late = LeaseWheel(Alarm()), leased(1), leased(2)
         wheel.add(early, 100)
         wheel.add(late, 10_000)
         wheel.discard(early)
@@ -235,7 +238,7 @@ class TestLeaseWheel:
         assert due >= 10_000
 
     def test_a_job_may_come_again_after_its_bucket_was_emptied(self) -> None:
-        wheel, job = LeaseWheel(), leased(1)
+        wheel, job = LeaseWheel(Alarm()), leased(1)
         wheel.add(job, 100)
         assert wheel.pop_due(200) == [job]
         wheel.add(job, 100)

@@ -194,9 +194,7 @@ def test_the_timeline_of_a_plain_job(started: int | None, finished: int | None, 
 def test_the_short_way_for_a_pull_says_the_same(priority: int) -> None:
     record = job(priority=priority, started=NOW + 5)
     record.lease = Lease(1, None, None, 1000, 0, None, NOW + 5, 0, 0, None)
-    long_way = encode_job(
-        record, encode("q"), encode({"a": 1}), plain_history("waiting", NOW, NOW + 5, None)
-    )
+    long_way = encode_job(record, encode("q"), encode({"a": 1}), plain_history("waiting", NOW, NOW + 5, None))
     short_way = encode_plain_active(record, encode("q"), encode({"a": 1}), NOW + 5)
     assert msgspec.msgpack.decode(bytes(short_way)) == msgspec.msgpack.decode(bytes(long_way))
 

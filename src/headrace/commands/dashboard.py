@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field, msgpack
 
+from headrace.backends.base import QueueSummary, busiest
 from headrace.commands._base import Command, Reply, command
 from headrace.commands.cron import CronView, cron_view
 from headrace.commands.monitoring import ServerMetrics, ServerStats, StorageHealth
@@ -18,6 +19,32 @@ if TYPE_CHECKING:
     from headrace.engine.peer import Peer
 
 DLQ_PREVIEW = 10
+OVERVIEW_QUEUES = 100
+"""Rows of the overview at most; DashboardQueues has them all, by page."""
+
+
+class QueueRow(Struct, rename="camel"):
+    """One line of a table of queues.
+
+    Rates and `p95_wait_ms` are of the last seconds; `p95_wait_ms` is None where nothing was handed out lately or the
+    queue is not among the busy ones whose history is kept. `failed_today` counts from midnight UTC or the start of the
+    server, whichever was later.
+    """
+
+    name: str
+    waiting: int
+    prioritized: int
+    delayed: int
+    active: int
+    completed: int
+    dlq: int
+    paused: bool
+    concurrency: int | None
+    oldest_waiting_ms: float | None
+    in_per_sec: float
+    out_per_sec: float
+    failed_today: int
+    p95_wait_ms: float | None
 
 
 class WorkersOverview(Struct):
@@ -25,12 +52,15 @@ class WorkersOverview(Struct):
     workers: list[WorkerView] = field(name="list")
 
 
-class Overview(Struct):
+class Overview(Struct, rename="camel"):
     stats: ServerStats
     metrics: ServerMetrics
     workers: WorkersOverview
     crons: list[CronView]
     storage: StorageHealth
+    queues: list[QueueRow]
+    """The busiest queues, at most OVERVIEW_QUEUES; the most loaded first."""
+    total_queues: int
     timestamp: float
 
 
@@ -45,26 +75,18 @@ class DashboardOverview(Command[OverviewReply], tag="DashboardOverview"):
     async def run(self, engine: Engine, peer: Peer) -> OverviewReply:
         status = engine.backend.storage_status()
         since = None if status.since is None else float(status.since)
+        queues = await engine.backend.queues()
         overview = Overview(
             stats=await engine.figures.stats(),
             metrics=await engine.figures.metrics(),
             workers=WorkersOverview(engine.workers.stats(), engine.workers.list(None)),
             crons=[cron_view(entry) for entry in await engine.crons.list()],
             storage=StorageHealth(status.disk_full, status.error, since),
+            queues=[row_of(engine, queue) for queue in busiest(queues, OVERVIEW_QUEUES)],
+            total_queues=len(queues),
             timestamp=float(engine.clock.now_ms()),
         )
         return OverviewReply(data=overview)
-
-
-class QueueRow(Struct):
-    name: str
-    waiting: int
-    prioritized: int
-    delayed: int
-    active: int
-    completed: int
-    dlq: int
-    paused: bool
 
 
 class QueueRows(Struct):
@@ -89,20 +111,28 @@ class DashboardQueues(Command[QueueRowsReply], tag="DashboardQueues"):
     async def run(self, engine: Engine, peer: Peer) -> QueueRowsReply:
         queues = sorted(await engine.backend.queues(), key=lambda queue: queue.name)
         stop = None if self.limit is None else self.offset + self.limit
-        rows = [
-            QueueRow(
-                name=queue.name,
-                waiting=queue.counts.waiting,
-                prioritized=queue.counts.prioritized,
-                delayed=queue.counts.delayed,
-                active=queue.counts.active,
-                completed=queue.counts.completed,
-                dlq=queue.counts.failed,
-                paused=queue.paused,
-            )
-            for queue in queues[self.offset : stop]
-        ]
+        rows = [row_of(engine, queue) for queue in queues[self.offset : stop]]
         return QueueRowsReply(data=QueueRows(rows, len(queues), float(engine.clock.now_ms())))
+
+
+def row_of(engine: Engine, queue: QueueSummary) -> QueueRow:
+    pace = engine.history.pace(queue.name)
+    return QueueRow(
+        name=queue.name,
+        waiting=queue.counts.waiting,
+        prioritized=queue.counts.prioritized,
+        delayed=queue.counts.delayed,
+        active=queue.counts.active,
+        completed=queue.counts.completed,
+        dlq=queue.counts.failed,
+        paused=queue.paused,
+        concurrency=queue.concurrency,
+        oldest_waiting_ms=engine.backend.oldest_waiting_ms(queue.name),
+        in_per_sec=pace.in_per_sec,
+        out_per_sec=pace.out_per_sec,
+        failed_today=queue.failed_today,
+        p95_wait_ms=pace.p95_wait_ms,
+    )
 
 
 class JobSummary(Struct, rename="camel"):
@@ -176,3 +206,113 @@ class DashboardQueue(Command[QueueDetailReply], tag="DashboardQueue"):
             for state in ("waiting", "active", "delayed")
         ]
         return QueueJobs(waiting, active, delayed)
+
+
+# -- the recent past -------------------------------------------------------------------------------------------------
+
+
+class HistorySeries(Struct, rename="camel"):
+    """Lists of equal length, oldest step first. `in`, `out` and `failed` are jobs per second within the step (pushed,
+    completed, failed for good); `waiting` and `active` are counts at its end; the rest are durations in ms of the jobs
+    handed out or completed within it, None where there were none."""
+
+    pushed: list[float] = field(name="in")
+    out: list[float]
+    failed: list[float]
+    waiting: list[float]
+    active: list[float]
+    wait_p50: list[float | None]
+    wait_p95: list[float | None]
+    run_p95: list[float | None]
+
+
+class QueueSeries(Struct):
+    pushed: list[float] = field(name="in")
+    out: list[float]
+    failed: list[float]
+    waiting: list[float]
+
+
+class HistoryRates(Struct, rename="camel"):
+    """Jobs per second over the last 5 to 10 seconds."""
+
+    in_per_sec: float
+    out_per_sec: float
+    failed_per_sec: float
+
+
+class HistoryView(Struct):
+    """`step` is in ms; the first values cover the time from `start` (Unix ms) to `start + step`.
+
+    Only whole steps since the server started are there. `queues` has the busiest queues of the window and is empty
+    when one queue was asked for; `oldest` says how long, in ms, the oldest waiting job of those queues has been waiting.
+    """
+
+    window: str
+    step: float
+    start: float
+    series: HistorySeries
+    queues: dict[str, QueueSeries]
+    oldest: dict[str, float]
+    rates: HistoryRates
+    timestamp: float
+
+
+class HistoryReply(Reply):
+    data: HistoryView
+
+
+@command(HistoryReply, category="Dashboard", http="GET /dashboard/history")
+class DashboardHistory(Command[HistoryReply], tag="DashboardHistory"):
+    """What came, went, failed and waited in the last minutes or hours, for charts: all queues together, or one.
+
+    Steps are 5 s for 15 minutes, 20 s for an hour, 5 minutes for a day. A queue that was idle or is not among the busy
+    ones has empty series. It is kept in memory: a server that restarted begins anew.
+    """
+
+    window: Literal["15m", "1h", "24h"] = "1h"
+    queue: QueueName | None = None
+    top: Annotated[int, Meta(ge=0, le=50)] = 10
+    """How many queues get series of their own."""
+
+    async def run(self, engine: Engine, peer: Peer) -> HistoryReply:
+        return HistoryReply(data=engine.history.view(self.window, self.queue, self.top))
+
+
+class FailureGroup(Struct, rename="camel"):
+    """Dead letters whose errors are alike: `signature` is the first line with numbers, ids and quoted text replaced
+    by `#`, `<id>` and `'...'`; `error` is that line as the newest of them has it."""
+
+    signature: str
+    count: int
+    last_seen: float
+    queues: list[str]
+    job_ids: list[str]
+    """The newest of them, up to 5."""
+    error: str
+
+
+class FailureGroups(Struct):
+    """Groups with the most recent failure first; `looked_at` of `total` dead letters were grouped, the newest ones."""
+
+    groups: list[FailureGroup]
+    looked_at: int = field(name="lookedAt")
+    total: int
+    timestamp: float
+
+
+class FailuresReply(Reply):
+    data: FailureGroups
+
+
+@command(FailuresReply, category="Dashboard", http="GET /dashboard/failures")
+class DashboardFailures(Command[FailuresReply], tag="DashboardFailures"):
+    """The latest dead letters of one or all queues, grouped by what went wrong."""
+
+    queue: QueueName | None = None
+    limit: Annotated[int, Meta(ge=1, le=100)] = 20
+
+    async def run(self, engine: Engine, peer: Peer) -> FailuresReply:
+        failures, total = await engine.backend.latest_failures(self.queue, MAX_FAILURES_LOOKED_AT)
+        groups = group_failures(failures)[: self.limit]
+        return FailuresReply(data=FailureGroups(groups, len(failures), total, float(engine.clock.now_ms())))

@@ -130,16 +130,13 @@ class LocalBackend(Records):
             self._load_queue(name, value)
         self._load_small_tables()
         self._journal.drop_unfinished_batches()
-        completed: list[Job] = []
         for row in self._journal.rows():
-            job = self._load_row(row)
-            if job is not None and job.state is State.COMPLETED:
-                completed.append(job)
-        self._order_completed(completed)
+            self._load_row(row)
+        self._order_finished()
         for queue in self._queues.values():
             for job in list(queue.blocked.values()):
                 self._wait_again_for_children(job)
-        self._logged = {seq for (seq,) in self._journal.db.execute("SELECT DISTINCT job FROM log")}
+        self._logged = self._journal.logged_jobs()
         self._ready.clear()
 
     def _load_queue(self, name: str, value: bytes) -> None:
@@ -218,14 +215,12 @@ class LocalBackend(Records):
             expires = history.key_expires if history is not None else None
             job.queue.keys[links.unique_key] = KeyHolder(job, expires)
 
-    def _order_completed(self, completed: list[Job]) -> None:
-        """Completed jobs are evicted and retried oldest completion first; rows come in push order."""
-        completed.sort(key=lambda job: (job.finished or 0, job.seq))
-        self._completed = {job.seq: job for job in completed}
-        for queue in {job.queue.name for job in completed}:
-            self._queues[queue].completed.clear()
-        for job in completed:
-            job.queue.completed[job.seq] = job
+    def _order_finished(self) -> None:
+        """Finished jobs are evicted, shown and retried in the order of their end; rows come in push order."""
+        for queue in self._queues.values():
+            for place in (queue.completed, queue.failed):
+                _sort_by_end(place)
+        _sort_by_end(self._completed)
 
     def _wait_again_for_children(self, job: Job) -> None:
         history = job.remember()
@@ -303,6 +298,8 @@ class LocalBackend(Records):
                 self._hold_again(job_again, *leases[job_again.seq])
             elif job_again.state is State.WAITING_CHILDREN:
                 self._wait_again_for_children(job_again)
+        self._order_finished()
+        self._logged = self._journal.logged_jobs()
         self._reload_small(list(self._touched_queues))
         self._end_tick()
         self._degrade(error)
@@ -460,3 +457,9 @@ class LocalBackend(Records):
     async def trim_events(self, queue: str, max_length: int) -> int:
         """The log is one for all queues and bounded by itself: single queues cannot be cut out of it."""
         return 0
+
+
+def _sort_by_end(jobs: dict[int, Job]) -> None:
+    ordered = sorted(jobs.values(), key=lambda job: (job.finished or 0, job.seq))
+    jobs.clear()
+    jobs.update((job.seq, job) for job in ordered)

@@ -285,6 +285,8 @@ class Journal:
             self._insert_whole([job for job in self._staged if job.size > LARGE_BYTES])
         if self.new or self.rewritten:
             self._insert_whole([*self.new.values(), *self.rewritten.values()])
+            shrunk = [(job.seq,) for job in self.rewritten.values() if job.size <= LARGE_BYTES]
+            db.executemany("DELETE FROM payload WHERE seq=?", shrunk)
         if self.finished:
             db.executemany(_FINISH, [(job.finished, job.result, job.seq) for job in self.finished.values()])
         if self.changed:
@@ -439,6 +441,9 @@ class Journal:
     def logs(self, seq: int) -> list[tuple[int, str, str]]:
         self.run_early()
         return list(self.db.execute("SELECT at, level, message FROM log WHERE job=? ORDER BY entry", (seq,)))
+
+    def logged_jobs(self) -> set[int]:
+        return {seq for (seq,) in self.db.execute("SELECT DISTINCT job FROM log")}
 
     def size_bytes(self) -> int:
         if self.path is None:

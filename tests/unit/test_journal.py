@@ -1,0 +1,262 @@
+"""The SQLite side: schema, versions, one owner, and rows that are built when the tick ends."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import apsw
+import pytest
+
+from headrace.backends.base import Totals
+from headrace.backends.local.index import Queue
+from headrace.backends.local.job import Job
+from headrace.backends.local.journal import LARGE_BYTES, FileLocked, Journal, describe, is_full, schema_scripts
+from headrace.errors import StorageUnavailable
+from headrace.model import DEFAULT_SETTINGS
+from headrace.states import State
+
+QUEUE = Queue("q")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "jobs.db"
+
+
+@pytest.fixture
+def journal(path: Path) -> Iterator[Journal]:
+    journal = Journal(path)
+    journal.open()
+    yield journal
+    journal.close()
+
+
+def make(seq: int, data: bytes = b"\x01", **fields: object) -> Job:
+    given = {"state": State.WAITING, "priority": 0, "created": 1, "run_at": 1}
+    job = Job(seq, f"j{seq}", QUEUE, data, None, DEFAULT_SETTINGS, None, **{**given, **fields})
+    job.size = len(data)
+    return job
+
+
+def commit(journal: Journal, seq: int = 1) -> None:
+    journal.commit(seq, Totals(pushed=seq))
+
+
+def ask(path: Path, sql: str) -> list[tuple[object, ...]]:
+    connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
+    try:
+        return list(connection.execute(sql))
+    finally:
+        connection.close()
+
+
+class TestOpening:
+    def test_a_new_file_gets_the_newest_schema(self, path: Path, journal: Journal) -> None:
+        assert ask(path, "PRAGMA user_version") == [(len(schema_scripts()),)]
+        assert ask(path, "SELECT last_seq, epoch FROM mark") == [(0, 1)]
+
+    def test_an_old_file_is_brought_forward_step_by_step(self, path: Path) -> None:
+        db = apsw.Connection(str(path))
+        db.execute(schema_scripts()[0])
+        db.execute("PRAGMA user_version=1")
+        db.execute("INSERT INTO job VALUES (7,'old','q',1,0,1,1,NULL,0,0,NULL,x'01',NULL,NULL,NULL,NULL)")
+        db.close()
+        journal = Journal(path)
+        journal.open()
+        assert [row[1] for row in journal.rows()] == ["old"]
+        journal.close()
+        assert ask(path, "PRAGMA user_version") == [(len(schema_scripts()),)]
+
+    def test_a_newer_file_is_refused_and_left_alone(self, path: Path) -> None:
+        connection = sqlite3.connect(path)
+        connection.execute("PRAGMA user_version=999")
+        connection.close()
+        journal = Journal(path)
+        with pytest.raises(StorageUnavailable, match="newer Headrace"):
+            journal.open()
+        journal.close()
+        assert ask(path, "PRAGMA user_version") == [(999,)]
+        assert ask(path, "SELECT name FROM sqlite_master") == []
+
+    def test_a_second_owner_is_refused_with_the_name_of_the_first(self, path: Path, journal: Journal) -> None:
+        with pytest.raises(FileLocked, match=r"in use by process \d+"):
+            Journal(path).open()
+
+    def test_the_lock_ends_with_its_owner(self, path: Path) -> None:
+        for _ in range(3):
+            journal = Journal(path)
+            journal.open()
+            journal.close()
+
+    def test_what_is_no_database_is_refused(self, path: Path) -> None:
+        path.write_bytes(b"this is no database at all" * 100)
+        with pytest.raises(StorageUnavailable, match="cannot open"):
+            Journal(path).open()
+        path.unlink()
+        journal = Journal(path)  # the refusal kept no lock
+        journal.open()
+        journal.close()
+
+    def test_a_folder_that_is_not_there_is_named(self, tmp_path: Path) -> None:
+        with pytest.raises(StorageUnavailable, match="nowhere"):
+            Journal(tmp_path / "nowhere" / "jobs.db").open()
+
+    def test_the_write_ahead_log_is_on(self, path: Path, journal: Journal) -> None:
+        assert next(journal.db.execute("PRAGMA journal_mode")) == ("wal",)
+
+
+class TestSchema:
+    GOOD = "1,'i','q',1,0,1,1,NULL,0,0,NULL,x'01',NULL,NULL,NULL,NULL"
+
+    @pytest.mark.parametrize(
+        ("column", "value"),
+        [(3, "3"), (3, "7"), (3, "0"), (4, "1000001"), (8, "-1"), (9, "-1"), (7, "5"), (1, "NULL"), (0, "'x'")],
+    )
+    def test_rows_that_make_no_sense_are_refused(self, journal: Journal, column: int, value: str) -> None:
+        fields = self.GOOD.split(",")
+        journal.db.execute(f"INSERT INTO job VALUES ({self.GOOD})")
+        journal.db.execute("DELETE FROM job")
+        fields[column] = value
+        with pytest.raises(apsw.Error):
+            journal.db.execute(f"INSERT INTO job VALUES ({','.join(fields)})")
+
+    @pytest.mark.parametrize("state", [4, 5])
+    def test_a_finished_job_has_an_end(self, journal: Journal, state: int) -> None:
+        with pytest.raises(apsw.ConstraintError):
+            journal.db.execute(f"INSERT INTO job VALUES ({self.GOOD.replace(',1,0,', f',{state},0,', 1)})")
+
+    def test_only_known_records_and_levels(self, journal: Journal) -> None:
+        for sql in (
+            "INSERT INTO record VALUES ('odd', 'k', x'00')",
+            "INSERT INTO log (job, at, level, message) VALUES (1, 1, 'debug', 'm')",
+            "INSERT INTO mark VALUES (2, 0, 1, x'00')",
+        ):
+            with pytest.raises(apsw.ConstraintError):
+                journal.db.execute(sql)
+
+
+class TestTicks:
+    def test_a_row_is_what_the_job_is_at_the_end_of_the_tick(self, path: Path, journal: Journal) -> None:
+        job = make(1)
+        journal.add(job)
+        job.priority = 5
+        journal.touch(job)
+        commit(journal)
+        assert ask(path, "SELECT seq, id, priority, data FROM job") == [(1, "j1", 5, b"\x01")]
+
+    def test_a_plain_job_is_stored_whole(self, path: Path, journal: Journal) -> None:
+        for seq in range(1, 101):
+            journal.add_plain(make(seq, bytes([seq])))
+        commit(journal)
+        assert len(ask(path, "SELECT seq FROM job")) == 100
+        assert ask(path, "SELECT seq, id, queue, state, data FROM job WHERE seq=77") == [(77, "j77", "q", 1, b"M")]
+
+    def test_changed_and_removed(self, path: Path, journal: Journal) -> None:
+        first, second = make(1), make(2)
+        for job in (first, second):
+            journal.add(job)
+        commit(journal)
+        first.attempts = 3
+        journal.touch(first)
+        journal.remove(second)
+        commit(journal, 2)
+        assert ask(path, "SELECT seq, attempts FROM job") == [(1, 3)]
+
+    def test_made_and_gone_in_one_tick_is_never_written(self, path: Path, journal: Journal) -> None:
+        for add in (journal.add, journal.add_plain):
+            job = make(1)
+            add(job)
+            journal.touch(job)
+            journal.remove(job)
+        assert not journal.is_dirty
+        commit(journal)
+        assert ask(path, "SELECT count(*) FROM job") == [(0,)]
+
+    def test_an_active_job_is_written_as_waiting(self, path: Path, journal: Journal) -> None:
+        journal.add(make(1, state=State.ACTIVE))
+        commit(journal)
+        assert ask(path, "SELECT state FROM job") == [(1,)]
+
+    def test_a_large_payload_lives_apart_and_leaves_memory(self, path: Path, journal: Journal) -> None:
+        job = make(1, b"x" * (LARGE_BYTES + 1))
+        journal.add(job)
+        commit(journal)
+        assert job.data is None
+        assert ask(path, "SELECT data FROM job") == [(None,)]
+        assert journal.data(job) == b"x" * (LARGE_BYTES + 1)
+        journal.remove(job)
+        commit(journal, 2)
+        assert ask(path, "SELECT count(*) FROM payload") == [(0,)]
+
+    def test_a_payload_that_shrinks_leaves_nothing_apart(self, path: Path, journal: Journal) -> None:
+        job = make(1, b"x" * (LARGE_BYTES + 1))
+        journal.add(job)
+        commit(journal)
+        job.data, job.size = b"\x02", 1
+        journal.rewrite(job)
+        commit(journal, 2)
+        assert ask(path, "SELECT data FROM job") == [(b"\x02",)]
+        assert ask(path, "SELECT count(*) FROM payload") == [(0,)]
+
+    def test_a_finished_job_keeps_its_payload_in_the_file_only(self, journal: Journal) -> None:
+        job = make(1)
+        journal.add(job)
+        commit(journal)
+        job.state, job.finished, job.result = State.COMPLETED, 5, b"r" * 2000
+        journal.finish(job)
+        commit(journal, 2)
+        assert (job.data, job.result) == (None, None)
+        assert journal.data(job) == b"\x01"
+        assert journal.result(job) == b"r" * 2000
+
+    def test_the_mark_moves_with_every_commit(self, journal: Journal) -> None:
+        journal.add(make(1))
+        commit(journal, 41)
+        last_seq, epoch, totals = journal.mark()
+        assert (last_seq, epoch, totals.pushed) == (41, 1, 41)
+
+    def test_a_statement_that_fails_leaves_nothing_of_the_tick(self, path: Path, journal: Journal) -> None:
+        journal.add(make(1))
+        journal.put_record("no such kind", "k", b"v")
+        with pytest.raises(StorageUnavailable, match="nothing was stored"):
+            commit(journal)
+        assert [job.seq for job in journal.touched()] == [1]
+        journal.rollback()
+        assert not journal.is_dirty
+        assert ask(path, "SELECT count(*) FROM job") == [(0,)]
+        journal.add(make(2))
+        commit(journal)
+        assert ask(path, "SELECT seq FROM job") == [(2,)]
+
+    def test_log_lines_of_the_tick_can_be_read(self, journal: Journal) -> None:
+        journal.later("INSERT INTO log (job, at, level, message) VALUES (?,?,?,?)", 1, 5, "info", "m")
+        assert journal.logs(1) == [(5, "info", "m")]
+        journal.rollback()
+        assert journal.logs(1) == []
+
+    def test_memory_mode_keeps_no_jobs(self) -> None:
+        journal = Journal(None)
+        journal.open()
+        journal.add(make(1))
+        journal.touch(make(1))
+        journal.remove(make(1))
+        assert not journal.is_dirty
+        assert journal.size_bytes() == 0
+        journal.close()
+
+
+class TestErrors:
+    def test_a_full_disk_is_told_as_such(self) -> None:
+        full = apsw.FullError("database or disk is full")
+        assert is_full(full)
+        assert "Free disk space" in describe(full)
+        assert is_full(OSError(28, "No space left on device"))
+        assert not is_full(OSError(5, "Input/output error"))
+        assert "Input/output error" in describe(OSError(5, "Input/output error"))
+
+    def test_a_closed_file_says_so(self, journal: Journal) -> None:
+        journal.close()
+        with pytest.raises(StorageUnavailable, match="closed"):
+            journal.mark()
