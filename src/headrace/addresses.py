@@ -3,8 +3,9 @@
 Two checks with one set of rules. `check_webhook_url` reads a URL the way browsers and HTTP clients do (an
 address has many spellings: 0x7f.1, 017700000001 and [::ffff:7f00:1] are all 127.0.0.1) and refuses what names
 this machine or a private network. `check_address` applies the same rules to what DNS answered, just before a
-delivery connects. To block a further range add a row to _BLOCKED_V4 or _BLOCKED_V6; the first match gives the
-text.
+delivery connects. `UrlRules` is what the operator decided: networks inside that may be called all the same, and
+whether plain http will do. To block a further range add a row to _BLOCKED_V4 or _BLOCKED_V6; the first match gives
+the text.
 """
 
 from __future__ import annotations
@@ -12,16 +13,19 @@ from __future__ import annotations
 import re
 import unicodedata
 from ipaddress import AddressValueError, IPv4Address, IPv4Network, IPv6Address, IPv6Network
-from typing import Final
-from urllib.parse import unquote_to_bytes
+from typing import Final, NamedTuple
+from urllib.parse import quote, unquote_to_bytes
 
 from headrace.errors import InvalidCommand
 
 MAX_URL_LENGTH: Final = 2048
 
+Address = IPv4Address | IPv6Address
+
 _INVALID: Final = "Invalid URL format"
 _LOCALHOST_NAMES: Final = frozenset({"localhost", "localhost.localdomain", "ip6-localhost", "ip6-loopback"})
-_LOCALHOST_ADDRESSES: Final = frozenset({IPv4Address("127.0.0.1"), IPv6Address("::1")})
+_METADATA_NAME: Final = "metadata.google.internal"
+_LOCALHOST_ADDRESSES: Final[frozenset[Address]] = frozenset({IPv4Address("127.0.0.1"), IPv6Address("::1")})
 
 _BLOCKED_V4: Final = [
     (IPv4Network(network), kind)
@@ -64,29 +68,71 @@ _TEREDO: Final = IPv6Network("2001::/32")
 _EDGES: Final = "".join(map(chr, range(0x21)))
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*):")
 _AUTHORITY_END: Final = re.compile(r"[/\\?#]")
+_PLAIN_IN_TARGET: Final = "!$%&'()*+,-./:;=?@[]_~|^"
+_DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 _BAD_IN_HOST: Final = re.compile(r"[\x00-\x20#%/:<>?@\[\\\]^|\x7f]")
 _NUMBER: Final = re.compile(r"[0-9]+|0x[0-9a-f]*")
 # What host names lose before they are looked up: soft hyphen, zero-width marks, variation selectors.
 _INVISIBLE: Final = re.compile("[\u00ad\u034f\u180b-\u180d\u200b-\u200d\u2060\u2064\ufe00-\ufe0f\ufeff]")
 
 
-def check_webhook_url(url: str) -> None:
+class UrlRules(NamedTuple):
+    """What the operator of this server decided about webhooks."""
+
+    allow: tuple[IPv4Network | IPv6Network, ...] = ()
+    require_https: bool = False
+
+    def allows(self, ip: Address) -> bool:
+        mapped = ip.ipv4_mapped if isinstance(ip, IPv6Address) else None
+        return any(ip in network or (mapped is not None and mapped in network) for network in self.allow)
+
+    @property
+    def allows_localhost(self) -> bool:
+        return any(self.allows(ip) for ip in _LOCALHOST_ADDRESSES)
+
+
+DEFAULT_RULES: Final = UrlRules()
+
+
+class Destination(NamedTuple):
+    """A URL taken apart the way it will be called: nothing in it needs to be read a second time."""
+
+    scheme: str
+    host: str | Address
+    port: int
+    target: str
+    """Path and query, ready for the request line."""
+    credentials: str
+    """`user:password` as written in the URL, or nothing."""
+
+    @property
+    def authority(self) -> str:
+        """What belongs into the Host header."""
+        host = f"[{self.host}]" if isinstance(self.host, IPv6Address) else str(self.host)
+        return host if self.port == _DEFAULT_PORTS[self.scheme] else f"{host}:{self.port}"
+
+
+def check_webhook_url(url: str, rules: UrlRules = DEFAULT_RULES) -> Destination:
     """Raise InvalidCommand unless `url` may receive webhooks. Does not ask DNS."""
     if not url:
         raise InvalidCommand("Webhook URL is required")
     if len(url) > MAX_URL_LENGTH:
         raise InvalidCommand(f"Webhook URL too long (max {MAX_URL_LENGTH} characters)")
-    host = _host_of(url)
+    destination = _take_apart(url, rules)
+    host = destination.host
     if isinstance(host, str):
-        _check_name(host)
-    elif host in _LOCALHOST_ADDRESSES:
+        _check_name(host, rules)
+    elif host in _LOCALHOST_ADDRESSES and not rules.allows(host):
         raise InvalidCommand("Webhook URL cannot point to localhost")
     else:
-        check_address(host)
+        check_address(host, rules)
+    return destination
 
 
-def check_address(ip: IPv4Address | IPv6Address) -> None:
+def check_address(ip: Address, rules: UrlRules = DEFAULT_RULES) -> None:
     """Raise InvalidCommand when `ip` is this machine, a private network or nothing one can call."""
+    if rules.allows(ip):
+        return
     if isinstance(ip, IPv6Address):
         _refuse_inside(ip, _BLOCKED_V6)
         carried = _carried_v4(ip)
@@ -96,9 +142,7 @@ def check_address(ip: IPv4Address | IPv6Address) -> None:
     _refuse_inside(ip, _BLOCKED_V4)
 
 
-def _refuse_inside(
-    ip: IPv4Address | IPv6Address, blocked: list[tuple[IPv4Network, str]] | list[tuple[IPv6Network, str]]
-) -> None:
+def _refuse_inside(ip: Address, blocked: list[tuple[IPv4Network, str]] | list[tuple[IPv6Network, str]]) -> None:
     for network, kind in blocked:
         if ip in network:
             raise InvalidCommand(f"Webhook URL cannot point to {kind}")
@@ -114,28 +158,42 @@ def _carried_v4(ip: IPv6Address) -> IPv4Address | None:
     return None
 
 
-def _check_name(name: str) -> None:
+def _check_name(name: str, rules: UrlRules) -> None:
     name = name.rstrip(".")
-    if name in _LOCALHOST_NAMES or name.endswith(".localhost"):
+    if (name in _LOCALHOST_NAMES or name.endswith(".localhost")) and not rules.allows_localhost:
         raise InvalidCommand("Webhook URL cannot point to localhost")
-    if name.endswith(".internal"):
+    # On premises such names are ordinary; there it is the address behind the name that decides, when it is called.
+    if name == _METADATA_NAME or (name.endswith(".internal") and not rules.allow):
         raise InvalidCommand("Webhook URL cannot point to cloud metadata endpoints")
 
 
-def _host_of(url: str) -> str | IPv4Address | IPv6Address:
-    """The host as a client would connect to it; a name comes back in lower case."""
+def _take_apart(url: str, rules: UrlRules) -> Destination:
+    """The parts as a client would use them; a name comes back in lower case."""
     text = re.sub(r"[\t\r\n]", "", url.strip(_EDGES))
-    scheme = _SCHEME.match(text)
-    if scheme is None:
+    match = _SCHEME.match(text)
+    if match is None:
         raise InvalidCommand(_INVALID)
-    if scheme[1].lower() not in ("http", "https"):
+    scheme = match[1].lower()
+    if scheme not in _DEFAULT_PORTS:
         raise InvalidCommand("Webhook URL must use http or https protocol")
     # Clients take any number of slashes of either kind, even none, as the two that belong there.
-    authority = _AUTHORITY_END.split(text[scheme.end() :].lstrip("/\\"), maxsplit=1)[0]
-    host, port = _split_port(authority.rpartition("@")[2])
+    text = text[match.end() :].lstrip("/\\")
+    authority = _AUTHORITY_END.split(text, maxsplit=1)[0]
+    credentials, _, host_and_port = authority.rpartition("@")
+    host, port = _split_port(host_and_port)
     if not host or (port and not _is_port(port)):
         raise InvalidCommand(_INVALID)
-    return _v6(host[1:-1]) if host.startswith("[") else _name_or_v4(host)
+    place = _v6(host[1:-1]) if host.startswith("[") else _name_or_v4(host)
+    if rules.require_https and scheme != "https":
+        raise InvalidCommand("Webhook URL must use https")
+    number = int(port) if port else _DEFAULT_PORTS[scheme]
+    return Destination(scheme, place, number, _target(text[len(authority) :]), credentials)
+
+
+def _target(text: str) -> str:
+    path, mark, query = text.partition("#")[0].partition("?")
+    path = path.replace("\\", "/")
+    return quote((path or "/") + mark + query, safe=_PLAIN_IN_TARGET, errors="replace")
 
 
 def _split_port(host_and_port: str) -> tuple[str, str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import tomllib
+from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Any, Final
 
@@ -41,6 +42,17 @@ class Settings(Struct, forbid_unknown_fields=True, kw_only=True):
     max_connections: int = 10_000
     worker_timeout_ms: int = 30_000
     shutdown_timeout_ms: int = 30_000
+    cors_allow_origin: list[str] = []
+    allowed_hosts: list[str] = []
+    metrics_auth: bool = False
+    max_sse_clients: int = 1000
+    max_ws_clients: int = 1000
+    http_request_timeout_ms: int = 30_000
+    http_keep_alive_ms: int = 75_000
+    webhook_allow: list[str] = []
+    webhook_require_https: bool | None = None
+    webhook_max_retries: int = 3
+    webhook_retry_delay_ms: int = 1000
 
     @property
     def bind_host(self) -> str:
@@ -48,6 +60,18 @@ class Settings(Struct, forbid_unknown_fields=True, kw_only=True):
         if self.host is not None:
             return self.host
         return "0.0.0.0" if self.auth_tokens else "127.0.0.1"
+
+    @property
+    def is_local_only(self) -> bool:
+        """Whether only this machine can reach the server."""
+        try:
+            return ip_address(self.bind_host).is_loopback
+        except ValueError:
+            return self.bind_host == "localhost"
+
+    @property
+    def requires_https_webhooks(self) -> bool:
+        return not self.is_local_only if self.webhook_require_https is None else self.webhook_require_https
 
     @property
     def is_memory(self) -> bool:
@@ -73,7 +97,18 @@ SETTING_HELP: Final[dict[str, str]] = {
     "tcp_max_write_queue_bytes": "replies a slow reader may leave unread before it is disconnected",
     "max_connections": "open connections at most",
     "worker_timeout_ms": "a worker silent for this long counts as stale",
-    "shutdown_timeout_ms": "how long a stop waits for replies in flight",
+    "shutdown_timeout_ms": "how long a stop waits for replies in flight and webhooks under way",
+    "cors_allow_origin": "origins whose pages may use the server, such as https://ops.example.com; a comma list",
+    "allowed_hosts": "further host names of this server, asked for when there are no tokens; a comma list",
+    "metrics_auth": "ask for a token at /prometheus too",
+    "max_sse_clients": "open event streams (SSE) at most",
+    "max_ws_clients": "open WebSocket connections at most",
+    "http_request_timeout_ms": "an HTTP request must be complete, or its body move on, within this time",
+    "http_keep_alive_ms": "an HTTP connection without requests is closed after this time",
+    "webhook_allow": "networks inside that webhooks may call, such as 10.1.0.0/16; a comma list, or given repeatedly",
+    "webhook_require_https": "refuse webhooks over plain http (default: only when other machines can reach the server)",
+    "webhook_max_retries": "how often a webhook delivery is tried in all",
+    "webhook_retry_delay_ms": "pause after a failed try; the second one is twice as long, and so on",
 }
 
 PROTOCOL_NAMES: Final[dict[str, str]] = {
@@ -95,6 +130,10 @@ PROTOCOL_NAMES: Final[dict[str, str]] = {
     "TCP_MAX_WRITE_QUEUE_BYTES": "tcp_max_write_queue_bytes",
     "WORKER_TIMEOUT_MS": "worker_timeout_ms",
     "SHUTDOWN_TIMEOUT_MS": "shutdown_timeout_ms",
+    "CORS_ALLOW_ORIGIN": "cors_allow_origin",
+    "METRICS_AUTH": "metrics_auth",
+    "WEBHOOK_MAX_RETRIES": "webhook_max_retries",
+    "WEBHOOK_RETRY_DELAY_MS": "webhook_retry_delay_ms",
     "LOG_LEVEL": "log_level",
     "LOG_FORMAT": "log_format",
 }
@@ -135,8 +174,9 @@ def _from_environment(environ: dict[str, str]) -> dict[str, Any]:
         variable = f"HEADRACE_{field.upper()}"
         if environ.get(variable):
             values[field] = environ[variable]
-    if isinstance(values.get("auth_tokens"), str):
-        values["auth_tokens"] = split_tokens(values["auth_tokens"])
+    for field in ("auth_tokens", "cors_allow_origin", "allowed_hosts", "webhook_allow"):
+        if isinstance(values.get(field), str):
+            values[field] = split_tokens(values[field])
     return values
 
 
@@ -158,3 +198,14 @@ def _check(settings: Settings) -> None:
         raise ConfigError("--capture needs a data file: with :memory: every start would begin a new history")
     if settings.max_completed_jobs < 0:
         raise ConfigError("--max-completed-jobs must not be negative")
+    if settings.webhook_max_retries < 1 or settings.webhook_retry_delay_ms < 0:
+        raise ConfigError("--webhook-max-retries must be at least 1, --webhook-retry-delay-ms not negative")
+    for network in settings.webhook_allow:
+        _check_network(network)
+
+
+def _check_network(text: str) -> None:
+    try:
+        ip_network(text)
+    except ValueError as error:
+        raise ConfigError(f"--webhook-allow needs networks such as 10.1.0.0/16: {error}") from None

@@ -11,6 +11,7 @@
     ├── ReplyTooLarge           the answer would not fit a frame
     ├── NotSupported            this backend cannot do it
     ├── StorageUnavailable      the disk or the engine behind the backend refuses writes
+    ├── Internal                a bug of ours: logged, and told without its insides
     └── ProtocolViolation       the byte stream cannot be trusted any more: reply, then close
 
 Errors are raised where they are noticed and become replies in one place (`server.session`). The message is what
@@ -84,6 +85,14 @@ class NotSupported(HeadraceError):
 class StorageUnavailable(HeadraceError):
     code = "storage_unavailable"
     status = 503
+
+
+class Internal(HeadraceError):
+    code = "internal"
+    status = 500
+
+    def __init__(self) -> None:
+        super().__init__("Internal server error")
 
 
 class ProtocolViolation(HeadraceError):

@@ -45,6 +45,18 @@ class IdSource:
             self._draw()
         return self._prefix + _SEQUENCES[self._sequence] + self._tails.pop()
 
+    def many(self, now_ms: int, count: int) -> list[str]:
+        """`count` ids at once."""
+        if now_ms > self._millisecond:
+            self._begin(now_ms)
+        if self._sequence + count >= len(_SEQUENCES) or len(self._tails) < count:
+            return [self.at(now_ms) for _ in range(count)]
+        prefix, first = self._prefix, self._sequence + 1
+        self._sequence += count
+        tails = self._tails[-count:]
+        del self._tails[-count:]
+        return [prefix + sequence + tail for sequence, tail in zip(_SEQUENCES[first:], tails, strict=False)]
+
     def _begin(self, millisecond: int) -> None:
         self._millisecond = millisecond
         self._sequence = 0

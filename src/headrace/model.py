@@ -330,6 +330,10 @@ class Webhook(Struct, rename="camel"):
     success_count: int = 0
     failure_count: int = 0
     enabled: bool = True
+    dropped_count: int = 0
+    """The part of the failures that was never tried: too much was waiting."""
+    last_error: str | None = None
+    """Why the last delivery failed; None when it succeeded."""
 
 
 class EventName(enum.IntEnum):

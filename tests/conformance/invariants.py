@@ -101,10 +101,12 @@ def _check_groups(queue: Queue, jobs: list[Job]) -> None:
 def _check_keys(queue: Queue, jobs: list[Job]) -> None:
     alive = {id(job) for job in jobs}
     for key, holder in queue.keys.items():
-        assert id(holder.job) in alive and holder.job.state not in _ENDED, f"key {key} is held by {holder.job}"
-        assert holder.job.links is not None and holder.job.links.unique_key == key
+        assert id(holder.job) in alive, f"key {key} is held by {holder.job}, which is gone"
+        assert holder.job.state not in _ENDED, f"key {key} is held by {holder.job}"
+        assert (holder.job.links or JobLinks()).unique_key == key
     for custom_id, job in queue.custom_ids.items():
-        assert id(job) in alive and job.links is not None and job.links.custom_id == custom_id
+        assert id(job) in alive, f"{custom_id} stands for {job}, which is gone"
+        assert (job.links or JobLinks()).custom_id == custom_id
     for job in jobs:
         if job.links is None:
             continue
@@ -138,7 +140,7 @@ def _check_dependents(backend: LocalBackend, jobs: list[Job]) -> None:
         assert max(Counter(map(id, waiting)).values()) == 1, f"somebody waits twice for {dependency}"
         for job in waiting:
             assert id(job) in alive, f"{job} is gone and still waits for {dependency}"
-            assert job.history is not None and dependency in job.history.pending
+            assert dependency in (job.history or History()).pending
     for job in jobs:
         if job.state is State.WAITING_CHILDREN:
             assert job.history is not None

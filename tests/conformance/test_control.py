@@ -33,7 +33,7 @@ class TestWhichStatesAllowWhat:
             rig.cancel(job_id)
             assert rig.state(job_id) == "unknown"
         else:
-            with pytest.raises(Refused, match="^Job not found or cannot be cancelled$"):
+            with pytest.raises(Refused, match=r"^Job not found or cannot be cancelled$"):
                 rig.cancel(job_id)
             assert rig.state(job_id) == state
 
@@ -44,7 +44,7 @@ class TestWhichStatesAllowWhat:
             assert rig.look(job_id)["runAt"] == rig.clock.now_ms()
             assert rig.state(job_id) == "waiting"
         else:
-            with pytest.raises(Refused, match="^Job not found or not delayed$"):
+            with pytest.raises(Refused, match=r"^Job not found or not delayed$"):
                 rig.promote(job_id)
 
     def test_change_priority(self, rig: Rig, state: str) -> None:
@@ -54,7 +54,7 @@ class TestWhichStatesAllowWhat:
             job = rig.look(job_id)
             assert (job["priority"], job["lifo"], job["state"]) == (7, True, state)
         else:
-            with pytest.raises(Refused, match="^Job not found or not in queue$"):
+            with pytest.raises(Refused, match=r"^Job not found or not in queue$"):
                 rig.change_priority(job_id, 7, None)
 
     def test_move_to_delayed(self, rig: Rig, state: str) -> None:
@@ -78,7 +78,7 @@ class TestWhichStatesAllowWhat:
             rig.advance(1)
             assert rig.state(job_id) == "waiting"
         else:
-            with pytest.raises(Refused, match="^Job not found or cannot change delay$"):
+            with pytest.raises(Refused, match=r"^Job not found or cannot change delay$"):
                 rig.change_delay(job_id, 5000, None)
 
     def test_move_to_wait(self, rig: Rig, state: str) -> None:
@@ -94,7 +94,7 @@ class TestWhichStatesAllowWhat:
     def test_discard(self, rig: Rig, state: str) -> None:
         job_id = job_in(rig, state)
         if state in ("completed", "failed"):
-            with pytest.raises(NotFound, match="^Job not found$"):
+            with pytest.raises(NotFound, match=r"^Job not found$"):
                 rig.discard(job_id, None)
         else:
             rig.discard(job_id, None)
@@ -103,7 +103,7 @@ class TestWhichStatesAllowWhat:
     def test_update(self, rig: Rig, state: str) -> None:
         job_id = job_in(rig, state)
         if state in ("completed", "failed"):
-            with pytest.raises(Refused, match="^Job not found or cannot be updated$"):
+            with pytest.raises(Refused, match=r"^Job not found or cannot be updated$"):
                 rig.update(job_id, pack("new"))
         else:
             rig.update(job_id, pack("new"))

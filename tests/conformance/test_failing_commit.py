@@ -305,14 +305,41 @@ def test_numbers_of_events_are_given_again(world: World) -> None:
     assert world.rig.events[-1].seq == last + 1
 
 
-def test_a_verb_between_two_slices_is_stopped(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+BATCHES = {
+    "plain": [spec(n) for n in range(5000)],
+    "with keys": [spec(n, unique_key=f"n{n}") for n in range(1000)],
+}
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+def test_a_verb_between_two_slices_is_stopped(world: World, monkeypatch: pytest.MonkeyPatch, batch: str) -> None:
     monkeypatch.setattr(slices, "SLICE_SECONDS", -1)
     before = snapshot(world.rig.backend)
-    work = world.rig.backend.insert("q", [spec(n) for n in range(1000)])
+    work = world.rig.backend.insert("q", BATCHES[batch])
     assert isinstance(work.send(None), Breath)
+    world.go("insert_one", "q", spec("makes the tick dirty"))
     world.fail_tick("late")
     with pytest.raises(StorageUnavailable, match="stopped half way"):
         run_now(work)
     world.rig.backend.probe()
     world.rig.settle()
     assert snapshot(world.rig.backend) == before
+
+
+def test_a_long_batch_is_there_as_a_whole_or_not_at_all(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever slice it is in when the server dies."""
+    monkeypatch.setattr(slices, "SLICE_SECONDS", -1)
+    before = as_restarted(snapshot(world.rig.backend))
+    for turns in (1, 5, 30):
+        work = world.rig.backend.insert("q", BATCHES["plain"])
+        for _ in range(turns):
+            assert isinstance(work.send(None), Breath)
+            world.rig.backend.commit()
+        work.close()
+        world.rig.reopen()
+        assert as_restarted(snapshot(world.rig.backend)) == before
+    assert len(world.rig.insert("q", BATCHES["plain"])) == 5000
+    counts = world.rig.count()
+    world.rig.reopen()
+    assert world.rig.count()["completed"] == counts["completed"]
+    assert sum(world.rig.count().values()) == sum(counts.values())

@@ -47,7 +47,7 @@ class TestDependencies:
         assert rig.state(rig.push(depends_on=[done])) == "waiting"
 
     def test_an_unknown_dependency_is_refused(self, rig: Rig) -> None:
-        with pytest.raises(NotFound, match="^Dependency job not found: nobody$"):
+        with pytest.raises(NotFound, match=r"^Dependency job not found: nobody$"):
             rig.push(depends_on=["nobody"])
         assert rig.count() == {}
 
@@ -89,7 +89,7 @@ class TestDependencies:
     def test_a_blocked_job_can_be_cancelled_but_not_promoted(self, rig: Rig) -> None:
         first = rig.push()
         blocked = rig.push(depends_on=[first])
-        with pytest.raises(Refused, match="^Job not found or not delayed$"):
+        with pytest.raises(Refused, match=r"^Job not found or not delayed$"):
             rig.promote(blocked)
         rig.cancel(blocked)
         rig.run()
@@ -104,7 +104,7 @@ class TestDependencies:
 
 class TestParents:
     def test_a_parent_waits_for_its_children_and_sees_their_values(self, rig: Rig) -> None:
-        parent, children = family(rig)
+        parent, _ = family(rig)
         assert rig.state(parent) == "waiting-children"
         rig.run(result={"n": 0})
         rig.run(result={"n": 1})
@@ -118,7 +118,7 @@ class TestParents:
 
     def test_a_flow_is_all_or_none(self, rig: Rig) -> None:
         rig.push(custom_id="taken")
-        with pytest.raises(Refused, match="^flow job id already exists: taken$"):
+        with pytest.raises(Refused, match=r"^flow job id already exists: taken$"):
             rig.push_flow(("new", "q", {}), ("taken", "q", {}))
         assert rig.state("new") == "unknown"
 
@@ -134,7 +134,7 @@ class TestParents:
         assert rig.state(parent) == "waiting"
 
     def test_an_unknown_parent_is_refused(self, rig: Rig) -> None:
-        with pytest.raises(NotFound, match="^Parent job not found: nobody$"):
+        with pytest.raises(NotFound, match=r"^Parent job not found: nobody$"):
             rig.push(parent_id="nobody")
 
 
@@ -257,11 +257,11 @@ class TestTiesMadeLater:
 
     def test_what_cannot_be_linked(self, rig: Rig) -> None:
         child, parent, other = rig.push(), rig.push(), rig.push()
-        with pytest.raises(InvalidCommand, match="^A flow job cannot be its own parent$"):
+        with pytest.raises(InvalidCommand, match=r"^A flow job cannot be its own parent$"):
             rig.update_parent(child, child)
-        with pytest.raises(NotFound, match="^Child job not found: nobody$"):
+        with pytest.raises(NotFound, match=r"^Child job not found: nobody$"):
             rig.update_parent("nobody", parent)
-        with pytest.raises(NotFound, match="^Parent job not found: nobody$"):
+        with pytest.raises(NotFound, match=r"^Parent job not found: nobody$"):
             rig.update_parent(child, "nobody")
         rig.update_parent(child, parent)
         rig.update_parent(child, parent)
@@ -300,7 +300,7 @@ class TestTiesMadeLater:
         assert rig.state(parent) == ("failed" if policy == "fail_parent_on_failure" else "waiting")
 
     def test_only_an_active_job_steps_back(self, rig: Rig) -> None:
-        with pytest.raises(Refused, match="^Job is not active$"):
+        with pytest.raises(Refused, match=r"^Job is not active$"):
             rig.move_to_waiting_children(rig.push(), None)
 
 
@@ -324,7 +324,7 @@ class TestTiesCut:
         job_id = rig.push()
         with pytest.raises(Refused, match=f"^Job {job_id} has no parent$"):
             rig.remove_child_dependency(job_id)
-        with pytest.raises(NotFound, match="^Job not found: nobody$"):
+        with pytest.raises(NotFound, match=r"^Job not found: nobody$"):
             rig.remove_child_dependency("nobody")
 
     def test_unprocessed_children_can_be_removed(self, rig: Rig) -> None:

@@ -165,6 +165,14 @@ class TestTokens:
             with pytest.raises(NotFound, match=f"^Job not found or not in processing state: {job_id}$"):
                 answer(held)
 
+    def test_a_late_ack_of_a_job_that_was_buried_meanwhile_is_ignored(self, rig: Rig) -> None:
+        job_id = rig.push(unique_key="k")
+        late = rig.take(lease_ms=1000)
+        rig.advance(1100)
+        rig.discard(job_id, None)
+        assert rig.ack(late) == [0]
+        assert rig.state(job_id) == "failed"
+
     def test_an_expired_lease_that_nobody_collected_is_still_valid(self, rig: Rig) -> None:
         rig.push()
         held = rig.take(lease_ms=1000)

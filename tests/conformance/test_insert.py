@@ -141,7 +141,7 @@ class TestCustomIds:
         assert rig.look("x")["state"] == "completed"
         assert b"returnvalue" in bytes(rig.job_by_custom_id("x"))
         assert second.encode() in bytes(rig.job_by_custom_id("y"))
-        with pytest.raises(NotFound, match="^Job not found$"):
+        with pytest.raises(NotFound, match=r"^Job not found$"):
             rig.job_by_custom_id("z")
 
     def test_an_empty_custom_id_is_none(self, rig: Rig) -> None:

@@ -86,7 +86,7 @@ class TestJobs:
         assert kept.count() == {"waiting": 2}
         job = kept.look(first)
         assert (job["attempts"], job["stallCount"], job["startedAt"]) == (1, 0, None)
-        with pytest.raises(Exception, match="^Job not found or not in processing state"):
+        with pytest.raises(Exception, match=r"^Job not found or not in processing state"):
             kept.ack(held[0])
         assert kept.pulled_ids() == [second, first]
 

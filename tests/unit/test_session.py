@@ -193,7 +193,7 @@ class TestInFlight:
 
     def test_a_sliced_command_lets_others_through(self, talk: Talk, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(slices, "SLICE_SECONDS", -1)
-        talk.send("PUSHB", reqId="long", queue="q", jobs=[{"data": n} for n in range(1000)])
+        talk.send("PUSHB", reqId="long", queue="q", jobs=[{"data": n, "uniqueKey": f"k{n}"} for n in range(1000)])
         other = talk.house.session()
         other.send("Ping", reqId="quick")
         talk.house.turn()
@@ -303,7 +303,7 @@ class TestClosing:
     ) -> None:
         monkeypatch.setattr(slices, "SLICE_SECONDS", -1)
         gone = house.session()
-        gone.send("PUSHB", reqId=1, queue="q", jobs=[{"data": n} for n in range(1000)])
+        gone.send("PUSHB", reqId=1, queue="q", jobs=[{"data": n, "uniqueKey": f"k{n}"} for n in range(1000)])
         house.turn()
         gone.session.close()
         house.settle()

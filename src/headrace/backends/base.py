@@ -16,7 +16,7 @@ To add a verb: declare it here with its contract, extend tests/conformance, then
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from msgspec import UNSET, Raw, Struct, UnsetType
 
@@ -94,6 +94,67 @@ class QueueSummary(Struct):
     name: str
     counts: Counts
     paused: bool
+    concurrency: int | None = None
+    failed_today: int = 0
+    """Jobs that failed for good since midnight UTC, or since the backend was opened."""
+
+
+DURATION_BUCKETS: Final = 48
+"""A duration of n ms is counted in the bucket of n's bit length: bucket b has those from 2**(b-1) up to 2**b ms."""
+
+
+class QueueFigures:
+    """What happened in a queue since the backend was opened. All numbers only grow, except when the queue goes away.
+
+    A tick that could not be stored stays counted: these are figures to watch, not to account by. (No Struct: counting
+    happens on the hot path, where a slot is written faster.)
+    """
+
+    __slots__ = (
+        "completed",
+        "day",
+        "duplicated",
+        "expired_leases",
+        "failed",
+        "failed_on_day",
+        "pushed",
+        "retried",
+        "run",
+        "run_ms",
+        "stalled",
+        "wait",
+        "wait_ms",
+    )
+
+    def __init__(self) -> None:
+        self.pushed = 0
+        self.completed = 0
+        self.failed = 0
+        """For good; attempts that are followed by another one are in `retried`."""
+        self.retried = 0
+        self.expired_leases = 0
+        self.stalled = 0
+        """Jobs whose worker fell silent without a lease that could expire."""
+        self.duplicated = 0
+        """Pushes that were answered by a job that is already there."""
+        self.wait = [0] * DURATION_BUCKETS
+        self.wait_ms = 0
+        """Between being ready and being handed out: counts by duration, and the sum."""
+        self.run = [0] * DURATION_BUCKETS
+        self.run_ms = 0
+        """Between being handed out and being completed."""
+        self.day = 0
+        self.failed_on_day = 0
+        """The UTC day of the last failure, counted from the epoch, and how many there were on it."""
+
+
+class Failure(Struct, gc=False):
+    """A dead letter in few words."""
+
+    id: str
+    queue: str
+    failed_at: float
+    error: str | None
 
 
 class DeadLetter(Struct, rename="camel"):
@@ -396,6 +457,9 @@ class Backend(Protocol):
 
         Refused (None, nothing changed) when the stored slot was fired by somebody else."""
 
+    webhook_changes: int
+    """Counts up with every change to a webhook, so that whoever delivers need not compare them all."""
+
     async def add_webhook(self, webhook: Webhook) -> None: ...
 
     async def webhooks(self) -> list[Webhook]: ...
@@ -408,6 +472,22 @@ class Backend(Protocol):
     def totals(self) -> Totals: ...
 
     def minute_metrics(self, queue: str, kind: str) -> MinuteMetrics: ...
+
+    def queue_figures(self) -> dict[str, QueueFigures]:
+        """Figures of every queue, and of all queues that ever were under the name \"\", which no queue can have; there
+        only the counters of rare things are kept. The figures may be live: read them at once, change nothing."""
+
+    def oldest_waiting_ms(self, queue: str) -> float | None:
+        """How long the oldest waiting job of a queue has been ready; None when none waits.
+
+        Cheap whatever the queue holds. It never says too much; where very many jobs with priorities wait it may say too
+        little until it has come across the oldest one."""
+
+    async def latest_failures(self, queue: str | None, limit: int) -> tuple[list[Failure], int]:
+        """The newest dead letters of one or all queues, newest first, and how many there are altogether."""
+
+    def log_position(self) -> tuple[int, int]:
+        """The first seq that the event log still has and the last one that is committed."""
 
     def storage_status(self) -> StorageStatus: ...
 

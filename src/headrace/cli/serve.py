@@ -26,17 +26,23 @@ def add_serve(subcommands: Any) -> None:
         help_text = SETTING_HELP[name]
         if default not in (None, []) and "default" not in help_text:
             help_text += f" (default: {default})"
+        flag = f"--{name.replace('_', '-')}"
+        if name in _SWITCHES:
+            parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=help_text)
+            continue
         is_number = isinstance(default, int) or name == "completed_retention_ms"
         parser.add_argument(
-            f"--{name.replace('_', '-')}",
+            flag,
             metavar="N" if is_number else name.rsplit("_", 1)[-1].upper(),
-            type=_TYPES.get(name, int if is_number else str),
+            action="extend" if name in _LISTS else "store",
+            type=split_tokens if name in _LISTS else int if is_number else str,
             help=help_text,
         )
     parser.set_defaults(run=run)
 
 
-_TYPES: dict[str, Any] = {"auth_tokens": split_tokens}
+_LISTS = ("auth_tokens", "cors_allow_origin", "allowed_hosts", "webhook_allow")
+_SWITCHES = ("metrics_auth", "webhook_require_https")
 
 
 def run(arguments: argparse.Namespace) -> int:

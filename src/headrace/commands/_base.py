@@ -53,10 +53,42 @@ class Flag(enum.Flag):
 
 
 class Route(Struct, frozen=True):
-    """How HTTP reaches the command: path parameters and body fields carry the wire names of the fields."""
+    """How HTTP reaches the command: path parameters and body fields carry the wire names of the fields.
+
+    Written as "METHOD /path/{field}", with options behind it where HTTP differs from the other transports:
+
+    fail=STATUS           the status of every error of the command, instead of that of the error itself
+    alias=OTHER:FIELD     a further name of a field
+    default=FIELD:NUMBER  what an absent field means here
+    whole=FIELD           the body may be the value of this field itself
+    lift=FIELD            only this part of the reply is shown: an object beside `ok`, a list alone, text as plain text
+    """
 
     method: str
     path: str
+    fail: int | None = None
+    aliases: dict[str, str] = {}
+    defaults: dict[str, int] = {}
+    whole: str | None = None
+    lift: tuple[str, ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> Route:
+        method, path, *words = text.split()
+        options = dict(word.split("=", 1) for word in words)
+        return cls(
+            method,
+            path,
+            fail=int(options["fail"]) if "fail" in options else None,
+            aliases=dict(_pairs(options.get("alias"))),
+            defaults={name: int(value) for name, value in _pairs(options.get("default"))},
+            whole=options.get("whole"),
+            lift=tuple(options["lift"].split(".")) if "lift" in options else (),
+        )
+
+
+def _pairs(text: str | None) -> list[tuple[str, str]]:
+    return [(left, right) for left, right in (pair.split(":") for pair in text.split(","))] if text else []
 
 
 class Spec(Struct, frozen=True):
@@ -94,13 +126,13 @@ def command(
     http: str | tuple[str, ...] = (),
     errors: tuple[str, ...] = (),
 ) -> Callable[[C], C]:
-    """Enter a command class into the registry. `http` is "METHOD /path/{field}", one or several."""
+    """Enter a command class into the registry. `http` is "METHOD /path/{field}" (see Route), one or several."""
 
     def register(cls: C) -> C:
         name = cls.__struct_config__.tag
         if not isinstance(name, str) or name in REGISTRY:
             raise TypeError(f"{cls.__name__} needs a wire name of its own")
-        routes = tuple(Route(*text.split(" ", 1)) for text in ((http,) if isinstance(http, str) else http))
+        routes = tuple(Route.parse(text) for text in ((http,) if isinstance(http, str) else http))
         spec = Spec(name, cls, reply, category, flags, routes, errors)
         REGISTRY[name] = spec
         BY_TYPE[cls] = spec

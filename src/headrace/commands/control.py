@@ -24,7 +24,7 @@ TOKEN_ERRORS = ("Lock token required for job <id>", "Invalid or expired lock tok
     Ok,
     category="Control",
     flags=Flag.WRITE,
-    http="DELETE /jobs/{id}",
+    http="DELETE /jobs/{id} fail=200",
     errors=("Job not found or cannot be cancelled",),
 )
 class Cancel(Command[Ok], tag="Cancel"):
@@ -37,7 +37,7 @@ class Cancel(Command[Ok], tag="Cancel"):
         return Ok()
 
 
-@command(Ok, category="Control", flags=Flag.WRITE, http="POST /jobs/{id}/progress", errors=_NOT_ACTIVE)
+@command(Ok, category="Control", flags=Flag.WRITE, http="POST /jobs/{id}/progress fail=400", errors=_NOT_ACTIVE)
 class Progress(Command[Ok], tag="Progress"):
     """Say how far an active job is. Values are clamped to 0..100; without `message` the old one stays."""
 
@@ -54,7 +54,7 @@ class Progress(Command[Ok], tag="Progress"):
     Ok,
     category="Control",
     flags=Flag.WRITE,
-    http="PUT /jobs/{id}/data",
+    http="PUT /jobs/{id}/data fail=400",
     errors=("Job data too large (max 10MB)", "Job not found or cannot be updated"),
 )
 class Update(Command[Ok], tag="Update"):
@@ -72,7 +72,7 @@ class Update(Command[Ok], tag="Update"):
     Ok,
     category="Control",
     flags=Flag.WRITE,
-    http="PUT /jobs/{id}/priority",
+    http="PUT /jobs/{id}/priority fail=400",
     errors=("Job not found or not in queue",),
 )
 class ChangePriority(Command[Ok], tag="ChangePriority"):
@@ -91,7 +91,7 @@ class ChangePriority(Command[Ok], tag="ChangePriority"):
     Ok,
     category="Control",
     flags=Flag.WRITE,
-    http="POST /jobs/{id}/promote",
+    http="POST /jobs/{id}/promote fail=400",
     errors=("Job not found or not delayed",),
 )
 class Promote(Command[Ok], tag="Promote"):
@@ -108,7 +108,7 @@ class Promote(Command[Ok], tag="Promote"):
     Ok,
     category="Control",
     flags=Flag.WRITE,
-    http="POST /jobs/{id}/move-to-delayed",
+    http="POST /jobs/{id}/move-to-delayed fail=400",
     errors=(*_NOT_ACTIVE, *TOKEN_ERRORS),
 )
 class MoveToDelayed(Command[Ok], tag="MoveToDelayed"):
@@ -127,7 +127,7 @@ class MoveToDelayed(Command[Ok], tag="MoveToDelayed"):
     Ok,
     category="Control",
     flags=Flag.WRITE,
-    http="PUT /jobs/{id}/delay",
+    http="PUT /jobs/{id}/delay fail=400",
     errors=("Job not found or cannot change delay", *TOKEN_ERRORS),
 )
 class ChangeDelay(Command[Ok], tag="ChangeDelay"):
@@ -146,7 +146,7 @@ class ChangeDelay(Command[Ok], tag="ChangeDelay"):
     Ok,
     category="Control",
     flags=Flag.WRITE,
-    http="POST /jobs/{id}/move-to-wait",
+    http="POST /jobs/{id}/move-to-wait fail=400",
     errors=("Job not found", "Cannot move job from state '<state>' to waiting", *TOKEN_ERRORS),
 )
 class MoveToWait(Command[Ok], tag="MoveToWait"):
@@ -164,7 +164,7 @@ class MoveToWait(Command[Ok], tag="MoveToWait"):
     Ok,
     category="Control",
     flags=Flag.WRITE,
-    http="POST /jobs/{id}/discard",
+    http="POST /jobs/{id}/discard fail=400",
     errors=("Job not found", *TOKEN_ERRORS),
 )
 class Discard(Command[Ok], tag="Discard"):
@@ -187,7 +187,7 @@ class Waited(Reply):
     Waited,
     category="Control",
     flags=Flag.BLOCKING,
-    http="POST /jobs/{id}/wait",
+    http="POST /jobs/{id}/wait fail=200",
     errors=("Job not found", "timeout must be at most 600000"),
 )
 class WaitJob(Command[Waited], tag="WaitJob"):
@@ -212,7 +212,7 @@ async def _extend(engine: Engine, job_id: str, token: str | None, duration_ms: f
     Ok,
     category="Control",
     flags=Flag.WRITE,
-    http="POST /jobs/{id}/extend-lock",
+    http="POST /jobs/{id}/extend-lock fail=400",
     errors=("Lock not found or invalid token",),
 )
 class ExtendLock(Command[Ok], tag="ExtendLock"):
@@ -232,7 +232,7 @@ class ExtendLock(Command[Ok], tag="ExtendLock"):
     Counted,
     category="Control",
     flags=Flag.WRITE,
-    http="POST /jobs/extend-locks",
+    http="POST /jobs/extend-locks fail=400",
     errors=(
         "ExtendLocks tokens length must match ids length",
         "ExtendLocks durations length must match ids length",

@@ -106,7 +106,7 @@ class CronsFound(Reply):
     CronFound,
     category="Cron",
     flags=Flag.WRITE,
-    http="POST /crons",
+    http="POST /crons fail=400",
     errors=(
         "Job data too large (max 10MB)",
         "Cron job must have either schedule or repeatEvery",
@@ -168,7 +168,7 @@ class Cron(Command[CronFound], tag="Cron"):
         )
 
 
-@command(Ok, category="Cron", flags=Flag.WRITE, http="DELETE /crons/{name}", errors=(NOT_FOUND,))
+@command(Ok, category="Cron", flags=Flag.WRITE, http="DELETE /crons/{name} fail=404", errors=(NOT_FOUND,))
 class CronDelete(Command[Ok], tag="CronDelete"):
     """Delete a schedule. Jobs it has pushed already stay."""
 
@@ -188,7 +188,7 @@ class CronList(Command[CronsFound], tag="CronList"):
         return CronsFound(crons=[cron_view(entry) for entry in await engine.crons.list()])
 
 
-@command(CronFound, category="Cron", http="GET /crons/{name}", errors=(NOT_FOUND,))
+@command(CronFound, category="Cron", http="GET /crons/{name} fail=404", errors=(NOT_FOUND,))
 class CronGet(Command[CronFound], tag="CronGet"):
     """One schedule by its name."""
 

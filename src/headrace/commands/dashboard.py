@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+import re
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field, msgpack
 
-from headrace.backends.base import QueueSummary, busiest
+from headrace.backends.base import Failure, QueueSummary
 from headrace.commands._base import Command, Reply, command
 from headrace.commands.cron import CronView, cron_view
 from headrace.commands.monitoring import ServerMetrics, ServerStats, StorageHealth
@@ -16,9 +17,13 @@ from headrace.model import Count, DlqFilter, QueueName
 
 if TYPE_CHECKING:
     from headrace.engine.engine import Engine
+    from headrace.engine.history import Pace
     from headrace.engine.peer import Peer
 
 DLQ_PREVIEW = 10
+MAX_FAILURES_LOOKED_AT = 2_000
+SAMPLE_IDS = 5
+MAX_SIGNATURE = 200
 OVERVIEW_QUEUES = 100
 """Rows of the overview at most; DashboardQueues has them all, by page."""
 
@@ -68,7 +73,7 @@ class OverviewReply(Reply):
     data: Overview
 
 
-@command(OverviewReply, category="Dashboard", http="GET /dashboard")
+@command(OverviewReply, category="Dashboard", http="GET /dashboard lift=data")
 class DashboardOverview(Command[OverviewReply], tag="DashboardOverview"):
     """The whole server at a glance: jobs, rates, workers, schedules, storage."""
 
@@ -82,7 +87,7 @@ class DashboardOverview(Command[OverviewReply], tag="DashboardOverview"):
             workers=WorkersOverview(engine.workers.stats(), engine.workers.list(None)),
             crons=[cron_view(entry) for entry in await engine.crons.list()],
             storage=StorageHealth(status.disk_full, status.error, since),
-            queues=[row_of(engine, queue) for queue in busiest(queues, OVERVIEW_QUEUES)],
+            queues=rows_of(engine, engine.figures.busiest(queues, OVERVIEW_QUEUES)),
             total_queues=len(queues),
             timestamp=float(engine.clock.now_ms()),
         )
@@ -101,7 +106,7 @@ class QueueRowsReply(Reply):
     data: QueueRows
 
 
-@command(QueueRowsReply, category="Dashboard", http="GET /dashboard/queues")
+@command(QueueRowsReply, category="Dashboard", http="GET /dashboard/queues lift=data default=limit:100")
 class DashboardQueues(Command[QueueRowsReply], tag="DashboardQueues"):
     """All queues with their counts, in order of their names."""
 
@@ -111,12 +116,16 @@ class DashboardQueues(Command[QueueRowsReply], tag="DashboardQueues"):
     async def run(self, engine: Engine, peer: Peer) -> QueueRowsReply:
         queues = sorted(await engine.backend.queues(), key=lambda queue: queue.name)
         stop = None if self.limit is None else self.offset + self.limit
-        rows = [row_of(engine, queue) for queue in queues[self.offset : stop]]
+        rows = rows_of(engine, queues[self.offset : stop])
         return QueueRowsReply(data=QueueRows(rows, len(queues), float(engine.clock.now_ms())))
 
 
-def row_of(engine: Engine, queue: QueueSummary) -> QueueRow:
-    pace = engine.history.pace(queue.name)
+def rows_of(engine: Engine, queues: list[QueueSummary]) -> list[QueueRow]:
+    figures = engine.backend.queue_figures()
+    return [_row(engine, queue, engine.history.pace(queue.name, figures.get(queue.name))) for queue in queues]
+
+
+def _row(engine: Engine, queue: QueueSummary, pace: Pace) -> QueueRow:
     return QueueRow(
         name=queue.name,
         waiting=queue.counts.waiting,
@@ -178,7 +187,7 @@ _summary = msgpack.Decoder(JobSummary).decode
 _dead_letter = msgpack.Decoder(DeadLetterSummary).decode
 
 
-@command(QueueDetailReply, category="Dashboard", http="GET /dashboard/queues/{queue}")
+@command(QueueDetailReply, category="Dashboard", http="GET /dashboard/queues/{queue} lift=data")
 class DashboardQueue(Command[QueueDetailReply], tag="DashboardQueue"):
     """One queue in detail: counts, priorities, the newest dead letters and, if asked for, the next jobs."""
 
@@ -245,7 +254,7 @@ class HistoryView(Struct):
     """`step` is in ms; the first values cover the time from `start` (Unix ms) to `start + step`.
 
     Only whole steps since the server started are there. `queues` has the busiest queues of the window and is empty
-    when one queue was asked for; `oldest` says how long, in ms, the oldest waiting job of those queues has been waiting.
+    when one queue was asked for; `oldest` says how long, in ms, the oldest waiting job of those queues has waited.
     """
 
     window: str
@@ -262,7 +271,7 @@ class HistoryReply(Reply):
     data: HistoryView
 
 
-@command(HistoryReply, category="Dashboard", http="GET /dashboard/history")
+@command(HistoryReply, category="Dashboard", http="GET /dashboard/history lift=data")
 class DashboardHistory(Command[HistoryReply], tag="DashboardHistory"):
     """What came, went, failed and waited in the last minutes or hours, for charts: all queues together, or one.
 
@@ -305,7 +314,7 @@ class FailuresReply(Reply):
     data: FailureGroups
 
 
-@command(FailuresReply, category="Dashboard", http="GET /dashboard/failures")
+@command(FailuresReply, category="Dashboard", http="GET /dashboard/failures lift=data")
 class DashboardFailures(Command[FailuresReply], tag="DashboardFailures"):
     """The latest dead letters of one or all queues, grouped by what went wrong."""
 
@@ -316,3 +325,42 @@ class DashboardFailures(Command[FailuresReply], tag="DashboardFailures"):
         failures, total = await engine.backend.latest_failures(self.queue, MAX_FAILURES_LOOKED_AT)
         groups = group_failures(failures)[: self.limit]
         return FailuresReply(data=FailureGroups(groups, len(failures), total, float(engine.clock.now_ms())))
+
+
+# What differs between two failures of the same kind. Ids go before numbers, which would take them to pieces.
+_VARYING: Final = (
+    (re.compile(r"\b[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}\b"), "<id>"),
+    (re.compile(r"\"[^\"]*\"|'[^']*'|`[^`]*`"), "'...'"),
+    (re.compile(r"\b0[xX][0-9a-fA-F]+\b|\b(?=[0-9a-fA-F]*[0-9])(?=[0-9a-fA-F]*[a-fA-F])[0-9a-fA-F]{8,}\b"), "<id>"),
+    (re.compile(r"\d+(?:[.,:]\d+)*"), "#"),
+)
+
+
+def signature_of(error: str) -> str:
+    """What an error says once everything that differs from job to job is taken out."""
+    text = error[:MAX_SIGNATURE]
+    for pattern, stand_in in _VARYING:
+        text = pattern.sub(stand_in, text)
+    return text
+
+
+def first_line(error: str | None) -> str:
+    lines = (error or "").strip().splitlines()
+    return lines[0].strip()[:MAX_SIGNATURE] if lines else "(no error text)"
+
+
+def group_failures(failures: list[Failure]) -> list[FailureGroup]:
+    """Groups of failures that come newest first; the group with the newest one leads."""
+    groups: dict[str, FailureGroup] = {}
+    for failure in failures:
+        line = first_line(failure.error)
+        signature = signature_of(line)
+        group = groups.get(signature)
+        if group is None:
+            group = groups[signature] = FailureGroup(signature, 0, failure.failed_at, [], [], line)
+        group.count += 1
+        if failure.queue not in group.queues:
+            group.queues.append(failure.queue)
+        if len(group.job_ids) < SAMPLE_IDS:
+            group.job_ids.append(failure.id)
+    return list(groups.values())

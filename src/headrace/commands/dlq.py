@@ -30,7 +30,7 @@ class DeadLetters(Reply):
     entries: list[DeadLetter]
 
 
-@command(DeadLetters, category="DLQ", http="GET /queues/{queue}/dlq")
+@command(DeadLetters, category="DLQ")
 class ListDeadLetters(Command[DeadLetters], tag="Dlq"):
     """The dead letters of a queue, all or those that `filter` describes."""
 
@@ -41,6 +41,27 @@ class ListDeadLetters(Command[DeadLetters], tag="Dlq"):
     async def run(self, engine: Engine, peer: Peer) -> DeadLetters:
         entries = await engine.backend.dead_letters(self.queue, self.filter or DlqFilter(), self.count)
         return DeadLetters(jobs=[entry.job for entry in entries], entries=entries)
+
+
+class DeadLetterPage(Reply):
+    """Some of the dead letters with their history; `total` is how many the queue has."""
+
+    entries: list[DeadLetter]
+    total: int
+
+
+@command(DeadLetterPage, category="DLQ", http="GET /queues/{queue}/dlq")
+class PageDeadLetters(Command[DeadLetterPage], tag="DlqPage"):
+    """The dead letters of a queue, a page at a time."""
+
+    queue: QueueName
+    limit: Count = 100
+    offset: Count = 0
+
+    async def run(self, engine: Engine, peer: Peer) -> DeadLetterPage:
+        wanted = DlqFilter(limit=self.limit, offset=self.offset)
+        entries = await engine.backend.dead_letters(self.queue, wanted, None)
+        return DeadLetterPage(entries=entries, total=(await engine.backend.dlq_stats(self.queue)).total)
 
 
 @command(Counted, category="DLQ", flags=Flag.WRITE | Flag.BULK, http="POST /queues/{queue}/dlq/retry")

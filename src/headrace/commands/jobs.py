@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from operator import attrgetter
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field, msgpack
 
@@ -137,6 +138,18 @@ def needs_check(options: JobOptions) -> bool:
     )
 
 
+_UNUSUAL: Final = [attrgetter(name) for name in ("repeat", "group_max_size", "depends_on")]
+_data: Final = attrgetter("data")
+
+
+def batch_needs_check(entries: Sequence[JobOptions]) -> bool:
+    """`needs_check` of any entry, without a call for each of them."""
+    sizes = list(map(len, map(_data, entries)))
+    if len(UNDEFINED) in sizes or max(sizes, default=0) > MAX_DATA_BYTES:
+        return True
+    return any(any(map(option, entries)) for option in _UNUSUAL)
+
+
 def check_batch(entries: Sequence[JobOptions]) -> None:
     """check_options for each entry; an error names the entry."""
     for index, entry in enumerate(entries):
@@ -183,7 +196,7 @@ class PushedBatch(Reply):
     Pushed,
     category="Core",
     flags=Flag.WRITE,
-    http="POST /queues/{queue}/jobs",
+    http="POST /queues/{queue}/jobs fail=400 alias=attempts:maxAttempts",
     errors=(
         "Job data too large (max 10MB)",
         "Dependency job not found: <id>",
@@ -213,7 +226,7 @@ class Push(JobOptions, tag_field="cmd", tag="PUSH", kw_only=True):
     PushedBatch,
     category="Core",
     flags=Flag.WRITE | Flag.BULK,
-    http="POST /queues/{queue}/jobs/bulk",
+    http="POST /queues/{queue}/jobs/bulk fail=400 alias=attempts:maxAttempts",
     errors=("jobs[<i>]: <error of PUSH>", "jobs[<i>]: Job cannot depend on itself: <id>"),
 )
 class PushBatch(Command[PushedBatch], tag="PUSHB"):
@@ -223,8 +236,9 @@ class PushBatch(Command[PushedBatch], tag="PUSHB"):
     jobs: Annotated[list[PushEntry], Meta(max_length=100_000)]
 
     async def run(self, engine: Engine, peer: Peer) -> PushedBatch:
-        check_batch(self.jobs)
-        await check_group_room(engine, self.queue, self.jobs)
+        if batch_needs_check(self.jobs):
+            check_batch(self.jobs)
+            await check_group_room(engine, self.queue, self.jobs)
         return PushedBatch(ids=await engine.push_many(self.queue, self.jobs))
 
 
@@ -294,7 +308,7 @@ _PULL_ERRORS = ("timeout must be at most 60000", "timeout must be at least 0")
     Pulled,
     category="Core",
     flags=Flag.WRITE | Flag.BLOCKING,
-    http="GET /queues/{queue}/jobs",
+    http="GET /queues/{queue}/jobs fail=200",
     errors=_PULL_ERRORS,
 )
 class Pull(Command[Pulled], tag="PULL"):
@@ -329,7 +343,7 @@ def _pulled(claim: Claim | None, *, with_token: bool) -> Pulled:
     PulledBatch,
     category="Core",
     flags=Flag.WRITE | Flag.BLOCKING,
-    http="POST /queues/{queue}/jobs/pull-batch",
+    http="POST /queues/{queue}/jobs/pull-batch fail=200",
     errors=(*_PULL_ERRORS, "count must be at least 1", "count must be at most 1000"),
 )
 class PullBatch(Command[PulledBatch], tag="PULLB"):
@@ -390,7 +404,7 @@ def given_result(result: Raw | UnsetType) -> bytes | None:
     return None if encoded == UNDEFINED else encoded
 
 
-@command(Settled, category="Core", flags=Flag.WRITE, http="POST /jobs/{id}/ack", errors=LEASE_ERRORS)
+@command(Settled, category="Core", flags=Flag.WRITE, http="POST /jobs/{id}/ack fail=400", errors=LEASE_ERRORS)
 class Acknowledge(Command[Settled], tag="ACK"):
     """Complete a job. `token` must be the one that came with it, if it was pulled with an owner."""
 
@@ -409,7 +423,7 @@ class Acknowledge(Command[Settled], tag="ACK"):
     SettledBatch,
     category="Core",
     flags=Flag.WRITE,
-    http="POST /jobs/ack-batch",
+    http="POST /jobs/ack-batch fail=400",
     errors=(
         *LEASE_ERRORS,
         "ACKB tokens length must match ids length",
@@ -434,6 +448,8 @@ class AcknowledgeBatch(Command[SettledBatch], tag="ACKB"):
     def acks(self) -> list[Ack]:
         ids, tokens, results, removes = self.ids, self.tokens, self.results, self.remove_on_completes
         check_lengths("ACKB", ids, tokens=tokens, results=results, removeOnCompletes=removes)
+        if tokens is None and results is None and removes is None:
+            return list(map(Ack, ids))
         return [
             Ack(
                 job_id,
@@ -446,7 +462,7 @@ class AcknowledgeBatch(Command[SettledBatch], tag="ACKB"):
         ]
 
 
-@command(Settled, category="Core", flags=Flag.WRITE, http="POST /jobs/{id}/fail", errors=LEASE_ERRORS)
+@command(Settled, category="Core", flags=Flag.WRITE, http="POST /jobs/{id}/fail fail=400", errors=LEASE_ERRORS)
 class Fail(Command[Settled], tag="FAIL"):
     """End an attempt as failed: the job is retried after its backoff, or becomes a dead letter.
 

@@ -22,7 +22,7 @@ JobsAtOnce = Annotated[int, Meta(ge=0, le=2**31 - 1, extra=_NOT_A_NUMBER)]
     Ok,
     category="Rate",
     flags=Flag.WRITE,
-    http="PUT /queues/{queue}/rate-limit",
+    http="PUT /queues/{queue}/rate-limit fail=200",
     errors=("limit must be a finite number",),
 )
 class RateLimit(Command[Ok], tag="RateLimit"):
@@ -38,7 +38,7 @@ class RateLimit(Command[Ok], tag="RateLimit"):
         return Ok()
 
 
-@command(Ok, category="Rate", flags=Flag.WRITE, http="DELETE /queues/{queue}/rate-limit")
+@command(Ok, category="Rate", flags=Flag.WRITE, http="DELETE /queues/{queue}/rate-limit fail=200")
 class RateLimitClear(Command[Ok], tag="RateLimitClear"):
     """Hand out jobs as fast as they are asked for."""
 
@@ -53,7 +53,7 @@ class RateLimitClear(Command[Ok], tag="RateLimitClear"):
     Ok,
     category="Rate",
     flags=Flag.WRITE,
-    http="PUT /queues/{queue}/concurrency",
+    http="PUT /queues/{queue}/concurrency fail=200 alias=concurrency:limit",
     errors=("limit must be a finite number",),
 )
 class SetConcurrency(Command[Ok], tag="SetConcurrency"):
@@ -67,7 +67,7 @@ class SetConcurrency(Command[Ok], tag="SetConcurrency"):
         return Ok()
 
 
-@command(Ok, category="Rate", flags=Flag.WRITE, http="DELETE /queues/{queue}/concurrency")
+@command(Ok, category="Rate", flags=Flag.WRITE, http="DELETE /queues/{queue}/concurrency fail=200")
 class ClearConcurrency(Command[Ok], tag="ClearConcurrency"):
     """Let any number of jobs of a queue be active at once."""
 

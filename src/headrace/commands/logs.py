@@ -41,7 +41,7 @@ class LogsFound(Reply):
     LogAddedReply,
     category="Logs",
     flags=Flag.WRITE,
-    http="POST /jobs/{id}/logs",
+    http="POST /jobs/{id}/logs fail=400",
     errors=("Job not found", LEVELS),
 )
 class AddLog(Command[LogAddedReply], tag="AddLog"):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 from typing import TYPE_CHECKING
 
 from msgspec import UNSET, Struct, UnsetType, field
 
+from headrace import __version__
 from headrace.backends.base import MinuteMetrics
 from headrace.commands._base import Command, Flag, Ok, Reply, command
 from headrace.commands.jobs import check_lengths
@@ -142,7 +144,7 @@ class PrometheusReply(Reply):
     data: MetricsText
 
 
-@command(PrometheusReply, category="Monitoring")
+@command(PrometheusReply, category="Monitoring", http="GET /prometheus lift=data.metrics")
 class Prometheus(Command[PrometheusReply], tag="Prometheus"):
     """All figures in the text format that Prometheus reads."""
 
@@ -179,6 +181,87 @@ class CompactMemory(Command[Ok], tag="CompactMemory"):
         return Ok()
 
 
+# -- health ----------------------------------------------------------------------------------------------------------
+
+
+class HealthQueues(Struct):
+    waiting: int
+    active: int
+    delayed: int
+    completed: int
+    dlq: int
+
+
+class HealthMemory(Struct, rename="camel"):
+    """In MB. The heap of Python is not measured apart: all three tell the resident size."""
+
+    heap_used: float
+    heap_total: float
+    rss: float
+
+
+class HealthReply(Reply):
+    """`ok` is false and `status` degraded while the disk refuses writes. `uptime` is in seconds."""
+
+    status: str
+    uptime: float
+    version: str
+    queues: HealthQueues
+    connections: dict[str, int]
+    memory: HealthMemory
+
+
+@command(HealthReply, category="Monitoring", flags=Flag.OPEN, http="GET /health fail=503")
+class Health(Command[HealthReply], tag="Health"):
+    """Whether the server is well, with the figures that tell."""
+
+    async def run(self, engine: Engine, peer: Peer) -> HealthReply:
+        stats, metrics = await engine.figures.stats(), await engine.figures.metrics()
+        size = metrics.memory_usage_mb
+        return HealthReply(
+            ok=not engine.backend.is_degraded,
+            status="degraded" if engine.backend.is_degraded else "healthy",
+            uptime=stats.uptime / 1000,
+            version=__version__,
+            queues=HealthQueues(stats.waiting, stats.active, stats.delayed, stats.completed, stats.dlq),
+            connections=engine.open_connections(),
+            memory=HealthMemory(size, size, size),
+        )
+
+
+class ReadyReply(Reply):
+    ready: bool
+
+
+@command(ReadyReply, category="Monitoring", flags=Flag.OPEN, http="GET /ready fail=503")
+class Ready(Command[ReadyReply], tag="Ready"):
+    """Whether the server takes jobs now; not while the disk refuses writes."""
+
+    async def run(self, engine: Engine, peer: Peer) -> ReadyReply:
+        ready = not engine.backend.is_degraded
+        return ReadyReply(ok=ready, ready=ready)
+
+
+class HeapFigures(Struct, rename="camel"):
+    """Objects that the garbage collector watches, by generation, and the resident size in MB."""
+
+    objects: list[int]
+    rss: float
+
+
+class HeapReply(Reply):
+    data: HeapFigures
+
+
+@command(HeapReply, category="Monitoring", http="GET /heapstats")
+class HeapStats(Command[HeapReply], tag="HeapStats"):
+    """What the process holds in memory, for looking into growth."""
+
+    async def run(self, engine: Engine, peer: Peer) -> HeapReply:
+        metrics = await engine.figures.metrics()
+        return HeapReply(data=HeapFigures(list(gc.get_count()), metrics.memory_usage_mb))
+
+
 # -- signs of life -------------------------------------------------------------------------------------------
 
 
@@ -199,7 +282,7 @@ class AliveBatchReply(Reply):
     data: AliveCount
 
 
-@command(AliveReply, category="Monitoring", http="POST /workers/{id}/heartbeat", errors=("Worker not found",))
+@command(AliveReply, category="Monitoring", http="POST /workers/{id}/heartbeat fail=200", errors=("Worker not found",))
 class Heartbeat(Command[AliveReply], tag="Heartbeat"):
     """A registered worker is alive, and what it has done so far."""
 
@@ -218,7 +301,7 @@ class Heartbeat(Command[AliveReply], tag="Heartbeat"):
     AliveReply,
     category="Monitoring",
     flags=Flag.WRITE,
-    http="POST /jobs/{id}/heartbeat",
+    http="POST /jobs/{id}/heartbeat fail=400",
     errors=("Job not found or not active (or invalid token)",),
 )
 class JobHeartbeat(Command[AliveReply], tag="JobHeartbeat"):
@@ -238,7 +321,7 @@ class JobHeartbeat(Command[AliveReply], tag="JobHeartbeat"):
     AliveBatchReply,
     category="Monitoring",
     flags=Flag.WRITE,
-    http="POST /jobs/heartbeat-batch",
+    http="POST /jobs/heartbeat-batch fail=400",
     errors=("JobHeartbeatB tokens length must match ids length",),
 )
 class JobHeartbeatBatch(Command[AliveBatchReply], tag="JobHeartbeatB"):

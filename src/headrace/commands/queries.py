@@ -91,7 +91,7 @@ def job_counts(counts: Counts) -> JobCounts:
     )
 
 
-@command(FoundJob, category="Query", http="GET /jobs/{id}", errors=("Job not found",))
+@command(FoundJob, category="Query", http="GET /jobs/{id} fail=404", errors=("Job not found",))
 class GetJob(Command[FoundJob], tag="GetJob"):
     """A job in whatever state it is, with its result or the reason of its failure."""
 
@@ -101,7 +101,7 @@ class GetJob(Command[FoundJob], tag="GetJob"):
         return FoundJob(job=await engine.backend.job(self.id))
 
 
-@command(JobState, category="Query", http="GET /jobs/{id}/state")
+@command(JobState, category="Query", http="GET /jobs/{id}/state fail=404")
 class GetState(Command[JobState], tag="GetState"):
     """The state of a job; `unknown` when there is no such job."""
 
@@ -111,7 +111,7 @@ class GetState(Command[JobState], tag="GetState"):
         return JobState(id=self.id, state=await engine.backend.state(self.id))
 
 
-@command(JobResult, category="Query", http="GET /jobs/{id}/result")
+@command(JobResult, category="Query", http="GET /jobs/{id}/result fail=404")
 class GetResult(Command[JobResult], tag="GetResult"):
     """What the worker returned. The key is left out when it returned nothing or there is no such job."""
 
@@ -122,7 +122,7 @@ class GetResult(Command[JobResult], tag="GetResult"):
         return JobResult(id=self.id, result=UNSET if result is None else Raw(result))
 
 
-@command(JobList, category="Query", http="GET /queues/{queue}/jobs/list")
+@command(JobList, category="Query", http="GET /queues/{queue}/jobs/list alias=status:state,states:state")
 class GetJobs(Command[JobList], tag="GetJobs"):
     """Jobs of a queue in order of creation, a page at a time. Several states give the union."""
 
@@ -157,7 +157,7 @@ class GetCountsPerPriority(Command[CountsByPriority], tag="GetCountsPerPriority"
         return CountsByPriority(queue=self.queue, counts=await engine.backend.counts_per_priority(self.queue))
 
 
-@command(FoundJob, category="Query", http="GET /jobs/custom/{customId}", errors=("Job not found",))
+@command(FoundJob, category="Query", http="GET /jobs/custom/{customId} fail=404", errors=("Job not found",))
 class GetJobByCustomId(Command[FoundJob], tag="GetJobByCustomId"):
     """The job that was pushed with this `jobId`, in every state for as long as it is kept."""
 
@@ -182,7 +182,7 @@ class CountJobs(Command[Counted], tag="Count"):
 @command(
     JobProgress,
     category="Query",
-    http="GET /jobs/{id}/progress",
+    http="GET /jobs/{id}/progress fail=404",
     errors=("Job not found", "Job is not active (current state: <state>)"),
 )
 class GetProgress(Command[JobProgress], tag="GetProgress"):
@@ -195,7 +195,7 @@ class GetProgress(Command[JobProgress], tag="GetProgress"):
         return JobProgress(progress=progress, message=message)
 
 
-@command(ChildrenValues, category="Query", http="GET /jobs/{id}/children")
+@command(ChildrenValues, category="Query", http="GET /jobs/{id}/children fail=404")
 class GetChildrenValues(Command[ChildrenValues], tag="GetChildrenValues"):
     """The results of a job's completed children by `<queue>:<id>`; empty when there is no such job."""
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 from msgspec import UNSET, Meta, Struct, UnsetType, structs
 
 from headrace.commands._base import Command, Flag, Ok, Reply, command
-from headrace.commands.queries import Counted
+from headrace.commands.queries import Counted, JobCounts, job_counts
 from headrace.model import (
     YEAR_MS,
     AutoRetryMs,
@@ -152,6 +152,25 @@ class ListQueues(Command[QueueList], tag="ListQueues"):
         )
 
 
+class QueueCounts(Struct):
+    name: str
+    paused: bool
+    counts: JobCounts
+
+
+class QueueCountsList(Reply):
+    queues: list[QueueCounts]
+
+
+@command(QueueCountsList, category="Control", http="GET /queues/summary lift=queues")
+class SummarizeQueues(Command[QueueCountsList], tag="QueuesSummary"):
+    """All queues with how many of their jobs are in each state."""
+
+    async def run(self, engine: Engine, peer: Peer) -> QueueCountsList:
+        queues = await engine.backend.queues()
+        return QueueCountsList(queues=[QueueCounts(q.name, q.paused, job_counts(q.counts)) for q in queues])
+
+
 # -- settings ------------------------------------------------------------------------------------------------
 
 
@@ -190,7 +209,7 @@ class GetStallConfig(Command[StallSettings], tag="GetStallConfig"):
         return StallSettings(config=await engine.backend.stall_config(self.queue))
 
 
-@command(Ok, category="Control", flags=Flag.WRITE, http="PUT /queues/{queue}/stall-config")
+@command(Ok, category="Control", flags=Flag.WRITE, http="PUT /queues/{queue}/stall-config whole=config")
 class SetStallConfig(Command[Ok], tag="SetStallConfig"):
     """Change when an active job of this queue counts as abandoned."""
 
@@ -213,7 +232,7 @@ class GetDlqConfig(Command[DlqSettings], tag="GetDlqConfig"):
         return DlqSettings(config=await engine.backend.dlq_config(self.queue))
 
 
-@command(Ok, category="DLQ", flags=Flag.WRITE, http="PUT /queues/{queue}/dlq-config")
+@command(Ok, category="DLQ", flags=Flag.WRITE, http="PUT /queues/{queue}/dlq-config whole=config")
 class SetDlqConfig(Command[Ok], tag="SetDlqConfig"):
     """Change how long dead letters of this queue are kept, and whether they are retried by themselves."""
 

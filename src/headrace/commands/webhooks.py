@@ -49,6 +49,8 @@ class WebhookView(Struct, rename="camel"):
     failure_count: int
     enabled: bool
     queue: str | UnsetType = UNSET
+    dropped_count: int | UnsetType = UNSET
+    last_error: str | UnsetType = UNSET
 
 
 class WebhookStats(Struct):
@@ -80,6 +82,8 @@ def webhook_view(webhook: Webhook) -> WebhookView:
         failure_count=webhook.failure_count,
         enabled=webhook.enabled,
         queue=optional(webhook.queue),
+        dropped_count=webhook.dropped_count or UNSET,
+        last_error=optional(webhook.last_error),
     )
 
 
@@ -87,12 +91,13 @@ def webhook_view(webhook: Webhook) -> WebhookView:
     Added,
     category="Webhooks",
     flags=Flag.WRITE,
-    http="POST /webhooks",
+    http="POST /webhooks fail=400",
     errors=(
         "Webhook URL is required",
         "Webhook URL too long (max 2048 characters)",
         "Invalid URL format",
         "Webhook URL must use http or https protocol",
+        "Webhook URL must use https",
         "Webhook URL cannot point to <place>",
         "Invalid webhook event(s): <names>. Valid: " + ", ".join(WEBHOOK_EVENTS),
     ),
@@ -100,7 +105,8 @@ def webhook_view(webhook: Webhook) -> WebhookView:
 class AddWebhook(Command[Added], tag="AddWebhook"):
     """Have events posted to a URL, of all queues or of one. With `secret` the deliveries are signed.
 
-    Addresses inside this machine or its network are refused.
+    Addresses inside this machine or its network are refused, unless the server was told to allow them. Deliveries begin
+    with the first event after the reply.
     """
 
     url: WebhookUrl
@@ -109,7 +115,7 @@ class AddWebhook(Command[Added], tag="AddWebhook"):
     secret: ShortText | None = None
 
     async def run(self, engine: Engine, peer: Peer) -> Added:
-        check_webhook_url(self.url)
+        check_webhook_url(self.url, engine.webhook_rules)
         check_events(self.events)
         created_at = float(engine.clock.now_ms())
         webhook = Webhook(engine.ids.next(), self.url, self.events, self.queue, self.secret, created_at)
@@ -117,7 +123,7 @@ class AddWebhook(Command[Added], tag="AddWebhook"):
         return Added(data=WebhookAdded(webhook.id, self.url, self.events, created_at, optional(self.queue)))
 
 
-@command(Removed, category="Webhooks", flags=Flag.WRITE, http="DELETE /webhooks/{webhookId}", errors=(NOT_FOUND,))
+@command(Removed, category="Webhooks", flags=Flag.WRITE, http="DELETE /webhooks/{webhookId} fail=404", errors=(NOT_FOUND,))
 class RemoveWebhook(Command[Removed], tag="RemoveWebhook"):
     """Forget a webhook."""
 
@@ -139,7 +145,7 @@ class ListWebhooks(Command[WebhooksFound], tag="ListWebhooks"):
         return WebhooksFound(data=WebhooksData([webhook_view(webhook) for webhook in webhooks], stats))
 
 
-@command(Ok, category="Webhooks", flags=Flag.WRITE, http="PUT /webhooks/{id}/enabled", errors=(NOT_FOUND,))
+@command(Ok, category="Webhooks", flags=Flag.WRITE, http="PUT /webhooks/{id}/enabled fail=400", errors=(NOT_FOUND,))
 class SetWebhookEnabled(Command[Ok], tag="SetWebhookEnabled"):
     """Switch a webhook off, or on again."""
 

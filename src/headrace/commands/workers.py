@@ -75,7 +75,7 @@ class WorkersFound(Reply):
     data: WorkersData
 
 
-@command(Registered, category="Workers", http="POST /workers")
+@command(Registered, category="Workers", http="POST /workers fail=400")
 class RegisterWorker(Command[Registered], tag="RegisterWorker"):
     """Make a worker known until its connection closes. Registering a `workerId` again updates it."""
 
@@ -93,7 +93,7 @@ class RegisterWorker(Command[Registered], tag="RegisterWorker"):
         return Registered(data=worker)
 
 
-@command(Removed, category="Workers", http="DELETE /workers/{workerId}", errors=("Worker not found",))
+@command(Removed, category="Workers", http="DELETE /workers/{workerId} fail=404", errors=("Worker not found",))
 class UnregisterWorker(Command[Removed], tag="UnregisterWorker"):
     """Forget a worker."""
 

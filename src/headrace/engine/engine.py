@@ -16,12 +16,14 @@ from typing import Any, Final
 
 from msgspec import Raw
 
+from headrace.addresses import DEFAULT_RULES, UrlRules
 from headrace.backends.base import Claim, Demand, FlowNode, Outcome
 from headrace.backends.local.backend import LocalBackend
 from headrace.backends.local.slices import run_now
 from headrace.clock import Clock
 from headrace.engine.crons import Crons
-from headrace.engine.figures import Figures
+from headrace.engine.figures import MAX_QUEUES, Figures
+from headrace.engine.history import History
 from headrace.engine.peer import Peer
 from headrace.engine.waiters import Waiter, Waiters
 from headrace.engine.workers import WorkerRegistry
@@ -29,6 +31,8 @@ from headrace.errors import NotAuthenticated
 from headrace.model import Event, JobSpec
 
 log: Final = logging.getLogger("headrace.engine")
+
+Listener = Callable[[list[Event], dict[int, bytes]], None]
 
 _ENDS: Final = frozenset(("completed", "failed", "removed", "expired"))
 _MAINTAIN_EVERY_MS: Final = 1000
@@ -46,18 +50,25 @@ class Engine:
         tokens: Sequence[str] = (),
         worker_timeout_ms: int = 30_000,
         connections: Callable[[], int] = lambda: 0,
+        webhook_rules: UrlRules = DEFAULT_RULES,
+        metrics_max_queues: int = MAX_QUEUES,
     ) -> None:
         self.backend = backend
         self.clock = clock
         self.ids = backend.ids
         self.tokens = [token.encode() for token in tokens]
         self.connections = connections
+        self.live_connections: Callable[[], dict[str, int]] = lambda: {"ws": 0, "sse": 0}
+        self.webhook_rules = webhook_rules
         self.alarm = backend.alarm
         self.waiters = Waiters(self.alarm)
         self.workers = WorkerRegistry(clock, self.ids, worker_timeout_ms)
         self.crons = Crons(backend, clock, self.workers)
-        self.figures = Figures(backend, clock, self.workers, self.crons, connections)
+        self.figures = Figures(backend, clock, self.workers, self.crons, connections, metrics_max_queues)
+        self.history = History(backend, clock)
         self._subscribers: dict[str, set[Peer]] = {}
+        self._listeners: list[Listener] = []
+        self._body_readers = 0
         self._wrong_tokens: dict[str, tuple[int, int]] = {}
         self._started_mono = clock.monotonic_ms()
         self._next_maintenance = 0
@@ -68,6 +79,7 @@ class Engine:
         await self.crons.start()
         self.backend.commit()
         self.figures.start()
+        await self.history.start()
         self._set_alarm()
 
     async def stop(self) -> None:
@@ -127,12 +139,20 @@ class Engine:
             self._serve_parked_pulls()
             if self.waiters.has_jobs:
                 self._serve_job_waiters()
-                self.backend.wants_bodies = self.waiters.has_jobs
+                self.want_bodies(0)
         self.backend.commit()
         events, bodies = self.backend.take_events(), self.backend.take_bodies()
         if self._subscribers:
             self._publish(events, bodies)
+        for listener in self._listeners:
+            self._tell(listener, events, bodies)
         return events
+
+    def _tell(self, listener: Listener, events: list[Event], bodies: dict[int, bytes]) -> None:
+        try:
+            listener(events, bodies)
+        except Exception:
+            log.exception("a listener failed")  # the tick is committed: its replies must leave all the same
 
     def _serve_parked_pulls(self) -> None:
         for queue in self.backend.take_ready():
@@ -191,21 +211,29 @@ class Engine:
             self._next_maintenance = mono + _MAINTAIN_EVERY_MS
             self.workers.expire()
             self.figures.sample()
+            await self.history.sample()
             self.backend.retire_completed()
 
     # -- connections ---------------------------------------------------------------------------------------------------
 
     async def authenticate(self, token: str, peer: Peer) -> None:
-        """Let the connection in if the token is one of ours; compared in constant time, all of them."""
+        """Let the connection in if the token is one of ours. Wrong ones are answered slower and slower."""
         if not self.tokens:
             return
-        given = token.encode()
-        matches = [hmac.compare_digest(given, known) for known in self.tokens]
-        if not any(matches):
+        if not self.knows(token):
             peer.auth_failures += 1
             await self.waiters.park_until(self.clock.monotonic_ms() + self._guessing_penalty_ms(peer.address))
             raise NotAuthenticated("Invalid token")
         peer.is_authenticated = True
+
+    def knows(self, token: str) -> bool:
+        """Whether the token is one of ours; compared in constant time, all of them."""
+        given = token.encode()
+        return any([hmac.compare_digest(given, known) for known in self.tokens])
+
+    def open_connections(self) -> dict[str, int]:
+        """How many connections are open, by transport."""
+        return {"tcp": self.connections(), **self.live_connections()}
 
     def _guessing_penalty_ms(self, address: str) -> int:
         """Every wrong token from one address within a minute doubles the wait for its refusal, up to two seconds."""
@@ -236,6 +264,18 @@ class Engine:
             self.backend.watch(queue, -1)
             if not peers:
                 del self._subscribers[queue]
+
+    def listen(self, listener: Listener) -> None:
+        """Have `listener` called after every commit with its events and the bodies that were asked for."""
+        self._listeners.append(listener)
+
+    def want_bodies(self, change: int) -> None:
+        """Somebody began (+1) or ceased (-1) to need the results and data that go with events of all queues.
+
+        With 0 it only looks anew whether those who wait for the end of a job still need them.
+        """
+        self._body_readers += change
+        self.backend.wants_bodies = self.waiters.has_jobs or self._body_readers > 0
 
     def _publish(self, events: list[Event], bodies: dict[int, bytes]) -> None:
         for event in events:

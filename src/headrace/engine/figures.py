@@ -1,10 +1,14 @@
 """What the server can say about itself in numbers: Stats, Metrics and the Prometheus text.
 
-Counters are plain integers that others keep (backend totals, worker registry); this module reads them when
-asked. Only durations are collected here (`observe_tick`), and a few samples of the counters for rates (`sample`).
+Counters are plain integers that others keep (backend totals, figures of queues, worker registry); this module reads
+them when asked. Only durations of ticks are collected here (`observe_tick`, `observe_lag`), and a few samples of the
+counters for rates (`sample`). Who delivers webhooks counts in `deliveries`, who accepts connections of another kind
+tells how many there are in `transports`.
 
-To add a metric: add a line to the block it belongs to in `prometheus`. Names that the reference has and that
-mean something here are kept; those of its runtime and its backups are left out.
+To add a metric: add a line to the block it belongs to in `prometheus`; per queue: a row in QUEUE_COUNTERS. Names that
+the reference has and that mean something here are kept; those of its runtime and its backups are left out. A series
+per queue is a promise to whoever stores them, so only the `max_queues` most loaded queues have any, and what is
+counted for all queues together does not depend on which ones those are.
 """
 
 from __future__ import annotations
@@ -14,10 +18,13 @@ import time
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable
+from itertools import accumulate
 from typing import Final
 
+from msgspec import Struct
+
 from headrace import __version__
-from headrace.backends.base import Backend, Counts, QueueSummary
+from headrace.backends.base import Backend, Counts, QueueFigures, QueueSummary
 from headrace.clock import Clock
 from headrace.commands.monitoring import ServerMetrics, ServerStats
 from headrace.engine.crons import Crons
@@ -28,6 +35,18 @@ SAMPLE_MS: Final = 1_000
 MAX_QUEUES: Final = 100
 KINDS: Final = ("push", "pull", "ack")
 BOUNDS: Final = (0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+
+QUEUE_COUNTERS: Final = (
+    ("pushed", "bunqueue_queue_pushed_total", "Jobs pushed to a queue"),
+    ("completed", "bunqueue_queue_completed_total", "Jobs of a queue that completed"),
+    ("failed", "bunqueue_queue_failed_total", "Jobs of a queue that failed for good"),
+    ("retried", "bunqueue_queue_retries_total", "Failed attempts of a queue that are followed by another one"),
+    ("expired_leases", "bunqueue_queue_lease_expiries_total", "Leases of a queue that ran out"),
+    ("stalled", "bunqueue_queue_stalls_total", "Jobs of a queue whose worker fell silent"),
+    ("duplicated", "bunqueue_queue_duplicates_total", "Pushes answered by a job that was there already"),
+)
+_SHOWN_BUCKETS: Final = tuple((bucket, 2**bucket / 1000) for bucket in range(0, 23, 2))
+"""Of the buckets of a queue's durations those that are shown, with their bounds in seconds: 1 ms to over an hour."""
 
 _MEGABYTE: Final = 1024 * 1024
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
@@ -47,6 +66,20 @@ class Histogram:
         self.total += seconds * times
 
 
+class Deliveries(Struct):
+    """What became of webhook deliveries since the server started."""
+
+    succeeded: int = 0
+    failed: int = 0
+    """Given up after the last try."""
+    retried: int = 0
+    """Tries that failed and are followed by another one."""
+    refused: int = 0
+    """Not sent: the address is not allowed."""
+    dropped: int = 0
+    """Not sent: too many were under way."""
+
+
 class Figures:
     def __init__(
         self,
@@ -61,11 +94,15 @@ class Figures:
         self._clock = clock
         self._workers = workers
         self._crons = crons
-        self._connections = connections
+        self.transports: dict[str, Callable[[], int]] = {"tcp": connections}
+        """How many connections there are, by the kind of transport."""
+        self.deliveries = Deliveries()
         self._max_queues = max_queues
         self._started_ms = clock.monotonic_ms()
         self._started_at = clock.now_ms() / 1000
         self._histograms = {kind: Histogram() for kind in KINDS}
+        self._commits = Histogram()
+        self._lags = Histogram()
         self._observed = (0, 0, 0)
         self._samples: deque[tuple[int, int, int]] = deque()
 
@@ -74,14 +111,23 @@ class Figures:
         totals = self._backend.totals()
         self._observed = (totals.pushed, totals.pulled, totals.completed)
 
-    def observe_tick(self, seconds: float) -> None:
-        """Every command of a tick took as long as the tick: from its first byte to its commit."""
+    def observe_tick(self, seconds: float, commit_seconds: float | None = None) -> None:
+        """Every command of a tick took as long as the tick: from its first byte to its commit.
+
+        `commit_seconds` is the part of it that the commit took, None when there was nothing to commit.
+        """
+        if commit_seconds is not None:
+            self._commits.observe(commit_seconds)
         totals = self._backend.totals()
         now = (totals.pushed, totals.pulled, totals.completed)
         for kind, before, after in zip(KINDS, self._observed, now, strict=True):
             if after > before:
                 self._histograms[kind].observe(seconds, after - before)
         self._observed = now
+
+    def observe_lag(self, seconds: float) -> None:
+        """A timer fired so much later than it was set for: something held the loop up."""
+        self._lags.observe(max(0.0, seconds))
 
     def sample(self) -> None:
         """Remember the counters of this moment for rates. Call it about once a second."""
@@ -134,7 +180,7 @@ class Figures:
             avg_processing_ms=_average(totals.run_ms, totals.completed + totals.failed),
             memory_usage_mb=round(resident_bytes() / _MEGABYTE, 2),
             sqlite_size_mb=round(self._backend.size_bytes() / _MEGABYTE, 2),
-            active_connections=self._connections(),
+            active_connections=sum(count() for count in self.transports.values()),
         )
 
     # -- Prometheus ------------------------------------------------------------------------------------------
@@ -147,6 +193,8 @@ class Figures:
         await self._write_workers(text)
         await self._write_storage(text)
         self._write_process(text)
+        text.histogram("bunqueue_commit_duration_seconds", "Time spent in a commit", self._commits)
+        text.histogram("bunqueue_event_loop_lag_seconds", "How late timers fire", self._lags)
         for kind, histogram in self._histograms.items():
             text.histogram(f"bunqueue_{kind}_duration_seconds", f"Time spent in a {kind}", histogram)
         return text.render()
@@ -159,30 +207,52 @@ class Figures:
         text.counter("bunqueue_jobs_pulled_total", "Jobs handed out", totals.pulled)
         text.counter("bunqueue_jobs_completed_total", "Jobs completed", totals.completed)
         text.counter("bunqueue_jobs_failed_total", "Jobs failed", totals.failed)
+        rare = self._backend.queue_figures()[""]
+        text.counter("bunqueue_jobs_retried_total", "Failed attempts that are followed by another one", rare.retried)
+        text.counter("bunqueue_jobs_stalled_total", "Jobs whose worker fell silent", rare.stalled)
+        text.counter("bunqueue_jobs_duplicated_total", "Pushes answered by a job that was there", rare.duplicated)
+        text.counter("bunqueue_lease_expiries_total", "Leases that ran out", rare.expired_leases)
 
     def _write_queues(self, text: _Text, queues: list[QueueSummary]) -> None:
-        # A series per queue name is a promise to whoever stores them: the busiest queues are worth it.
-        shown = sorted(queues, key=lambda queue: (-_load(queue.counts), queue.name))[: self._max_queues]
+        shown = sorted(self.busiest(queues, self._max_queues), key=lambda queue: queue.name)
         series: dict[str, list[tuple[str, int]]] = {}
-        for queue in sorted(shown, key=lambda queue: queue.name):
+        for queue in shown:
             for state, count in _by_state(queue.counts, with_completed=False):
                 series.setdefault(state, []).append((queue.name, count))
         for state, values in series.items():
             name = f"bunqueue_queue_jobs_{state}"
             text.labelled("gauge", name, f"Jobs of a queue that are {state}", "queue", values)
         text.gauge("bunqueue_queue_metrics_exported", "Queues with series of their own", len(shown))
-        text.gauge(
-            "bunqueue_queue_metrics_omitted", "Queues left out of the series", len(queues) - len(shown)
-        )
+        text.gauge("bunqueue_queue_metrics_omitted", "Queues left out of the series", len(queues) - len(shown))
+        self._write_ages(text, [queue.name for queue in shown])
+        figures = self._backend.queue_figures()
+        self._write_queue_figures(text, [(queue.name, figures[queue.name]) for queue in shown])
+
+    def _write_ages(self, text: _Text, names: list[str]) -> None:
+        ages = [(name, (self._backend.oldest_waiting_ms(name) or 0) / 1000) for name in names]
+        meaning = "How long the oldest waiting job has been ready; 0 when none waits"
+        text.labelled("gauge", "bunqueue_queue_oldest_waiting_seconds", meaning, "queue", ages)
+
+    @staticmethod
+    def _write_queue_figures(text: _Text, rows: list[tuple[str, QueueFigures]]) -> None:
+        for field, name, meaning in QUEUE_COUNTERS:
+            text.labelled("counter", name, meaning, "queue", [(queue, getattr(entry, field)) for queue, entry in rows])
+        waits = [(queue, entry.wait, entry.wait_ms) for queue, entry in rows]
+        text.durations("bunqueue_queue_wait_seconds", "Time from being ready to being handed out", waits)
+        runs = [(queue, entry.run, entry.run_ms) for queue, entry in rows]
+        text.durations("bunqueue_queue_run_seconds", "Time from being handed out to being completed", runs)
+
+    @staticmethod
+    def busiest(queues: list[QueueSummary], count: int) -> list[QueueSummary]:
+        """The queues that hold most jobs, completed ones not counted; most first."""
+        return sorted(queues, key=lambda queue: (-_load(queue.counts), queue.name))[:count]
 
     async def _write_workers(self, text: _Text) -> None:
         stats = self._workers.stats()
         text.gauge("bunqueue_workers_registered", "Workers registered", stats.total)
         text.gauge("bunqueue_workers_active", "Workers heard of lately", stats.active)
         text.gauge("bunqueue_worker_active_jobs", "Jobs that workers say they run", stats.active_jobs)
-        text.gauge(
-            "bunqueue_worker_concurrency_slots", "Jobs that workers could run", stats.concurrency_slots
-        )
+        text.gauge("bunqueue_worker_concurrency_slots", "Jobs that workers could run", stats.concurrency_slots)
         text.counter("bunqueue_workers_processed_total", "Jobs workers say they did", stats.total_processed)
         text.counter("bunqueue_workers_failed_total", "Jobs workers say they failed", stats.total_failed)
         crons = await self._crons.list()
@@ -193,6 +263,12 @@ class Figures:
         enabled = sum(webhook.enabled for webhook in webhooks)
         text.gauge("bunqueue_webhooks_registered", "Webhooks", len(webhooks))
         text.gauge("bunqueue_webhooks_enabled", "Webhooks that are switched on", enabled)
+        deliveries = [(name, getattr(self.deliveries, name)) for name in Deliveries.__struct_fields__]
+        meaning = "Webhook deliveries by what became of them"
+        text.labelled("counter", "bunqueue_webhook_deliveries_total", meaning, "outcome", deliveries)
+        first, last = self._backend.log_position()
+        text.gauge("bunqueue_event_log_seq", "Last event of the log", last)
+        text.gauge("bunqueue_event_log_events", "Events that the log still has", last - first + 1)
         status = self._backend.storage_status()
         text.gauge("bunqueue_storage_degraded", "1 while writes are refused", int(status.error is not None))
         text.gauge("bunqueue_storage_disk_full", "1 while the disk is full", int(status.disk_full))
@@ -206,7 +282,7 @@ class Figures:
         text.gauge("process_start_time_seconds", "When this process started", self._started_at)
         text.counter("process_cpu_seconds_total", "CPU time of this process", time.process_time())
         text.labelled("gauge", "bunqueue_build_info", "Version of this server", "version", [(__version__, 1)])
-        open_now = [("tcp", self._connections())]
+        open_now = [(transport, count()) for transport, count in self.transports.items()]
         text.labelled("gauge", "bunqueue_connections", "Open connections", "transport", open_now)
 
 
@@ -227,9 +303,7 @@ class _Text:
         self._head("counter", name, meaning)
         self._lines.append(f"{name} {value}")
 
-    def labelled(
-        self, kind: str, name: str, meaning: str, label: str, values: Iterable[tuple[str, float]]
-    ) -> None:
+    def labelled(self, kind: str, name: str, meaning: str, label: str, values: Iterable[tuple[str, float]]) -> None:
         self._head(kind, name, meaning)
         self._lines += [f'{name}{{{label}="{escaped(key)}"}} {value}' for key, value in values]
 
@@ -240,6 +314,21 @@ class _Text:
             running += count
             self._lines.append(f'{name}_bucket{{le="{bound}"}} {running}')
         self._lines += [f"{name}_sum {histogram.total}", f"{name}_count {running}"]
+
+    def durations(self, name: str, meaning: str, rows: Iterable[tuple[str, list[int], int]]) -> None:
+        """A histogram per queue from buckets by bit length (see DURATION_BUCKETS) and the sum in ms."""
+        self._head("histogram", name, meaning)
+        lines = self._lines
+        for queue, buckets, total_ms in rows:
+            labels = f'queue="{escaped(queue)}"'
+            head = f'{name}_bucket{{{labels},le="'
+            running = list(accumulate(buckets))
+            lines += [f'{head}{bound}"}} {running[bucket]}' for bucket, bound in _SHOWN_BUCKETS]
+            lines += [
+                f'{head}+Inf"}} {running[-1]}',
+                f"{name}_sum{{{labels}}} {total_ms / 1000}",
+                f"{name}_count{{{labels}}} {running[-1]}",
+            ]
 
     def _head(self, kind: str, name: str, meaning: str) -> None:
         self._lines += [f"# HELP {name} {meaning}", f"# TYPE {name} {kind}"]

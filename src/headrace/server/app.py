@@ -9,14 +9,20 @@ import resource
 import signal
 import ssl
 import sys
+from ipaddress import ip_network
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
+from headrace.addresses import UrlRules
 from headrace.backends.local.backend import BOUNDED_LOG, CAPTURE_LOG, LocalBackend
 from headrace.clock import SystemClock
 from headrace.config import ConfigError, Settings
 from headrace.engine.engine import Engine
 from headrace.server.tcp import TcpServer
+
+if TYPE_CHECKING:
+    from headrace.server.http import HttpServer
+    from headrace.server.webhooks import Webhooks
 
 log: Final = logging.getLogger("headrace.server")
 
@@ -39,8 +45,11 @@ class App:
             tokens=settings.auth_tokens,
             worker_timeout_ms=settings.worker_timeout_ms,
             connections=lambda: self.tcp.connection_count,
+            webhook_rules=UrlRules(tuple(map(ip_network, settings.webhook_allow)), settings.requires_https_webhooks),
         )
         self.tcp: TcpServer
+        self.http: HttpServer | None = None
+        self.webhooks: Webhooks
 
     async def start(self) -> None:
         tls = _tls_context(self.settings)
@@ -56,14 +65,42 @@ class App:
                 f"cannot listen on {self.settings.bind_host}:{self.settings.tcp_port}: {error.strerror or error}. "
                 "Is another server running? Choose another port with --tcp-port."
             ) from error
+        self._start_webhooks()
+        await self._start_http(tls)
         # What is there now stays: spare the collector the walk over it. And let it look less often: a large command
         # makes hundreds of thousands of objects, all alive, and at the default it took longer than decoding them.
         gc.freeze()
         gc.enable()
         gc.set_threshold(20_000, 20, 100)
 
+    async def _start_http(self, tls: ssl.SSLContext | None) -> None:
+        if not self.settings.http_port:
+            return
+        from headrace.server.http import HttpServer  # TCP clients are served already while this is imported
+
+        self.http = HttpServer(self.engine, self.settings, self.tcp.ticker, tls)
+        try:
+            await self.http.start()
+        except OSError as error:
+            self.http = None
+            await self.stop()
+            raise ConfigError(
+                f"cannot listen on {self.settings.bind_host}:{self.settings.http_port}: {error.strerror or error}. "
+                "Is another server running? Choose another port with --http-port, or turn HTTP off with 0."
+            ) from error
+
+    def _start_webhooks(self) -> None:
+        from headrace.server.webhooks import Webhooks  # clients need not wait for this import
+
+        self.webhooks = Webhooks(self.engine, self.settings, schedule=self.tcp.ticker.schedule)
+        self.webhooks.start()
+
     async def stop(self) -> None:
+        deadline = asyncio.get_running_loop().time() + self.settings.shutdown_timeout_ms / 1000
+        if self.http is not None:
+            await self.http.stop()
         await self.tcp.stop()
+        await self.webhooks.stop(deadline)
         await self.engine.stop()
 
 
@@ -93,8 +130,11 @@ async def _serve(settings: Settings) -> None:
     app = App(settings)
     await app.start()
     where = "memory only" if settings.is_memory else settings.data_path
-    scheme = "headraces" if settings.tls_cert else "headrace"
-    print(f"headrace listens on {scheme}://{settings.bind_host}:{app.tcp.port} ({where})", flush=True)
+    secure = "s" if settings.tls_cert else ""
+    places = f"headrace{secure}://{settings.bind_host}:{app.tcp.port}"
+    if app.http is not None:
+        places += f" and http{secure}://{settings.bind_host}:{app.http.port}"
+    print(f"headrace listens on {places} ({where})", flush=True)
     await stopping.wait()
     await app.stop()
 

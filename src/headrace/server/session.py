@@ -1,4 +1,4 @@
-"""One connection without its socket: frames in, commands run, replies collected until the tick is committed.
+"""One TCP connection without its socket: frames in, commands run, replies collected until the tick is committed.
 
 Rules:
 - Replies of a tick wait in `_out` until the commit that contains them; `take` hands them to the shell, `spoil`
@@ -13,15 +13,13 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from msgspec import Raw, Struct
 
-from headrace.backends.local.slices import Breath
-from headrace.commands._base import BY_TYPE, Command, ErrorReply, Flag, Reply
+from headrace.commands._base import Command, ErrorReply
 from headrace.engine.engine import Engine
-from headrace.engine.waiters import Waiter
 from headrace.errors import (
     HeadraceError,
     InvalidCommand,
@@ -30,6 +28,7 @@ from headrace.errors import (
     StorageUnavailable,
 )
 from headrace.model import MAX_FRAME_BYTES, NIL, UNDEFINED, Event
+from headrace.server.driving import Driver, Work
 from headrace.server.projections import tcp_event_frame
 from headrace.wire import Frames, Undecodable, append_reply, decode_command
 
@@ -42,8 +41,6 @@ MAX_OUTBOX: Final = 8 * 1024 * 1024
 not pile all of them up."""
 NO_ID: Final = (b"", NIL, UNDEFINED)
 """Request ids that tell no reply from another."""
-
-Work = Coroutine[Any, Any, Reply]
 
 
 class Held(NamedTuple):
@@ -84,8 +81,8 @@ class Budget:
         return granted
 
 
-class Session:
-    """Implements engine.peer.Peer for a lasting connection."""
+class Session(Driver[bytes | Raw]):
+    """Implements engine.peer.Peer for a lasting connection; the key of a command is its request id."""
 
     def __init__(
         self,
@@ -96,23 +93,14 @@ class Session:
         later: Callable[[Callable[[], None]], object],
         budget: Budget | None = None,
     ) -> None:
-        self.address = address
-        self.is_authenticated = not engine.tokens
-        self.held: dict[str, int] | None = {}
-        self.workers: set[str] = set()
-        self.auth_failures = 0
+        super().__init__(engine, address, stir=stir, later=later, held={})
         self.is_closing = False
         self.unsent_bytes = 0
-        self._engine = engine
-        self._backend = engine.backend
-        self._stir = stir
-        self._later = later
         self._budget = budget
         self._frames = Frames()
         self._backlog: deque[bytes] = deque()
         self._out = bytearray()
         self._request_ids: list[bytes | Raw] = []
-        self._waiting: dict[Work, Waiter | None] = {}
         self._is_in_order = False
         self._room = MAX_OUTBOX
         self._subscription: str | None = None
@@ -173,80 +161,30 @@ class Session:
             log.exception("a frame could not be decoded")
             self._refuse(InvalidCommand("Invalid command format"), b"")
             return
-        try:
-            if not self.is_authenticated or self._backend.is_degraded:
-                self._check_allowed(command)
-            work = command.run(self._engine, self)
-            suspended = work.send(None)
-        except StopIteration as done:
-            self._answer(done.value, command.req_id)
-        except Exception as error:
-            self._fail(error, command.req_id, command)
-        else:
-            self._suspend(work, suspended, command)
+        self._start(command, command.req_id)
 
     def _without_hints(self, error: Undecodable) -> HeadraceError:
         """Who has not authenticated learns nothing of other commands, not even which there are."""
         return error if self.is_authenticated or error.name in ("", "Auth") else NotAuthenticated()
 
-    def _check_allowed(self, command: Command[Any]) -> None:
-        flags = BY_TYPE[type(command)].flags
-        if not self.is_authenticated and not flags & Flag.OPEN:
-            raise NotAuthenticated
-        if flags & Flag.WRITE:
-            self._backend.check_writable()
-
-    def _fail(self, error: Exception, req_id: bytes | Raw, command: Command[Any]) -> None:
-        if not isinstance(error, HeadraceError):
-            log.exception("%s failed", type(command).__name__, exc_info=error)
-            error = HeadraceError("Internal server error")
-        self._refuse(error, req_id)
+    def _fail(self, error: Exception, key: bytes | Raw, command: Command[Any]) -> None:
+        super()._fail(error, key, command)
         if self.auth_failures >= MAX_AUTH_FAILURES:
             self.is_closing = True
 
-    def _refuse(self, error: HeadraceError, req_id: bytes | Raw) -> None:
-        self._answer(ErrorReply(error=str(error)), req_id)
+    def _refuse(self, error: HeadraceError, key: bytes | Raw) -> None:
+        self._answer(ErrorReply(error=str(error)), key)
 
     # -- waiting commands ----------------------------------------------------------------------------------------------
 
-    def _suspend(self, work: Work, suspended: object, command: Command[Any]) -> None:
-        req_id = bytes(command.req_id)  # copied: a view would keep the whole receive buffer alive
+    def _suspend(self, work: Work, suspended: object, command: Command[Any], key: bytes | Raw) -> None:
+        req_id = bytes(key)  # copied: a view would keep the whole receive buffer alive
         if req_id in NO_ID:
             self._is_in_order = True
         self._drive_on(work, suspended, command, req_id)
 
-    def _drive_on(self, work: Work, suspended: object, command: Command[Any], req_id: bytes) -> None:
-        """Arrange for a suspended command to be continued: a waiter when it is served, a breath in the next turn."""
-
-        def resume(value: Any) -> None:
-            self._resume(work, value, command, req_id)
-
-        if isinstance(suspended, Waiter):
-            self._waiting[work] = suspended
-            suspended.resume = resume
-            self._stir(self)  # the end of the tick sets the timer that ends the waiting
-        elif isinstance(suspended, Breath):
-            self._waiting[work] = None
-            self._later(lambda: resume(None))
-            self._stir(self)  # what the slice did so far is committed with this tick
-        else:
-            work.close()
-            raise RuntimeError(f"{type(command).__name__} suspended on {suspended!r}")
-
-    def _resume(self, work: Work, value: Any, command: Command[Any], req_id: bytes) -> None:
-        if work not in self._waiting:
-            return
-        try:
-            suspended = work.send(value)
-        except StopIteration as done:
-            self._answer(done.value, req_id)
-        except Exception as error:
-            self._fail(error, req_id, command)
-        else:
-            self._drive_on(work, suspended, command, req_id)
-            return
-        del self._waiting[work]
-        if req_id in NO_ID:
+    def _ended(self, key: bytes | Raw) -> None:
+        if key in NO_ID:
             self._is_in_order = False
         if self._backlog:
             self._later(self._work_off_backlog)
@@ -265,17 +203,17 @@ class Session:
 
     # -- outgoing ------------------------------------------------------------------------------------------------------
 
-    def _answer(self, reply: Struct, req_id: bytes | Raw) -> None:
+    def _answer(self, reply: Struct, key: bytes | Raw) -> None:
         """Put a reply into the outbox of this tick."""
         out = self._out
         start = len(out)
-        if append_reply(out, reply, req_id) > MAX_FRAME_BYTES:
+        if append_reply(out, reply, key) > MAX_FRAME_BYTES:
             del out[start:]
-            append_reply(out, ErrorReply(error="Reply exceeds 64 MB: ask for less with a lower limit"), req_id)
-        self._request_ids.append(req_id)
+            append_reply(out, ErrorReply(error="Reply exceeds 64 MB: ask for less with a lower limit"), key)
+        self._request_ids.append(key)
         if self._backend.sync_requests:
             self._backend.sync_requests = 0
-            self._durable.append((start, len(out), bytes(req_id)))
+            self._durable.append((start, len(out), bytes(key)))
         if not start:
             self._stir(self)
 
@@ -326,12 +264,7 @@ class Session:
         """The connection is gone: nothing may be given to it any more."""
         self.is_closing = True
         self._backlog.clear()
-        for work, waiter in list(self._waiting.items()):
-            # What is done in slices goes on without its client: half an Obliterate or half a PUSHB must not stay.
-            if waiter is not None:
-                self._engine.cancel(waiter)
-                work.close()
-                del self._waiting[work]
+        self._give_up()
         self.subscribe(None)
         self._out.clear()
         self._request_ids.clear()

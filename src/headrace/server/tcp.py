@@ -1,4 +1,4 @@
-"""The TCP shell: sockets, timers and the one commit per tick. All rules of the protocol are in `session`."""
+"""The TCP shell: sockets and timers. All rules of the protocol are in `session`, the commit per tick in `ticker`."""
 
 from __future__ import annotations
 
@@ -14,152 +14,13 @@ from headrace.config import Settings
 from headrace.engine.engine import Engine
 from headrace.errors import StorageUnavailable
 from headrace.server.session import Budget, Held, Session
+from headrace.server.ticker import Release, Ticker
 from headrace.wire import encode_error
 
 log: Final = logging.getLogger("headrace.server")
 
 _RELEASE_PAUSES: Final = (0.1, 0.2, 0.4)
 _BACKLOG_LIMIT: Final = 200
-_LATE_MS: Final = 1000
-
-
-class Ticker:
-    """Ends ticks and keeps time: everything that was asked since the last turn shares one commit.
-
-    `stir` schedules the end of the tick behind the sockets that are readable in this turn of the loop; `_end` settles,
-    commits, and only then lets the replies out.
-    """
-
-    def __init__(self, engine: Engine, loop: asyncio.AbstractEventLoop) -> None:
-        self._engine = engine
-        self._loop = loop
-        self._stirred: dict[Connection, None] = {}
-        self._is_scheduled = False
-        self._began = 0.0
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_due = 0
-        self._syncs: set[asyncio.Future[None]] = set()
-
-    def start(self) -> None:
-        self._set_timer()
-
-    def stop(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether replies wait for the end of a tick or for the disk."""
-        return self._is_scheduled or bool(self._syncs)
-
-    def stir(self, connection: Connection) -> None:
-        self._stirred[connection] = None
-        self.schedule()
-
-    def schedule(self) -> None:
-        if not self._is_scheduled:
-            self._is_scheduled = True
-            self._began = self._loop.time()
-            self._loop.call_soon(self._end)
-
-    def _end(self) -> None:
-        self._is_scheduled = False
-        began = self._began
-        try:
-            self._engine.settle()
-        except StorageUnavailable as error:
-            log.error("a tick could not be stored: %s", error)
-            self._spoil(error)
-        except Exception:
-            # Whatever went wrong: a reply must not leave as if its commit had happened.
-            log.exception("a tick failed")
-            self._spoil(StorageUnavailable("Internal server error"))
-        self._engine.figures.observe_tick(self._loop.time() - began)
-        if self._engine.backend.take_sync():
-            self._release_after_sync()
-        else:
-            self._release()
-        self._roll_log()
-        self._set_timer()
-
-    def _spoil(self, error: StorageUnavailable) -> None:
-        for connection in self._stirred:
-            connection.session.spoil(error)
-        self._engine.backend.take_sync()
-
-    def _release(self) -> None:
-        stirred, self._stirred = self._stirred, {}
-        for connection in stirred:
-            connection.flush()
-
-    # -- durable writes ------------------------------------------------------------------------------------------------
-
-    def _release_after_sync(self) -> None:
-        """Hold replies that promise durability until the disk has them; other connections go on meanwhile."""
-        held = [(c, c.hold()) for c in self._stirred if c.session.is_durable]
-        self._release()
-
-        def done(future: asyncio.Future[None]) -> None:
-            self._syncs.discard(future)
-            let_go(future.exception())
-
-        def let_go(error: BaseException | None) -> None:
-            if error is not None:
-                log.error("a durable write could not be synced: %s", error)
-            for connection, parcel in held:
-                connection.let_go(parcel, error)
-
-        try:
-            self._engine.backend.mend_sync()
-        except StorageUnavailable as error:
-            let_go(error)
-            return
-        future = self._loop.run_in_executor(None, self._engine.backend.sync)
-        self._syncs.add(future)
-        future.add_done_callback(done)
-
-    def _roll_log(self) -> None:
-        roll = self._engine.backend.roll_log()
-        if roll is not None:
-            self._loop.run_in_executor(None, self._engine.backend.publish, roll).add_done_callback(_tell_unsealed)
-
-    # -- time ----------------------------------------------------------------------------------------------------------
-
-    def _set_timer(self) -> None:
-        due = self._engine.alarm.due_mono
-        if self._timer is not None:
-            if due == self._timer_due:
-                return
-            self._timer.cancel()
-        self._timer_due = due
-        wait = max(0, due - self._engine.clock.monotonic_ms()) / 1000
-        self._timer = self._loop.call_later(wait, self._on_time)
-
-    def _on_time(self) -> None:
-        self._timer = None
-        late = self._engine.clock.monotonic_ms() - self._timer_due
-        if late > _LATE_MS:
-            # The process was stopped or the loop held up: heartbeats may lie unread in the sockets. Read them first.
-            self._loop.call_later(0.05, self._sweep)
-        else:
-            self._sweep()
-
-    def _sweep(self) -> None:
-        from headrace.backends.local.slices import run_now
-
-        try:
-            run_now(self._engine.sweep())
-        except StorageUnavailable as error:
-            log.error("a sweep could not be stored: %s", error)
-        except Exception:
-            log.exception("a sweep failed")  # time must go on for everybody else
-        self._end()
-
-
-def _tell_unsealed(rolled: asyncio.Future[None]) -> None:
-    error = rolled.exception()
-    if error is not None:
-        log.warning("a segment of the event log waits to be compressed: %s", error)
 
 
 class Parcel:
@@ -229,6 +90,13 @@ class Connection(asyncio.Protocol):
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
+    @property
+    def is_durable(self) -> bool:
+        return self.session.is_durable
+
+    def spoil(self, error: StorageUnavailable) -> None:
+        self.session.spoil(error)
+
     def flush(self) -> None:
         out = self.session.take()
         if not out:
@@ -238,13 +106,13 @@ class Connection(asyncio.Protocol):
         else:
             self._write(out)
 
-    def hold(self) -> Parcel:
+    def hold(self) -> Release:
         """Take what would leave now, to be let go after a sync; what comes later queues up behind it."""
         parcel = Parcel(None, self.session.take_held())
         self._parcels.append(parcel)
-        return parcel
+        return lambda error: self._let_go(parcel, error)
 
-    def let_go(self, parcel: Parcel, error: BaseException | None) -> None:
+    def _let_go(self, parcel: Parcel, error: BaseException | None) -> None:
         """The sync of this parcel is over. It leaves when everything before it has left."""
         assert parcel.held is not None
         held = parcel.held

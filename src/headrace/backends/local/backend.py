@@ -70,6 +70,7 @@ class LocalBackend(Records):
         self.problems: list[str] = []
         self._crons: dict[str, CronEntry] = {}
         self._webhooks: dict[str, Webhook] = {}
+        self.webhook_changes = 0
         self._limited_until: list[Queue] = []
         self._log_root = log_root or (path.with_name(path.name + "-events") if path is not None else None)
         self._log_limits = log_limits
@@ -153,6 +154,7 @@ class LocalBackend(Records):
     def _load_small_tables(self) -> None:
         self._crons = dict(self._decoded("cron", CronEntry))
         self._webhooks = dict(self._decoded("webhook", Webhook))
+        self.webhook_changes += 1
 
     def _decoded(self, kind: str, shape: Any) -> Iterable[tuple[str, Any]]:
         for key, value in self._journal.records(kind):
@@ -224,6 +226,8 @@ class LocalBackend(Records):
 
     def _wait_again_for_children(self, job: Job) -> None:
         history = job.remember()
+        if not history.pending:
+            return  # it stepped back before it had children, and waits for the first one to be pushed
         for dependency in list(history.pending):
             target = self._find(dependency)
             if target is not None and target.state is State.COMPLETED:

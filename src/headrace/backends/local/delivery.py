@@ -123,8 +123,14 @@ class Delivery(Settlement):
         )
         totals = self._totals
         totals.pulled += 1
-        if now > job.run_at:
-            totals.wait_ms += now - job.run_at
+        figures = queue.figures
+        waited = now - job.run_at
+        if waited > 0:
+            totals.wait_ms += waited
+            figures.wait_ms += waited
+            figures.wait[waited.bit_length()] += 1
+        else:
+            figures.wait[0] += 1
         return Claim(self._show_to_worker(job, now), token)
 
     def _show_to_worker(self, job: Job, now: int) -> Raw:
@@ -352,6 +358,8 @@ class Delivery(Settlement):
         lease = job.lease
         assert lease is not None
         job.stalls += 1
+        job.queue.figures.expired_leases += 1
+        self._overall.expired_leases += 1
         is_last = job.attempts + 1 >= job.settings.max_attempts
         self._tell_stall(job, now, is_last=is_last)
         if is_last:
@@ -359,6 +367,8 @@ class Delivery(Settlement):
             self._end_attempt(job, now, error=error, reason=DeadLetterReason.STALLED, terminal=True)
             return
         job.attempts += 1
+        job.queue.figures.retried += 1
+        self._overall.retried += 1
         self._note(job, "waiting", now, error="lock expired", attempt=job.attempts + 1)
         self._back_to_waiting(job)
         job.ended = Ended(lease.token, finalized=False)
@@ -366,6 +376,8 @@ class Delivery(Settlement):
 
     def _stall(self, job: Job, now: int) -> None:
         job.stalls += 1
+        job.queue.figures.stalled += 1
+        self._overall.stalled += 1
         is_hopeless = job.stalls >= self._stall_config(job.queue).max_stalls
         is_last = job.attempts + 1 >= job.settings.max_attempts
         self._tell_stall(job, now, is_last=is_hopeless or is_last)

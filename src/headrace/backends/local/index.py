@@ -15,6 +15,7 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
+from headrace.backends.base import QueueFigures
 from headrace.backends.local.job import Job
 from headrace.buckets import TokenBucket
 from headrace.clock import Alarm
@@ -22,6 +23,7 @@ from headrace.model import DlqConfig, RateLimit, StallConfig
 from headrace.states import State
 
 _COMPACT_AFTER: Final = 1024
+_ELDER_SAMPLE: Final = 256
 _WAITING: Final = State.WAITING
 
 
@@ -33,7 +35,7 @@ class ReadyOrder:
     job belongs now, is void until it is passed.
     """
 
-    __slots__ = ("_fifo", "_heap", "_is_by_age", "_serial", "_stale", "_void")
+    __slots__ = ("_elder", "_elder_offset", "_fifo", "_heap", "_is_by_age", "_serial", "_stale", "_void")
 
     def __init__(self) -> None:
         self._fifo: deque[Job] = deque()
@@ -43,6 +45,8 @@ class ReadyOrder:
         self._void: set[int] = set()
         """Jobs whose entry in the deque counts no more."""
         self._is_by_age = True
+        self._elder: Job | None = None
+        self._elder_offset = 0
 
     def push(self, job: Job) -> None:
         if job.priority == 0 and not job.settings.lifo and job.seq not in self._void:
@@ -123,6 +127,25 @@ class ReadyOrder:
                 seen.add(job.seq)
                 yield job
 
+    def oldest(self) -> Job | None:
+        """The job that has been ready for longest, or None.
+
+        Plain jobs stand in the order of their age. Those in the heap do not, and following their age would cost every
+        push and pop: instead each call looks at a few of them, other ones than the last time, and remembers the oldest
+        that it has come across while that one waits.
+        """
+        best, elder, heap = self.peek(), self._elder, self._heap
+        if elder is not None and elder.state is not _WAITING:
+            elder = None
+        candidates = [job for job in (best, elder, self._fifo[0] if self._fifo else None) if job is not None]
+        if heap:
+            stride = len(heap) // _ELDER_SAMPLE + 1
+            self._elder_offset = (self._elder_offset + 1) % stride
+            sample = (entry[5] for entry in heap[self._elder_offset :: stride])
+            candidates += [job for job in sample if job.state is _WAITING]
+        self._elder = oldest = min(candidates, key=_ready_since, default=None)
+        return oldest
+
     @property
     def is_by_age(self) -> bool:
         """Whether `live` yields the jobs in the order of their creation."""
@@ -133,6 +156,11 @@ class ReadyOrder:
         self._heap.clear()
         self._void.clear()
         self._stale = 0
+        self._elder = None
+
+
+def _ready_since(job: Job) -> int:
+    return job.run_at
 
 
 class DueOrder:
@@ -261,6 +289,7 @@ class Queue:
         "delayed",
         "encoded_name",
         "failed",
+        "figures",
         "groups",
         "is_dead",
         "is_grouped",
@@ -300,6 +329,7 @@ class Queue:
         self.watchers = 0
         self.wake_mono = 0
         self.minutes: dict[str, dict[int, int]] = {"completed": {}, "failed": {}}
+        self.figures = QueueFigures()
 
     def jobs_in(self, state: State) -> Iterator[Job]:
         return self.ready.live() if state is State.WAITING else iter(self.places[state].values())

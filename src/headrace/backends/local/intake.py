@@ -35,7 +35,7 @@ LINK_LATER: Final = "pending"
 _ENDED: Final = (State.COMPLETED, State.FAILED)
 _LOOK_SLICE: Final = 4096
 _BATCH_AT_ONCE: Final = 1000
-"""Plain jobs that are stored within one tick; a longer batch is staged."""
+"""Jobs that are stored within one tick; a longer batch is staged if it is plain, else it is sliced."""
 _WAITING: Final = State.WAITING
 _DELAYED: Final = State.DELAYED
 
@@ -70,8 +70,8 @@ class Intake(Store):
         if all(plain):
             if len(specs) > _BATCH_AT_ONCE:
                 return await self._insert_staged(queue, specs, now)
-        else:
-            self._check_batch(self._queue(queue), specs)
+            return self._admit_plain_batch(self._queue(queue), specs, now)
+        self._check_batch(self._queue(queue), specs)
         jobs: list[Job] = []
         related: list[Job] = []
         for n, spec in enumerate(specs):
@@ -80,7 +80,7 @@ class Intake(Store):
             jobs.append(self._admit_plain(q, spec, now) if plain[n] else self._admit(q, spec, now, None))
             if not plain[n] and jobs[-1].seq > newest:
                 related.append(jobs[-1])
-            if n & 127 == 127:
+            if n & 127 == 127 and len(specs) > _BATCH_AT_ONCE:
                 await self._slices.breathe()
         for job in related:
             self._resolve_dependencies(job, now)
@@ -98,7 +98,7 @@ class Intake(Store):
         self._journal.open_batch(first, last)
         jobs: list[Job] = []
         for n, spec in enumerate(specs):
-            job = self._make_plain(q, spec, now, first + n)
+            job = self._make_plain(q, spec, now, first + n, self.ids.at(now))
             self._journal.stage(job)
             jobs.append(job)
             if n & 127 == 127:
@@ -157,13 +157,14 @@ class Intake(Store):
 
     # -- one job -------------------------------------------------------------------------------------------------------
 
-    def _make_plain(self, queue: Queue, spec: JobSpec, now: int, seq: int) -> Job:
+    @staticmethod
+    def _make_plain(queue: Queue, spec: JobSpec, now: int, seq: int, job_id: str) -> Job:
         data = bytes(spec.data)
         created = now if spec.timestamp is None else int(spec.timestamp)
         run_at = created + int(spec.delay) if spec.delay else created
         return Job(
             seq,
-            self.ids.at(now),
+            job_id,
             queue,
             data,
             spec.name,
@@ -179,13 +180,28 @@ class Intake(Store):
     def _admit_plain(self, queue: Queue, spec: JobSpec, now: int) -> Job:
         """`_admit` for the job that most jobs are: no keys, no family, default settings."""
         self._job_seq = seq = self._job_seq + 1
-        job = self._make_plain(queue, spec, now, seq)
+        job = self._make_plain(queue, spec, now, seq, self.ids.at(now))
         self._jobs[job.id] = job
         self._enter(job)
         self._journal.add_plain(job)
         self._tell_pushed(job, now)
         self._totals.pushed += 1
         return job
+
+    def _admit_plain_batch(self, queue: Queue, specs: Sequence[JobSpec], now: int) -> list[str]:
+        """`_admit_plain` for many: the same steps, each for all jobs at once."""
+        seq = self._job_seq
+        ids = self.ids.many(now, len(specs))
+        jobs = [self._make_plain(queue, specs[n], now, seq + n + 1, job_id) for n, job_id in enumerate(ids)]
+        self._job_seq += len(jobs)
+        self._jobs.update(zip(ids, jobs, strict=True))
+        for job in jobs:
+            self._enter(job)
+        self._journal.add_plain_batch(jobs)
+        for job in jobs:
+            self._tell_pushed(job, now)
+        self._totals.pushed += len(jobs)
+        return ids
 
     def _admit(self, queue: Queue, spec: JobSpec, now: int, chosen_id: str | None) -> Job:
         """Store one job, or give the one that its id or key already stands for."""
@@ -194,6 +210,8 @@ class Intake(Store):
             known = self._known(queue, links, now)
             if known is not None:
                 self._emit(EventName.DUPLICATED, known, now)
+                queue.figures.duplicated += 1
+                self._overall.duplicated += 1
                 return known
         job = self._make(queue, spec, links, now, chosen_id)
         self._jobs[job.id] = job
@@ -240,7 +258,9 @@ class Intake(Store):
 
     def _tell_pushed(self, job: Job, now: int) -> None:
         self._event_seq = seq = self._event_seq + 1
-        event = Event(seq, now, "pushed", self._epoch, job.queue.name, job.id, job.name)
+        queue = job.queue
+        queue.figures.pushed += 1
+        event = Event(seq, now, "pushed", self._epoch, queue.name, job.id, job.name)
         self._events.append(event)
         event.bytes = job.size
         if job.priority:

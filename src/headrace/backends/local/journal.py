@@ -14,6 +14,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import itertools
+import operator
 import os
 import re
 from collections.abc import Iterator
@@ -62,6 +63,9 @@ _INSERT_PLAIN: Final = (
 _ROWS_AT_ONCE: Final = 32
 _INSERT_MANY: Final = _INSERT_PLAIN + f", {_PLAIN_VALUES}" * (_ROWS_AT_ONCE - 1)
 _FINISH: Final = f"UPDATE job SET state={State.COMPLETED:d}, finished=?, result=? WHERE seq=?"
+_FINISH_RANGE: Final = f"UPDATE job SET state={State.COMPLETED:d}, finished=? WHERE seq BETWEEN ? AND ?"
+_WORTH_A_RANGE: Final = 4
+_seq: Final = operator.attrgetter("seq")
 _WAITING: Final = int(State.WAITING)
 _ACTIVE: Final = State.ACTIVE
 _PROBE_BYTES: Final = 16_384
@@ -167,6 +171,11 @@ class Journal:
         """A new job with nothing but defaults: half of its columns need not be written."""
         if self.keeps_jobs:
             (self.plain if job.size <= LARGE_BYTES else self.new)[job.seq] = job
+
+    def add_plain_batch(self, jobs: list[Job]) -> None:
+        if self.keeps_jobs:
+            self.plain.update((job.seq, job) for job in jobs if job.size <= LARGE_BYTES)
+            self.new.update((job.seq, job) for job in jobs if job.size > LARGE_BYTES)
 
     def stage(self, job: Job) -> None:
         """A row of a long batch that is not whole yet: written with this tick, a job only when the batch is."""
@@ -288,7 +297,7 @@ class Journal:
             shrunk = [(job.seq,) for job in self.rewritten.values() if job.size <= LARGE_BYTES]
             db.executemany("DELETE FROM payload WHERE seq=?", shrunk)
         if self.finished:
-            db.executemany(_FINISH, [(job.finished, job.result, job.seq) for job in self.finished.values()])
+            self._finish_jobs()
         if self.changed:
             db.executemany(_UPDATE, map(_changes, self.changed.values()))
         if self.gone:
@@ -296,6 +305,27 @@ class Journal:
             large_gone = [(job.seq,) for job in self.gone.values() if job.size > LARGE_BYTES]
             if large_gone:
                 db.executemany("DELETE FROM payload WHERE seq=?", large_gone)
+
+    def _finish_jobs(self) -> None:
+        """Complete plain jobs. Neighbours that ended in the same millisecond without result share one statement."""
+        single: list[Row] = []
+        run: list[Job] = []
+        for job in sorted(self.finished.values(), key=_seq):
+            if run and (job.seq != run[-1].seq + 1 or job.finished != run[-1].finished or job.result is not None):
+                self._finish_run(run, single)
+                run = []
+            if job.result is None:
+                run.append(job)
+            else:
+                single.append((job.finished, job.result, job.seq))
+        self._finish_run(run, single)
+        self.db.executemany(_FINISH, single)
+
+    def _finish_run(self, run: list[Job], single: list[Row]) -> None:
+        if len(run) < _WORTH_A_RANGE:
+            single += [(job.finished, None, job.seq) for job in run]
+        else:
+            self.db.execute(_FINISH_RANGE, (run[0].finished, run[0].seq, run[-1].seq))
 
     def _insert_whole(self, jobs: list[Job]) -> None:
         self.db.executemany(_INSERT, map(_row, jobs))

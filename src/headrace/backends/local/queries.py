@@ -13,16 +13,19 @@ from headrace.backends.base import (
     Counts,
     DeadLetter,
     DlqStats,
+    Failure,
     MinuteMetrics,
     Outcome,
+    QueueFigures,
     QueueSummary,
     Totals,
 )
 from headrace.backends.local.control import Control
+from headrace.backends.local.eventlog import Log
 from headrace.backends.local.index import Queue
 from headrace.backends.local.job import Job
 from headrace.errors import NotFound, ReplyTooLarge
-from headrace.model import MAX_FRAME_BYTES, DeadLetterReason, DlqFilter, EventName
+from headrace.model import DAY_MS, MAX_FRAME_BYTES, DeadLetterReason, DlqFilter, EventName
 from headrace.states import WORDS, State
 
 _BY_WORD: Final = {word: state for state, word in WORDS.items() if state is not State.REMOVED}
@@ -31,6 +34,8 @@ _TOO_LARGE: Final = "Reply exceeds 64 MB: ask for fewer jobs with a lower limit"
 
 
 class Queries(Control):
+    _log: Log
+
     # -- one job -------------------------------------------------------------------------------------------------------
 
     async def job(self, job_id: str) -> Raw:
@@ -117,7 +122,12 @@ class Queries(Control):
 
     async def queues(self) -> list[QueueSummary]:
         self._promote_due(self._clock.now_ms())
-        return [QueueSummary(q.name, self._counts(q), q.config.paused) for q in self._queues.values()]
+        return [self._summary(q) for q in self._queues.values()]
+
+    def _summary(self, q: Queue) -> QueueSummary:
+        figures = q.figures
+        failed_today = figures.failed_on_day if figures.day == self._clock.now_ms() // DAY_MS else 0
+        return QueueSummary(q.name, self._counts(q), q.config.paused, q.config.concurrency, failed_today)
 
     # -- children ------------------------------------------------------------------------------------------------------
 
@@ -256,6 +266,27 @@ class Queries(Control):
     def totals(self) -> Totals:
         return self._totals
 
+    def queue_figures(self) -> dict[str, QueueFigures]:
+        figures = {name: q.figures for name, q in self._queues.items()}
+        figures[""] = self._overall
+        return figures
+
+    def oldest_waiting_ms(self, queue: str) -> float | None:
+        q = self._queues.get(queue)
+        oldest = q.ready.oldest() if q is not None and q.counts[State.WAITING] else None
+        return None if oldest is None else float(max(0, self._clock.now_ms() - oldest.run_at))
+
+    async def latest_failures(self, queue: str | None, limit: int) -> tuple[list[Failure], int]:
+        queues = self._queues.values() if queue is None else filter(None, [self._queues.get(queue)])
+        holding = [q for q in queues if q.failed]
+        # Within a queue dead letters stand in the order of their burial.
+        newest = [itertools.islice(reversed(q.failed.values()), limit) for q in holding]
+        jobs = heapq.merge(*newest, key=lambda job: -(job.finished or 0))
+        return [_failure(job) for job in itertools.islice(jobs, limit)], sum(len(q.failed) for q in holding)
+
+    def log_position(self) -> tuple[int, int]:
+        return self._log.first_seq, self._log.committed
+
     def minute_metrics(self, queue: str, kind: str) -> MinuteMetrics:
         q = self._queues.get(queue)
         minutes = q.minutes[kind] if q is not None else {}
@@ -264,6 +295,12 @@ class Queries(Control):
         data = [minutes.get(m, 0) for m in range(this, first - 1, -1)] if minutes else []
         previous = minutes.get(this - 1, 0)
         return MinuteMetrics(sum(minutes.values()), float((this - 1) * 60_000), previous, data)
+
+
+def _failure(job: Job) -> Failure:
+    burial = job.history.burial if job.history is not None else None
+    error = burial.error if burial is not None else None
+    return Failure(job.id, job.queue.name, float(job.finished or 0), error)
 
 
 def _matches(job: Job, wanted: DlqFilter, now: int) -> bool:

@@ -22,6 +22,8 @@ _decode_data: Final = msgspec.msgpack.Decoder(
 class Records(Queries):
     _crons: dict[str, CronEntry]
     _webhooks: dict[str, Webhook]
+    webhook_changes: int
+    """Counts up with every change to a webhook, so that whoever delivers need not compare them all."""
 
     # -- families ------------------------------------------------------------------------------------------------------
 
@@ -151,6 +153,7 @@ class Records(Queries):
 
     async def add_webhook(self, webhook: Webhook) -> None:
         self._webhooks[webhook.id] = webhook
+        self.webhook_changes += 1
         self._journal.put_record("webhook", webhook.id, encode(webhook))
 
     async def webhooks(self) -> list[Webhook]:
@@ -165,5 +168,6 @@ class Records(Queries):
     async def remove_webhook(self, webhook_id: str) -> bool:
         if self._webhooks.pop(webhook_id, None) is None:
             return False
+        self.webhook_changes += 1
         self._journal.drop_record("webhook", webhook_id)
         return True

@@ -20,6 +20,7 @@ from headrace.backends.local.store import MAX_SATISFIED
 from headrace.backoff import retry_delay_ms
 from headrace.errors import LeaseLost, NotFound
 from headrace.model import (
+    DAY_MS,
     AttemptRecord,
     Backoff,
     Burial,
@@ -113,8 +114,14 @@ class Settlement(Intake):
             self._attach(event, job, ack.result)
         totals = self._totals
         totals.completed += 1
-        if job.started is not None:
-            totals.run_ms += now - job.started
+        figures = queue.figures
+        figures.completed += 1
+        started = job.started
+        if started is not None and now >= started:
+            ran = now - started
+            totals.run_ms += ran
+            figures.run_ms += ran
+            figures.run[ran.bit_length()] += 1
         self._count_minute(queue, "completed", now)
         if job.links is not None:
             self._succeed_repeat(job, now)
@@ -143,6 +150,13 @@ class Settlement(Intake):
         minutes[minute] = minutes.get(minute, 0) + 1
         if len(minutes) > 1440:
             del minutes[next(iter(minutes))]
+
+    @staticmethod
+    def _count_failure(queue: Queue, now: int) -> None:
+        figures, today = queue.figures, now // DAY_MS
+        figures.failed += 1
+        figures.failed_on_day = figures.failed_on_day + 1 if figures.day == today else 1
+        figures.day = today
 
     # -- failing -------------------------------------------------------------------------------------------------------
 
@@ -221,6 +235,8 @@ class Settlement(Intake):
         job.started = None
         self._note(job, "waiting", now, attempt=job.attempts + 1)
         self._journal.touch(job)
+        job.queue.figures.retried += 1
+        self._overall.retried += 1
         event = self._emit(EventName.RETRIED, job, now)
         event.prev = "failed"
         event.attempt = job.attempts + 1
@@ -249,6 +265,7 @@ class Settlement(Intake):
         """The end without success: parents hear of it, then the job is buried or, if so asked, dropped."""
         self._totals.failed += 1
         self._count_minute(job.queue, "failed", now)
+        self._count_failure(job.queue, now)
         self._release_key(job)
         if job.settings.remove_on_fail if remove is None else remove:
             self._child_failed(job, error, now)

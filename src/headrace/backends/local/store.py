@@ -16,7 +16,7 @@ from typing import Final
 
 from msgspec import Raw
 
-from headrace.backends.base import Totals
+from headrace.backends.base import QueueFigures, Totals
 from headrace.backends.local.index import DueOrder, Group, LeaseWheel, Queue, QueueConfig
 from headrace.backends.local.job import Job, Lease
 from headrace.backends.local.journal import Journal
@@ -71,6 +71,8 @@ class Store:
         self._job_seq = 0
         self._lease_serial = 0
         self._totals = Totals()
+        self._overall = QueueFigures()
+        """Rare things of all queues, those that are gone included: sums over queues would fall with them."""
         self._ready: set[str] = set()
         self._claimed: list[Job] = []
         self._ended_leases: list[tuple[int, Lease, int | None]] = []

@@ -78,14 +78,18 @@ function pairs(data) {
 
 export const firstLine = (text) => (text ?? "").split("\n", 1)[0];
 
-/** What makes two errors the same one: the text without the numbers, ids and quoted words in it. */
+// What differs between two failures of the same kind; the server groups by the same rules (commands/dashboard.py).
+const VARYING = [
+  [/\b[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}\b/gi, "<id>"],
+  [/"[^"]*"|'[^']*'|`[^`]*`/g, "'...'"],
+  [/\b0x[0-9a-f]+\b|\b(?=[0-9a-f]*[0-9])(?=[0-9a-f]*[a-f])[0-9a-f]{8,}\b/gi, "<id>"],
+  [/\d+(?:[.,:]\d+)*/g, "#"],
+];
+
+/** What makes two errors the same one: the first line without the numbers, ids and quoted words in it. */
 export function signature(error) {
-  return firstLine(error)
-    .replace(/[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}/gi, "…")
-    .replace(/(["'`])(?:(?!\1).){1,200}\1/g, "…")
-    .replace(/\b[\w.+-]+@[\w.-]+\b/g, "…")
-    .replace(/\b(0x)?[0-9a-f]*\d[0-9a-f]*\b/gi, "…")
-    .slice(0, 200) || "no message";
+  const line = firstLine((error ?? "").trim()).trim().slice(0, 200) || "(no error text)";
+  return VARYING.reduce((text, [pattern, standIn]) => text.replace(pattern, standIn), line);
 }
 
 /** The job's name as its clients know it. */

@@ -1,0 +1,124 @@
+"""Who may ask over HTTP: tokens, and what keeps web pages of others away.
+
+Two cases. With tokens, a request needs one of them; browsers send none by themselves, so a foreign page gains nothing.
+Without tokens the server trusts its machine, and a browser on it runs pages from anywhere: so the Host must be a name
+of this server (a page that rebinds its own name to 127.0.0.1 sends its own), and what a browser says about the origin
+of a request (Origin, Sec-Fetch-Site) must name this server or an allowed origin.
+"""
+
+from __future__ import annotations
+
+import socket
+from ipaddress import ip_address
+from typing import Final
+
+from headrace.config import Settings
+from headrace.engine.engine import Engine
+from headrace.errors import HeadraceError, NotAuthenticated
+
+HEALTH_PATHS: Final = frozenset(("/health", "/healthz", "/live", "/ready"))
+"""Open to everybody under any name: probes call by address."""
+
+_LOOPBACK_NAMES: Final = frozenset(("localhost", "127.0.0.1", "[::1]"))
+_WILDCARDS: Final = frozenset(("0.0.0.0", "::", ""))
+
+
+class Forbidden(HeadraceError):
+    code = "forbidden"
+    status = 403
+
+
+class Unconfigured(HeadraceError):
+    code = "unconfigured"
+    status = 503
+
+
+class Access:
+    def __init__(self, engine: Engine, settings: Settings) -> None:
+        self._engine = engine
+        self._scheme = "https" if settings.tls_cert else "http"
+        self._allowed_origins = frozenset(settings.cors_allow_origin)
+        self._metrics_auth = settings.metrics_auth
+        self._is_wildcard = settings.bind_host in _WILDCARDS
+        self._names = _LOOPBACK_NAMES | {name.lower() for name in settings.allowed_hosts} | _names_of(settings)
+
+    # -- tokens --------------------------------------------------------------------------------------------------------
+
+    def token_of(self, headers: dict[bytes, bytes]) -> str | None:
+        """The token of a request: `Bearer <token>`, or the token alone."""
+        given = headers.get(b"authorization", b"").decode("latin-1").strip()
+        scheme, _, rest = given.partition(" ")
+        token = rest.strip() if scheme.lower() == "bearer" else given
+        return token or None
+
+    def is_open(self, path: str) -> bool:
+        """Whether the path needs no token. Unconfigured: it needs one, and there is none to be had."""
+        if path == "/prometheus":
+            if self._metrics_auth and not self._engine.tokens:
+                raise Unconfigured("METRICS_AUTH is set but there are no tokens")
+            return not self._metrics_auth
+        return path in HEALTH_PATHS
+
+    def check_token(self, token: str | None) -> bool:
+        """Whether the request is let in; NotAuthenticated when it does not even try."""
+        if not self._engine.tokens:
+            return True
+        if token is None:
+            raise NotAuthenticated("Unauthorized")
+        return self._engine.knows(token)
+
+    # -- web pages -----------------------------------------------------------------------------------------------------
+
+    def check_host(self, host: str) -> None:
+        if not self._engine.tokens and not self._is_ours(host):
+            raise Forbidden(f"Host {host or '(none)'} is not a name of this server")
+
+    def _is_ours(self, host: str) -> bool:
+        name = _without_port(host).lower()
+        if name in self._names:
+            return True
+        # On all interfaces any address may be ours; only names can be made to point here by others.
+        return self._is_wildcard and _is_address(name)
+
+    def check_origin(self, headers: dict[bytes, bytes], host: str) -> None:
+        """Refuse what a page of another origin sends, unless it was allowed by name."""
+        if self._engine.tokens:
+            return
+        origin = headers.get(b"origin")
+        if origin is not None:
+            text = origin.decode("latin-1")
+            if text != f"{self._scheme}://{host}" and not self._allows(text):
+                raise Forbidden(f"Origin {text} is not allowed")
+        elif headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin"):
+            # Browsers send no Origin with images, scripts and links; a GET would pull a job all the same.
+            raise Forbidden("Requests from other sites are not allowed")
+
+    def _allows(self, origin: str) -> bool:
+        return origin in self._allowed_origins or "*" in self._allowed_origins
+
+    def cors_headers(self, origin: bytes | None) -> bytes:
+        """Tells the browser that this origin, and no other, may read the answer."""
+        if origin is None or not self._allows(origin.decode("latin-1")):
+            return b""
+        return b"Access-Control-Allow-Origin: " + origin + b"\r\nVary: Origin\r\n"
+
+
+def _names_of(settings: Settings) -> frozenset[str]:
+    bound = settings.bind_host.lower()
+    if bound in _WILDCARDS:
+        return frozenset((socket.gethostname().lower(),))
+    return frozenset((f"[{bound}]" if ":" in bound else bound,))
+
+
+def _without_port(host: str) -> str:
+    if host.startswith("["):
+        return host.partition("]")[0] + "]"
+    return host.partition(":")[0]
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ip_address(name.strip("[]"))
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,148 @@
+// The one place that knows the server's routes and the shape of its answers.
+//
+// Everything a view uses comes from here in the dashboard's own words, so a change of shape touches this file only.
+// Errors are ApiError with a `kind`: "login" (401), "forbidden" (403), "missing" (404), "refused" (other 4xx),
+// "lost" (no answer, or 5xx).
+
+const TOKEN = "headrace.token";
+const MOST_QUEUES = 2000;
+
+export class ApiError extends Error {
+  constructor(kind, message) {
+    super(message);
+    this.kind = kind;
+  }
+}
+
+export const token = {
+  get: () => sessionStorage.getItem(TOKEN),
+  set: (value) => sessionStorage.setItem(TOKEN, value),
+  clear: () => sessionStorage.removeItem(TOKEN),
+};
+
+// What a listener (live.js) wants to know of every answer: whether the server is there, and its clock.
+const heard = { onAnswer: () => {}, onLost: () => {} };
+export const listenToAnswers = (onAnswer, onLost) => Object.assign(heard, { onAnswer, onLost });
+
+export function authorization() {
+  const value = token.get();
+  return value ? { Authorization: `Bearer ${value}` } : {};
+}
+
+const KINDS = { 401: "login", 403: "forbidden", 404: "missing" };
+const kindOf = (status) => KINDS[status] ?? (status >= 500 ? "lost" : "refused");
+
+async function call(method, path, body) {
+  const headers = authorization();
+  if (body !== undefined) headers["Content-Type"] = "application/json";
+  let response;
+  try {
+    response = await fetch(path, { method, headers, body: body === undefined ? undefined : JSON.stringify(body), cache: "no-store" });
+  } catch {
+    heard.onLost();
+    throw new ApiError("lost", "The server does not answer.");
+  }
+  const answer = await response.json().catch(() => ({}));
+  if (!response.ok || answer.ok === false) {
+    const kind = response.ok ? "refused" : kindOf(response.status);
+    if (kind === "lost") heard.onLost();
+    else heard.onAnswer();
+    throw new ApiError(kind, answer.error ?? `The server answered ${response.status}.`);
+  }
+  heard.onAnswer(answer.timestamp);
+  return answer;
+}
+
+const get = (path, query = {}) => {
+  const given = Object.entries(query).filter(([, value]) => value !== undefined && value !== null && value !== "");
+  const text = new URLSearchParams(given).toString();
+  return call("GET", text ? `${path}?${text}` : path);
+};
+const post = (path, body = {}) => call("POST", path, body);
+const q = (queue) => `/queues/${encodeURIComponent(queue)}`;
+const j = (id) => `/jobs/${encodeURIComponent(id)}`;
+
+// -- looking ---------------------------------------------------------------------------------------------------
+
+/** {stats, metrics, workers: {stats, list}, crons, storage, queues, totalQueues}; queues has the busiest ones. */
+export async function overview() {
+  const answer = await get("/dashboard");
+  return { ...answer, queues: answer.queues.map(queueRow) };
+}
+
+/** All queues, page by page. */
+export async function queues() {
+  const rows = [];
+  for (let total = 1; rows.length < total && rows.length < MOST_QUEUES; ) {
+    const page = await get("/dashboard/queues", { limit: 500, offset: rows.length });
+    if (!page.queues.length) break;
+    rows.push(...page.queues.map(queueRow));
+    total = page.total;
+  }
+  return rows;
+}
+
+const queueRow = (row) => ({
+  name: row.name, paused: row.paused, waiting: row.waiting, delayed: row.delayed, active: row.active, completed: row.completed, failed: row.dlq,
+  failedToday: row.failedToday, limit: row.concurrency, oldest: row.oldestWaitingMs, in: row.inPerSec, out: row.outPerSec, p95: row.p95WaitMs,
+});
+
+/** {start, step, series: {in, out, failed, waiting, active, waitP50, waitP95, runP95}, queues: Map}: rates are per second. */
+export async function history(span, queue) {
+  const answer = await get("/dashboard/history", { window: span, queue, top: 50 });
+  return { start: answer.start, step: answer.step, series: answer.series, queues: new Map(Object.entries(answer.queues)) };
+}
+
+/** {groups: [{signature, count, lastSeen, queues, jobIds, error}], total} */
+export const failures = (limit = 6) => get("/dashboard/failures", { limit });
+
+/** {name, counts, paused, priorityCounts} */
+export const queue = (name) => get(`/dashboard/queues/${encodeURIComponent(name)}`);
+
+export const queueSettings = async (name) => {
+  const [stall, dlq] = await Promise.all([get(`${q(name)}/stall-config`), get(`${q(name)}/dlq-config`)]);
+  return { stall: stall.config, dlq: dlq.config };
+};
+
+export const jobs = async (name, { state, limit = 25, offset = 0, asc = false } = {}) =>
+  (await get(`${q(name)}/jobs/list`, { state, limit, offset, asc })).jobs;
+
+export const job = async (id) => (await get(j(id))).job;
+
+/** The job's state; "unknown" instead of an error when there is none. */
+export const stateOf = async (id) => (await get(`${j(id)}/state`)).state;
+
+export async function jobIfKept(id) {
+  return (await stateOf(id)) === "unknown" ? null : job(id).catch(() => null);
+}
+
+export const logs = async (id) => (await get(`${j(id)}/logs`)).data.logs;
+
+/** The newest dead letters of a queue that holds `total` of them; the server lists the oldest first. */
+export async function deadLetters(name, total, most = 100) {
+  const { entries } = await get(`${q(name)}/dlq`, { limit: most, offset: Math.max(0, total - most) });
+  return entries.map((entry) => ({ ...entry, queue: name })).reverse();
+}
+
+export const crons = async () => (await get("/crons")).crons;
+export const workers = async () => (await get("/workers")).data;
+
+// -- acting ----------------------------------------------------------------------------------------------------
+
+export const pause = (name) => post(`${q(name)}/pause`);
+export const resume = (name) => post(`${q(name)}/resume`);
+export const drain = async (name) => (await post(`${q(name)}/drain`)).count;
+export const clean = async (name, state, limit) => (await post(`${q(name)}/clean`, { grace: 0, state, limit })).count;
+export const promoteAll = async (name) => (await post(`${q(name)}/promote-jobs`)).count;
+export const purge = async (name) => (await post(`${q(name)}/dlq/purge`)).count;
+export const retryFailed = async (name, jobId) => (await post(`${q(name)}/dlq/retry`, jobId ? { jobId } : {})).count;
+export const retryCompleted = async (name, id) => (await post(`${q(name)}/retry-completed`, { id })).count;
+export const setConcurrency = (name, limit) => call("PUT", `${q(name)}/concurrency`, { limit });
+export const clearConcurrency = (name) => call("DELETE", `${q(name)}/concurrency`);
+export const setRateLimit = (name, limit, duration) => call("PUT", `${q(name)}/rate-limit`, { limit, duration });
+export const clearRateLimit = (name) => call("DELETE", `${q(name)}/rate-limit`);
+export const cancel = (id) => call("DELETE", j(id));
+export const promote = (id) => post(`${j(id)}/promote`);
+export const discard = (id) => post(`${j(id)}/discard`);
+export const deleteCron = (name) => call("DELETE", `/crons/${encodeURIComponent(name)}`);
+export const push = (name, data) => post(`${q(name)}/jobs`, { data });

@@ -1,0 +1,142 @@
+// Failed jobs, grouped by what went wrong; select and retry.
+
+import * as api from "./api.js";
+import { h } from "./dom.js";
+import { count, excerpt, exactCount, firstLine, jobs, nameOf, signature } from "./format.js";
+import { confirm, notice, paths, perform, queueLink, when } from "./parts.js";
+
+const MOST_QUEUES = 10;
+const MOST_LETTERS = 200;
+const MOST_RETRIED = 2000;
+const FRESH_MS = 4500;
+
+export const title = () => "Failures";
+
+export async function load(ctx) {
+  const rows = await api.queues();
+  const groups = await failureGroups(ctx, rows, ctx.query.queue);
+  return { groups, total: rows.reduce((sum, row) => sum + row.failed, 0), failing: rows.filter((row) => row.failed).map((row) => row.name).sort() };
+}
+
+/** Groups of dead letters by signature, the newest first. Asked for anew when a count changed or time has passed. */
+export async function failureGroups(ctx, rows, only) {
+  const failing = rows.filter((row) => row.failed && (!only || row.name === only)).sort((a, b) => b.failed - a.failed).slice(0, MOST_QUEUES);
+  const stamp = failing.map((row) => `${row.name} ${row.failed}`).join();
+  const kept = ctx.ui.failures;
+  if (kept && kept.stamp === stamp && Date.now() - kept.at < FRESH_MS) return kept.groups;
+  const letters = (await Promise.all(failing.map((row) => api.deadLetters(row.name, row.failed, MOST_LETTERS)))).flat();
+  const groups = group(letters);
+  ctx.ui.failures = { stamp, at: Date.now(), groups };
+  return groups;
+}
+
+function group(letters) {
+  const groups = new Map();
+  for (const letter of letters) {
+    const error = letter.error ?? "";
+    const key = signature(error);
+    if (!groups.has(key)) groups.set(key, { key, letters: [], lastSeen: 0, example: error });
+    const found = groups.get(key);
+    found.letters.push(letter);
+    if (letter.enteredAt >= found.lastSeen) Object.assign(found, { lastSeen: letter.enteredAt, example: error });
+  }
+  return [...groups.values()].sort((a, b) => b.lastSeen - a.lastSeen);
+}
+
+/** Groups as the server makes them, with the newest job of each so that a person recognises it. */
+export async function latestFailures(ctx, total) {
+  const kept = ctx.ui.failures;
+  if (kept && kept.total === total && Date.now() - kept.at < FRESH_MS) return kept.groups;
+  const { groups } = total ? await api.failures() : { groups: [] };
+  const seen = (ctx.ui.newest ??= new Map());
+  await Promise.all(groups.map(async (found) => {
+    const id = found.jobIds[0];
+    if (!seen.has(id)) seen.set(id, await api.jobIfKept(id));
+    found.newest = seen.get(id);
+  }));
+  ctx.ui.failures = { total, at: Date.now(), groups };
+  return groups;
+}
+
+const queuesOf = (found) => [...new Set(found.letters.map((letter) => letter.queue))].sort();
+
+/** The short table of the overview. A row opens its newest job. */
+export function groupTable(groups, ctx) {
+  return h("table", { class: "failures cards" },
+    h("thead", {}, h("tr", {}, h("th", {}, "Error"), h("th", {}, "Queues"), h("th", { class: "n" }, "Jobs"), h("th", { class: "n" }, "Last seen"), h("th", { class: "act" }, h("span", { class: "hidden" }, "Actions")))),
+    h("tbody", {}, groups.map((found) => h("tr", { key: found.signature, "data-row": true },
+      h("td", { class: "main" },
+        h("a", { class: "error", href: paths.job(found.jobIds[0]), "data-open": true, title: found.error }, found.error),
+        found.newest && h("div", { class: "excerpt" }, `${nameOf(found.newest)}: ${excerpt(found.newest.data, 70)}`)),
+      h("td", { "data-label": "Queues" }, found.queues.map((name, i) => [i ? ", " : "", queueLink(name)])),
+      h("td", { class: "n", "data-label": "Jobs" }, count(found.count)),
+      h("td", { class: "n", "data-label": "Last seen" }, when(found.lastSeen)),
+      h("td", { class: "act" }, h("button", { type: "button", class: "small", "data-retry": true, onclick: () => retryGroup(found, ctx) }, found.count === 1 ? "Retry" : `Retry ${count(found.count)}`))))));
+}
+
+async function retryGroup(found, ctx) {
+  const lists = await Promise.all(found.queues.map(async (name) => api.deadLetters(name, (await api.queue(name)).counts.failed, MOST_RETRIED)));
+  await retry(lists.flat().filter((letter) => signature(letter.error ?? "") === found.signature), ctx);
+}
+
+export function view({ groups, total, failing }, ctx) {
+  const chosen = (ctx.ui.chosen ??= new Set());
+  const all = groups.flatMap((found) => found.letters);
+  for (const id of chosen) if (!all.some((letter) => letter.job.id === id)) chosen.delete(id);
+  const only = ctx.query.queue ?? "";
+  return [
+    h("div", { class: "head" },
+      h("h1", {}, "Failures"),
+      h("div", { class: "actions" },
+        failing.length > 1 && h("select", { "aria-label": "Queue", onchange: (event) => ctx.go({ queue: event.currentTarget.value }) },
+          h("option", { value: "" }, "all queues"), failing.map((name) => h("option", { value: name, selected: name === only }, name))),
+        all.length > 0 && h("button", { type: "button", class: "primary", disabled: !chosen.size, "data-retry-page": true,
+          onclick: () => retry(all.filter((letter) => chosen.has(letter.job.id)), ctx) }, chosen.size ? `Retry ${jobs(chosen.size)}` : "Retry selected"),
+        only && h("button", { type: "button", class: "danger", onclick: () => purge(only, ctx) }, "Remove all"))),
+    !all.length ? notice("Nothing has failed", h("p", {}, "Jobs that used up their attempts are kept here until they are retried or removed.")) : [
+      all.length < total && !only && h("p", { class: "quiet" }, `The newest ${exactCount(all.length)} of ${exactCount(total)} failed jobs.`),
+      groups.map((found) => groupSection(found, chosen, ctx)),
+    ],
+  ];
+}
+
+function groupSection(found, chosen, ctx) {
+  const ids = found.letters.map((letter) => letter.job.id);
+  const whole = ids.every((id) => chosen.has(id));
+  const toggle = (list, on) => {
+    for (const id of list) on ? chosen.add(id) : chosen.delete(id);
+    ctx.redraw();
+  };
+  return h("details", { key: found.key, class: "group", open: true },
+    h("summary", {},
+      h("input", { type: "checkbox", checked: whole, "aria-label": `Select all ${ids.length}: ${found.key}`, onclick: (event) => event.stopPropagation(), onchange: (event) => toggle(ids, event.currentTarget.checked) }),
+      h("span", { class: "error" }, firstLine(found.example) || found.key),
+      h("span", { class: "quiet" }, `${jobs(ids.length)}, last `, when(found.lastSeen), ` in ${queuesOf(found).join(", ")}`)),
+    h("table", { class: "cards" }, h("thead", { class: "hidden" }, h("tr", {}, ["", "Job", "Queue", "Attempts", "Failed", ""].map((word) => h("th", {}, word)))),
+      h("tbody", {}, found.letters.slice(0, 50).map((letter) => h("tr", { key: letter.job.id, "data-row": true },
+        h("td", { class: "tick-box" }, h("input", { type: "checkbox", checked: chosen.has(letter.job.id), "aria-label": `Select ${nameOf(letter.job)}`, onchange: (event) => toggle([letter.job.id], event.currentTarget.checked) })),
+        h("td", { class: "main" }, h("a", { class: "name", href: paths.job(letter.job.id), "data-open": true }, nameOf(letter.job)), h("div", { class: "excerpt" }, excerpt(letter.job.data))),
+        h("td", { "data-label": "Queue" }, queueLink(letter.queue)),
+        h("td", { class: "n", "data-label": "Attempts" }, `${letter.job.attempts}/${letter.job.maxAttempts}`),
+        h("td", { class: "n", "data-label": "Failed" }, when(letter.enteredAt)),
+        h("td", { class: "act" }, h("button", { type: "button", class: "small", "data-retry": true, onclick: () => retry([letter], ctx) }, "Retry")))))),
+    ids.length > 50 && h("p", { class: "quiet" }, `and ${exactCount(ids.length - 50)} more of the same`));
+}
+
+async function retry(letters, ctx) {
+  await perform(async () => {
+    let done = 0;
+    for (const letter of letters) done += await api.retryFailed(letter.queue, letter.job.id);
+    return done;
+  }, (done) => (done === 1 ? `${nameOf(letters[0].job)} runs again` : `${jobs(done)} run again`));
+  ctx.ui.failures = null;
+  ctx.reload();
+}
+
+async function purge(queue, ctx) {
+  const total = (await api.queue(queue)).counts.failed;
+  if (!(await confirm(`Remove ${exactCount(total)} failed jobs of ${queue}?`, `Remove ${jobs(total)}`, "They cannot be brought back."))) return;
+  await perform(() => api.purge(queue), (n) => `Removed ${jobs(n)} of ${queue}`);
+  ctx.ui.failures = null;
+  ctx.go({ queue: "" });
+}

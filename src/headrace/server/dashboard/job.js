@@ -1,0 +1,181 @@
+// One job: its life as a picture, what went in and came out, what went wrong, its log and its family.
+
+import * as api from "./api.js";
+import { gantt } from "./charts.js";
+import { h } from "./dom.js";
+import { age, clockTime, duration, exactTime, firstLine, nameOf } from "./format.js";
+import { now } from "./live.js";
+import { attempt, badge, confirm, copyButton, paths, perform, queueLink, section, when } from "./parts.js";
+import { tree } from "./tree.js";
+
+const MOST_RELATIVES = 40;
+const FAMILY_FRESH_MS = 2500;
+
+export const title = (ctx) => (ctx.data ? nameOf(ctx.data.job) : "Job");
+
+export async function load(ctx) {
+  const [job, logs] = await Promise.all([api.job(ctx.id), api.logs(ctx.id)]);
+  return { job, logs, family: await familyOf(job, ctx) };
+}
+
+// -- family --------------------------------------------------------------------------------------------------------
+
+async function familyOf(job, ctx) {
+  if (!job.parentId && !job.childrenIds.length && !job.dependsOn.length) return null;
+  const kept = ctx.ui.family;
+  if (kept && Date.now() - kept.at < FAMILY_FRESH_MS) return kept.data;
+  const root = (await ancestor(job)) ?? job;
+  let room = MOST_RELATIVES;
+  const grow = async (member) => {
+    const ids = [...new Set([...member.childrenIds, ...member.dependsOn])].slice(0, Math.max(0, room));
+    room -= ids.length;
+    const children = await Promise.all(ids.map(async (id) => (await api.jobIfKept(id)) ?? { id, state: "unknown", childrenIds: [], dependsOn: [] }));
+    return { job: member, children: await Promise.all(children.map(grow)) };
+  };
+  const data = await grow(root);
+  ctx.ui.family = { at: Date.now(), data };
+  return data;
+}
+
+async function ancestor(job) {
+  let top = null;
+  for (let id = job.parentId, steps = 0; id && steps < 10; id = top?.parentId, steps += 1) {
+    const parent = await api.jobIfKept(id);
+    if (!parent) break;
+    top = parent;
+  }
+  return top;
+}
+
+const branch = (node, here) => h("li", { key: node.job.id },
+  badge(node.job.state), " ",
+  node.job.id === here ? h("strong", {}, nameOf(node.job)) : node.job.queue ? h("a", { href: paths.job(node.job.id) }, nameOf(node.job)) : h("code", {}, node.job.id),
+  node.job.queue && h("span", { class: "quiet" }, ` in ${node.job.queue}`),
+  node.children.length > 0 && h("ul", {}, node.children.map((child) => branch(child, here))));
+
+// -- life ----------------------------------------------------------------------------------------------------------
+
+const WORDS = { waiting: "waiting", delayed: "delayed", active: "attempt", "waiting-children": "children" };
+
+/** Bars between the entries of the timeline. What a job waits for after a failure is its backoff, as far as runAt tells. */
+export function life(job) {
+  const entries = job.timeline;
+  const ended = job.state === "completed" || job.state === "failed";
+  const rows = [];
+  let attempts = 0;
+  entries.forEach((entry, index) => {
+    const next = entries[index + 1];
+    if (entry.state === "completed" || (entry.state === "failed" && !(next && next.state !== "waiting"))) return;
+    if (!next && ended) return;
+    const to = next?.timestamp ?? Math.max(now(), entry.timestamp);
+    const before = entries[index - 1];
+    const afterFailure = before?.state === "failed" && entry.state === "waiting" && entry.attempt > 1;
+    if (entry.state === "active") attempts += 1;
+    rows.push(...bars(entry, { to, next, afterFailure, nth: attempts, runAt: next ? null : job.runAt }));
+  });
+  return rows;
+}
+
+function bars(entry, { to, next, afterFailure, nth, runAt }) {
+  const from = entry.timestamp;
+  const put = (label, kind, begin, end, note) => ({
+    label, kind, from: begin, to: end, open: !next && end === to, note: note ?? duration(end - begin),
+    hint: `${label}: ${clockTime(begin, true)} to ${next || end < to ? clockTime(end, true) : "now"}, ${duration(end - begin)}${next?.error ? `: ${firstLine(next.error)}` : ""}`,
+  });
+  if (entry.state === "active") {
+    const failed = next && next.state !== "completed" && (next.error || next.state === "failed");
+    return [put(`attempt ${nth}`, failed ? "failed" : next?.state === "completed" ? "completed" : "active", from, to)];
+  }
+  const put_off = afterFailure ? "backoff" : entry.state === "delayed" ? "delayed" : null;
+  if (put_off && runAt && runAt > from && runAt < to) return [put(put_off, "delayed", from, runAt), put("waiting", "waiting", runAt, to)];
+  if (put_off) return [put(put_off, "delayed", from, to)];
+  return [put(entry.error ? "after a stall" : WORDS[entry.state] ?? entry.state, "waiting", from, to)];
+}
+
+// -- what the state allows -------------------------------------------------------------------------------------------
+
+// The column of the server's state table that a person may use without holding the lease of the job.
+const ALLOWED = {
+  waiting: ["cancel", "discard"], prioritized: ["cancel", "discard"], "waiting-children": ["cancel", "discard"],
+  delayed: ["promote", "cancel", "discard"], failed: ["retry"], completed: ["again"], active: [],
+};
+const VERBS = {
+  retry: { word: "Retry", key: true, style: "primary", run: (job) => api.retryFailed(job.queue, job.id), told: "It runs again" },
+  again: { word: "Run again", key: true, run: (job) => api.retryCompleted(job.queue, job.id), told: "It runs again", ask: "Its present result will be replaced." },
+  promote: { word: "Run now", style: "primary", run: (job) => api.promote(job.id), told: "It is ready" },
+  cancel: { word: "Cancel", style: "danger", run: (job) => api.cancel(job.id), told: "It is cancelled", ask: "The job is removed and will not run.", leaves: true },
+  discard: { word: "Move to failures", run: (job) => api.discard(job.id), told: "It is among the failures" },
+};
+
+const button = (name, job, ctx) => {
+  const verb = VERBS[name];
+  const onclick = async () => {
+    if (verb.ask && !(await confirm(`${verb.word}: 1 job, ${nameOf(job)}?`, verb.word, verb.ask))) return;
+    const done = await perform(() => verb.run(job), verb.told);
+    if (done && verb.leaves) location.hash = paths.queue(job.queue);
+    else ctx.reload();
+  };
+  return h("button", { type: "button", class: verb.style, onclick, "data-retry-page": verb.key }, verb.word);
+};
+
+// -- the page --------------------------------------------------------------------------------------------------------
+
+export function view({ job, logs, family }, ctx) {
+  document.title = `${nameOf(job)} · Headrace`;
+  const width = Math.floor(ctx.width >= 900 ? ctx.width - 320 - 32 : ctx.width);
+  const rows = life(job);
+  return [
+    h("div", { class: "head" },
+      h("h1", {}, nameOf(job), " ", badge(job.state)),
+      h("div", { class: "actions" }, (ALLOWED[job.state] ?? []).map((name) => button(name, job, ctx)),
+        job.state === "active" && h("span", { class: "quiet" }, "A worker holds this job; it can be changed when the worker lets go."))),
+    h("div", { class: "job-top" },
+      section("Timeline", null, rows.length ? gantt(rows, width) : h("p", { class: "quiet" }, "Nothing has happened yet."), progress(job)),
+      facts(job)),
+    (job.failedReason || job.stacktrace?.length) && section(job.state === "failed" ? "Error" : "Last error", copyButton(() => [job.failedReason, ...(job.stacktrace ?? [])].join("\n")),
+      h("pre", { class: "code error-text" }, h("strong", {}, job.failedReason ?? ""), job.stacktrace?.length ? `\n${stack(job)}` : "")),
+    section("Data", viewer(ctx, "data", job.data), body(ctx, "data", job.data)),
+    "returnvalue" in job && section("Result", viewer(ctx, "result", job.returnvalue), body(ctx, "result", job.returnvalue)),
+    section("Log", null, logs.length ? logTable(logs) : h("p", { class: "quiet" }, "The worker has written nothing.")),
+    family && section("Family", null, h("ul", { class: "family" }, branch(family, job.id))),
+  ];
+}
+
+// Clients often repeat the message as the first line of the stack.
+const stack = (job) => job.stacktrace.filter((line, i) => i || !line.includes(job.failedReason ?? "\0")).join("\n");
+
+const progress = (job) => job.progress > 0 && job.state === "active" &&
+  h("p", {}, h("progress", { max: 100, value: job.progress }), ` ${Math.round(job.progress)} %`, job.progressMessage && h("span", { class: "quiet" }, ` ${job.progressMessage}`));
+
+function facts(job) {
+  const shown = [
+    ["Queue", queueLink(job.queue)],
+    ["Attempt", attempt(job)],
+    job.state === "delayed" && ["Next run", h("span", {}, when(job.runAt), h("span", { class: "quiet" }, ` ${exactTime(job.runAt)}`))],
+    ["Created", h("span", { title: age(job.createdAt, now()) }, exactTime(job.createdAt))],
+    job.startedAt && ["Started", exactTime(job.startedAt)],
+    job.completedAt && ["Finished", exactTime(job.completedAt)],
+    job.startedAt && job.completedAt && ["Ran for", duration(job.completedAt - job.startedAt)],
+    job.priority !== 0 && ["Priority", String(job.priority)],
+    job.stallCount > 0 && ["Stalls", String(job.stallCount)],
+    job.customId && ["Custom id", h("code", {}, job.customId)],
+    job.uniqueKey && ["Unique key", h("code", {}, job.uniqueKey)],
+    job.groupId && ["Group", job.groupId],
+    job.tags.length > 0 && ["Tags", job.tags.join(", ")],
+    job.timeout && ["Timeout", duration(job.timeout)],
+    ["Id", h("span", { class: "id" }, h("code", {}, job.id), copyButton(() => job.id))],
+  ].filter(Boolean);
+  return h("dl", { class: "pairs" }, shown.map(([word, value]) => [h("dt", { key: `t${word}` }, word), h("dd", { key: `d${word}` }, value)]));
+}
+
+const viewer = (ctx, name, value) => [
+  h("button", { type: "button", class: "small", "aria-pressed": String(ctx.ui[name] === "raw"), onclick: () => { ctx.ui[name] = ctx.ui[name] === "raw" ? "tree" : "raw"; ctx.redraw(); } }, "Raw"),
+  copyButton(() => JSON.stringify(value, null, 2)),
+];
+
+const body = (ctx, name, value) => (ctx.ui[name] === "raw" ? h("pre", { class: "code", key: "raw" }, JSON.stringify(value, null, 2)) : h("div", { class: "tree", key: "tree" }, tree(value)));
+
+const logTable = (logs) => h("table", { class: "logs" },
+  h("thead", { class: "hidden" }, h("tr", {}, ["Time", "Level", "Message"].map((word) => h("th", {}, word)))),
+  h("tbody", {}, logs.map((line, i) => h("tr", { key: `${line.timestamp} ${i}`, class: line.level },
+    h("td", {}, h("time", { title: exactTime(line.timestamp) }, clockTime(line.timestamp, true))), h("td", {}, line.level), h("td", {}, line.message)))));

@@ -1,0 +1,225 @@
+// The frame around all pages: navigation, routes, keyboard, theme, login, and the loop of load and draw.
+//
+// A page is a module with `title(params)`, `load(ctx)` and `view(data, ctx)`; ctx has the parameters of the address,
+// `ui` (state of the page that lives as long as the address), `redraw()` and `reload()`. To add a page: write its
+// module and add a line to PAGES.
+
+import { ApiError, token } from "./api.js";
+import { h, oncePerFrame, show } from "./dom.js";
+import { age } from "./format.js";
+import * as dlq from "./dlq.js";
+import * as job from "./job.js";
+import * as jobs from "./jobs.js";
+import * as live from "./live.js";
+import * as login from "./login.js";
+import * as overview from "./overview.js";
+import { dialog, paths, problem } from "./parts.js";
+import * as queue from "./queue.js";
+import * as queues from "./queues.js";
+import * as schedules from "./schedules.js";
+import * as workers from "./workers.js";
+import * as workflows from "./workflows.js";
+
+const PAGES = {
+  "": overview, queues, queue, jobs, job, failures: dlq, workflows, schedules, workers,
+};
+const NAV = [["", "Overview", "o"], ["queues", "Queues", "q"], ["jobs", "Jobs", "j"], ["workflows", "Workflows", "w"], ["schedules", "Schedules", "s"]];
+const BELONGS = { queue: "queues", job: "jobs", failures: "jobs" };
+
+const content = document.getElementById("content");
+const bar = document.getElementById("bar");
+const lost = document.getElementById("lost");
+
+let ctx = null;
+let loading = false;
+let again = false;
+
+// -- routes ------------------------------------------------------------------------------------------------------
+
+function route() {
+  const [path, query] = location.hash.replace(/^#\/?/, "").split("?");
+  const [name, ...rest] = path.split("/");
+  const known = Object.hasOwn(PAGES, name);
+  return { name: known ? name : "", page: PAGES[known ? name : ""], id: decodeURIComponent(rest.join("/")), query: Object.fromEntries(new URLSearchParams(query)) };
+}
+
+function open() {
+  const next = route();
+  const address = `${next.name}/${next.id}`;
+  const same = ctx?.address === address;
+  ctx = {
+    ...next, address, ui: same ? ctx.ui : {}, data: same ? ctx.data : null, error: null, login: ctx?.login ?? false,
+    redraw: draw, reload: load,
+    go: (change) => location.replace(pathWith(change)),
+  };
+  document.title = `${next.page.title(ctx)} · Headrace`;
+  if (!same) {
+    show(content, h("p", { class: "quiet loading" }, "Loading…"));
+    scrollTo(0, 0);
+  }
+  drawBar();
+  load();
+}
+
+// Changes the query of the present address without leaving a page behind for the back button.
+function pathWith(change) {
+  const query = new URLSearchParams(Object.entries({ ...ctx.query, ...change }).filter(([, v]) => v !== "" && v !== null && v !== undefined));
+  const path = location.hash.split("?")[0] || "#/";
+  return query.size ? `${path}?${query}` : path;
+}
+
+async function load() {
+  if (loading) {
+    again = true;
+    return;
+  }
+  loading = true;
+  const mine = ctx;
+  try {
+    mine.data = await mine.page.load(mine);
+    mine.error = null;
+    mine.login = false;
+  } catch (error) {
+    if (!(error instanceof ApiError)) throw error;
+    mine.login = error.kind === "login";
+    mine.error = error;
+  } finally {
+    loading = false;
+    draw();
+    if (again) {
+      again = false;
+      load();
+    }
+  }
+}
+
+// -- drawing -----------------------------------------------------------------------------------------------------
+
+const draw = oncePerFrame(() => {
+  ctx.width = content.clientWidth - parseFloat(getComputedStyle(content).paddingLeft) * 2;
+  document.documentElement.classList.toggle("login", ctx.login);
+  if (ctx.login) show(content, login.view(ctx, signedIn));
+  else if (ctx.data) show(content, ctx.error && ctx.error.kind !== "lost" ? problem(ctx.error) : ctx.page.view(ctx.data, ctx));
+  else if (ctx.error) show(content, problem(ctx.error));
+});
+
+function signedIn() {
+  live.reconnect();
+  drawBar();
+  load();
+}
+
+function drawBar() {
+  const here = BELONGS[ctx.name] ?? ctx.name;
+  show(bar,
+    h("a", { class: "brand", href: "#/", "aria-label": "Headrace, overview" }, mark(), h("span", {}, "headrace")),
+    h("nav", { "aria-label": "Places" }, NAV.map(([name, word]) =>
+      h("a", { href: `#/${name}`, "aria-current": here === name ? "page" : null }, word))),
+    h("form", { class: "search", role: "search", onsubmit: search },
+      h("input", { id: "search", type: "search", placeholder: "Find a job by id or text", "aria-label": "Find a job by id or text", autocomplete: "off" }),
+      h("kbd", { "aria-hidden": "true" }, "/")),
+    h("div", { class: "corner" },
+      h("a", { href: "#/workers", "aria-current": here === "workers" ? "page" : null }, "Workers"),
+      h("button", { type: "button", class: "icon", id: "theme", title: "Switch between light and dark", "aria-label": "Switch between light and dark", onclick: switchTheme }, "◐"),
+      h("button", { type: "button", class: "icon wide", title: "Keys (?)", "aria-label": "Keyboard help", onclick: help }, "?"),
+      token.get() && h("button", { type: "button", class: "small", onclick: signOut }, "Sign out")));
+}
+
+const mark = () => h("svg", { viewBox: "0 0 16 16", width: 20, height: 20, "aria-hidden": "true" },
+  h("path", { class: "mark", d: "M1.5 5.2c2.2 0 2.2 1.8 4.4 1.8s2.2-1.8 4.4-1.8 1.9 1 4.2 1M1.5 10.4c2.2 0 2.2 1.8 4.4 1.8s2.2-1.8 4.4-1.8 1.9 1 4.2 1" }));
+
+function search(event) {
+  event.preventDefault();
+  const text = event.currentTarget.querySelector("input").value.trim();
+  location.hash = paths.jobs({ find: text });
+}
+
+function signOut() {
+  token.clear();
+  live.reconnect();
+  open();
+}
+
+function drawConnection() {
+  const gone = live.connection.lost && !ctx.login;
+  document.documentElement.classList.toggle("is-lost", gone);
+  lost.hidden = !gone;
+  if (gone) show(lost, `No connection to the server. What you see is from ${age(live.connection.lastGood, Date.now())}; trying again.`);
+}
+
+// -- theme -------------------------------------------------------------------------------------------------------
+
+const prefersDark = matchMedia("(prefers-color-scheme: dark)");
+const isDark = () => (document.documentElement.dataset.theme ?? (prefersDark.matches ? "dark" : "light")) === "dark";
+
+function switchTheme() {
+  document.documentElement.dataset.theme = isDark() ? "light" : "dark";
+  localStorage.setItem("headrace.theme", document.documentElement.dataset.theme);
+}
+
+// -- keyboard ----------------------------------------------------------------------------------------------------
+
+const KEYS = [
+  ["/", "search"], ["g o", "overview"], ["g q", "queues"], ["g j", "jobs"], ["g f", "failures"], ["g w", "workflows"],
+  ["g s", "schedules"], ["j  k", "next and previous row"], ["Enter", "open the row"], ["r", "retry the row or the job"], ["?", "this list"],
+];
+let afterG = 0;
+
+function onKey(event) {
+  if (event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
+  if (event.key === "Escape") document.activeElement.blur();
+  if (event.target.closest("input, textarea, select")) return;
+  const follows = Date.now() - afterG < 1200;
+  afterG = event.key === "g" ? Date.now() : 0;
+  const places = Object.fromEntries([...NAV.map(([name, , key]) => [key, name]), ["f", "failures"]]);
+  if (follows && event.key in places) location.hash = `#/${places[event.key]}`;
+  else if (event.key === "/") focusSearch();
+  else if (event.key === "j" || event.key === "k") step(event.key === "j" ? 1 : -1);
+  else if (event.key === "r") retry();
+  else if (event.key === "?") help();
+  else return;
+  event.preventDefault();
+}
+
+const focusSearch = () => (document.querySelector("#content input[type=search]") ?? document.getElementById("search")).focus();
+
+function step(by) {
+  const rows = [...content.querySelectorAll("[data-row] [data-open]")];
+  const here = rows.indexOf(document.activeElement?.closest("[data-row]")?.querySelector("[data-open]"));
+  const next = rows[Math.max(0, Math.min(rows.length - 1, here < 0 ? 0 : here + by))];
+  next?.focus();
+  next?.scrollIntoView({ block: "nearest" });
+}
+
+function retry() {
+  const row = document.activeElement?.closest("[data-row]");
+  (row ?? content).querySelector(row ? "[data-retry]" : "[data-retry-page]")?.click();
+}
+
+function help() {
+  dialog((close) => [
+    h("h2", {}, "Keys"),
+    h("dl", { class: "keys" }, KEYS.map(([keys, what]) => [h("dt", {}, keys.split(" ").filter(Boolean).map((key) => h("kbd", {}, key))), h("dd", {}, what)])),
+    h("p", { class: "quiet" }, "The API behind this page is described at ", h("a", { href: "/docs" }, "/docs"), "."),
+    h("div", { class: "actions" }, h("button", { type: "button", onclick: () => close(true) }, "Close")),
+  ]);
+}
+
+// -- start -------------------------------------------------------------------------------------------------------
+
+const chosenTheme = localStorage.getItem("headrace.theme");
+if (chosenTheme) document.documentElement.dataset.theme = chosenTheme;
+addEventListener("hashchange", open);
+addEventListener("keydown", onKey);
+addEventListener("resize", () => draw());
+open();
+live.start(() => (ctx.login || ctx.page.still ? drawConnection() : load()), () => {
+  drawConnection();
+  draw();
+});
+// Ages grow by themselves; one quiet frame a second keeps them true.
+setInterval(() => {
+  if (document.hidden) return;
+  drawConnection();
+  if (ctx.data && !ctx.login) draw();
+}, 1000);

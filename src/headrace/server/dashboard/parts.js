@@ -1,0 +1,153 @@
+// Pieces that several pages share: states, ages, tables of jobs, empty and error notices, dialogs and toasts.
+
+import { h, show } from "./dom.js";
+import { age, count, exactTime, excerpt, firstLine, nameOf } from "./format.js";
+import { now } from "./live.js";
+
+// Never colour alone: each state has a glyph and a word.
+export const STATES = {
+  waiting: { glyph: "◔", word: "waiting" },
+  prioritized: { glyph: "◔", word: "waiting" },
+  delayed: { glyph: "◷", word: "delayed" },
+  active: { glyph: "▶", word: "active" },
+  completed: { glyph: "✓", word: "completed" },
+  failed: { glyph: "✕", word: "failed" },
+  "waiting-children": { glyph: "⧗", word: "waiting for children" },
+  paused: { glyph: "‖", word: "paused" },
+  unknown: { glyph: "?", word: "removed" },
+};
+
+export function badge(state, word) {
+  const known = STATES[state] ?? STATES.unknown;
+  const kind = state === "prioritized" || state === "waiting-children" ? "waiting" : STATES[state] ? state : "paused";
+  return h("span", { class: `state ${kind}` }, h("span", { class: "glyph", "aria-hidden": "true" }, known.glyph), word ?? known.word);
+}
+
+export const when = (time) => h("time", { title: exactTime(time), datetime: time ? new Date(time).toISOString() : null }, age(time, now()));
+
+export const link = (to, ...content) => h("a", { href: to }, ...content);
+export const queueLink = (name) => h("a", { href: paths.queue(name), class: "name" }, name);
+
+export const paths = {
+  queue: (name, query = {}) => withQuery(`#/queue/${encodeURIComponent(name)}`, query),
+  job: (id) => `#/job/${encodeURIComponent(id)}`,
+  jobs: (query = {}) => withQuery("#/jobs", query),
+};
+
+export function withQuery(path, query) {
+  const given = Object.entries(query).filter(([, value]) => value !== "" && value !== null && value !== undefined);
+  return given.length ? `${path}?${new URLSearchParams(given)}` : path;
+}
+
+/** A section with a heading and, at its right, what one can do. */
+export const section = (title, actions, ...body) =>
+  h("section", {}, h("div", { class: "head" }, h("h2", {}, title), h("div", { class: "actions" }, actions)), ...body);
+
+export const notice = (title, ...body) => h("div", { class: "notice" }, h("h2", {}, title), ...body);
+
+/** Three lines that fill an empty queue. */
+export function firstJob(queue) {
+  return h("pre", { class: "code" }, `from bunqueue import Queue\nqueue = Queue("${queue}", host="${location.hostname}")\nqueue.add("welcome", {"to": "ada@example.com"})`);
+}
+
+export const problem = (error) => ({
+  missing: () => notice("Not found", h("p", {}, `${error.message}. It may have been removed since the link was made.`)),
+  forbidden: () => notice("No permission", h("p", {}, "The server does not let this page read that. ", error.message)),
+  lost: () => notice("No answer yet", h("p", {}, "The page fills itself as soon as the server answers.")),
+}[error.kind] ?? (() => notice("That did not work", h("p", {}, error.message))))();
+
+/** Rows that a person recognises: name, excerpt, age, attempt, error; the id is for copying. */
+export function jobTable(jobs, { withQueue = false, act } = {}) {
+  return h("table", { class: "jobs cards" },
+    h("thead", {}, h("tr", {},
+      h("th", {}, "Job"), withQueue && h("th", {}, "Queue"), h("th", {}, "State"), h("th", { class: "n" }, "Attempt"),
+      h("th", { class: "n" }, "Created"), act && h("th", { class: "act" }, h("span", { class: "hidden" }, "Actions")))),
+    h("tbody", {}, jobs.map((job) => h("tr", { key: job.id, "data-row": true },
+      h("td", { class: "main" },
+        h("a", { href: paths.job(job.id), class: "name", "data-open": true }, nameOf(job)),
+        job.priority ? h("span", { class: "tag" }, `priority ${job.priority}`) : null,
+        h("div", { class: "excerpt" }, job.failedReason ? firstLine(job.failedReason) : excerpt(job.data))),
+      withQueue && h("td", { "data-label": "Queue" }, queueLink(job.queue)),
+      h("td", { "data-label": "State" }, stateOfJob(job)),
+      h("td", { class: "n", "data-label": "Attempt" }, attempt(job)),
+      h("td", { class: "n", "data-label": "Created" }, when(job.createdAt)),
+      act && h("td", { class: "act" }, act(job))))));
+}
+
+function stateOfJob(job) {
+  if (job.state === "delayed") return [badge("delayed"), h("span", { class: "quiet" }, " ", when(job.runAt))];
+  if (job.state === "active" && job.progress > 0) return [badge("active"), h("span", { class: "quiet" }, ` ${Math.round(job.progress)} %`)];
+  return badge(job.state ?? "unknown");
+}
+
+// attempts counts those that failed; one that runs or ended well is the next one.
+export function attempt(job) {
+  const nth = job.attempts + (job.state === "active" || job.state === "completed" ? 1 : 0);
+  return `${Math.min(nth, Math.max(job.maxAttempts, job.attempts))}/${job.maxAttempts}`;
+}
+
+// -- talking to the person --------------------------------------------------------------------------------------
+
+export function toast(text, kind = "done") {
+  const node = h("div", { class: `toast ${kind}` }, text);
+  document.getElementById("toasts").append(node);
+  setTimeout(() => node.remove(), kind === "bad" ? 8000 : 4000);
+}
+
+/** Run an action, say what it did or why it failed. */
+export async function perform(work, told) {
+  try {
+    const result = await work();
+    toast(typeof told === "function" ? told(result) : told);
+    return true;
+  } catch (error) {
+    toast(error.message, "bad");
+    return false;
+  }
+}
+
+/** Ask once, in the words of what will happen. Resolves to whether it was confirmed. */
+export function confirm(question, verb, detail) {
+  return dialog((close) => [
+    h("h2", {}, question),
+    detail && h("p", { class: "quiet" }, detail),
+    h("div", { class: "actions" },
+      h("button", { type: "button", onclick: () => close(false), autofocus: true }, "Keep"),
+      h("button", { type: "button", class: "danger", onclick: () => close(true) }, verb)),
+  ]);
+}
+
+export function dialog(content) {
+  return new Promise((resolve) => {
+    const box = h("dialog", {});
+    box.addEventListener("close", () => {
+      box.remove();
+      resolve(box.answer ?? false);
+    });
+    const close = (answer) => {
+      box.answer = answer;
+      box.close();
+    };
+    show(box, content(close));
+    document.body.append(box);
+    box.showModal();
+  });
+}
+
+export async function copy(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+  } catch {
+    // Without https the clipboard is closed to scripts; a selected field still works.
+    const field = document.body.appendChild(h("textarea", { value: text, class: "hidden" }));
+    field.select();
+    document.execCommand("copy");
+    field.remove();
+  }
+  toast("Copied");
+}
+
+export const copyButton = (text, label = "Copy") => h("button", { type: "button", class: "small", onclick: () => copy(text()) }, label);
+
+/** Numbers that change under one's eyes. */
+export const live = (value, format = count) => h("span", { "data-live": true }, format(value));

@@ -1,0 +1,148 @@
+"""Running commands for one peer, whatever it speaks: start, suspend, resume, fail, give up.
+
+A command is a coroutine that is started with `send(None)`; nearly all of them end there. One that suspends has handed
+out a `Waiter` (it waits for an event) or a `Breath` (it works in slices) and is continued from here.
+
+Rules: commands are checked (authenticated, storage healthy) and driven in this one place. What a reply looks like and
+where it goes is the transport's business: a subclass says so in `_answer` and `_refuse`, which get back the `key` that
+came with the command (a request id, a request).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, Generic, TypeVar
+
+from msgspec import Struct
+
+from headrace.backends.local.slices import Breath
+from headrace.commands._base import BY_TYPE, Command, Flag, Reply
+from headrace.engine.engine import Engine
+from headrace.engine.waiters import Waiter
+from headrace.errors import HeadraceError, Internal, NotAuthenticated
+from headrace.model import Event
+
+log: Final = logging.getLogger("headrace.server")
+
+Work = Coroutine[Any, Any, Reply]
+Key = TypeVar("Key")
+
+
+class Driver(Generic[Key]):
+    """Implements engine.peer.Peer but for what is done with replies and events."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        address: str,
+        *,
+        stir: Callable[[Any], None],
+        later: Callable[[Callable[[], None]], object],
+        held: dict[str, int] | None,
+    ) -> None:
+        self.address = address
+        self.is_authenticated = not engine.tokens
+        self.held = held
+        self.workers: set[str] = set()
+        self.auth_failures = 0
+        self._engine = engine
+        self._backend = engine.backend
+        self._stir = stir
+        self._later = later
+        self._waiting: dict[Work, Waiter | None] = {}
+
+    # -- what a transport adds -----------------------------------------------------------------------------------------
+
+    def _answer(self, reply: Struct, key: Key) -> None:
+        raise NotImplementedError
+
+    def _refuse(self, error: HeadraceError, key: Key) -> None:
+        raise NotImplementedError
+
+    def _ended(self, key: Key) -> None:
+        """A command that had been suspended is answered."""
+
+    def subscribe(self, queue: str | None) -> None:
+        raise NotImplementedError
+
+    def deliver(self, event: Event, body: bytes | None) -> None:
+        raise NotImplementedError
+
+    # -- running -------------------------------------------------------------------------------------------------------
+
+    def _start(self, command: Command[Any], key: Key) -> None:
+        try:
+            if not self.is_authenticated or self._backend.is_degraded:
+                self._check_allowed(command)
+            work = command.run(self._engine, self)
+            suspended = work.send(None)
+        except StopIteration as done:
+            self._answer(done.value, key)
+        except Exception as error:
+            self._fail(error, key, command)
+        else:
+            self._suspend(work, suspended, command, key)
+
+    def _check_allowed(self, command: Command[Any]) -> None:
+        flags = BY_TYPE[type(command)].flags
+        if not self.is_authenticated and not flags & Flag.OPEN:
+            raise NotAuthenticated
+        if flags & Flag.WRITE:
+            self._backend.check_writable()
+
+    def _fail(self, error: Exception, key: Key, command: Command[Any]) -> None:
+        if not isinstance(error, HeadraceError):
+            log.exception("%s failed", type(command).__name__, exc_info=error)
+            error = Internal()
+        self._refuse(error, key)
+
+    def _suspend(self, work: Work, suspended: object, command: Command[Any], key: Key) -> None:
+        self._drive_on(work, suspended, command, key)
+
+    def _drive_on(self, work: Work, suspended: object, command: Command[Any], key: Key) -> None:
+        """Arrange for a suspended command to be continued: a waiter when it is served, a breath in the next turn."""
+
+        def resume(value: Any) -> None:
+            self._resume(work, value, command, key)
+
+        if isinstance(suspended, Waiter):
+            self._waiting[work] = suspended
+            suspended.resume = resume
+            self._stir(self)  # the end of the tick sets the timer that ends the waiting
+        elif isinstance(suspended, Breath):
+            self._waiting[work] = None
+            self._later(lambda: resume(None))
+            self._stir(self)  # what the slice did so far is committed with this tick
+        else:
+            work.close()
+            raise RuntimeError(f"{type(command).__name__} suspended on {suspended!r}")
+
+    def _resume(self, work: Work, value: Any, command: Command[Any], key: Key) -> None:
+        if work not in self._waiting:
+            return
+        try:
+            suspended = work.send(value)
+        except StopIteration as done:
+            self._answer(done.value, key)
+        except Exception as error:
+            self._fail(error, key, command)
+        else:
+            self._drive_on(work, suspended, command, key)
+            return
+        del self._waiting[work]
+        self._ended(key)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a command waits for an event or for its next slice."""
+        return bool(self._waiting)
+
+    def _give_up(self) -> None:
+        """The peer is gone: nothing may be given to it any more."""
+        for work, waiter in list(self._waiting.items()):
+            # What is done in slices goes on without its client: half an Obliterate or half a PUSHB must not stay.
+            if waiter is not None:
+                self._engine.cancel(waiter)
+                work.close()
+                del self._waiting[work]

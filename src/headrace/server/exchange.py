@@ -1,0 +1,147 @@
+"""One HTTP request and its response, without knowing where they come from and go to."""
+
+from __future__ import annotations
+
+import time
+from email.utils import formatdate
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+from msgspec import Struct
+
+from headrace.commands._base import Reply
+from headrace.errors import HeadraceError
+from headrace.server.jsonwire import plain, to_json
+from headrace.server.routes import Endpoint, MethodNotAllowed
+
+if TYPE_CHECKING:
+    from headrace.server.httpsession import Plain
+
+JSON: Final = b"application/json"
+NO_STORE: Final = b"Cache-Control: no-store\r\n"
+_REASONS: Final = {
+    200: b"OK", 204: b"No Content", 304: b"Not Modified", 400: b"Bad Request", 401: b"Unauthorized",
+    403: b"Forbidden", 404: b"Not Found", 405: b"Method Not Allowed", 408: b"Request Timeout", 409: b"Conflict",
+    413: b"Content Too Large", 415: b"Unsupported Media Type", 429: b"Too Many Requests",
+    431: b"Request Header Fields Too Large", 500: b"Internal Server Error", 501: b"Not Implemented",
+    503: b"Service Unavailable",
+}  # fmt: skip
+
+
+class TooLarge(HeadraceError):
+    code = "too_large"
+    status = 413
+
+
+class HeadTooLarge(HeadraceError):
+    code = "head_too_large"
+    status = 431
+
+
+class TooSlow(HeadraceError):
+    code = "too_slow"
+    status = 408
+
+
+class Request:
+    """One request; `refusal` is why it will not be served."""
+
+    __slots__ = (
+        "body",
+        "endpoint",
+        "head_bytes",
+        "headers",
+        "host",
+        "is_known",
+        "keeps_alive",
+        "method",
+        "parameters",
+        "path",
+        "query",
+        "refusal",
+        "size",
+        "target",
+        "token",
+    )
+
+    def __init__(self) -> None:
+        self.method = "GET"
+        self.target = b""
+        self.path = ""
+        self.query = ""
+        self.host = ""
+        self.headers: dict[bytes, bytes] = {}
+        self.body: list[bytes] = []
+        self.size = 0
+        self.head_bytes = 0
+        self.keeps_alive = True
+        self.refusal: HeadraceError | None = None
+        self.endpoint: Endpoint | Plain | None = None
+        self.parameters: dict[str, str] = {}
+        self.token: str | None = None
+        self.is_known = False
+
+    @property
+    def is_head(self) -> bool:
+        return self.method == "HEAD"
+
+
+class Response(Struct):
+    status: int
+    body: bytes = b""
+    content_type: bytes = JSON
+    headers: bytes = NO_STORE
+    keeps_alive: bool = True
+    promises: bool = False
+    """Whether it tells of a write that must be on disk first."""
+    is_of_command: bool = False
+    """Whether it tells of this tick: then a failed commit turns it into an error."""
+
+
+def encode_response(response: Response, request: Request, cors: bytes = b"") -> bytes:
+    status, body = response.status, response.body
+    keeps_alive = response.keeps_alive and request.keeps_alive
+    content = b"Content-Type: %s\r\nContent-Length: %d\r\n" % (response.content_type, len(body))
+    return b"".join(
+        (
+            b"HTTP/1.1 %d %s\r\n" % (status, _REASONS[status]),
+            b"" if status in (204, 304) else content,
+            b"Date: %s\r\nX-Content-Type-Options: nosniff\r\n" % _date(),
+            response.headers,
+            cors,
+            b"\r\n" if keeps_alive else b"Connection: close\r\n\r\n",
+            b"" if request.is_head else body,
+        )
+    )
+
+
+_now: tuple[int, bytes] = (0, b"")
+
+
+def _date() -> bytes:
+    global _now
+    second = int(time.time())
+    if _now[0] != second:
+        _now = (second, formatdate(second, usegmt=True).encode())
+    return _now[1]
+
+
+def error_response(error: HeadraceError, status: int | None = None) -> Response:
+    response = Response(status or error.status, to_json({"ok": False, "error": str(error)}))
+    if isinstance(error, MethodNotAllowed):
+        response.headers += b"Allow: " + ", ".join(error.allowed).encode() + b"\r\n"
+    if response.status == 401:
+        response.headers += b"WWW-Authenticate: Bearer\r\n"
+    return response
+
+
+def reply_response(reply: Reply, endpoint: Endpoint) -> Response:
+    status = 200 if reply.ok else endpoint.route.fail or 503
+    if not endpoint.route.lift:
+        return Response(status, to_json(reply), is_of_command=True)
+    shown: Any = plain(msgspec.msgpack.encode(reply))
+    for name in endpoint.route.lift:
+        shown = shown[name]
+    if isinstance(shown, str):
+        return Response(status, shown.encode(), b"text/plain; version=0.0.4; charset=utf-8", is_of_command=True)
+    return Response(status, to_json({"ok": True, **shown} if isinstance(shown, dict) else shown), is_of_command=True)

@@ -1,0 +1,481 @@
+"""HTTP/1.1: the shell around `routes` and `driving`. Requests in, responses out, in the order in which they came.
+
+Rules:
+- One request of a connection runs at a time; what is pipelined behind it waits. So order needs no bookkeeping, and a
+  connection costs no more than the one command it runs.
+- A response leaves after the commit that contains what it tells, as on TCP.
+- Whether a request is allowed is known when its headers are there: a body that will be refused is not kept.
+- A request that cannot be understood is answered once and then the connection is closed.
+
+Everything that is no command (pages, health texts, streams) is a `Plain`; see `HttpServer`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+import httptools
+
+from headrace.commands._base import Flag
+from headrace.config import Settings
+from headrace.engine.engine import Engine
+from headrace.errors import HeadraceError, StorageUnavailable
+from headrace.server.access import HEALTH_PATHS, Access
+from headrace.server.exchange import HeadTooLarge, Request, Response, TooLarge, TooSlow, encode_response, error_response
+from headrace.server.httpsession import MAX_BODY_BYTES, HttpSession, Plain, Takeover
+from headrace.server.routes import BadRequest, Endpoint, Router, WrongContent, endpoints
+from headrace.server.session import Budget
+from headrace.server.ticker import Release, Ticker
+
+MAX_HEAD_BYTES: Final = 16 * 1024
+_BACKLOG_LIMIT: Final = 32
+
+PREFLIGHT: Final = (
+    b"Access-Control-Allow-Methods: GET, POST, PUT, DELETE, OPTIONS\r\n"
+    b"Access-Control-Allow-Headers: Content-Type, Authorization, Last-Event-ID\r\n"
+    b"Access-Control-Max-Age: 86400\r\n"
+)
+
+
+# -- the socket --------------------------------------------------------------------------------------------------------
+
+
+class Parcel:
+    """Bytes for a client; None until the disk has what they promise. Parcels leave in the order of ticks."""
+
+    __slots__ = ("out",)
+
+    def __init__(self, out: bytes | None) -> None:
+        self.out = out
+
+
+class HttpConnection(asyncio.Protocol):
+    """Reads requests off a socket, and writes what the session has to say."""
+
+    def __init__(self, server: HttpServer) -> None:
+        self.server = server
+        self.transport: asyncio.Transport | None = None
+        self.session: HttpSession
+        self._parser = httptools.HttpRequestParser(self)
+        self._request: Request | None = None
+        self._has_head = False
+        self._unread_head = 0
+        self._is_deaf = False
+        self._is_reading = True
+        self._is_choked = False
+        self._parcels: deque[Parcel] = deque()
+        self._deadline = 0.0
+        self._began = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self.takeover: Takeover | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport  # type: ignore[assignment]
+        peer = transport.get_extra_info("peername")
+        self.session = HttpSession(self.server, self, str(peer[0]) if peer else "", self.server.new_budget())
+        self.server.joined(self)
+        if self.server.is_full:
+            self._fail(StorageUnavailable("Too many connections"))
+        self._set_deadline()
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    def data_received(self, data: bytes) -> None:
+        if self.takeover is not None:
+            self.takeover.data_received(data)
+            return
+        if self._is_deaf or self.session.is_closing:
+            return
+        if self._request is not None and not self._has_head:
+            self._unread_head += len(data)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._is_deaf = True
+            self._hand_over(data[upgrade.args[0] :])
+        except httptools.HttpParserError:
+            self._fail(BadRequest("Bad request"))
+        if self._unread_head > MAX_HEAD_BYTES:
+            self._fail(HeadTooLarge("Request headers exceed 16 KB"))
+        self._set_deadline()
+        if self.session.backlog_size > _BACKLOG_LIMIT:
+            self._set_reading()
+
+    def _hand_over(self, rest: bytes) -> None:
+        if rest and self.takeover is not None:
+            self.takeover.data_received(rest)
+
+    def on_message_begin(self) -> None:
+        self._request = Request()
+        self._has_head = False
+        self._unread_head = 0
+        self._began = self.server.loop.time()
+
+    def on_url(self, url: bytes) -> None:
+        request = self._request
+        if request is not None:
+            request.target += url
+            request.head_bytes += len(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        request = self._request
+        if request is None:
+            return
+        name = name.lower()
+        request.head_bytes += len(name) + len(value) + 4
+        if name in request.headers:
+            if name in (b"host", b"authorization", b"content-type", b"origin"):
+                request.refusal = BadRequest(f"{name.decode()} is given twice")
+            value = request.headers[name] + b", " + value
+        request.headers[name] = value
+
+    def on_headers_complete(self) -> None:
+        request = self._request
+        if request is None:
+            return
+        self._has_head = True
+        self._unread_head = 0
+        request.method = self._parser.get_method().decode("latin-1")
+        request.keeps_alive = self._parser.should_keep_alive() and not self._parser.should_upgrade()
+        if request.head_bytes > MAX_HEAD_BYTES:
+            self._fail(HeadTooLarge("Request headers exceed 16 KB"))
+            return
+        if request.refusal is None:
+            try:
+                self.server.admit(request, self._parser.get_http_version())
+            except HeadraceError as error:
+                request.refusal = error
+        length = request.headers.get(b"content-length", b"0")
+        if length.isdigit() and int(length) > MAX_BODY_BYTES:
+            self._fail(TooLarge("Request body exceeds 64 MB"))
+        elif request.headers.get(b"expect", b"").lower() == b"100-continue" and request.refusal is None:
+            self._continue()
+
+    def _continue(self) -> None:
+        if not self.session.is_busy and not self._parcels and self.transport is not None:
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def on_body(self, body: bytes) -> None:
+        request = self._request
+        if request is None:
+            return
+        request.size += len(body)
+        if request.size > MAX_BODY_BYTES:
+            self._fail(TooLarge("Request body exceeds 64 MB"))
+        elif request.refusal is None:
+            request.body.append(body)
+
+    def on_message_complete(self) -> None:
+        request, self._request = self._request, None
+        if request is not None and not self._is_deaf:
+            self.session.receive(request)
+
+    def _fail(self, error: HeadraceError) -> None:
+        """Answer this and nothing that comes later."""
+        if self._is_deaf:
+            return
+        self._is_deaf = True
+        request = self._request or Request()
+        self._request = None
+        request.refusal = error
+        request.keeps_alive = False
+        self.session.receive(request)
+
+    def eof_received(self) -> bool:
+        """The client will send no more. Answers that are on their way still leave; nobody waits for events."""
+        if self.session.is_waiting or self.takeover is not None or not self.session.is_busy:
+            return False
+        self.session.is_closing = True
+        return self.server.tls is None
+
+    # -- time ----------------------------------------------------------------------------------------------------------
+
+    def _set_deadline(self) -> None:
+        settings, now = self.server.settings, self.server.loop.time()
+        if self._request is not None:
+            began = now if self._has_head else self._began
+            self._deadline = began + settings.http_request_timeout_ms / 1000
+        else:
+            self._deadline = now + settings.http_keep_alive_ms / 1000
+        if self._timer is None:
+            self._timer = self.server.loop.call_at(self._deadline, self._look_at_clock)
+        elif self._timer.when() > self._deadline:
+            self._timer.cancel()
+            self._timer = self.server.loop.call_at(self._deadline, self._look_at_clock)
+
+    def _look_at_clock(self) -> None:
+        self._timer = None
+        if self.transport is None or self.takeover is not None:
+            return
+        if self.session.is_busy and self._request is None:
+            self._set_deadline()  # it is we who are working
+        elif self.server.loop.time() < self._deadline:
+            self._timer = self.server.loop.call_at(self._deadline, self._look_at_clock)
+        elif self._request is not None:
+            self._fail(TooSlow("Request timeout"))
+        else:
+            self.transport.close()
+
+    # -- writing -------------------------------------------------------------------------------------------------------
+
+    @property
+    def is_durable(self) -> bool:
+        return self.session.is_durable
+
+    def spoil(self, error: StorageUnavailable) -> None:
+        self.session.spoil(error)
+
+    def _encode(self, answers: list[tuple[Request, Response]]) -> bytes:
+        cors = self.server.access.cors_headers
+        return b"".join(
+            encode_response(response, request, cors(request.headers.get(b"origin"))) for request, response in answers
+        )
+
+    def flush(self) -> None:
+        answers = self.session.take()
+        if answers:
+            self._leave(Parcel(self._encode(answers)))
+
+    def hold(self) -> Release:
+        answers = self.session.take()
+        parcel = Parcel(None)
+        self._parcels.append(parcel)
+
+        def let_go(error: BaseException | None) -> None:
+            kept = (
+                answers if error is None else [(request, _unsynced(response, error)) for request, response in answers]
+            )
+            parcel.out = self._encode(kept)
+            self._write_ready()
+
+        return let_go
+
+    def _leave(self, parcel: Parcel) -> None:
+        self._parcels.append(parcel)
+        self._write_ready()
+
+    def _write_ready(self) -> None:
+        ready = []
+        while self._parcels and self._parcels[0].out is not None:
+            ready.append(self._parcels.popleft().out or b"")
+        transport = self.transport
+        if not ready or transport is None or transport.is_closing():
+            return
+        transport.write(b"".join(ready))
+        if self.session.is_closing and not self._parcels and not self.session.is_busy:
+            transport.close()
+        elif not self._is_reading:
+            self._set_reading()
+
+    def pause_writing(self) -> None:
+        if self.takeover is not None:
+            self.takeover.pause_writing()
+            return
+        self._is_choked = self.session.is_choked = True
+        self._set_reading()
+
+    def resume_writing(self) -> None:
+        if self.takeover is not None:
+            self.takeover.resume_writing()
+            return
+        self._is_choked = self.session.is_choked = False
+        self._set_reading()
+        self.session.work_off()
+
+    def _set_reading(self) -> None:
+        """Read only from clients that read, and not more than can be worked off."""
+        transport = self.transport
+        if transport is None or transport.is_closing():
+            return
+        wanted = not self._is_choked and self.session.backlog_size <= _BACKLOG_LIMIT
+        if wanted and not self._is_reading:
+            transport.resume_reading()
+        elif not wanted and self._is_reading:
+            transport.pause_reading()
+        self._is_reading = wanted
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        if self.takeover is not None:
+            self.takeover.close()
+        elif self.transport is not None:
+            self.transport.close()
+
+    def abort(self) -> None:
+        if self.transport is not None:
+            self.transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self.transport = None
+        if self.takeover is not None:
+            self.takeover.connection_lost()
+        self.session.close()
+        self.server.left(self)
+
+
+def _unsynced(response: Response, error: BaseException) -> Response:
+    if not response.promises:
+        return response
+    return error_response(StorageUnavailable(f"Storage error: not synced to disk ({error})"))
+
+
+# -- the server --------------------------------------------------------------------------------------------------------
+
+
+class Text:
+    """A fixed text."""
+
+    is_open = True
+
+    def __init__(self, text: bytes) -> None:
+        self._response = Response(200, text, b"text/plain; charset=utf-8")
+
+    def serve(self, session: HttpSession, request: Request) -> Response:
+        return self._response
+
+
+class HttpServer:
+    def __init__(self, engine: Engine, settings: Settings, ticker: Ticker, tls: ssl.SSLContext | None = None) -> None:
+        self.engine = engine
+        self.settings = settings
+        self.ticker = ticker
+        self.tls = tls
+        self.loop = asyncio.get_running_loop()
+        self.access = Access(engine, settings)
+        self.router: Router[Endpoint | Plain] = Router()
+        self._connections: set[HttpConnection] = set()
+        self._server: asyncio.Server | None = None
+        self._add_routes()
+
+    def _add_routes(self) -> None:
+        for endpoint in endpoints():
+            self.router.add(endpoint.route.method, endpoint.route.path, endpoint)
+            if endpoint.route.method == "GET" and not endpoint.spec.flags & Flag.WRITE:
+                self.router.add("HEAD", endpoint.route.path, endpoint)
+        for path in ("/healthz", "/live"):
+            self.add_plain(path, Text(b"OK"))
+
+    def add_plain(self, path: str, target: Plain) -> None:
+        self.router.add("GET", path, target)
+        self.router.add("HEAD", path, target)
+
+    # -- requests ------------------------------------------------------------------------------------------------------
+
+    def admit(self, request: Request, version: str) -> None:
+        """Find out what a request wants as soon as its headers are there; raises why it is refused."""
+        headers = request.headers
+        _read_target(request)
+        request.host = headers.get(b"host", b"").decode("latin-1")
+        if not request.host and version != "1.0":
+            raise BadRequest("The Host header is missing")
+        if request.method == "OPTIONS":
+            request.endpoint, request.is_known = _PREFLIGHT, True
+            return
+        if request.path not in HEALTH_PATHS:
+            self.access.check_host(request.host)
+        request.endpoint, request.parameters = self.router.find(request.method, request.path)
+        is_page = not isinstance(request.endpoint, Endpoint) and request.endpoint.is_open
+        if not is_page and request.path not in HEALTH_PATHS:
+            self.access.check_origin(headers, request.host)
+        _check_content(headers)
+        request.token = self.access.token_of(headers)
+        request.is_known = is_page or self.access.is_open(request.path) or self.access.check_token(request.token)
+
+    # -- connections ---------------------------------------------------------------------------------------------------
+
+    @property
+    def is_full(self) -> bool:
+        return len(self._connections) > self.settings.max_connections
+
+    def new_budget(self) -> Budget | None:
+        limit = self.settings.rate_limit_max_requests
+        return Budget(limit, self.settings.rate_limit_window_ms) if limit else None
+
+    def joined(self, connection: HttpConnection) -> None:
+        self._connections.add(connection)
+
+    def left(self, connection: HttpConnection) -> None:
+        self._connections.discard(connection)
+
+    @property
+    def port(self) -> int:
+        assert self._server is not None
+        return int(self._server.sockets[0].getsockname()[1])
+
+    async def start(self) -> None:
+        make: Callable[[], HttpConnection] = lambda: HttpConnection(self)  # noqa: E731
+        self._server = await self.loop.create_server(
+            make, self.settings.bind_host, self.settings.http_port, ssl=self.tls, backlog=1024
+        )
+
+    async def stop(self) -> None:
+        """Stop listening, end long polls, let the answers in flight leave, close what is left."""
+        deadline = self.loop.time() + self.settings.shutdown_timeout_ms / 1000
+        if self._server is not None:
+            self._server.close()
+        self.engine.end_waiting()
+        self.ticker.schedule()
+        while self._is_busy and self.loop.time() < deadline:  # noqa: ASYNC110 - many parts are busy, none tells
+            await asyncio.sleep(0.005)
+        for connection in list(self._connections):
+            connection.close()
+        while self._connections and self.loop.time() < deadline:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        for connection in list(self._connections):
+            connection.abort()
+
+    @property
+    def _is_busy(self) -> bool:
+        return self.ticker.is_busy or any(connection.session.is_busy for connection in self._connections)
+
+
+class _Preflight:
+    is_open = True
+
+    def serve(self, session: HttpSession, request: Request) -> Response:
+        return Response(204, headers=PREFLIGHT)
+
+
+_PREFLIGHT: Final = _Preflight()
+
+
+def _read_target(request: Request) -> None:
+    try:
+        target = request.target.decode("ascii")
+    except UnicodeDecodeError:
+        raise BadRequest("The path is not ASCII: escape other characters") from None
+    if not target.startswith("/") and target != "*":
+        target = _absolute_path(request.target)
+    request.path, _, request.query = target.partition("#")[0].partition("?")
+
+
+def _absolute_path(target: bytes) -> str:
+    """Proxies may name the whole URL."""
+    try:
+        url = httptools.parse_url(target)
+    except httptools.HttpParserInvalidURLError:
+        raise BadRequest("The path is not valid") from None
+    return ((url.path or b"/") + (b"?" + url.query if url.query else b"")).decode("ascii")
+
+
+def _check_content(headers: dict[bytes, bytes]) -> None:
+    """Bodies are JSON as it is: no forms, no other character sets, nothing packed."""
+    has_body = headers.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in headers
+    given = headers.get(b"content-type")
+    if not has_body or given is None:
+        return
+    kind, _, options = given.decode("latin-1").partition(";")
+    kind, options = kind.strip().lower(), options.strip().lower().replace('"', "")
+    if kind != "application/json" and not kind.endswith("+json"):
+        raise WrongContent("Content-Type must be application/json")
+    if options and options != "charset=utf-8":
+        raise WrongContent("The body must be UTF-8")
+    if headers.get(b"content-encoding", b"identity").lower() != b"identity":
+        raise WrongContent("Content-Encoding is not supported")

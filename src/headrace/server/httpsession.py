@@ -1,0 +1,202 @@
+"""One HTTP connection without its socket: requests run one after the other, answers wait for the end of the tick."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from typing import TYPE_CHECKING, Final, Protocol
+
+from msgspec import Struct
+
+from headrace.commands._base import Reply
+from headrace.commands.connection import Auth
+from headrace.errors import (
+    HeadraceError,
+    InvalidCommand,
+    NotAuthenticated,
+    NotFound,
+    RateLimited,
+    Refused,
+    StorageUnavailable,
+)
+from headrace.model import MAX_FRAME_BYTES, Event
+from headrace.server.driving import Driver
+from headrace.server.exchange import Request, Response, TooLarge, error_response, reply_response
+from headrace.server.routes import BadRequest, Endpoint, build
+from headrace.server.session import MAX_AUTH_FAILURES, MAX_OUTBOX, Budget
+
+if TYPE_CHECKING:
+    from headrace.server.http import HttpConnection, HttpServer
+
+log: Final = logging.getLogger("headrace.server")
+
+MAX_BODY_BYTES: Final = MAX_FRAME_BYTES
+_COMMAND_ERRORS: Final = (InvalidCommand, NotFound, Refused)
+"""Errors of a command itself, for which a route may have a status of its own."""
+
+
+class Plain(Protocol):
+    """Something at a path that is no command. It answers at once, or takes the connection over."""
+
+    is_open: bool
+
+    def serve(self, session: HttpSession, request: Request) -> Response | None: ...
+
+
+class Takeover(Protocol):
+    """What a connection has become: a stream of events, a WebSocket."""
+
+    def data_received(self, data: bytes) -> None: ...
+    def pause_writing(self) -> None: ...
+    def resume_writing(self) -> None: ...
+    def connection_lost(self) -> None: ...
+    def close(self) -> None: ...
+
+
+class HttpSession(Driver[Request]):
+    """Runs the requests of a connection one after the other."""
+
+    def __init__(self, server: HttpServer, connection: HttpConnection, address: str, budget: Budget | None) -> None:
+        super().__init__(
+            server.engine,
+            address,
+            stir=lambda _: server.ticker.stir(connection),
+            later=server.loop.call_soon,
+            held=None,
+        )
+        self.server = server
+        self.connection = connection
+        self.is_closing = False
+        self.is_choked = False
+        self._budget = budget
+        self._backlog: deque[Request] = deque()
+        self._current: Request | None = None
+        self._out: list[tuple[Request, Response]] = []
+        self._out_bytes = 0
+
+    @property
+    def backlog_size(self) -> int:
+        return len(self._backlog)
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self._current or self._backlog or self._out)
+
+    def receive(self, request: Request) -> None:
+        self._backlog.append(request)
+        self.work_off()
+
+    def work_off(self) -> None:
+        while self._backlog and self._current is None and not self.is_closing and not self.is_choked:
+            if self._out_bytes > MAX_OUTBOX:
+                break
+            self._current = self._backlog.popleft()
+            self._serve(self._current)
+
+    def _serve(self, request: Request) -> None:
+        endpoint = request.endpoint
+        if request.refusal is not None or endpoint is None:
+            self._refuse(request.refusal or NotFound("Not found"), request)
+        elif self._budget is not None and not self._budget.grant(1, self._engine.clock.monotonic_ms()):
+            self._refuse(RateLimited(), request)
+        elif not request.is_known:
+            # A wrong token: ask the engine all the same, which answers slower and slower.
+            self.is_authenticated = False
+            self._start(Auth(token=request.token or ""), request)
+        elif isinstance(endpoint, Endpoint):
+            self._run(endpoint, request)
+        else:
+            self._serve_plain(endpoint, request)
+
+    def _run(self, endpoint: Endpoint, request: Request) -> None:
+        try:
+            command = build(endpoint, request.parameters, request.query, b"".join(request.body))
+        except HeadraceError as error:
+            self._refuse(error, request)
+            return
+        except Exception:
+            log.exception("a request could not be read")
+            self._refuse(BadRequest("Invalid request"), request)
+            return
+        request.body.clear()
+        self.is_authenticated = True
+        self._start(command, request)
+
+    def _serve_plain(self, endpoint: Plain, request: Request) -> None:
+        try:
+            response = endpoint.serve(self, request)
+        except HeadraceError as error:
+            self._refuse(error, request)
+            return
+        if response is not None:
+            self._send(response, request)
+
+    # -- answers -------------------------------------------------------------------------------------------------------
+
+    def _answer(self, reply: Struct, key: Request) -> None:
+        assert isinstance(reply, Reply)
+        assert isinstance(key.endpoint, Endpoint)
+        response = reply_response(reply, key.endpoint)
+        if self._backend.sync_requests:
+            self._backend.sync_requests = 0
+            response.promises = True
+        self._send(response, key)
+
+    def _refuse(self, error: HeadraceError, key: Request) -> None:
+        status = None
+        if isinstance(error, NotAuthenticated):
+            error = NotAuthenticated("Unauthorized")
+            key.keeps_alive = key.keeps_alive and self.auth_failures < MAX_AUTH_FAILURES
+        elif isinstance(key.endpoint, Endpoint) and key.refusal is None and isinstance(error, _COMMAND_ERRORS):
+            status = key.endpoint.route.fail
+        response = error_response(error, status)
+        response.is_of_command = key.refusal is None
+        self._send(response, key)
+
+    def _send(self, response: Response, request: Request) -> None:
+        if len(response.body) > MAX_BODY_BYTES:
+            response = error_response(TooLarge("Reply exceeds 64 MB: ask for less with a lower limit"))
+        self._out.append((request, response))
+        self._out_bytes += len(response.body)
+        self._current = None
+        if not (response.keeps_alive and request.keeps_alive):
+            self.is_closing = True
+            self._backlog.clear()
+        self._stir(self)
+
+    def _ended(self, key: Request) -> None:
+        if self._backlog:
+            self._later(self.work_off)
+
+    def take(self) -> list[tuple[Request, Response]]:
+        """Everything that may leave now: called after the commit."""
+        out, self._out, self._out_bytes = self._out, [], 0
+        if self._backlog:
+            self._later(self.work_off)
+        return out
+
+    @property
+    def is_durable(self) -> bool:
+        return any(response.promises for _, response in self._out)
+
+    def spoil(self, error: StorageUnavailable) -> None:
+        spoilt = error_response(error)
+        self._out = [(request, spoilt if response.is_of_command else response) for request, response in self._out]
+
+    # -- as a peer of the engine ---------------------------------------------------------------------------------------
+
+    def subscribe(self, queue: str | None) -> None:
+        raise InvalidCommand("Events come over /events and /ws")
+
+    def deliver(self, event: Event, body: bytes | None) -> None:
+        raise NotImplementedError
+
+    def release_current(self) -> None:
+        """A stream has taken the connection over: there is nothing more to answer."""
+        self._current = None
+
+    def close(self) -> None:
+        self.is_closing = True
+        self._backlog.clear()
+        self._out.clear()
+        self._give_up()

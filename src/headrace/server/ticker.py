@@ -1,0 +1,181 @@
+"""The tick: everything that was asked in one turn of the loop, on whatever connection, shares one commit.
+
+The ticker knows connections as outlets only. Rule: nothing that tells of a change leaves before the commit that
+contains the change, and nothing that promises durability before the sync.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from headrace.backends.local.slices import run_now
+from headrace.engine.engine import Engine
+from headrace.errors import StorageUnavailable
+from headrace.model import Event
+
+log: Final = logging.getLogger("headrace.server")
+
+_LATE_MS: Final = 1000
+
+Release = Callable[[BaseException | None], None]
+"""Lets go of what an outlet held: the sync is over, and failed if there is an error."""
+
+
+class Outlet(Protocol):
+    """A connection as the ticker sees it: replies that wait for the end of the tick."""
+
+    @property
+    def is_durable(self) -> bool:
+        """Whether a reply of this tick promises that the disk has its write."""
+
+    def hold(self) -> Release:
+        """Keep the replies of this tick back until the sync they promise is over."""
+
+    def spoil(self, error: StorageUnavailable) -> None:
+        """The commit failed: the replies of this tick become that error."""
+
+    def flush(self) -> None:
+        """The commit is done: let the replies of this tick out."""
+
+
+class Ticker:
+    """Ends ticks and keeps time: everything that was asked since the last turn shares one commit.
+
+    `stir` schedules the end of the tick behind the sockets that are readable in this turn of the loop; `_end` settles,
+    commits, and only then lets the replies out.
+    """
+
+    def __init__(self, engine: Engine, loop: asyncio.AbstractEventLoop) -> None:
+        self._engine = engine
+        self._loop = loop
+        self._stirred: dict[Outlet, None] = {}
+        self._is_scheduled = False
+        self._began = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_due = 0
+        self._syncs: set[asyncio.Future[None]] = set()
+
+    def start(self) -> None:
+        self._set_timer()
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether replies wait for the end of a tick or for the disk."""
+        return self._is_scheduled or bool(self._syncs)
+
+    def stir(self, outlet: Outlet) -> None:
+        self._stirred[outlet] = None
+        self.schedule()
+
+    def schedule(self) -> None:
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            self._began = self._loop.time()
+            self._loop.call_soon(self._end)
+
+    def _end(self) -> None:
+        self._is_scheduled = False
+        began, settling = self._began, self._loop.time()
+        events: list[Event] = []
+        try:
+            events = self._engine.settle()
+        except StorageUnavailable as error:
+            log.error("a tick could not be stored: %s", error)
+            self._spoil(error)
+        except Exception:
+            # Whatever went wrong: a reply must not leave as if its commit had happened.
+            log.exception("a tick failed")
+            self._spoil(StorageUnavailable("Internal server error"))
+        ended = self._loop.time()
+        self._engine.figures.observe_tick(ended - began, ended - settling if events else None)
+        if self._engine.backend.take_sync():
+            self._release_after_sync()
+        else:
+            self._release()
+        self._roll_log()
+        self._set_timer()
+
+    def _spoil(self, error: StorageUnavailable) -> None:
+        for outlet in self._stirred:
+            outlet.spoil(error)
+        self._engine.backend.take_sync()
+
+    def _release(self) -> None:
+        stirred, self._stirred = self._stirred, {}
+        for outlet in stirred:
+            outlet.flush()
+
+    # -- durable writes ------------------------------------------------------------------------------------------------
+
+    def _release_after_sync(self) -> None:
+        """Hold replies that promise durability until the disk has them; other connections go on meanwhile."""
+        releases = [outlet.hold() for outlet in self._stirred if outlet.is_durable]
+        self._release()
+
+        def done(future: asyncio.Future[None]) -> None:
+            self._syncs.discard(future)
+            let_go(future.exception())
+
+        def let_go(error: BaseException | None) -> None:
+            if error is not None:
+                log.error("a durable write could not be synced: %s", error)
+            for release in releases:
+                release(error)
+
+        try:
+            self._engine.backend.mend_sync()
+        except StorageUnavailable as error:
+            let_go(error)
+            return
+        future = self._loop.run_in_executor(None, self._engine.backend.sync)
+        self._syncs.add(future)
+        future.add_done_callback(done)
+
+    def _roll_log(self) -> None:
+        roll = self._engine.backend.roll_log()
+        if roll is not None:
+            self._loop.run_in_executor(None, self._engine.backend.publish, roll).add_done_callback(_tell_unsealed)
+
+    # -- time ----------------------------------------------------------------------------------------------------------
+
+    def _set_timer(self) -> None:
+        due = self._engine.alarm.due_mono
+        if self._timer is not None:
+            if due == self._timer_due:
+                return
+            self._timer.cancel()
+        self._timer_due = due
+        wait = max(0, due - self._engine.clock.monotonic_ms()) / 1000
+        self._timer = self._loop.call_later(wait, self._on_time)
+
+    def _on_time(self) -> None:
+        self._timer = None
+        late = self._engine.clock.monotonic_ms() - self._timer_due
+        self._engine.figures.observe_lag(late / 1000)
+        if late > _LATE_MS:
+            # The process was stopped or the loop held up: heartbeats may lie unread in the sockets. Read them first.
+            self._loop.call_later(0.05, self._sweep)
+        else:
+            self._sweep()
+
+    def _sweep(self) -> None:
+        try:
+            run_now(self._engine.sweep())
+        except StorageUnavailable as error:
+            log.error("a sweep could not be stored: %s", error)
+        except Exception:
+            log.exception("a sweep failed")  # time must go on for everybody else
+        self._end()
+
+
+def _tell_unsealed(rolled: asyncio.Future[None]) -> None:
+    error = rolled.exception()
+    if error is not None:
+        log.warning("a segment of the event log waits to be compressed: %s", error)

@@ -1,0 +1,395 @@
+"""Webhooks: events that are posted to URLs, in order, signed, tried again, and counted.
+
+The way of an event: committed -> `_on_tick` puts it into the queue of every hook that wants it -> the hook's own task
+posts one after the other -> the outcome goes to the hook's figures, which are stored about once a second.
+
+Rules:
+- Nothing leaves before its commit, and nothing a receiver does can hold up a tick: a full queue drops what comes
+  (counted), a server without webhooks pays for one comparison per tick.
+- A hook has one delivery under way at a time, so its events arrive in order. At most MAX_UNDER_WAY requests run at once
+  for all hooks; those that lately failed or dragged share a part of the slots, so that the others always find one.
+- A delivery is lost when the process is killed, when its tries are used up, when the hook's queue is full, or when the
+  hook is switched off meanwhile. The event log has everything.
+
+To let hooks hear of another event: add it to WEBHOOK_EVENTS (commands.webhooks), to _WORDS and, if it carries more than
+its job and queue, to `message`. How requests are made is in `outgoing`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import logging
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import Any, Final
+
+import msgspec
+from msgspec import Raw, structs
+
+from headrace import __version__
+from headrace.addresses import check_webhook_url
+from headrace.backends.local.slices import run_now
+from headrace.config import Settings
+from headrace.engine.engine import Engine
+from headrace.errors import InvalidCommand
+from headrace.model import Event, Webhook, js_number
+from headrace.server.jsonwire import packed_to_json
+from headrace.server.outgoing import DeliveryFailed, Forbidden, Outgoing, Resolve
+
+log: Final = logging.getLogger("headrace.webhooks")
+
+MAX_PENDING: Final = 10_000
+MAX_PENDING_BYTES: Final = 16 * 1024 * 1024
+MAX_DATA_BYTES: Final = 1024 * 1024
+"""Payloads beyond this are left out: turning them into JSON would hold up everybody."""
+MAX_UNDER_WAY: Final = 16
+
+_MAX_SHAKY_UNDER_WAY: Final = 12
+_QUICK_BYTES: Final = 16 * 1024
+_SLOW: Final = 2.0
+_SAVE_EVERY: Final = 1.0
+_TELL_EVERY: Final = 30.0
+_WORDS: Final = {
+    "pushed": "job.pushed",
+    "pulled": "job.started",
+    "completed": "job.completed",
+    "failed": "job.failed",
+    "progress": "job.progress",
+}
+_WITH_BODY: Final = frozenset(("job.completed", "job.failed"))
+
+
+class Hook:
+    """A webhook at work: what waits for it and how it fares. `record` is as stored, the figures here are newer."""
+
+    def __init__(self, record: Webhook) -> None:
+        self.record = record
+        self.is_on = record.enabled
+        self.is_shaky = False
+        self.is_unsaved = False
+        self.pending: deque[tuple[Event, bytes | None]] = deque()
+        self.pending_bytes = 0
+        self.task: asyncio.Task[None] | None = None
+        self.last_triggered = record.last_triggered
+        self.successes = record.success_count
+        self.failures = record.failure_count
+        self.dropped = record.dropped_count
+        self.last_error = record.last_error
+        self.told_at = -_TELL_EVERY
+
+    def offer(self, event: Event, body: bytes | None) -> bool:
+        """Put an event into the queue; False when there is no room for it."""
+        size = 0 if body is None else len(body)
+        if size > MAX_DATA_BYTES:
+            event, body, size = structs.replace(event, bytes=size), None, 0
+        if len(self.pending) >= MAX_PENDING or self.pending_bytes + size > MAX_PENDING_BYTES:
+            return False
+        self.pending.append((event, body))
+        self.pending_bytes += size
+        return True
+
+    def take(self) -> tuple[Event, bytes | None]:
+        event, body = self.pending.popleft()
+        self.pending_bytes -= 0 if body is None else len(body)
+        return event, body
+
+    def forget_pending(self) -> int:
+        count = len(self.pending)
+        self.pending.clear()
+        self.pending_bytes = 0
+        return count
+
+    def figures(self, stored: Webhook) -> Webhook:
+        """The stored webhook with the newest figures."""
+        return structs.replace(
+            stored,
+            last_triggered=self.last_triggered,
+            success_count=self.successes,
+            failure_count=self.failures,
+            dropped_count=self.dropped,
+            last_error=self.last_error,
+        )
+
+
+class Webhooks:
+    """Delivers to all webhooks of an engine. `schedule` makes the server end a tick soon, to commit the figures."""
+
+    def __init__(
+        self, engine: Engine, settings: Settings, *, schedule: Callable[[], None], resolve: Resolve | None = None
+    ) -> None:
+        self._engine = engine
+        self._backend = engine.backend
+        self._settings = settings
+        self._schedule = schedule
+        self._loop = asyncio.get_running_loop()
+        self._outgoing = Outgoing(engine.webhook_rules, resolve)
+        self._slots = asyncio.Semaphore(MAX_UNDER_WAY)
+        self._shaky_slots = asyncio.Semaphore(_MAX_SHAKY_UNDER_WAY)
+        self._stopping = asyncio.Event()
+        self._hooks: dict[str, Hook] = {}
+        self._routes: dict[tuple[str, str | None], list[Hook]] = {}
+        self._seen_changes = -1
+        self._reads_bodies = False
+        self._save_timer: asyncio.TimerHandle | None = None
+        self._saved_at = -_SAVE_EVERY
+        self.delivered = 0
+        self.failed = 0
+        self.dropped = 0
+
+    @property
+    def pending(self) -> int:
+        """Deliveries that wait or are under way."""
+        return sum(len(hook.pending) + (hook.task is not None) for hook in self._hooks.values())
+
+    def start(self) -> None:
+        self._refresh()
+        self._engine.listen(self._on_tick)
+
+    # -- from commits to queues ----------------------------------------------------------------------------------------
+
+    def _on_tick(self, events: list[Event], bodies: dict[int, bytes]) -> None:
+        if self._backend.webhook_changes != self._seen_changes:
+            known = {hook.record.id for hook in self._hooks.values() if hook.is_on}
+            self._refresh()
+            # A hook hears of what happens after its tick; what is older has no bodies, and no reply has left yet.
+            self._feed(events, bodies, known)
+        elif self._routes and events:
+            self._feed(events, bodies, None)
+
+    def _feed(self, events: list[Event], bodies: dict[int, bytes], known: set[str] | None) -> None:
+        routes = self._routes
+        for event in events:
+            for key in ((event.event, None), (event.event, event.queue)):
+                for hook in routes.get(key, ()):
+                    if known is None or hook.record.id in known:
+                        self._offer(hook, event, bodies.get(event.seq))
+
+    def _offer(self, hook: Hook, event: Event, body: bytes | None) -> None:
+        if not hook.offer(event, body):
+            hook.failures += 1
+            hook.dropped += 1
+            self.dropped += 1
+            self._tell(hook, f"its queue is full, events are dropped ({hook.dropped} so far)")
+            self._save_soon(hook)
+        elif hook.task is None and not self._stopping.is_set():
+            hook.task = self._loop.create_task(self._work(hook))
+
+    def _refresh(self) -> None:
+        """Take over what was added, changed, switched or removed."""
+        self._seen_changes = self._backend.webhook_changes
+        before = self._hooks
+        self._hooks = {}
+        for record in run_now(self._backend.webhooks()):
+            hook = self._hooks[record.id] = before.get(record.id) or Hook(record)
+            hook.record = record
+            self._switch(hook, record.enabled)
+        for gone in before.keys() - self._hooks.keys():
+            self._switch(before[gone], False)
+        self._route()
+
+    @staticmethod
+    def _switch(hook: Hook, is_on: bool) -> None:
+        hook.is_on = is_on
+        if not is_on:
+            hook.forget_pending()
+
+    def _route(self) -> None:
+        self._routes = {}
+        hooks = [hook for hook in self._hooks.values() if hook.is_on]
+        for hook in hooks:
+            for word, name in _WORDS.items():
+                if name in hook.record.events:
+                    self._routes.setdefault((word, hook.record.queue), []).append(hook)
+        reads = any(not _WITH_BODY.isdisjoint(hook.record.events) for hook in hooks)
+        if reads != self._reads_bodies:
+            self._reads_bodies = reads
+            self._engine.want_bodies(+1 if reads else -1)
+
+    # -- from queues to receivers --------------------------------------------------------------------------------------
+
+    async def _work(self, hook: Hook) -> None:
+        """Deliver what waits for a hook, one after the other, until nothing does."""
+        try:
+            while hook.pending:
+                await self._deliver(hook, *hook.take())
+        except Exception:
+            log.exception("webhook %s: a delivery broke off", hook.record.id)
+            self._note_failure(hook, "internal error")
+        finally:
+            hook.task = None
+        if hook.pending and not self._stopping.is_set():  # only after a break: the rest goes on
+            hook.task = self._loop.create_task(self._work(hook))
+
+    async def _deliver(self, hook: Hook, event: Event, body: bytes | None) -> None:
+        if body is not None and len(body) > _QUICK_BYTES:
+            content = await asyncio.to_thread(message, event, body)
+        else:
+            content = message(event, body)
+        headers = self._headers(hook.record, event, content)
+        for attempt in range(1, self._settings.webhook_max_retries + 1):
+            error = await self._try(hook, headers, content)
+            if error is None:
+                self._note_success(hook)
+                return
+            is_last = isinstance(error, Forbidden) or attempt == self._settings.webhook_max_retries
+            if is_last or not await self._pause(hook, attempt):
+                break
+        if hook.is_on:
+            self._note_failure(hook, str(error))
+            if self._stopping.is_set():
+                self._give_up(hook)  # who does not answer now will not before we are gone
+
+    def _headers(self, record: Webhook, event: Event, content: bytes) -> dict[str, str]:
+        headers = {
+            "Content-Type": "application/json",
+            "User-Agent": f"Headrace/{__version__}",
+            "X-Webhook-Event": _WORDS[event.event],
+            "X-Webhook-Timestamp": str(event.ts),
+            "X-Webhook-Id": self._engine.ids.next(),
+        }
+        if record.secret:
+            headers["X-Webhook-Signature"] = hmac.new(record.secret.encode(), content, hashlib.sha256).hexdigest()
+        return headers
+
+    async def _try(self, hook: Hook, headers: dict[str, str], content: bytes) -> DeliveryFailed | None:
+        """One request; what went wrong, or None."""
+        async with self._slot(hook):
+            began = self._loop.time()
+            try:
+                to = check_webhook_url(hook.record.url, self._engine.webhook_rules)
+                status = await self._outgoing.post(to, headers, content)
+                error = None if 200 <= status < 300 else DeliveryFailed(f"answered {status}")
+            except InvalidCommand as refusal:  # the rules may be stricter than when the hook was stored
+                error = Forbidden(str(refusal))
+            except DeliveryFailed as failure:
+                error = failure
+            hook.is_shaky = error is not None or self._loop.time() - began > _SLOW
+            return error
+
+    @asynccontextmanager
+    async def _slot(self, hook: Hook) -> AsyncIterator[None]:
+        if hook.is_shaky:
+            async with self._shaky_slots, self._slots:
+                yield
+        else:
+            async with self._slots:
+                yield
+
+    async def _pause(self, hook: Hook, attempt: int) -> bool:
+        """Wait for the next try; False when there will be none."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._settings.webhook_retry_delay_ms * attempt / 1000):
+                await self._stopping.wait()
+        return hook.is_on and not self._stopping.is_set()
+
+    # -- figures -------------------------------------------------------------------------------------------------------
+
+    def _note_success(self, hook: Hook) -> None:
+        self.delivered += 1
+        hook.successes += 1
+        hook.last_triggered = float(self._engine.clock.now_ms())
+        hook.last_error = None
+        self._save_soon(hook)
+
+    def _note_failure(self, hook: Hook, error: str, count: int = 1) -> None:
+        self.failed += count
+        hook.failures += count
+        hook.last_error = error
+        self._tell(hook, f"a delivery failed: {error}")
+        self._save_soon(hook)
+
+    def _give_up(self, hook: Hook) -> None:
+        left = hook.forget_pending()
+        if left:
+            self._note_failure(hook, "the server stopped before the delivery", left)
+
+    def _tell(self, hook: Hook, text: str) -> None:
+        """Into the log, but not for each of ten thousand events."""
+        now = self._loop.time()
+        if now - hook.told_at >= _TELL_EVERY:
+            hook.told_at = now
+            log.warning("webhook %s (%s): %s", hook.record.id, _place(hook.record.url), text)
+
+    def _save_soon(self, hook: Hook) -> None:
+        hook.is_unsaved = True
+        if self._save_timer is None:
+            self._save_timer = self._loop.call_at(max(self._loop.time(), self._saved_at + _SAVE_EVERY), self._save)
+
+    def _save(self) -> None:
+        """Store the figures that changed. They are totals, so one that a failed commit took back is written later."""
+        self._save_timer = None
+        self._saved_at = self._loop.time()
+        unsaved = [hook for hook in self._hooks.values() if hook.is_unsaved]
+        if self._backend.is_degraded:
+            for hook in unsaved[:1]:
+                self._save_soon(hook)
+            return
+        stored = {record.id: record for record in run_now(self._backend.webhooks())}
+        for hook in unsaved:
+            hook.is_unsaved = False
+            if hook.record.id in stored:
+                run_now(self._backend.update_webhook(hook.figures(stored[hook.record.id])))
+        self._schedule()
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    async def stop(self, deadline: float) -> None:
+        """Finish what is under way by `deadline` (loop time); what is not counts as failed. Retries are not awaited."""
+        self._stopping.set()
+        tasks = [hook.task for hook in self._hooks.values() if hook.task is not None]
+        if tasks:
+            await asyncio.wait(tasks, timeout=max(0.0, deadline - self._loop.time()))
+        for task in tasks:
+            if not task.done():
+                task.cancel()
+        for hook in self._hooks.values():
+            self._give_up(hook)
+            if hook.task is not None:
+                self._note_failure(hook, "the server stopped before the delivery")
+        if self._save_timer is not None:
+            self._save_timer.cancel()
+            self._save()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+# -- what is sent ------------------------------------------------------------------------------------------------------
+
+
+def message(event: Event, body: bytes | None) -> bytes:
+    """The JSON text of an event. `data` is the result of a completed job and the data of a failed one."""
+    shown: dict[str, Any] = {
+        "event": _WORDS[event.event],
+        "timestamp": event.ts,
+        "jobId": event.job,
+        "queue": event.queue,
+    }
+    if event.event == "failed":
+        shown["error"] = event.error or ""
+        shown["terminal"] = bool(event.terminal)
+    elif event.event == "progress":
+        shown["progress"] = js_number(event.progress or 0)
+        shown["data"] = {"progress": shown["progress"], "message": event.action}
+    if body is not None:
+        return _with_data(shown, body)
+    if (event.bytes or 0) > MAX_DATA_BYTES:
+        shown["dataOmitted"] = f"{event.bytes} bytes are more than the {MAX_DATA_BYTES} that are sent"
+    return _encode_json(shown)
+
+
+def _with_data(shown: dict[str, Any], body: bytes) -> bytes:
+    try:
+        return _encode_json(shown | {"data": Raw(packed_to_json(body))})
+    except (ValueError, RecursionError):  # keys within keys within keys
+        return _encode_json(shown | {"dataOmitted": "JSON cannot express it"})
+
+
+_encode_json: Final = msgspec.json.Encoder().encode
+
+
+def _place(url: str) -> str:
+    """Enough of the URL to recognise it in the log; its path, query and password may be secrets."""
+    host = url.partition("://")[2].partition("/")[0].partition("?")[0].rpartition("@")[2]
+    return "".join(letter for letter in host if letter.isprintable())
