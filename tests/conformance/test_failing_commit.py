@@ -307,7 +307,7 @@ def test_numbers_of_events_are_given_again(world: World) -> None:
 
 BATCHES = {
     "plain": [spec(n) for n in range(5000)],
-    "with keys": [spec(n, unique_key=f"n{n}") for n in range(1000)],
+    "with keys": [spec(n, unique_key=f"n{n}") for n in range(1001)],
 }
 
 

@@ -49,6 +49,11 @@ def answer(status: int, body: bytes = b"", **headers: str) -> Answer:
     return reply
 
 
+def as_asked(handler: BaseHTTPRequestHandler, call: Call) -> None:
+    """Answer with the status that stands at the end of the path."""
+    answer(int(call.path.rpartition("/")[2]))(handler, call)
+
+
 def in_turn(*answers: Answer) -> Answer:
     """The first answer for the first request and so on; the last one stays."""
     left = list(answers)
@@ -82,7 +87,7 @@ class Receiver:
         receiver = self
 
         class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:  # noqa: N802 (the name that http.server calls)
+            def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 call = Call(time.monotonic(), self.path, dict(self.headers), body)
                 receiver.note(call)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import importlib
 import logging
 import resource
 import signal
@@ -76,9 +77,11 @@ class App:
     async def _start_http(self, tls: ssl.SSLContext | None) -> None:
         if not self.settings.http_port:
             return
-        from headrace.server.http import HttpServer  # TCP clients are served already while this is imported
-
-        self.http = HttpServer(self.engine, self.settings, self.tcp.ticker, tls)
+        # TCP clients are served already, also while this is imported.
+        loop = asyncio.get_running_loop()
+        http = await loop.run_in_executor(None, importlib.import_module, "headrace.server.http")
+        self.http = http.HttpServer(self.engine, self.settings, self.tcp.ticker, tls)
+        assert self.http is not None
         try:
             await self.http.start()
         except OSError as error:

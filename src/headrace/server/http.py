@@ -27,6 +27,8 @@ from headrace.errors import HeadraceError, StorageUnavailable
 from headrace.server.access import HEALTH_PATHS, Access
 from headrace.server.exchange import HeadTooLarge, Request, Response, TooLarge, TooSlow, encode_response, error_response
 from headrace.server.httpsession import MAX_BODY_BYTES, HttpSession, Plain, Takeover
+from headrace.server.openapi import Description
+from headrace.server.pages import API_PAGE, DASHBOARD, Folder, Page
 from headrace.server.routes import BadRequest, Endpoint, Router, WrongContent, endpoints
 from headrace.server.session import Budget
 from headrace.server.ticker import Release, Ticker
@@ -361,6 +363,11 @@ class HttpServer:
                 self.router.add("HEAD", endpoint.route.path, endpoint)
         for path in ("/healthz", "/live"):
             self.add_plain(path, Text(b"OK"))
+        self.add_plain("/", Page(DASHBOARD / "index.html"))
+        self.add_plain("/assets/{file}", Folder(DASHBOARD))
+        self.add_plain("/docs", Page(API_PAGE / "index.html"))
+        self.add_plain("/docs/{file}", Folder(API_PAGE))
+        self.add_plain("/openapi.json", Description())
 
     def add_plain(self, path: str, target: Plain) -> None:
         self.router.add("GET", path, target)

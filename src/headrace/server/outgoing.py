@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import os
 import re
 import socket
 import ssl
@@ -228,4 +229,5 @@ def _told(error: Exception) -> str:
     if isinstance(error, asyncio.LimitOverrunError):
         return f"the head of the answer is longer than {MAX_ANSWER_BYTES} bytes"
     assert isinstance(error, OSError)
-    return (error.strerror or str(error) or "the connection failed").lower()
+    text = os.strerror(error.errno) if error.errno else str(error) or "the connection failed"
+    return text[0].lower() + text[1:]

@@ -27,7 +27,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any, Final
 
 import msgspec
-from msgspec import Raw, structs
+from msgspec import structs
 
 from headrace import __version__
 from headrace.addresses import check_webhook_url
@@ -36,7 +36,6 @@ from headrace.config import Settings
 from headrace.engine.engine import Engine
 from headrace.errors import InvalidCommand
 from headrace.model import Event, Webhook, js_number
-from headrace.server.jsonwire import packed_to_json
 from headrace.server.outgoing import DeliveryFailed, Forbidden, Outgoing, Resolve
 
 log: Final = logging.getLogger("headrace.webhooks")
@@ -381,11 +380,18 @@ def message(event: Event, body: bytes | None) -> bytes:
 
 def _with_data(shown: dict[str, Any], body: bytes) -> bytes:
     try:
-        return _encode_json(shown | {"data": Raw(packed_to_json(body))})
-    except (ValueError, RecursionError):  # keys within keys within keys
+        return _encode_json(shown | {"data": _decode(body)})
+    except (msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError):
+        # MessagePack can say what JSON cannot: maps as keys, broken texts, nesting without end.
         return _encode_json(shown | {"dataOmitted": "JSON cannot express it"})
 
 
+def _extension(code: int, content: memoryview) -> bytes | None:
+    """JavaScript's undefined is nothing, extensions of others are passed on as binary. Dates msgspec knows itself."""
+    return None if code == 0 else bytes(content)
+
+
+_decode: Final = msgspec.msgpack.Decoder(ext_hook=_extension).decode
 _encode_json: Final = msgspec.json.Encoder().encode
 
 
