@@ -65,13 +65,20 @@ def in_turn(*answers: Answer) -> Answer:
 
 
 class Receiver:
-    """Listens on 127.0.0.1; `answer` may be exchanged at any time."""
+    """Listens on `host`; `answer` may be exchanged at any time."""
 
-    def __init__(self, reply: Answer | None = None, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self,
+        reply: Answer | None = None,
+        *,
+        tls: ssl.SSLContext | None = None,
+        host: str = "127.0.0.1",
+        port: int = 0,
+    ) -> None:
         self.answer: Answer = reply or answer(200)
         self.calls: list[Call] = []
         self._came = threading.Condition()
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
+        self._server = ThreadingHTTPServer((host, port), self._handler())
         self._server.daemon_threads = True
         if tls is not None:
             self._server.socket = tls.wrap_socket(self._server.socket, server_side=True)

@@ -1,8 +1,13 @@
-"""DashboardOverview, DashboardQueues, DashboardQueue: many figures in one answer."""
+"""The Dashboard commands: many figures in one answer, the recent past, and failures by kind."""
 
 from __future__ import annotations
 
-from tests.protocol.steps import bury, complete, push, take
+from typing import Any
+
+import pytest
+
+from headrace.commands.dashboard import signature_of
+from tests.protocol.steps import bury, complete, eventually, push, take
 from tests.wireclient import Client
 
 
@@ -10,7 +15,9 @@ def test_the_overview_shows_the_whole_server(client: Client, queue: str) -> None
     client.ok("RegisterWorker", name="w", queues=[queue], workerId=queue)
     client.ok("Cron", name=queue, queue=queue, data=1, schedule="@yearly")
     data = client.call("DashboardOverview")["data"]
-    assert set(data) == {"stats", "metrics", "workers", "crons", "storage", "timestamp"}
+    assert set(data) == {
+        "stats", "metrics", "workers", "crons", "storage", "queues", "totalQueues", "timestamp",
+    }  # fmt: skip
     assert set(data["workers"]) == {"stats", "list"}
     assert queue in [worker["id"] for worker in data["workers"]["list"]]
     assert queue in [cron["name"] for cron in data["crons"]]
@@ -30,6 +37,8 @@ def test_the_queues_come_in_order_and_by_page(client: Client, queue: str) -> Non
     assert names == sorted(names)
     assert data["total"] == len(names)
     row = data["queues"][names.index(f"{queue}.a")]
+    assert 0 <= row.pop("oldestWaitingMs") < 60_000
+    assert row.pop("inPerSec") > 0
     assert row == {
         "name": f"{queue}.a",
         "waiting": 1,
@@ -39,11 +48,135 @@ def test_the_queues_come_in_order_and_by_page(client: Client, queue: str) -> Non
         "completed": 0,
         "dlq": 0,
         "paused": False,
+        "concurrency": None,
+        "outPerSec": 0.0,
+        "failedToday": 0,
+        "p95WaitMs": None,
     }
     page = client.ok("DashboardQueues", limit=2, offset=1)["data"]
     assert [row["name"] for row in page["queues"]] == names[1:3]
     assert page["total"] == data["total"]
     assert client.error("DashboardQueues", limit=501) == "limit must be at most 500"
+
+
+def test_a_row_tells_of_failures_and_limits(client: Client, queue: str) -> None:
+    bury(client, queue)
+    client.ok("SetConcurrency", queue=queue, limit=4)
+    for cmd in ("DashboardQueues", "DashboardOverview"):
+        data = client.call(cmd)["data"]
+        (row,) = [row for row in data["queues"] if row["name"] == queue]
+        assert (row["failedToday"], row["dlq"], row["concurrency"], row["oldestWaitingMs"]) == (1, 1, 4, None)
+
+
+def test_the_overview_shows_the_most_loaded_queues_first(client: Client, queue: str) -> None:
+    client.ok("PUSHB", queue=queue, jobs=[{"data": 1}] * 3)
+    data = client.call("DashboardOverview")["data"]
+    loads = [row["waiting"] + row["delayed"] + row["active"] + row["dlq"] for row in data["queues"]]
+    assert loads == sorted(loads, reverse=True)
+    assert len(data["queues"]) == min(100, data["totalQueues"])
+
+
+def test_the_history_has_lists_of_equal_length(client: Client, queue: str) -> None:
+    push(client, queue)
+    data = client.call("DashboardHistory", window="15m")["data"]
+    assert set(data) == {"window", "step", "start", "series", "queues", "oldest", "rates", "timestamp"}
+    assert (data["window"], data["step"]) == ("15m", 5000.0)
+    assert set(data["series"]) == {"in", "out", "failed", "waiting", "active", "waitP50", "waitP95", "runP95"}
+    assert len({len(values) for values in data["series"].values()}) == 1
+    assert set(data["rates"]) == {"inPerSec", "outPerSec", "failedPerSec"}
+    assert data["rates"]["inPerSec"] > 0
+    assert data["timestamp"] - 16 * 60_000 <= data["start"] <= data["timestamp"]
+
+
+def test_the_history_moves_on_with_time(client: Client, queue: str) -> None:
+    for _ in range(3):
+        push(client, queue)
+    complete(client, queue)
+
+    def seen() -> dict[str, Any] | None:
+        data = client.call("DashboardHistory", window="15m", queue=queue)["data"]
+        return data if any(data["series"]["out"]) else None
+
+    data = eventually(seen, within=15, every=0.1)
+    series = data["series"]
+    assert any(series["in"])
+    assert not any(series["failed"])
+    assert (series["waiting"][-1], series["active"][-1]) == (2.0, 0.0)
+    assert any(value is not None for value in series["waitP95"])
+    assert data["queues"] == {}
+    assert data["oldest"][queue] > 0
+    everything = client.ok("DashboardHistory", window="15m", top=50)["data"]
+    assert len(everything["queues"][queue]["in"]) == len(everything["series"]["in"])
+
+
+def test_the_history_knows_its_windows(client: Client, queue: str) -> None:
+    assert client.call("DashboardHistory")["data"]["window"] == "1h"
+    assert client.call("DashboardHistory", window="24h")["data"]["step"] == 300_000.0
+    assert client.call("DashboardHistory", queue=queue)["data"]["series"]["in"] == []
+    assert "window" in client.error("DashboardHistory", window="2h")
+    assert client.error("DashboardHistory", top=51) == "top must be at most 50"
+
+
+def test_failures_are_grouped_by_what_went_wrong(client: Client, queue: str) -> None:
+    one = bury(client, queue, error="user 17 not found in 'eu-1'\n  at line 3")
+    other = bury(client, f"{queue}.b", error="timeout after 30.5 s, request 0x7f3a")
+    two = bury(client, queue, error="user 4211 not found in 'us-2'")
+    data = client.call("DashboardFailures")["data"]
+    assert set(data) == {"groups", "examined", "total", "timestamp"}
+    assert data["examined"] == data["total"] >= 3
+    users, timeouts = data["groups"][:2]
+    assert users.pop("lastSeen") >= timeouts.pop("lastSeen")
+    assert users == {
+        "signature": "user # not found in '...'",
+        "count": 2,
+        "queues": [queue],
+        "jobIds": [two, one],
+        "error": "user 4211 not found in 'us-2'",
+    }
+    assert timeouts["signature"] == "timeout after # s, request <id>"
+    assert timeouts["jobIds"] == [other]
+
+
+def test_failures_of_one_queue_and_a_number_of_groups(client: Client, queue: str) -> None:
+    for error in ("disk full", "no route", "disk full"):
+        bury(client, queue, error=error)
+    bury(client, f"{queue}.other")
+    data = client.ok("DashboardFailures", queue=queue)["data"]
+    assert [(group["signature"], group["count"]) for group in data["groups"]] == [("disk full", 2), ("no route", 1)]
+    assert data["total"] == 3
+    assert len(client.ok("DashboardFailures", queue=queue, limit=1)["data"]["groups"]) == 1
+    assert client.ok("DashboardFailures", queue=f"{queue}.none")["data"]["groups"] == []
+    assert client.error("DashboardFailures", limit=101) == "limit must be at most 100"
+
+
+@pytest.mark.parametrize(
+    ("error", "signature"),
+    [
+        ("order 0193b2c4-7d1e-7abc-8def-0123456789ab is gone", "order <id> is gone"),
+        ("commit deadbeef01 failed", "commit <id> failed"),
+        ("decade facade", "decade facade"),
+        ("Cannot read properties of undefined (reading 'id')", "Cannot read properties of undefined (reading '...')"),
+        ("HTTP 503 from 10.0.0.1:8080", "HTTP # from #"),
+        ("", ""),
+    ],
+)
+def test_a_signature_keeps_what_does_not_vary(error: str, signature: str) -> None:
+    assert signature_of(error) == signature
+
+
+def test_the_server_measures_its_own_commits_and_delays(client: Client, queue: str) -> None:
+    push(client, queue)
+    text = client.ok("Prometheus")["data"]["metrics"]
+    values = {
+        line.split()[0]: float(line.split()[1])
+        for line in text.splitlines()
+        if line.split()[0].endswith(("_sum", "_count"))
+    }
+    for name in ("commit_duration", "event_loop_lag"):
+        assert values[f"bunqueue_{name}_seconds_count"] >= 1
+    assert 0 < values["bunqueue_commit_duration_seconds_sum"] < 60
+    assert values["bunqueue_event_loop_lag_seconds_sum"] < 60
+    assert values["bunqueue_push_duration_seconds_sum"] > 0
 
 
 def test_one_queue_in_detail_with_its_jobs_when_asked_for(client: Client, queue: str) -> None:

@@ -477,6 +477,9 @@ class Backend(Protocol):
         """Figures of every queue, and of all queues that ever were under the name \"\", which no queue can have; there
         only the counters of rare things are kept. The figures may be live: read them at once, change nothing."""
 
+    def total_counts(self) -> Counts:
+        """Jobs of all queues by state."""
+
     def oldest_waiting_ms(self, queue: str) -> float | None:
         """How long the oldest waiting job of a queue has been ready; None when none waits.
 
@@ -484,7 +487,9 @@ class Backend(Protocol):
         little until it has come across the oldest one."""
 
     async def latest_failures(self, queue: str | None, limit: int) -> tuple[list[Failure], int]:
-        """The newest dead letters of one or all queues, newest first, and how many there are altogether."""
+        """The newest dead letters of one or all queues, newest first, and how many there are altogether.
+
+        Costs as much as the letters it gives, however many there are."""
 
     def log_position(self) -> tuple[int, int]:
         """The first seq that the event log still has and the last one that is committed."""

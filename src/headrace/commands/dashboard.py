@@ -221,9 +221,13 @@ class DashboardQueue(Command[QueueDetailReply], tag="DashboardQueue"):
 
 
 class HistorySeries(Struct, rename="camel"):
-    """Lists of equal length, oldest step first. `in`, `out` and `failed` are jobs per second within the step (pushed,
-    completed, failed for good); `waiting` and `active` are counts at its end; the rest are durations in ms of the jobs
-    handed out or completed within it, None where there were none."""
+    """Lists of equal length, oldest step first.
+
+    `in`, `out` and `failed` are jobs per second within the step (pushed, completed, failed for good), in the first step
+    per second that the server was up. `waiting` and `active` are counts at its end. The others are durations
+    in ms of the jobs that were handed out or completed within it, None where there were none; for all queues together
+    they are those of the busiest queues.
+    """
 
     pushed: list[float] = field(name="in")
     out: list[float]
@@ -302,10 +306,10 @@ class FailureGroup(Struct, rename="camel"):
 
 
 class FailureGroups(Struct):
-    """Groups with the most recent failure first; `looked_at` of `total` dead letters were grouped, the newest ones."""
+    """Groups with the most recent failure first; `examined` of `total` dead letters were grouped, the newest ones."""
 
     groups: list[FailureGroup]
-    looked_at: int = field(name="lookedAt")
+    examined: int
     total: int
     timestamp: float
 

@@ -79,7 +79,8 @@ class Engine:
         await self.crons.start()
         self.backend.commit()
         self.figures.start()
-        await self.history.start()
+        self.history.start()
+        self._next_maintenance = self.clock.monotonic_ms()
         self._set_alarm()
 
     async def stop(self) -> None:

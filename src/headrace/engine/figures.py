@@ -17,7 +17,7 @@ import os
 import time
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
 from typing import Final
 
@@ -45,8 +45,8 @@ QUEUE_COUNTERS: Final = (
     ("stalled", "bunqueue_queue_stalls_total", "Jobs of a queue whose worker fell silent"),
     ("duplicated", "bunqueue_queue_duplicates_total", "Pushes answered by a job that was there already"),
 )
-_SHOWN_BUCKETS: Final = tuple((bucket, 2**bucket / 1000) for bucket in range(0, 23, 2))
-"""Of the buckets of a queue's durations those that are shown, with their bounds in seconds: 1 ms to over an hour."""
+_SHOWN_BUCKETS: Final = tuple((bucket, f'{2**bucket / 1000}"}} ') for bucket in range(0, 23, 2))
+"""Of the buckets of a queue's durations those that are shown, with what follows `le="`: from 1 ms to over an hour."""
 
 _MEGABYTE: Final = 1024 * 1024
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
@@ -153,7 +153,7 @@ class Figures:
         return round((totals.pushed - pushed) / seconds, 2), round((totals.pulled - pulled) / seconds, 2)
 
     async def stats(self) -> ServerStats:
-        counts = _sum(await self._backend.queues())
+        counts = self._backend.total_counts()
         push_per_sec, pull_per_sec = self.rates()
         return ServerStats(
             queued=counts.waiting,
@@ -188,7 +188,7 @@ class Figures:
     async def prometheus(self) -> str:
         queues = await self._backend.queues()
         text = _Text()
-        self._write_jobs(text, _sum(queues))
+        self._write_jobs(text, self._backend.total_counts())
         self._write_queues(text, queues)
         await self._write_workers(text)
         await self._write_storage(text)
@@ -215,32 +215,27 @@ class Figures:
 
     def _write_queues(self, text: _Text, queues: list[QueueSummary]) -> None:
         shown = sorted(self.busiest(queues, self._max_queues), key=lambda queue: queue.name)
-        series: dict[str, list[tuple[str, int]]] = {}
-        for queue in shown:
-            for state, count in _by_state(queue.counts, with_completed=False):
-                series.setdefault(state, []).append((queue.name, count))
-        for state, values in series.items():
-            name = f"bunqueue_queue_jobs_{state}"
-            text.labelled("gauge", name, f"Jobs of a queue that are {state}", "queue", values)
+        labels = [f'queue="{escaped(queue.name)}"' for queue in shown]
+        by_state = [_by_state(queue.counts, with_completed=False) for queue in shown]
+        for column in zip(*by_state, strict=True):
+            name, meaning = f"bunqueue_queue_jobs_{column[0][0]}", f"Jobs of a queue that are {column[0][0]}"
+            text.per_queue("gauge", name, meaning, labels, [count for _, count in column])
         text.gauge("bunqueue_queue_metrics_exported", "Queues with series of their own", len(shown))
         text.gauge("bunqueue_queue_metrics_omitted", "Queues left out of the series", len(queues) - len(shown))
-        self._write_ages(text, [queue.name for queue in shown])
-        figures = self._backend.queue_figures()
-        self._write_queue_figures(text, [(queue.name, figures[queue.name]) for queue in shown])
-
-    def _write_ages(self, text: _Text, names: list[str]) -> None:
-        ages = [(name, (self._backend.oldest_waiting_ms(name) or 0) / 1000) for name in names]
+        ages = [(self._backend.oldest_waiting_ms(queue.name) or 0) / 1000 for queue in shown]
         meaning = "How long the oldest waiting job has been ready; 0 when none waits"
-        text.labelled("gauge", "bunqueue_queue_oldest_waiting_seconds", meaning, "queue", ages)
+        text.per_queue("gauge", "bunqueue_queue_oldest_waiting_seconds", meaning, labels, ages)
+        figures = self._backend.queue_figures()
+        self._write_queue_figures(text, labels, [figures[queue.name] for queue in shown])
 
     @staticmethod
-    def _write_queue_figures(text: _Text, rows: list[tuple[str, QueueFigures]]) -> None:
+    def _write_queue_figures(text: _Text, labels: list[str], rows: list[QueueFigures]) -> None:
         for field, name, meaning in QUEUE_COUNTERS:
-            text.labelled("counter", name, meaning, "queue", [(queue, getattr(entry, field)) for queue, entry in rows])
-        waits = [(queue, entry.wait, entry.wait_ms) for queue, entry in rows]
-        text.durations("bunqueue_queue_wait_seconds", "Time from being ready to being handed out", waits)
-        runs = [(queue, entry.run, entry.run_ms) for queue, entry in rows]
-        text.durations("bunqueue_queue_run_seconds", "Time from being handed out to being completed", runs)
+            text.per_queue("counter", name, meaning, labels, [getattr(row, field) for row in rows])
+        waits = [(row.wait, row.wait_ms) for row in rows]
+        text.durations("bunqueue_queue_wait_seconds", "Time from being ready to being handed out", labels, waits)
+        runs = [(row.run, row.run_ms) for row in rows]
+        text.durations("bunqueue_queue_run_seconds", "Time from being handed out to being completed", labels, runs)
 
     @staticmethod
     def busiest(queues: list[QueueSummary], count: int) -> list[QueueSummary]:
@@ -315,19 +310,24 @@ class _Text:
             self._lines.append(f'{name}_bucket{{le="{bound}"}} {running}')
         self._lines += [f"{name}_sum {histogram.total}", f"{name}_count {running}"]
 
-    def durations(self, name: str, meaning: str, rows: Iterable[tuple[str, list[int], int]]) -> None:
+    def per_queue(self, kind: str, name: str, meaning: str, labels: list[str], values: Sequence[float]) -> None:
+        """`labels` are written once and used for many series: there may be a thousand queues."""
+        self._head(kind, name, meaning)
+        self._lines += [f"{name}{{{label}}} {value}" for label, value in zip(labels, values, strict=True)]
+
+    def durations(self, name: str, meaning: str, labels: list[str], rows: list[tuple[list[int], int]]) -> None:
         """A histogram per queue from buckets by bit length (see DURATION_BUCKETS) and the sum in ms."""
         self._head("histogram", name, meaning)
         lines = self._lines
-        for queue, buckets, total_ms in rows:
-            labels = f'queue="{escaped(queue)}"'
-            head = f'{name}_bucket{{{labels},le="'
+        for label, (buckets, total_ms) in zip(labels, rows, strict=True):
+            head = f'{name}_bucket{{{label},le="'
             running = list(accumulate(buckets))
-            lines += [f'{head}{bound}"}} {running[bucket]}' for bucket, bound in _SHOWN_BUCKETS]
+            lines += [f"{head}{bound}{running[bucket]}" for bucket, bound in _SHOWN_BUCKETS]
+            count = running[-1]
             lines += [
-                f'{head}+Inf"}} {running[-1]}',
-                f"{name}_sum{{{labels}}} {total_ms / 1000}",
-                f"{name}_count{{{labels}}} {running[-1]}",
+                f'{head}+Inf"}} {count}',
+                f"{name}_sum{{{label}}} {total_ms / 1000}",
+                f"{name}_count{{{label}}} {count}",
             ]
 
     def _head(self, kind: str, name: str, meaning: str) -> None:
@@ -343,14 +343,6 @@ def resident_bytes() -> int:
     """Physical memory of this process."""
     with open("/proc/self/statm", "rb") as file:
         return int(file.read().split()[1]) * _PAGE
-
-
-def _sum(queues: Iterable[QueueSummary]) -> Counts:
-    total = Counts()
-    for queue in queues:
-        for name in Counts.__struct_fields__:
-            setattr(total, name, getattr(total, name) + getattr(queue.counts, name))
-    return total
 
 
 def _by_state(counts: Counts, *, with_completed: bool) -> list[tuple[str, int]]:

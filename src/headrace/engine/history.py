@@ -23,7 +23,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from headrace.backends.base import DURATION_BUCKETS, Backend, Counts, QueueFigures, QueueSummary
+from headrace.backends.base import DURATION_BUCKETS, Backend, Counts, QueueFigures
 from headrace.clock import Clock
 from headrace.commands.dashboard import HistoryRates, HistorySeries, HistoryView, QueueSeries
 
@@ -144,15 +144,17 @@ class Span:
 class Track:
     """Everything remembered about one queue, or about all of them together."""
 
-    __slots__ = ("heat", "spans")
+    __slots__ = ("heat", "last", "spans")
 
     def __init__(self, reading: Reading, now: int, mono: int) -> None:
         self.heat = 0.0
+        self.last = reading
         self.spans = {
             window: Span(step_ms, slots, reading, now // step_ms, mono) for window, (step_ms, slots) in SPANS.items()
         }
 
     def note(self, reading: Reading, now: int, mono: int) -> None:
+        self.last = reading
         for span in self.spans.values():
             if span.is_over(now):
                 span.close(reading, now, mono)
@@ -167,14 +169,16 @@ class History:
         self._step = 0
         self._total = Track(_NO_READING, 0, 0)
         self._tracks: dict[str, Track] = {}
+        self._wait = self._run = _NO_DURATIONS
+        """Durations in all queues while they had a track: adding up every queue would be felt where there are many."""
         self._marks = (Mark(0, {}), Mark(0, {}))
         """The last two moments at which the counters of all queues were read."""
 
-    async def start(self) -> None:
+    def start(self) -> None:
         """Counters survive restarts; only what comes from now on has a history."""
         now, mono = self._clock.now_ms(), self._clock.monotonic_ms()
         self._step = now // STEP_MS
-        self._total = Track(self._read_total(await self._backend.queues()), now, mono)
+        self._total = Track(self._read_total(), now, mono)
         mark = self._mark(mono)
         self._marks = (mark, mark)
 
@@ -185,25 +189,20 @@ class History:
             return
         self._step = now // STEP_MS
         mono = self._clock.monotonic_ms()
-        summaries = await self._backend.queues()
-        queues = {queue.name: queue.counts for queue in summaries}
-        figures = self._backend.queue_figures()
-        self._total.note(self._read_total(summaries), now, mono)
-        self._follow_busiest(figures, queues, now, mono)
+        figures, mark = self._backend.queue_figures(), self._mark(mono)
+        self._follow_busiest(figures, mark, now)
         for name, track in self._tracks.items():
-            track.note(_reading(figures[name], queues[name]), now, mono)
-        self._marks = (self._marks[1], self._mark(mono))
+            reading = _reading(figures[name], await self._backend.counts(name))
+            self._wait = _added(self._wait, _risen(reading.wait, track.last.wait))
+            self._run = _added(self._run, _risen(reading.run, track.last.run))
+            track.note(reading, now, mono)
+        self._total.note(self._read_total(), now, mono)
+        self._marks = (self._marks[1], mark)
 
-    def _read_total(self, queues: list[QueueSummary]) -> Reading:
-        totals, figures = self._backend.totals(), self._backend.queue_figures().values()
+    def _read_total(self) -> Reading:
+        totals, counts = self._backend.totals(), self._backend.total_counts()
         return Reading(
-            totals.pushed,
-            totals.completed,
-            totals.failed,
-            sum(queue.counts.waiting for queue in queues),
-            sum(queue.counts.active for queue in queues),
-            _added([entry.wait for entry in figures]),
-            _added([entry.run for entry in figures]),
+            totals.pushed, totals.completed, totals.failed, counts.waiting, counts.active, self._wait, self._run
         )
 
     def _mark(self, mono: int) -> Mark:
@@ -214,23 +213,23 @@ class History:
 
     # -- which queues have a track -------------------------------------------------------------------------------------
 
-    def _follow_busiest(self, figures: dict[str, QueueFigures], queues: dict[str, Counts], now: int, mono: int) -> None:
+    def _follow_busiest(self, figures: dict[str, QueueFigures], mark: Mark, now: int) -> None:
         """Keep the tracks to the busiest queues: newcomers that are busier than the idlest ones take their place."""
-        for gone in [name for name in self._tracks if name not in queues]:
-            del self._tracks[gone]
-        before, newcomers = self._marks[1].counters, {}
-        for name in queues:
-            moved = max(0, sum(_counters(figures[name])) - sum(before.get(name, _NOTHING)))
-            track = self._tracks.get(name)
-            if track is not None:
-                track.heat = track.heat * _FADING + moved
-            elif moved:
-                newcomers[name] = moved
-        for name in heapq.nlargest(MAX_TRACKED, newcomers, key=newcomers.__getitem__):
-            if not self._make_room(newcomers[name]):
+        self._tracks = {name: track for name, track in self._tracks.items() if name in figures}
+        moved = self._moved(mark)
+        for name, track in self._tracks.items():
+            track.heat = track.heat * _FADING + moved.pop(name, 0)
+        for name in heapq.nlargest(MAX_TRACKED, moved, key=moved.__getitem__):
+            if not self._make_room(moved[name]):
                 break
-            self._tracks[name] = self._begin(name, figures[name], now, mono)
-            self._tracks[name].heat = newcomers[name]
+            self._tracks[name] = self._begin(name, figures[name], now, mark.mono)
+            self._tracks[name].heat = moved[name]
+
+    def _moved(self, mark: Mark) -> dict[str, int]:
+        """How many jobs came or went since the last mark, for queues where any did."""
+        before = self._marks[1].counters
+        changed = {name: now for name, now in mark.counters.items() if now != before.get(name, _NOTHING) and name}
+        return {name: max(0, sum(now) - sum(before.get(name, _NOTHING))) for name, now in changed.items()}
 
     def _begin(self, name: str, figures: QueueFigures, now: int, mono: int) -> Track:
         """A track that begins with the last mark. Durations of older jobs are not known apart: they are left out."""
@@ -336,8 +335,8 @@ def _queue_series(span: Span, length: int) -> QueueSeries:
     return QueueSeries(*lists)
 
 
-def _added(lists: list[list[int]]) -> list[int]:
-    return [sum(column) for column in zip(*lists, strict=True)]
+def _added(some: list[int], more: list[int]) -> list[int]:
+    return list(map(operator.add, some, more))
 
 
 def _risen(now: list[int], before: list[int]) -> list[int]:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 JSON: Final = b"application/json"
 NO_STORE: Final = b"Cache-Control: no-store\r\n"
 _REASONS: Final = {
+    101: b"Switching Protocols",
     200: b"OK", 204: b"No Content", 304: b"Not Modified", 400: b"Bad Request", 401: b"Unauthorized",
     403: b"Forbidden", 404: b"Not Found", 405: b"Method Not Allowed", 408: b"Request Timeout", 409: b"Conflict",
     413: b"Content Too Large", 415: b"Unsupported Media Type", 429: b"Too Many Requests",
@@ -96,11 +97,15 @@ class Response(Struct):
     """Whether it tells of a write that must be on disk first."""
     is_of_command: bool = False
     """Whether it tells of this tick: then a failed commit turns it into an error."""
+    begins: Any = None
+    """What the connection becomes when this has left (httpsession.Begin)."""
 
 
 def encode_response(response: Response, request: Request, cors: bytes = b"") -> bytes:
     status, body = response.status, response.body
     keeps_alive = response.keeps_alive and request.keeps_alive
+    if response.begins is not None:
+        return b"HTTP/1.1 %d %s\r\n%s%s\r\n" % (status, _REASONS[status], response.headers, cors) + body
     content = b"Content-Type: %s\r\nContent-Length: %d\r\n" % (response.content_type, len(body))
     return b"".join(
         (

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections import deque
 from collections.abc import Callable
 from typing import Final
 
@@ -31,7 +30,7 @@ from headrace.server.openapi import Description
 from headrace.server.pages import API_PAGE, DASHBOARD, Folder, Page
 from headrace.server.routes import BadRequest, Endpoint, Router, WrongContent, endpoints
 from headrace.server.session import Budget
-from headrace.server.ticker import Release, Ticker
+from headrace.server.ticker import Parcels, Release, Ticker
 
 MAX_HEAD_BYTES: Final = 16 * 1024
 _BACKLOG_LIMIT: Final = 32
@@ -44,15 +43,6 @@ PREFLIGHT: Final = (
 
 
 # -- the socket --------------------------------------------------------------------------------------------------------
-
-
-class Parcel:
-    """Bytes for a client; None until the disk has what they promise. Parcels leave in the order of ticks."""
-
-    __slots__ = ("out",)
-
-    def __init__(self, out: bytes | None) -> None:
-        self.out = out
 
 
 class HttpConnection(asyncio.Protocol):
@@ -69,10 +59,11 @@ class HttpConnection(asyncio.Protocol):
         self._is_deaf = False
         self._is_reading = True
         self._is_choked = False
-        self._parcels: deque[Parcel] = deque()
+        self._parcels = Parcels(self._write)
         self._deadline = 0.0
         self._began = 0.0
         self._timer: asyncio.TimerHandle | None = None
+        self._early = b""
         self.takeover: Takeover | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -91,6 +82,8 @@ class HttpConnection(asyncio.Protocol):
             self.takeover.data_received(data)
             return
         if self._is_deaf or self.session.is_closing:
+            # What follows an upgrade may come before we have answered it.
+            self._early = (self._early + data)[:MAX_HEAD_BYTES]
             return
         if self._request is not None and not self._has_head:
             self._unread_head += len(data)
@@ -98,7 +91,7 @@ class HttpConnection(asyncio.Protocol):
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
             self._is_deaf = True
-            self._hand_over(data[upgrade.args[0] :])
+            self._early = data[upgrade.args[0] :]
         except httptools.HttpParserError:
             self._fail(BadRequest("Bad request"))
         if self._unread_head > MAX_HEAD_BYTES:
@@ -106,10 +99,6 @@ class HttpConnection(asyncio.Protocol):
         self._set_deadline()
         if self.session.backlog_size > _BACKLOG_LIMIT:
             self._set_reading()
-
-    def _hand_over(self, rest: bytes) -> None:
-        if rest and self.takeover is not None:
-            self.takeover.data_received(rest)
 
     def on_message_begin(self) -> None:
         self._request = Request()
@@ -240,38 +229,43 @@ class HttpConnection(asyncio.Protocol):
     def flush(self) -> None:
         answers = self.session.take()
         if answers:
-            self._leave(Parcel(self._encode(answers)))
+            self._parcels.leave(self._encode(answers))
 
     def hold(self) -> Release:
         answers = self.session.take()
-        parcel = Parcel(None)
-        self._parcels.append(parcel)
+        fill = self._parcels.hold()
 
         def let_go(error: BaseException | None) -> None:
-            kept = (
-                answers if error is None else [(request, _unsynced(response, error)) for request, response in answers]
-            )
-            parcel.out = self._encode(kept)
-            self._write_ready()
+            if error is None:
+                fill(self._encode(answers))
+            else:
+                fill(self._encode([(request, _unsynced(response, error)) for request, response in answers]))
 
         return let_go
 
-    def _leave(self, parcel: Parcel) -> None:
-        self._parcels.append(parcel)
-        self._write_ready()
-
-    def _write_ready(self) -> None:
-        ready = []
-        while self._parcels and self._parcels[0].out is not None:
-            ready.append(self._parcels.popleft().out or b"")
+    def _write(self, out: bytes | bytearray) -> None:
         transport = self.transport
-        if not ready or transport is None or transport.is_closing():
+        if transport is None or transport.is_closing():
             return
-        transport.write(b"".join(ready))
-        if self.session.is_closing and not self._parcels and not self.session.is_busy:
+        transport.write(out)
+        if self._parcels or self.session.is_busy:
+            return
+        if self.session.stream is not None:
+            self._take_over(self.session.stream)
+        elif self.session.is_closing:
             transport.close()
         elif not self._is_reading:
             self._set_reading()
+
+    def _take_over(self, begin: Callable[[HttpConnection], Takeover]) -> None:
+        """Everything before it has left: from now on the connection belongs to the stream."""
+        self.takeover = begin(self)
+        early, self._early = self._early, b""
+        if early:
+            self.takeover.data_received(early)
+        if not self._is_reading and self.transport is not None:
+            self._is_reading = True
+            self.transport.resume_reading()
 
     def pause_writing(self) -> None:
         if self.takeover is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Protocol
 
 from msgspec import Struct
@@ -12,6 +13,7 @@ from headrace.commands._base import Reply
 from headrace.commands.connection import Auth
 from headrace.errors import (
     HeadraceError,
+    Internal,
     InvalidCommand,
     NotAuthenticated,
     NotFound,
@@ -36,11 +38,11 @@ _COMMAND_ERRORS: Final = (InvalidCommand, NotFound, Refused)
 
 
 class Plain(Protocol):
-    """Something at a path that is no command. It answers at once, or takes the connection over."""
+    """Something at a path that is no command. It answers at once; its response may begin a stream."""
 
     is_open: bool
 
-    def serve(self, session: HttpSession, request: Request) -> Response | None: ...
+    def serve(self, session: HttpSession, request: Request) -> Response: ...
 
 
 class Takeover(Protocol):
@@ -51,6 +53,9 @@ class Takeover(Protocol):
     def resume_writing(self) -> None: ...
     def connection_lost(self) -> None: ...
     def close(self) -> None: ...
+
+
+Begin = Callable[["HttpConnection"], Takeover]
 
 
 class HttpSession(Driver[Request]):
@@ -68,6 +73,7 @@ class HttpSession(Driver[Request]):
         self.connection = connection
         self.is_closing = False
         self.is_choked = False
+        self.stream: Begin | None = None
         self._budget = budget
         self._backlog: deque[Request] = deque()
         self._current: Request | None = None
@@ -128,8 +134,11 @@ class HttpSession(Driver[Request]):
         except HeadraceError as error:
             self._refuse(error, request)
             return
-        if response is not None:
-            self._send(response, request)
+        except Exception:
+            log.exception("%s failed", request.path)
+            self._refuse(Internal(), request)
+            return
+        self._send(response, request)
 
     # -- answers -------------------------------------------------------------------------------------------------------
 
@@ -159,7 +168,8 @@ class HttpSession(Driver[Request]):
         self._out.append((request, response))
         self._out_bytes += len(response.body)
         self._current = None
-        if not (response.keeps_alive and request.keeps_alive):
+        if response.begins is not None or not (response.keeps_alive and request.keeps_alive):
+            self.stream = response.begins
             self.is_closing = True
             self._backlog.clear()
         self._stir(self)
@@ -190,10 +200,6 @@ class HttpSession(Driver[Request]):
 
     def deliver(self, event: Event, body: bytes | None) -> None:
         raise NotImplementedError
-
-    def release_current(self) -> None:
-        """A stream has taken the connection over: there is nothing more to answer."""
-        self._current = None
 
     def close(self) -> None:
         self.is_closing = True

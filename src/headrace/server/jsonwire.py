@@ -2,9 +2,9 @@
 
 To MessagePack: integers beyond 32 bits become float64, because a 64-bit integer reaches JavaScript clients as a BigInt.
 To JSON, whatever a client may have put into a payload: dates become ISO text, binary base64, JavaScript's undefined,
-NaN and the infinities null, keys that are no text become text. No payload that the server accepted may fail here, so
-what msgspec refuses (dates beyond the year 9999, broken UTF-8, maps as keys) is rendered by `_Renderer`, which is slow
-and refuses nothing.
+NaN and the infinities null, whole numbers integers, keys that are no text become text. No payload that the server
+accepted may fail here, so what msgspec refuses (dates beyond the year 9999, broken UTF-8, maps as keys) is rendered by
+`_Renderer`, which is slow and refuses nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import msgspec
 from msgspec import msgpack
 
 from headrace.errors import HeadraceError
-from headrace.model import js_number
+from headrace.model import MAX_SAFE_INTEGER, js_number
 
 _decode_json: Final = msgspec.json.Decoder().decode
 _encode_json: Final = msgspec.json.Encoder().encode
@@ -72,7 +72,7 @@ def to_json(value: Any) -> bytes:
 def packed_to_json(packed: bytes) -> bytes:
     """The JSON text of one MessagePack value."""
     try:
-        return _encode_json(_decode_packed(packed))
+        return _encode_json(_with_whole_numbers(_decode_packed(packed)))
     except (msgspec.MsgspecError, TypeError, ValueError, RecursionError):
         return _Renderer(packed).render()
 
@@ -80,9 +80,30 @@ def packed_to_json(packed: bytes) -> bytes:
 def plain(packed: bytes) -> Any:
     """A MessagePack value as plain objects that JSON can show."""
     try:
-        return _decode_packed(packed)
+        return _with_whole_numbers(_decode_packed(packed))
     except (msgspec.MsgspecError, TypeError, ValueError, RecursionError):
         return json.loads(_Renderer(packed).render())
+
+
+def _with_whole_numbers(value: Any) -> Any:
+    """`value` with times and the like as integers: they travel as float64 for the sake of JavaScript alone."""
+    if type(value) is float:
+        return _whole(value)
+    open_nodes = [value]
+    while open_nodes:
+        node = open_nodes.pop()
+        items: Any = node.items() if type(node) is dict else enumerate(node) if type(node) is list else ()
+        for key, item in items:
+            kind = type(item)
+            if kind is float:
+                node[key] = _whole(item)
+            elif kind is dict or kind is list:
+                open_nodes.append(item)
+    return value
+
+
+def _whole(value: float) -> float | int:
+    return int(value) if value.is_integer() and -MAX_SAFE_INTEGER <= value <= MAX_SAFE_INTEGER else value
 
 
 def _shown_ext(code: int, data: memoryview) -> Any:
@@ -166,7 +187,9 @@ class _Renderer:
 
     def _scalar(self, kind: str, argument: Any) -> Any:
         if kind == "plain":
-            return None if isinstance(argument, float) and not math.isfinite(argument) else argument
+            if isinstance(argument, float):
+                return _whole(argument) if math.isfinite(argument) else None
+            return argument
         if kind == "ext":
             size, code = argument
             return _shown_ext(code, memoryview(self._bytes(size)))

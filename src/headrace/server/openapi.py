@@ -11,13 +11,14 @@ import re
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
-from msgspec import Raw, Struct, inspect
+from msgspec import Struct, inspect
 
 from headrace import __version__
 from headrace.commands._base import REGISTRY, Flag, Route, Spec
 from headrace.server.access import HEALTH_PATHS
 from headrace.server.exchange import Request, Response
-from headrace.server.routes import members_of
+from headrace.server.routes import fields_of, fits_query, members_of
+from headrace.server.schemas import Schema, Schemas
 from headrace.views import HistoryView, LinksView, SettingsView
 
 if TYPE_CHECKING:
@@ -35,7 +36,6 @@ _ALWAYS: Final = {
     "500": "An error of the server",
     "503": "The disk refuses, or there are too many connections",
 }
-Schema = dict[str, Any]
 
 
 class JobView(Struct, rename="camel"):
@@ -88,7 +88,7 @@ def describe() -> Schema:
         },
         "paths": dict(sorted(paths.items())),
         "components": {
-            "schemas": schemas,
+            "schemas": dict(sorted(schemas.found.items())),
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
         },
         "security": [{"token": []}, {}],
@@ -98,45 +98,37 @@ def describe() -> Schema:
 # -- schemas -----------------------------------------------------------------------------------------------------------
 
 
-def _schemas(specs: list[Spec]) -> dict[str, Schema]:
-    types: list[Any] = [SettingsView, LinksView, HistoryView, JobView]
-    types += [spec.type for spec in specs] + [spec.reply for spec in specs]
-    _, found = msgspec.json.schema_components(types, schema_hook=_unknown, ref_template=_REF)
-    schemas: dict[str, Schema] = dict(found)
-    parts = [{"$ref": _REF.format(name=view.__name__)} for view in (JobView, SettingsView, LinksView, HistoryView)]
-    schemas["Job"] = {"title": "Job", "description": "A job with its settings, links and history.", "allOf": parts}
-    schemas["Error"] = {
-        "title": "Error",
+def _schemas(specs: list[Spec]) -> Schemas:
+    schemas = Schemas()
+    parts = [schemas.ref(view) for view in (JobView, SettingsView, LinksView, HistoryView)]
+    schemas.found["Job"] = {"description": "A job with its settings, links and history.", "allOf": parts}
+    schemas.found["Error"] = {
         "type": "object",
         "properties": {"ok": {"const": False}, "error": {"type": "string"}},
         "required": ["ok", "error"],
     }
     for spec in specs:
-        _mark_jobs(schemas[spec.reply.__name__])
+        schemas.ref(spec.reply)
+    for schema in list(schemas.found.values()):
+        _mark_jobs(schema.get("properties", {}))
     return schemas
 
 
-def _unknown(kind: type) -> Schema:
-    """Payloads are whatever JSON can say."""
-    if kind is Raw:
-        return {}
-    raise NotImplementedError(kind)
-
-
-def _mark_jobs(schema: Schema) -> None:
+def _mark_jobs(properties: Schema) -> None:
     """Jobs are put together from encoded parts, so their type does not say what they are; their name does."""
     job = {"$ref": _REF.format(name="Job")}
-    properties = schema["properties"]
-    if "job" in properties:
-        properties["job"] = {"anyOf": [job, {"type": "null"}]} if "anyOf" in properties["job"] else job
-    if "jobs" in properties:
+    if properties.get("job") == {}:
+        properties["job"] = job
+    elif "job" in properties:
+        properties["job"] = {"anyOf": [job, {"type": "null"}]}
+    if properties.get("jobs", {}).get("items") == {}:
         properties["jobs"] = {"type": "array", "items": job}
 
 
 # -- operations --------------------------------------------------------------------------------------------------------
 
 
-def _operation(spec: Spec, route: Route, schemas: dict[str, Schema]) -> Schema:
+def _operation(spec: Spec, route: Route, schemas: Schemas) -> Schema:
     lines = source.cleandoc(spec.type.__doc__ or "").split("\n\n", 1)
     operation: Schema = {
         "operationId": spec.name if route == spec.routes[0] else f"{spec.name}Of{route.path.count('/')}",
@@ -144,7 +136,7 @@ def _operation(spec: Spec, route: Route, schemas: dict[str, Schema]) -> Schema:
         "description": " ".join(lines[1].split()) if len(lines) > 1 else "",
         "tags": [spec.category],
         "parameters": [*_path_parameters(spec, route, schemas), *_query_parameters(spec, route, schemas)],
-        "responses": _responses(spec, route),
+        "responses": _responses(spec, route, schemas),
     }
     body = _body(spec, route, schemas)
     if body is not None:
@@ -163,40 +155,46 @@ def _own_fields(spec: Spec, route: Route) -> list[inspect.Field]:
     return [field for field in info.fields if field.name != "req_id" and field.encode_name not in in_path]
 
 
-def _path_parameters(spec: Spec, route: Route, schemas: dict[str, Schema]) -> list[Schema]:
-    properties = schemas[spec.type.__name__]["properties"]
+def _path_parameters(spec: Spec, route: Route, schemas: Schemas) -> list[Schema]:
+    types = fields_of(spec.type)
     return [
-        {"name": name, "in": "path", "required": True, "schema": _not_empty(properties[name])}
+        {"name": name, "in": "path", "required": True, "schema": {"minLength": 1, **_not_null(schemas.of(types[name]))}}
         for name in _PARAMETER.findall(route.path)
     ]
 
 
-def _not_empty(schema: Schema) -> Schema:
-    """A part of a path has at least one character."""
-    members = [member for member in schema.get("anyOf", [schema]) if member.get("type") != "null"]
-    return {"minLength": 1, **members[0]}
+def _not_null(schema: Schema) -> Schema:
+    members: list[Schema] = [member for member in schema.get("anyOf", ()) if member != {"type": "null"}]
+    return members[0] if members else schema
 
 
-def _query_parameters(spec: Spec, route: Route, schemas: dict[str, Schema]) -> list[Schema]:
+def _query_parameters(spec: Spec, route: Route, schemas: Schemas) -> list[Schema]:
     if route.method not in ("GET", "DELETE"):
         return []
-    properties = schemas[spec.type.__name__]["properties"]
     shown = []
     for field in _own_fields(spec, route):
-        if any(isinstance(member, inspect.StructType) for member in members_of(field.type)):
+        if not fits_query(field.type):
             continue
-        schema = dict(properties[field.encode_name])
+        schema = _without_null(schemas.field(field))
         if field.encode_name in route.defaults:
             schema["default"] = route.defaults[field.encode_name]
         shown.append({"name": field.encode_name, "in": "query", "required": field.required, "schema": schema})
     return shown
 
 
-def _body(spec: Spec, route: Route, schemas: dict[str, Schema]) -> Schema | None:
+def _without_null(schema: Schema) -> Schema:
+    """In a query there is no null: a parameter is there or not."""
+    members = [member for member in schema.get("anyOf", ()) if member != {"type": "null"}]
+    if len(members) == 1:
+        return {**{name: value for name, value in schema.items() if name != "anyOf"}, **members[0]}
+    return {**schema, "anyOf": members} if members else dict(schema)
+
+
+def _body(spec: Spec, route: Route, schemas: Schemas) -> Schema | None:
     if route.method not in ("POST", "PUT"):
         return None
     fields = _own_fields(spec, route)
-    properties = {name: schemas[spec.type.__name__]["properties"][name] for name in (f.encode_name for f in fields)}
+    properties = {field.encode_name: schemas.field(field) for field in fields}
     properties |= {alias: properties[field] for alias, field in route.aliases.items() if field in properties}
     # With an alias either name will do, which plain `required` cannot say.
     required = [f.encode_name for f in fields if f.required and f.encode_name not in route.aliases.values()]
@@ -206,13 +204,13 @@ def _body(spec: Spec, route: Route, schemas: dict[str, Schema]) -> Schema | None
     return {"required": bool(required), "content": {"application/json": {"schema": schema}}}
 
 
-def _responses(spec: Spec, route: Route) -> Schema:
+def _responses(spec: Spec, route: Route, schemas: Schemas) -> Schema:
     shown: Schema = {status: _error(text) for status, text in _ALWAYS.items()}
     if not spec.flags & Flag.WRITE and route.method == "GET":
         del shown["413"]
     for status in {"404", "409"} if route.fail is None else {str(route.fail)} - {"200"}:
         shown[status] = _error("It is not there" if status == "404" else "It cannot be done")
-    shown["200"] = {"description": "Done", "content": _success(spec, route)}
+    shown["200"] = {"description": "Done", "content": _success(spec, route, schemas)}
     return dict(sorted(shown.items()))
 
 
@@ -221,13 +219,13 @@ def _error(text: str) -> Schema:
     return {"description": text, "content": content}
 
 
-def _success(spec: Spec, route: Route) -> Schema:
-    reply: Schema = {"$ref": _REF.format(name=spec.reply.__name__)}
+def _success(spec: Spec, route: Route, schemas: Schemas) -> Schema:
+    reply = schemas.ref(spec.reply)
     if route.lift:
         lifted = _lifted(spec.reply, route.lift)
         if isinstance(lifted, inspect.StrType):
             return {"text/plain": {"schema": {"type": "string"}}}
-        reply = _schema_of(lifted)
+        reply = schemas.of(lifted)
     if route.fail == 200:
         reply = {"anyOf": [reply, {"$ref": _REF.format(name="Error")}]}
     return {"application/json": {"schema": reply}}
@@ -239,13 +237,6 @@ def _lifted(reply: type, path: tuple[str, ...]) -> inspect.Type:
         assert isinstance(kind, inspect.StructType)
         kind = members_of(next(field.type for field in kind.fields if field.encode_name == name))[0]
     return kind
-
-
-def _schema_of(kind: inspect.Type) -> Schema:
-    if isinstance(kind, inspect.ListType):
-        return {"type": "array", "items": _schema_of(members_of(kind.item_type)[0])}
-    assert isinstance(kind, inspect.StructType)
-    return {"$ref": _REF.format(name=kind.cls.__name__)}
 
 
 # -- what is no command ------------------------------------------------------------------------------------------------

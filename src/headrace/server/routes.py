@@ -198,7 +198,8 @@ def _from_query(endpoint: Endpoint, parameters: dict[str, str], query: str) -> d
     given: dict[str, list[str]] = {}
     for name, value in _pairs(query):
         field = aliases.get(name, name)
-        if field not in known or field in parameters or endpoint.route.method in ("POST", "PUT"):
+        is_known = field in known and field not in parameters and fits_query(known[field])
+        if not is_known or endpoint.route.method in ("POST", "PUT"):
             raise BadRequest(f"Unknown query parameter: {name}")
         given.setdefault(field, []).append(value)
     return {name: _typed(values, known[name]) for name, values in given.items()}
@@ -218,6 +219,11 @@ def members_of(kind: inspect.Type) -> list[inspect.Type]:
     if isinstance(kind, inspect.UnionType):
         return [inner for member in kind.types for inner in members_of(member)]
     return [kind]
+
+
+def fits_query(kind: inspect.Type) -> bool:
+    """Whether text can stand for a value of this type: objects and payloads need a body."""
+    return not any(isinstance(member, inspect.StructType | inspect.RawType) for member in members_of(kind))
 
 
 def _typed(values: list[str], kind: inspect.Type) -> Any:

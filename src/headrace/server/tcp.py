@@ -6,31 +6,19 @@ import asyncio
 import logging
 import socket
 import ssl
-from collections import deque
 from collections.abc import Callable
 from typing import Final
 
 from headrace.config import Settings
 from headrace.engine.engine import Engine
 from headrace.errors import StorageUnavailable
-from headrace.server.session import Budget, Held, Session
-from headrace.server.ticker import Release, Ticker
+from headrace.server.session import Budget, Session
+from headrace.server.ticker import Parcels, Release, Ticker
 from headrace.wire import encode_error
 
 log: Final = logging.getLogger("headrace.server")
 
-_RELEASE_PAUSES: Final = (0.1, 0.2, 0.4)
 _BACKLOG_LIMIT: Final = 200
-
-
-class Parcel:
-    """Bytes for a client; `out` is None until the disk has what they promise. Parcels leave in the order of ticks."""
-
-    __slots__ = ("held", "out")
-
-    def __init__(self, out: bytes | bytearray | None, held: Held | None = None) -> None:
-        self.out = out
-        self.held = held
 
 
 class Connection(asyncio.Protocol):
@@ -42,7 +30,7 @@ class Connection(asyncio.Protocol):
         self._partial_timer: asyncio.TimerHandle | None = None
         self._is_reading = True
         self._is_choked = False
-        self._parcels: deque[Parcel] = deque()
+        self._parcels = Parcels(self._write)
         self.session: Session
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -99,31 +87,18 @@ class Connection(asyncio.Protocol):
 
     def flush(self) -> None:
         out = self.session.take()
-        if not out:
-            return
-        if self._parcels:
-            self._parcels.append(Parcel(out))
-        else:
-            self._write(out)
+        if out:
+            self._parcels.leave(out)
 
     def hold(self) -> Release:
         """Take what would leave now, to be let go after a sync; what comes later queues up behind it."""
-        parcel = Parcel(None, self.session.take_held())
-        self._parcels.append(parcel)
-        return lambda error: self._let_go(parcel, error)
+        held = self.session.take_held()
+        fill = self._parcels.hold()
 
-    def _let_go(self, parcel: Parcel, error: BaseException | None) -> None:
-        """The sync of this parcel is over. It leaves when everything before it has left."""
-        assert parcel.held is not None
-        held = parcel.held
-        parcel.out = (
-            held.out if error is None else held.without_promises(f"Storage error: not synced to disk ({error})")
-        )
-        ready = []
-        while self._parcels and self._parcels[0].out is not None:
-            ready.append(self._parcels.popleft().out or b"")
-        if ready:
-            self._write(b"".join(ready))
+        def let_go(error: BaseException | None) -> None:
+            fill(held.out if error is None else held.without_promises(f"Storage error: not synced to disk ({error})"))
+
+        return let_go
 
     def _write(self, out: bytes | bytearray) -> None:
         transport = self._transport
@@ -170,20 +145,7 @@ class Connection(asyncio.Protocol):
         self._transport = None
         self.session.close()
         self._server.left(self)
-        self._give_back(_RELEASE_PAUSES)
-
-    def _give_back(self, pauses: tuple[float, ...]) -> None:
-        """Return the jobs of this connection; when the backend errs try again, then leave them to lease expiry."""
-        from headrace.backends.local.slices import run_now
-
-        try:
-            run_now(self._server.engine.release(self.session))
-            self._server.ticker.schedule()
-        except StorageUnavailable as error:
-            if pauses:
-                self._server.loop.call_later(pauses[0], self._give_back, pauses[1:])
-            else:
-                log.warning("jobs of %s wait for their leases to expire: %s", self.session.address, error)
+        self._server.ticker.give_back(self.session)
 
 
 class TcpServer:

@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable
+from time import perf_counter
 from typing import Final, Protocol
 
 from headrace.backends.local.slices import run_now
 from headrace.engine.engine import Engine
+from headrace.engine.peer import Peer
 from headrace.errors import StorageUnavailable
 from headrace.model import Event
 
 log: Final = logging.getLogger("headrace.server")
 
 _LATE_MS: Final = 1000
+_RELEASE_PAUSES: Final = (0.1, 0.2, 0.4)
 
 Release = Callable[[BaseException | None], None]
 """Lets go of what an outlet held: the sync is over, and failed if there is an error."""
@@ -39,6 +43,42 @@ class Outlet(Protocol):
 
     def flush(self) -> None:
         """The commit is done: let the replies of this tick out."""
+
+
+class Parcels:
+    """What leaves a connection, in the order of ticks, although some of it has to wait for the disk."""
+
+    __slots__ = ("_queue", "_write")
+
+    def __init__(self, write: Callable[[bytes | bytearray], None]) -> None:
+        self._write = write
+        self._queue: deque[list[bytes | bytearray | None]] = deque()
+
+    def __bool__(self) -> bool:
+        """Whether something is held back."""
+        return bool(self._queue)
+
+    def leave(self, out: bytes | bytearray) -> None:
+        if self._queue:
+            self._queue.append([out])
+        else:
+            self._write(out)
+
+    def hold(self) -> Callable[[bytes | bytearray], None]:
+        """Keep a place; the function that is returned fills it."""
+        place: list[bytes | bytearray | None] = [None]
+        self._queue.append(place)
+
+        def fill(out: bytes | bytearray) -> None:
+            place[0] = out
+            ready = []
+            while self._queue and (first := self._queue[0][0]) is not None:
+                ready.append(first)
+                self._queue.popleft()
+            if ready:
+                self._write(b"".join(ready))
+
+        return fill
 
 
 class Ticker:
@@ -74,15 +114,26 @@ class Ticker:
         self._stirred[outlet] = None
         self.schedule()
 
+    def give_back(self, peer: Peer, pauses: tuple[float, ...] = _RELEASE_PAUSES) -> None:
+        """A peer is gone: return its jobs. When the backend errs try again, then leave them to lease expiry."""
+        try:
+            run_now(self._engine.release(peer))
+            self.schedule()
+        except StorageUnavailable as error:
+            if pauses:
+                self._loop.call_later(pauses[0], self.give_back, peer, pauses[1:])
+            else:
+                log.warning("jobs of %s wait for their leases to expire: %s", peer.address, error)
+
     def schedule(self) -> None:
         if not self._is_scheduled:
             self._is_scheduled = True
-            self._began = self._loop.time()
+            self._began = perf_counter()
             self._loop.call_soon(self._end)
 
     def _end(self) -> None:
         self._is_scheduled = False
-        began, settling = self._began, self._loop.time()
+        began, settling = self._began, perf_counter()  # the time of the loop stands still within a turn
         events: list[Event] = []
         try:
             events = self._engine.settle()
@@ -93,7 +144,7 @@ class Ticker:
             # Whatever went wrong: a reply must not leave as if its commit had happened.
             log.exception("a tick failed")
             self._spoil(StorageUnavailable("Internal server error"))
-        ended = self._loop.time()
+        ended = perf_counter()
         self._engine.figures.observe_tick(ended - began, ended - settling if events else None)
         if self._engine.backend.take_sync():
             self._release_after_sync()

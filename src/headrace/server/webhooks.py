@@ -51,6 +51,7 @@ _QUICK_BYTES: Final = 16 * 1024
 _SLOW: Final = 2.0
 _SAVE_EVERY: Final = 1.0
 _TELL_EVERY: Final = 30.0
+_STOPPED: Final = "the server stopped before the delivery"
 _WORDS: Final = {
     "pushed": "job.pushed",
     "pulled": "job.started",
@@ -256,6 +257,8 @@ class Webhooks:
     async def _try(self, hook: Hook, headers: dict[str, str], content: bytes) -> DeliveryFailed | None:
         """One request; what went wrong, or None."""
         async with self._slot(hook):
+            if hook.is_shaky and self._stopping.is_set():
+                return DeliveryFailed(_STOPPED)
             began = self._loop.time()
             try:
                 to = check_webhook_url(hook.record.url, self._engine.webhook_rules)
@@ -303,7 +306,7 @@ class Webhooks:
     def _give_up(self, hook: Hook) -> None:
         left = hook.forget_pending()
         if left:
-            self._note_failure(hook, "the server stopped before the delivery", left)
+            self._note_failure(hook, _STOPPED, left)
 
     def _tell(self, hook: Hook, text: str) -> None:
         """Into the log, but not for each of ten thousand events."""
@@ -347,7 +350,7 @@ class Webhooks:
         for hook in self._hooks.values():
             self._give_up(hook)
             if hook.task is not None:
-                self._note_failure(hook, "the server stopped before the delivery")
+                self._note_failure(hook, _STOPPED)
         if self._save_timer is not None:
             self._save_timer.cancel()
             self._save()

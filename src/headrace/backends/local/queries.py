@@ -100,16 +100,7 @@ class Queries(Control):
 
     @staticmethod
     def _counts(q: Queue) -> Counts:
-        n = q.counts
-        return Counts(
-            waiting=n[State.WAITING],
-            delayed=n[State.DELAYED],
-            active=n[State.ACTIVE],
-            completed=n[State.COMPLETED],
-            failed=n[State.FAILED],
-            waiting_children=n[State.WAITING_CHILDREN],
-            prioritized=q.prioritized,
-        )
+        return _as_counts(q.counts, q.prioritized)
 
     async def counts_per_priority(self, queue: str) -> dict[str, int]:
         q = self._queues.get(queue)
@@ -237,9 +228,7 @@ class Queries(Control):
             newest_entry=max(entered, default=None),
         )
 
-    async def retry_completed(
-        self, queue: str, job_id: str | None, count: int | None, before_ms: float | None
-    ) -> int:
+    async def retry_completed(self, queue: str, job_id: str | None, count: int | None, before_ms: float | None) -> int:
         q = self._queues.get(queue)
         if q is None:
             return 0
@@ -271,6 +260,12 @@ class Queries(Control):
         figures[""] = self._overall
         return figures
 
+    def total_counts(self) -> Counts:
+        self._promote_due(self._clock.now_ms())
+        queues = self._queues.values()
+        totals = [sum(column) for column in zip(*(q.counts for q in queues), strict=True)]
+        return _as_counts(totals, sum(q.prioritized for q in queues)) if totals else Counts()
+
     def oldest_waiting_ms(self, queue: str) -> float | None:
         q = self._queues.get(queue)
         oldest = q.ready.oldest() if q is not None and q.counts[State.WAITING] else None
@@ -279,10 +274,10 @@ class Queries(Control):
     async def latest_failures(self, queue: str | None, limit: int) -> tuple[list[Failure], int]:
         queues = self._queues.values() if queue is None else filter(None, [self._queues.get(queue)])
         holding = [q for q in queues if q.failed]
-        # Within a queue dead letters stand in the order of their burial.
-        newest = [itertools.islice(reversed(q.failed.values()), limit) for q in holding]
-        jobs = heapq.merge(*newest, key=lambda job: -(job.finished or 0))
-        return [_failure(job) for job in itertools.islice(jobs, limit)], sum(len(q.failed) for q in holding)
+        # Within a queue dead letters stand in the order of their burial; after a restart only nearly so.
+        newest = [reversed(q.failed.values()) for q in holding]
+        jobs = itertools.islice(heapq.merge(*newest, key=_burial_order), limit)
+        return [_failure(job) for job in sorted(jobs, key=_burial_order)], sum(len(q.failed) for q in holding)
 
     def log_position(self) -> tuple[int, int]:
         return self._log.first_seq, self._log.committed
@@ -295,6 +290,22 @@ class Queries(Control):
         data = [minutes.get(m, 0) for m in range(this, first - 1, -1)] if minutes else []
         previous = minutes.get(this - 1, 0)
         return MinuteMetrics(sum(minutes.values()), float((this - 1) * 60_000), previous, data)
+
+
+def _as_counts(n: list[int], prioritized: int) -> Counts:
+    return Counts(
+        waiting=n[State.WAITING],
+        delayed=n[State.DELAYED],
+        active=n[State.ACTIVE],
+        completed=n[State.COMPLETED],
+        failed=n[State.FAILED],
+        waiting_children=n[State.WAITING_CHILDREN],
+        prioritized=prioritized,
+    )
+
+
+def _burial_order(job: Job) -> int:
+    return -(job.finished or 0)
 
 
 def _failure(job: Job) -> Failure:
@@ -316,5 +327,3 @@ def _matches(job: Job, wanted: DlqFilter, now: int) -> bool:
         wanted.expired is None or expired == wanted.expired,
     )
     return all(tests)
-
-

@@ -36,6 +36,8 @@ from headrace.states import State, Verb
 
 _MAX_FAILURES: Final = 100
 _COMPLETE: Final = Verb.COMPLETE
+_ACTIVE: Final = State.ACTIVE
+_COMPLETED: Final = State.COMPLETED
 _DEFAULT_DLQ: Final = DlqConfig()
 EVICT_SLICE: Final = 512
 
@@ -103,7 +105,16 @@ class Settlement(Intake):
             self._note(job, "completed", now)
         if job.links is not None:
             self._release_key(job)
-        self._move(job, _COMPLETE)
+        if lease is not None:
+            # _move spelled out: with the claim this is the hottest transition, and a lease means ACTIVE.
+            del queue.active[job.seq]
+            self._drop_lease(job)
+            job.state = _COMPLETED
+            queue.counts[_ACTIVE] -= 1
+            queue.counts[_COMPLETED] += 1
+            queue.completed[job.seq] = self._completed[job.seq] = job
+        else:
+            self._move(job, _COMPLETE)
         if token is not None:
             job.ended = Ended(token, finalized=True)
         self._event_seq = seq = self._event_seq + 1

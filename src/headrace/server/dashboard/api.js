@@ -20,7 +20,7 @@ export const token = {
   clear: () => sessionStorage.removeItem(TOKEN),
 };
 
-// What a listener (live.js) wants to know of every answer: whether the server is there, and its clock.
+// What a listener (live.js) wants to know of every answer: that the server is there, its clock, whether it lets us in.
 const heard = { onAnswer: () => {}, onLost: () => {} };
 export const listenToAnswers = (onAnswer, onLost) => Object.assign(heard, { onAnswer, onLost });
 
@@ -46,10 +46,10 @@ async function call(method, path, body) {
   if (!response.ok || answer.ok === false) {
     const kind = response.ok ? "refused" : kindOf(response.status);
     if (kind === "lost") heard.onLost();
-    else heard.onAnswer();
+    else heard.onAnswer(null, kind !== "login");
     throw new ApiError(kind, answer.error ?? `The server answered ${response.status}.`);
   }
-  heard.onAnswer(answer.timestamp);
+  heard.onAnswer(answer.timestamp, true);
   return answer;
 }
 
@@ -87,9 +87,9 @@ const queueRow = (row) => ({
   failedToday: row.failedToday, limit: row.concurrency, oldest: row.oldestWaitingMs, in: row.inPerSec, out: row.outPerSec, p95: row.p95WaitMs,
 });
 
-/** {start, step, series: {in, out, failed, waiting, active, waitP50, waitP95, runP95}, queues: Map}: rates are per second. */
-export async function history(span, queue) {
-  const answer = await get("/dashboard/history", { window: span, queue, top: 50 });
+/** `top`: how many of the busiest queues get lines of their own. {start, step, series: {in, out, failed, waiting, active, waitP50, waitP95, runP95}, queues: Map}: rates are per second. */
+export async function history(span, { queue, top = 0 } = {}) {
+  const answer = await get("/dashboard/history", { window: span, queue, top });
   return { start: answer.start, step: answer.step, series: answer.series, queues: new Map(Object.entries(answer.queues)) };
 }
 
@@ -125,7 +125,6 @@ export async function deadLetters(name, total, most = 100) {
 }
 
 export const crons = async () => (await get("/crons")).crons;
-export const workers = async () => (await get("/workers")).data;
 
 // -- acting ----------------------------------------------------------------------------------------------------
 
@@ -145,4 +144,3 @@ export const cancel = (id) => call("DELETE", j(id));
 export const promote = (id) => post(`${j(id)}/promote`);
 export const discard = (id) => post(`${j(id)}/discard`);
 export const deleteCron = (name) => call("DELETE", `/crons/${encodeURIComponent(name)}`);
-export const push = (name, data) => post(`${q(name)}/jobs`, { data });

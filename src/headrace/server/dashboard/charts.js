@@ -42,11 +42,11 @@ export function chart({ label, start, step, lines, width, format, top, pointed, 
   },
     [0, 0.5, 1].map((part) => [
       h("line", { class: part ? "grid" : "grid base", x1: LEFT, x2: width - 4, y1: y(end * part), y2: y(end * part) }),
-      h("text", { class: "tick", x: LEFT - 6, y: y(end * part) + 4, "text-anchor": "end" }, format(end * part)),
+      h("text", { class: "tick", x: LEFT - 6, y: y(end * part) + 4, "text-anchor": "end" }, part ? format(end * part) : "0"),
     ]),
     timeTicks(start, step, size, inner).map(({ index, text, anchor }) =>
       h("text", { class: "tick", x: x(index), y: HEIGHT - 4, "text-anchor": anchor }, text)),
-    lines.map((line) => (line.bars ? bars(line, x, y, inner / size) : curve(line, x, y))),
+    lines.map((line) => (line.bars ? bars(line, y, inner / size) : curve(line, x, y))),
     pointed !== null && pointed < size && h("line", { class: "pointer", x1: x(pointed), x2: x(pointed), y1: TOP, y2: HEIGHT - BOTTOM }),
     pointed !== null && lines.filter((line) => !line.bars && line.values[pointed] != null).map((line) =>
       h("circle", { class: `dot ${line.class}`, cx: x(pointed), cy: y(line.values[pointed]), r: 3 })),
@@ -54,7 +54,8 @@ export function chart({ label, start, step, lines, width, format, top, pointed, 
 }
 
 function timeTicks(start, step, size, inner) {
-  const many = inner > 260 ? 4 : 3;
+  const many = Math.min(size, inner > 260 ? 4 : 3);
+  if (many < 2) return [{ index: size - 1, text: "now", anchor: "end" }];
   return Array.from({ length: many }, (_, n) => {
     const index = Math.round((n / (many - 1)) * (size - 1));
     const text = n === many - 1 ? "now" : clockTime(start + index * step, size * step < 5 * 60_000);
@@ -83,10 +84,11 @@ function curve(line, x, y) {
   });
 }
 
-function bars(line, x, y, room) {
+function bars(line, y, room) {
   const width = Math.max(1.5, Math.min(10, room * 0.7));
+  const x = (index) => LEFT + (index + 0.5) * room;
   return line.values.map((value, index) =>
-    value > 0 && h("rect", { class: `bar ${line.class}`, x: x(index) - width / 2, y: y(value), width, height: Math.max(1.5, y(0) - y(value)) }));
+    value > 0 && h("rect", { class: `slab ${line.class}`, x: x(index) - width / 2, y: y(value), width, height: Math.max(1.5, y(0) - y(value)) }));
 }
 
 /** The last hour of one number, small. */
@@ -122,7 +124,7 @@ export function gantt(rows, width) {
   const x = (time) => left + ((time - first) / (last - first)) * (width - left - right);
   const height = rows.length * ROW + 24;
   return h("svg", { class: "gantt", viewBox: `0 0 ${width} ${height}`, width, height, role: "img", "aria-label": "Timeline of this job" },
-    [0, 0.25, 0.5, 0.75, 1].map((part) => {
+    (width < 480 ? [0, 0.5, 1] : [0, 0.25, 0.5, 0.75, 1]).map((part) => {
       const time = first + part * (last - first);
       return [
         h("line", { class: "grid", x1: x(time), x2: x(time), y1: 0, y2: height - 20 }),
@@ -135,7 +137,7 @@ export function gantt(rows, width) {
       return h("g", {},
         h("title", {}, row.hint),
         h("text", { class: "name", x: 0, y: index * ROW + 16 }, row.label),
-        h("rect", { class: `bar ${row.kind}${row.open ? " open" : ""}`, x: Math.min(x(row.from), width - right - 3), y: index * ROW + 5, width: length, height: 14, rx: 2 }),
+        h("rect", { class: `slab ${row.kind}${row.open ? " open" : ""}`, x: Math.min(x(row.from), width - right - 3), y: index * ROW + 5, width: length, height: 14, rx: 2 }),
         h("text", { class: "note", x: width, y: index * ROW + 16, "text-anchor": "end" }, row.note));
     }));
 }

@@ -88,7 +88,7 @@ export function view({ groups, total, failing }, ctx) {
     h("div", { class: "head" },
       h("h1", {}, "Failures"),
       h("div", { class: "actions" },
-        failing.length > 1 && h("select", { "aria-label": "Queue", onchange: (event) => ctx.go({ queue: event.currentTarget.value }) },
+        failing.length > 1 && h("select", { "aria-label": "Queue", value: only, onchange: (event) => ctx.go({ queue: event.currentTarget.value }) },
           h("option", { value: "" }, "all queues"), failing.map((name) => h("option", { value: name, selected: name === only }, name))),
         all.length > 0 && h("button", { type: "button", class: "primary", disabled: !chosen.size, "data-retry-page": true,
           onclick: () => retry(all.filter((letter) => chosen.has(letter.job.id)), ctx) }, chosen.size ? `Retry ${jobs(chosen.size)}` : "Retry selected"),

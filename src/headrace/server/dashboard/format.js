@@ -6,7 +6,7 @@ const SECOND = 1000;
 const MINUTE = 60 * SECOND;
 const HOUR = 60 * MINUTE;
 const DAY = 24 * HOUR;
-const NOTHING = "–";
+export const NOTHING = "–";
 
 const known = (value) => value !== null && value !== undefined && Number.isFinite(value);
 const short = (value) => (value < 100 ? value.toFixed(1).replace(/\.0$/, "") : whole.format(value));
@@ -38,7 +38,8 @@ export function age(time, now) {
   if (!known(time)) return NOTHING;
   const gone = now - time;
   if (Math.abs(gone) < 2 * SECOND) return "now";
-  return gone >= 0 ? `${duration(gone)} ago` : `in ${duration(-gone)}`;
+  const whole = (ms) => duration(ms < MINUTE ? Math.round(ms / SECOND) * SECOND : ms);
+  return gone >= 0 ? `${whole(gone)} ago` : `in ${whole(-gone)}`;
 }
 
 const exactly = new Intl.DateTimeFormat("en-GB", {

@@ -17,7 +17,7 @@ export function recent(values, step) {
 
 /** A row of the queue table with its last hour and what is wrong with it, if anything. */
 export function judge(row, hour) {
-  const own = hour.queues.get(row.name);
+  const own = hour?.queues.get(row.name);
   // A minute is steadier than the seconds that the row knows, once there is one.
   const steady = own && own.in.length * hour.step >= RECENT_MS;
   const rates = steady ? { in: recent(own.in, hour.step), out: recent(own.out, hour.step) } : { in: row.in, out: row.out };
@@ -51,7 +51,7 @@ export function sentence(queues, storage, unit) {
   const rest = summary(queues);
   if (!troubled.length) return say("good", "✓", h("strong", {}, "All queues are keeping up."), " ", h("span", { class: "quiet" }, rest));
   const [worst, ...others] = troubled;
-  const more = others.length && h("span", { class: "quiet" }, ` ${others.length} more ${others.length === 1 ? "queue needs" : "queues need"} a look below.`);
+  const more = others.length > 0 && h("span", { class: "quiet" }, ` ${others.length} more ${others.length === 1 ? "queue needs" : "queues need"} a look below.`);
   return say(worst.trouble === "paused" ? "paused" : worst.trouble === "late" ? "warn" : "bad", worst.trouble === "paused" ? "‖" : "!", SAY[worst.trouble](worst, unit), more);
 }
 

@@ -121,7 +121,6 @@ const button = (name, job, ctx) => {
 // -- the page --------------------------------------------------------------------------------------------------------
 
 export function view({ job, logs, family }, ctx) {
-  document.title = `${nameOf(job)} · Headrace`;
   const width = Math.floor(ctx.width >= 900 ? ctx.width - 320 - 32 : ctx.width);
   const rows = life(job);
   return [

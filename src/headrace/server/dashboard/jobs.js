@@ -35,7 +35,7 @@ const busyness = (row) => row.active * 1e6 + row.waiting + row.failed + row.comp
 export function view(data, ctx) {
   const { list, names, find, queue, state } = data;
   if (!names.length) return [h("h1", {}, "Jobs"), noQueues()];
-  const select = (label, value, options, name) => h("select", { "aria-label": label, onchange: (event) => ctx.go({ [name]: event.currentTarget.value }) },
+  const select = (label, value, options, name) => h("select", { "aria-label": label, value, onchange: (event) => ctx.go({ [name]: event.currentTarget.value }) },
     options.map(([option, word]) => h("option", { value: option, selected: option === value }, word)));
   return [
     h("div", { class: "head" },

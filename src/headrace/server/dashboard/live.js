@@ -30,13 +30,10 @@ export function start(change, connectionChanged) {
   listenToAnswers(answered, lost);
   setInterval(tick, 250);
   document.addEventListener("visibilitychange", () => (document.hidden ? disconnect() : wake()));
-  connect();
 }
 
-export function reconnect() {
-  disconnect();
-  connect();
-}
+/** Forget the stream; the next answer opens a new one, with the token of that time. */
+export const reconnect = () => disconnect();
 
 function tick() {
   if (document.hidden) return;
@@ -52,19 +49,18 @@ function refresh() {
   onChange();
 }
 
-function wake() {
-  connect();
-  refresh();
-}
+const wake = () => refresh();
 
 function probe() {
   refreshed = Date.now();
   overview().then(refresh, () => {});
 }
 
-function answered(serverTime) {
+function answered(serverTime, letIn) {
+  if (letIn) connect();
+  else disconnect();
   if (serverTime) connection.skew = serverTime - Date.now();
-  if (Math.abs(connection.skew) < 500) connection.skew = 0;
+  if (Math.abs(connection.skew) < 500) connection.skew = 0; // that much is the way of the answer, not the clock
   connection.lastGood = Date.now();
   if (!connection.lost) return;
   connection.lost = false;
@@ -90,7 +86,9 @@ async function connect() {
   let pause = REFRESH_MS;
   while (stream === mine) {
     pause = (await read(mine.signal).catch(() => null)) ?? Math.min(pause * 2, 10 * REFRESH_MS);
-    if (stream === mine) await new Promise((resolve) => setTimeout(resolve, pause));
+    if (stream !== mine) return;
+    dirty = true; // whatever ended the stream, the next question tells whether the server is still there
+    await new Promise((resolve) => setTimeout(resolve, pause));
   }
 }
 

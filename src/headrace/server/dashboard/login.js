@@ -4,7 +4,7 @@ import { token } from "./api.js";
 import { h } from "./dom.js";
 
 export function view(ctx, signedIn) {
-  const refused = token.get() !== null;
+  const { refused } = ctx;
   const enter = (event) => {
     event.preventDefault();
     const value = event.currentTarget.querySelector("input").value.trim();
@@ -16,6 +16,6 @@ export function view(ctx, signedIn) {
     h("h1", {}, "Sign in"),
     h("p", { class: "quiet" }, "This server asks for a token: one of those it was started with (--auth-tokens)."),
     h("label", {}, "Token", h("input", { type: "password", name: "token", autocomplete: "current-password", autofocus: true, "aria-invalid": refused ? "true" : null })),
-    refused && h("p", { class: "bad", role: "alert" }, "The server did not accept this token."),
+    refused && h("p", { class: "bad", role: "alert" }, refused),
     h("button", { type: "submit", class: "primary" }, "Sign in"));
 }

@@ -7,21 +7,21 @@
 import { ApiError, token } from "./api.js";
 import { h, oncePerFrame, show } from "./dom.js";
 import { age } from "./format.js";
-import * as dlq from "./dlq.js";
-import * as job from "./job.js";
-import * as jobs from "./jobs.js";
 import * as live from "./live.js";
 import * as login from "./login.js";
-import * as overview from "./overview.js";
 import { dialog, paths, problem } from "./parts.js";
-import * as queue from "./queue.js";
-import * as queues from "./queues.js";
-import * as schedules from "./schedules.js";
-import * as workers from "./workers.js";
-import * as workflows from "./workflows.js";
 
+// Fetched when they are first opened: the first paint needs one of them only.
 const PAGES = {
-  "": overview, queues, queue, jobs, job, failures: dlq, workflows, schedules, workers,
+  "": () => import("./overview.js"),
+  queues: () => import("./queues.js"),
+  queue: () => import("./queue.js"),
+  jobs: () => import("./jobs.js"),
+  job: () => import("./job.js"),
+  failures: () => import("./dlq.js"),
+  workflows: () => import("./workflows.js"),
+  schedules: () => import("./schedules.js"),
+  workers: () => import("./workers.js"),
 };
 const NAV = [["", "Overview", "o"], ["queues", "Queues", "q"], ["jobs", "Jobs", "j"], ["workflows", "Workflows", "w"], ["schedules", "Schedules", "s"]];
 const BELONGS = { queue: "queues", job: "jobs", failures: "jobs" };
@@ -39,8 +39,7 @@ let again = false;
 function route() {
   const [path, query] = location.hash.replace(/^#\/?/, "").split("?");
   const [name, ...rest] = path.split("/");
-  const known = Object.hasOwn(PAGES, name);
-  return { name: known ? name : "", page: PAGES[known ? name : ""], id: decodeURIComponent(rest.join("/")), query: Object.fromEntries(new URLSearchParams(query)) };
+  return { name: Object.hasOwn(PAGES, name) ? name : "", id: decodeURIComponent(rest.join("/")), query: Object.fromEntries(new URLSearchParams(query)) };
 }
 
 function open() {
@@ -48,11 +47,10 @@ function open() {
   const address = `${next.name}/${next.id}`;
   const same = ctx?.address === address;
   ctx = {
-    ...next, address, ui: same ? ctx.ui : {}, data: same ? ctx.data : null, error: null, login: ctx?.login ?? false,
+    ...next, address, page: same ? ctx.page : null, ui: same ? ctx.ui : {}, data: same ? ctx.data : null, error: null, login: ctx?.login ?? false, refused: ctx?.refused ?? null,
     redraw: draw, reload: load,
     go: (change) => location.replace(pathWith(change)),
   };
-  document.title = `${next.page.title(ctx)} · Headrace`;
   if (!same) {
     show(content, h("p", { class: "quiet loading" }, "Loading…"));
     scrollTo(0, 0);
@@ -76,13 +74,20 @@ async function load() {
   loading = true;
   const mine = ctx;
   try {
+    mine.page ??= await fetchPage(mine.name);
     mine.data = await mine.page.load(mine);
     mine.error = null;
     mine.login = false;
+    mine.refused = null;
   } catch (error) {
     if (!(error instanceof ApiError)) throw error;
-    mine.login = error.kind === "login";
+    const offered = token.get() !== null;
+    if (error.kind === "login") token.clear();
+    // While somebody signs in, other refusals (too many guesses) belong into the form, too.
+    if (mine.login || error.kind === "login") mine.refused = error.kind !== "login" ? error.message : offered ? "The server did not accept this token." : mine.refused;
+    mine.login = error.kind === "login" || (mine.login && error.kind === "refused");
     mine.error = error;
+    drawBar();
   } finally {
     loading = false;
     draw();
@@ -93,20 +98,27 @@ async function load() {
   }
 }
 
+const fetchPage = (name) => PAGES[name]().catch(() => {
+  throw new ApiError("lost", "The server does not answer.");
+});
+
 // -- drawing -----------------------------------------------------------------------------------------------------
 
 const draw = oncePerFrame(() => {
   ctx.width = content.clientWidth - parseFloat(getComputedStyle(content).paddingLeft) * 2;
   document.documentElement.classList.toggle("login", ctx.login);
   if (ctx.login) show(content, login.view(ctx, signedIn));
-  else if (ctx.data) show(content, ctx.error && ctx.error.kind !== "lost" ? problem(ctx.error) : ctx.page.view(ctx.data, ctx));
+  else if (ctx.data && (!ctx.error || ctx.error.kind === "lost")) {
+    show(content, ctx.page.view(ctx.data, ctx));
+    document.title = `${ctx.page.title(ctx)} · Headrace`;
+  }
   else if (ctx.error) show(content, problem(ctx.error));
 });
 
-function signedIn() {
+async function signedIn() {
   live.reconnect();
+  await load();
   drawBar();
-  load();
 }
 
 function drawBar() {
@@ -213,7 +225,7 @@ addEventListener("hashchange", open);
 addEventListener("keydown", onKey);
 addEventListener("resize", () => draw());
 open();
-live.start(() => (ctx.login || ctx.page.still ? drawConnection() : load()), () => {
+live.start(() => (ctx.login || ctx.page?.still ? drawConnection() : load()), () => {
   drawConnection();
   draw();
 });

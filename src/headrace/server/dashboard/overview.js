@@ -12,13 +12,23 @@ import { hourOf, noQueues, queueTable } from "./queues.js";
 const WINDOWS = [["15m", "15 min"], ["1h", "1 h"], ["24h", "24 h"]];
 const MOST_QUEUES = 12;
 
+const NOT_YET = { start: 0, step: 1, series: { in: [], out: [], failed: [], waitP50: [], waitP95: [] } };
+
 export const title = () => "Overview";
 
 export async function load(ctx) {
   const span = ctx.query.window ?? WINDOWS[0][0];
-  const [server, hour, times] = await Promise.all([api.overview(), hourOf(ctx), windowOf(ctx, span)]);
+  if (!ctx.data) return firstLook(span, ctx);
+  const [server, hour, times] = await Promise.all([api.overview(), hourOf(), windowOf(ctx, span)]);
   const failures = await latestFailures(ctx, server.stats.dlq);
   return { queues: server.queues.map((row) => judge(row, hour)).sort(worstFirst), server, times, failures, span };
+}
+
+// The sentence and the table need one small answer; lines and failures follow.
+async function firstLook(span, ctx) {
+  const server = await api.overview();
+  ctx.reload();
+  return { queues: server.queues.map((row) => judge(row, null)).sort(worstFirst), server, times: NOT_YET, failures: null, span };
 }
 
 async function windowOf(ctx, span) {
@@ -39,8 +49,8 @@ export function view(data, ctx) {
     sentence(queues, server.storage, unit),
     charts(data, ctx, unit),
     section("Queues", server.totalQueues > MOST_QUEUES && link("#/queues", `all ${count(server.totalQueues)} queues`), queueTable(queues.slice(0, MOST_QUEUES), ctx, unit)),
-    section("Latest failures", failures.length > 0 && link("#/failures", "all failures"),
-      failures.length ? groupTable(failures, ctx) : h("p", { class: "quiet" }, "Nothing has failed.")),
+    section("Latest failures", failures?.length > 0 && link("#/failures", "all failures"),
+      failures === null ? h("p", { class: "quiet" }, "Loading…") : failures.length ? groupTable(failures, ctx) : h("p", { class: "quiet" }, "Nothing has failed.")),
   ];
 }
 

@@ -12,7 +12,7 @@ export const STATES = {
   active: { glyph: "▶", word: "active" },
   completed: { glyph: "✓", word: "completed" },
   failed: { glyph: "✕", word: "failed" },
-  "waiting-children": { glyph: "⧗", word: "waiting for children" },
+  "waiting-children": { glyph: "⋯", word: "waiting for children" },
   paused: { glyph: "‖", word: "paused" },
   unknown: { glyph: "?", word: "removed" },
 };
@@ -80,11 +80,8 @@ function stateOfJob(job) {
   return badge(job.state ?? "unknown");
 }
 
-// attempts counts those that failed; one that runs or ended well is the next one.
-export function attempt(job) {
-  const nth = job.attempts + (job.state === "active" || job.state === "completed" ? 1 : 0);
-  return `${Math.min(nth, Math.max(job.maxAttempts, job.attempts))}/${job.maxAttempts}`;
-}
+// `attempts` counts those that failed: unless that was the last one, the present or next one is one more.
+export const attempt = (job) => `${job.attempts + (job.state === "failed" ? 0 : 1)}/${job.maxAttempts}`;
 
 // -- talking to the person --------------------------------------------------------------------------------------
 

@@ -3,8 +3,8 @@
 import * as api from "./api.js";
 import { chart, roundUp } from "./charts.js";
 import { h } from "./dom.js";
-import { count, duration, exactCount, jobs, nameOf, rate, rateNumber, rateUnit } from "./format.js";
-import { judge, recent } from "./health.js";
+import { NOTHING, count, duration, exactCount, jobs, nameOf, rate, rateNumber, rateUnit } from "./format.js";
+import { judge } from "./health.js";
 import { STATES, badge, confirm, dialog, firstJob, jobTable, live, notice, paths, perform } from "./parts.js";
 import { hourOf, pauseButton } from "./queues.js";
 
@@ -18,7 +18,7 @@ export async function load(ctx) {
   const { state = "", page = "0", find = "" } = ctx.query;
   const searching = find !== "";
   const [rows, hour, list, detail] = await Promise.all([
-    api.queues(), hourOf(ctx),
+    api.queues(), hourOf(),
     api.jobs(ctx.id, { state, limit: searching ? SEARCHED : PAGE, offset: searching ? 0 : Number(page) * PAGE, asc: false }),
     api.queue(ctx.id),
   ]);
@@ -74,19 +74,19 @@ function figures({ queue, hour }, ctx) {
   const width = Math.floor(wide ? (ctx.width - 24) / 2 : ctx.width);
   const axis = { start: hour.start, step: hour.step, width, pointed: ctx.ui.pointed ?? null, onpoint: (index) => { ctx.ui.pointed = index; ctx.redraw(); } };
   const perUnit = (values) => values.map((v) => (unit === "s" ? v : v * 60));
+  const at = (values) => (axis.pointed === null ? null : values[axis.pointed]);
   return [
     h("dl", { class: "facts" }, facts.map(([word, value]) => h("div", {}, h("dt", {}, word), h("dd", {}, value)))),
     own && h("div", { class: "row charts" },
-      h("figure", { key: "depth" }, caption("Waiting", [["waiting", "waiting", count(pick(own.waiting, axis.pointed, (v) => v.at(-1)))]]),
+      h("figure", { key: "depth" }, caption("Waiting", [["waiting", "waiting", count(at(own.waiting))]]),
         chart({ ...axis, label: "Waiting jobs, last hour", lines: [{ values: own.waiting, class: "waiting", area: true }], format: count, top: roundUp })),
-      wide && h("figure", { key: "flow" }, caption("Jobs in and out", [["in", "came", rate(pick(own.in, axis.pointed, (v) => recent(v, hour.step)), unit)], ["out", "completed", rate(pick(own.out, axis.pointed, (v) => recent(v, hour.step)), unit)]]),
+      wide && h("figure", { key: "flow" }, caption("Jobs in and out", [["in", "came", rate(at(own.in), unit)], ["out", "completed", rate(at(own.out), unit)]]),
         chart({ ...axis, label: "Jobs in and out, last hour", lines: [{ values: perUnit(own.in), class: "came", area: true }, { values: perUnit(own.out), class: "completed" }], format: (v) => rateNumber(unit === "s" ? v : v / 60, unit), top: roundUp }))),
   ];
 }
 
-const pick = (values, index, otherwise) => (index !== null && index < values.length ? values[index] : otherwise(values));
 const caption = (name, legend) => h("figcaption", {}, h("span", { class: "what" }, name), h("span", { class: "quiet" }, "last hour"),
-  legend.map(([word, kind, value]) => h("span", { class: "legend" }, h("i", { class: `swatch ${kind}` }), `${word} `, h("b", {}, value))));
+  legend.map(([word, kind, value]) => h("span", { class: "legend" }, h("i", { class: `swatch ${kind}` }), `${word} `, value !== NOTHING && h("b", {}, value))));
 
 // -- the list ------------------------------------------------------------------------------------------------------
 
@@ -135,26 +135,29 @@ function actions(queue, counts, ctx) {
   ];
 }
 
+// Each limit is set by itself: leaving one alone must not change it.
 async function limits(queue, ctx) {
   const { stall, dlq } = await api.queueSettings(queue.name);
-  const value = (name) => document.querySelector(`dialog [name=${name}]`).value.trim();
-  const save = (close) => async (event) => {
+  const name = queue.name;
+  const act = (work, told) => async (event) => {
     event.preventDefault();
-    const [running, rateLimit, seconds] = [value("running"), value("rate"), value("seconds")];
-    const saved = await perform(async () => {
-      await (running === "" ? api.clearConcurrency(queue.name) : api.setConcurrency(queue.name, Number(running)));
-      await (rateLimit === "" ? api.clearRateLimit(queue.name) : api.setRateLimit(queue.name, Number(rateLimit), Number(seconds || 1) * 1000));
-    }, `Limits of ${queue.name} are set`);
-    if (saved) close(true);
+    const fields = new FormData(event.target.closest("form"));
+    if (await perform(() => work(fields), told)) ctx.reload();
   };
-  await dialog((close) => h("form", { onsubmit: save(close) },
-    h("h2", {}, `Limits of ${queue.name}`),
-    h("p", { class: "quiet" }, "An empty field means no limit."),
-    h("label", {}, "Jobs running at once", h("input", { name: "running", type: "number", min: 0, value: queue.limit ?? "" })),
-    h("label", {}, "Jobs started", h("span", { class: "pair" }, h("input", { name: "rate", type: "number", min: 0 }), "per",
-      h("input", { name: "seconds", type: "number", min: 1, value: 1 }), "seconds")),
-    h("p", { class: "quiet" }, stall.enabled ? `A job without a sign of life for ${duration(stall.stallInterval)} counts as stalled, ${stall.maxStalls} times at most. ` : "Stalled jobs are not looked for. ",
+  const clear = (work, told) => h("button", { type: "button", class: "small", onclick: act(work, told) }, "No limit");
+  await dialog((close) => [
+    h("h2", {}, `Limits of ${name}`),
+    h("form", { onsubmit: act((fields) => api.setConcurrency(name, Number(fields.get("running"))), "Set how many run at once") },
+      h("label", {}, "Jobs running at once", h("span", { class: "pair" },
+        h("input", { name: "running", type: "number", min: 0, required: true, value: queue.limit ?? "", placeholder: "no limit" }),
+        h("button", { type: "submit", class: "small" }, "Set"), clear(() => api.clearConcurrency(name), "Any number may run at once")))),
+    h("form", { onsubmit: act((fields) => api.setRateLimit(name, Number(fields.get("rate")), Number(fields.get("seconds")) * 1000), "Set how fast jobs start") },
+      h("label", {}, "Jobs started", h("span", { class: "pair" },
+        h("input", { name: "rate", type: "number", min: 0, required: true, "aria-label": "Jobs" }), "per",
+        h("input", { name: "seconds", type: "number", min: 1, value: 1, required: true, "aria-label": "Seconds" }), "s",
+        h("button", { type: "submit", class: "small" }, "Set"), clear(() => api.clearRateLimit(name), "Jobs start as fast as they are asked for")))),
+    h("p", { class: "quiet below" }, stall.enabled ? `A job without a sign of life for ${duration(stall.stallInterval)} counts as stalled, ${stall.maxStalls} times at most. ` : "Stalled jobs are not looked for. ",
       `Failed jobs are kept ${dlq.maxAge === null ? "for good" : `for ${duration(dlq.maxAge)}`}, ${exactCount(dlq.maxEntries)} at most.`),
-    h("div", { class: "actions" }, h("button", { type: "button", onclick: () => close(false) }, "Close"), h("button", { type: "submit", class: "primary" }, "Set limits"))));
-  ctx.reload();
+    h("div", { class: "actions" }, h("button", { type: "button", onclick: () => close(false) }, "Close")),
+  ]);
 }

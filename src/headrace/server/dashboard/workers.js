@@ -1,20 +1,32 @@
-// Workers as they present themselves.
+// Workers as they present themselves, and the server they talk to.
 
 import * as api from "./api.js";
 import { h } from "./dom.js";
-import { count } from "./format.js";
-import { live, notice, paths, queueLink, when } from "./parts.js";
+import { count, duration } from "./format.js";
+import { live, notice, paths, queueLink, section, when } from "./parts.js";
 
 export const title = () => "Workers";
-export const load = () => api.workers();
+export const load = () => api.overview();
 
-export function view({ workers, stats }) {
+export function view(server) {
+  return [h("h1", {}, "Workers"), registered(server.workers), section("Server", null, figures(server))];
+}
+
+function figures({ stats, metrics, storage }) {
+  const shown = [
+    ["up for", live(stats.uptime, duration)], ["connections", live(metrics.activeConnections)], ["memory", `${count(metrics.memoryUsageMb)} MB`],
+    ["database", `${count(metrics.sqliteSizeMb)} MB`], ["pushed", live(metrics.totalPushed)], ["completed", live(metrics.totalCompleted)],
+    ["storage", storage.error ?? (storage.diskFull ? "disk full" : "takes writes")],
+  ];
+  return h("dl", { class: "facts" }, shown.map(([word, value]) => h("div", {}, h("dt", {}, word), h("dd", {}, value))));
+}
+
+function registered({ list: workers, stats }) {
   if (!workers.length) {
-    return [h("h1", {}, "Workers"), notice("No worker is registered",
-      h("p", {}, "Official clients register by themselves when a Worker starts. Jobs can be pulled without registering, too; such pullers are not listed."))];
+    return notice("No worker is registered",
+      h("p", {}, "Official clients register by themselves when a Worker starts. Jobs can be pulled without registering, too; such pullers are not listed."));
   }
   return [
-    h("h1", {}, "Workers"),
     h("p", { class: "lead" }, `${count(stats.active)} of ${count(stats.total)} alive, `, live(stats.activeJobs), ` of ${count(stats.concurrencySlots)} slots busy, `,
       live(stats.totalProcessed), " jobs done, ", live(stats.totalFailed), " failed."),
     h("table", { class: "cards" },
