@@ -47,6 +47,7 @@ class Settings(Struct, forbid_unknown_fields=True, kw_only=True):
     metrics_auth: bool = False
     max_sse_clients: int = 1000
     max_ws_clients: int = 1000
+    live_heartbeat_ms: int = 30_000
     http_request_timeout_ms: int = 30_000
     http_keep_alive_ms: int = 75_000
     webhook_allow: list[str] = []
@@ -103,6 +104,7 @@ SETTING_HELP: Final[dict[str, str]] = {
     "metrics_auth": "ask for a token at /prometheus too",
     "max_sse_clients": "open event streams (SSE) at most",
     "max_ws_clients": "open WebSocket connections at most",
+    "live_heartbeat_ms": "pause between signs of life on event streams; a WebSocket silent for four of them is closed",
     "http_request_timeout_ms": "an HTTP request must be complete, or its body move on, within this time",
     "http_keep_alive_ms": "an HTTP connection without requests is closed after this time",
     "webhook_allow": "networks inside that webhooks may call, such as 10.1.0.0/16; a comma list, or given repeatedly",

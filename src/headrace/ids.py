@@ -47,6 +47,8 @@ class IdSource:
 
     def many(self, now_ms: int, count: int) -> list[str]:
         """`count` ids at once."""
+        if not count:
+            return []
         if now_ms > self._millisecond:
             self._begin(now_ms)
         if self._sequence + count >= len(_SEQUENCES) or len(self._tails) < count:

@@ -19,6 +19,7 @@ from headrace.clock import SystemClock
 from headrace.commands.jobs import PushEntry
 from headrace.config import ConfigError, Settings, load_settings
 from headrace.engine.engine import Engine
+from headrace.engine.figures import Deliveries
 from headrace.errors import InvalidCommand
 from headrace.model import Webhook
 from headrace.server.outgoing import DeliveryFailed, Forbidden, Outgoing
@@ -244,6 +245,7 @@ class Rig:
         self.engine = Engine(self.backend, SystemClock(), webhook_rules=RULES)
         settings = Settings(webhook_retry_delay_ms=10)
         self.webhooks = Webhooks(self.engine, settings, schedule=lambda: None, resolve=dns)
+        self.deliveries = self.engine.figures.deliveries
 
     async def add(self, url: str) -> None:
         check_webhook_url(url, RULES)
@@ -254,10 +256,10 @@ class Rig:
         await self.engine.push("q", PushEntry(data=Raw(b"\xc0")))
         self.engine.settle()
 
-    async def until(self, is_reached: Callable[[Webhooks], bool]) -> None:
+    async def until(self, is_reached: Callable[[Deliveries], bool]) -> None:
         deadline = time.monotonic() + 10
-        while not is_reached(self.webhooks):
-            assert time.monotonic() < deadline, (self.webhooks.delivered, self.webhooks.failed)
+        while not is_reached(self.deliveries):
+            assert time.monotonic() < deadline, self.deliveries
             await asyncio.sleep(0.005)
 
     async def last_error(self) -> str | None:
@@ -295,7 +297,7 @@ async def test_a_name_that_leads_inside_is_not_called(inside: Receiver, address:
     async with rig_with([address]) as (rig, dns):
         await rig.add(f"http://innocent.example:{inside.port}/")
         await rig.push()
-        await rig.until(lambda webhooks: webhooks.failed == 1)
+        await rig.until(lambda deliveries: deliveries.refused == 1)
         assert (await rig.last_error() or "").startswith("Webhook URL cannot point to ")
         assert dns.asked == ["innocent.example"]  # and it is not tried again
     assert inside.calls == []
@@ -308,7 +310,7 @@ async def test_one_address_inside_among_others_spoils_the_name(
     async with rig_with(answers) as (rig, _):
         await rig.add(f"http://mixed.example:{inside.port}/")
         await rig.push()
-        await rig.until(lambda webhooks: webhooks.failed == 1)
+        await rig.until(lambda deliveries: deliveries.refused == 1)
     assert inside.calls == outside.calls == []
 
 
@@ -318,11 +320,11 @@ async def test_only_the_address_that_was_checked_is_called_when_dns_changes_its_
     async with rig_with([OUTSIDE], ["127.0.0.1"]) as (rig, dns):
         await rig.add(f"http://rebound.example:{inside.port}/")
         await rig.push()
-        await rig.until(lambda webhooks: webhooks.delivered == 1)
+        await rig.until(lambda deliveries: deliveries.succeeded == 1)
         assert len(dns.asked) == 1
         assert [call.headers["Host"] for call in outside.calls] == [f"rebound.example:{inside.port}"]
         await rig.push()
-        await rig.until(lambda webhooks: webhooks.failed == 1)
+        await rig.until(lambda deliveries: deliveries.refused == 1)
         assert len(dns.asked) == 2
     assert len(outside.calls) == 1
     assert inside.calls == []
@@ -333,7 +335,7 @@ async def test_dns_that_changes_its_mind_between_retries_is_checked_again(inside
     async with rig_with([OUTSIDE], ["127.0.0.1"]) as (rig, dns):
         await rig.add(f"http://rebound.example:{inside.port}/")
         await rig.push()
-        await rig.until(lambda webhooks: webhooks.failed == 1)
+        await rig.until(lambda deliveries: deliveries.refused == 1)
         assert len(dns.asked) == 2
         assert await rig.last_error() == "Webhook URL cannot point to loopback IP"
     assert (len(outside.calls), inside.calls) == (1, [])
@@ -345,8 +347,9 @@ async def test_redirects_are_failures_and_not_followed(inside: Receiver, outside
     async with rig_with([OUTSIDE]) as (rig, _):
         await rig.add(f"http://redirecting.example:{inside.port}/")
         await rig.push()
-        await rig.until(lambda webhooks: webhooks.failed == 1)
+        await rig.until(lambda deliveries: deliveries.failed == 1)
         assert await rig.last_error() == f"answered {status}"
+        assert rig.deliveries == Deliveries(failed=1, retried=2)
     assert (len(outside.calls), inside.calls) == (3, [])
 
 
@@ -358,7 +361,7 @@ async def test_proxies_of_the_environment_are_not_asked(
     async with rig_with([OUTSIDE]) as (rig, _):
         await rig.add(f"http://direct.example:{inside.port}/")
         await rig.push()
-        await rig.until(lambda webhooks: webhooks.delivered == 1)
+        await rig.until(lambda deliveries: deliveries.succeeded == 1)
     assert (len(outside.calls), inside.calls) == (1, [])
 
 

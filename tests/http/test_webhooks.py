@@ -178,6 +178,55 @@ def test_an_attempt_that_will_be_repeated_is_posted_as_not_terminal(
     assert [call.json["terminal"] for call in receiver.wait_for(2)] == [False, True]
 
 
+def test_jobs_that_fail_without_an_attempt_are_posted_with_their_data_too(
+    client: Client, receiver: Receiver, hook: Callable[..., str], queue: str
+) -> None:
+    hook(["job.failed"])
+    client.ok("Discard", id=push(client, queue, {"n": 1}))
+    child = push(client, queue, {"n": 2}, maxAttempts=1, failParentOnFailure=True)
+    parent = push(client, queue, {"n": 3}, dependsOn=[child])
+    client.ok("PULL", queue=queue)
+    client.ok("FAIL", id=child, error="x")
+    shown = {call.json["jobId"]: call.json["data"]["n"] for call in receiver.wait_for(3)}
+    assert sorted(shown.values()) == [1, 2, 3]
+    assert shown[parent] == 3
+
+
+def test_results_still_come_after_somebody_else_has_waited_for_a_job(
+    client: Client, receiver: Receiver, hook: Callable[..., str], queue: str, server: ServerProcess
+) -> None:
+    hook(["job.completed"])
+    first, second = push(client, queue), push(client, queue)
+    client.ok("PULLB", queue=queue, count=2)
+    with server.client() as other:
+        other.send("WaitJob", id=first, timeout=5000)
+        client.ok("ACK", id=first, result="one")
+        assert other.recv()["ok"]
+    client.ok("ACK", id=second, result="two")
+    assert [call.json["data"] for call in receiver.wait_for(2)] == ["one", "two"]
+
+
+def test_the_metrics_count_what_became_of_deliveries(
+    client: Client, receiver: Receiver, hook: Callable[..., str], queue: str
+) -> None:
+    def counted(outcome: str) -> int:
+        text = str(client.ok("Prometheus")["data"]["metrics"])
+        (line,) = [line for line in text.splitlines() if f'deliveries_total{{outcome="{outcome}"}}' in line]
+        return int(line.split()[-1])
+
+    before = {outcome: counted(outcome) for outcome in ("succeeded", "failed", "retried")}
+    receiver.answer = in_turn(answer(500), answer(500), answer(500), answer(500), answer(200))
+    webhook = hook(["job.pushed"])
+    push(client, queue)
+    push(client, queue)
+    view_when(client, webhook, lambda shown: shown["successCount"] == shown["failureCount"] == 1)
+    assert {outcome: counted(outcome) - count for outcome, count in before.items()} == {
+        "succeeded": 1,
+        "failed": 1,
+        "retried": 3,
+    }
+
+
 @pytest.mark.parametrize(
     ("packed", "shown"),
     [

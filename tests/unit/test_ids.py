@@ -80,3 +80,13 @@ def test_all_are_valid_over_several_blocks_of_randomness(clock: ManualClock) -> 
         assert text[14] == "7"
         assert text[19] in "89ab"
         assert len(text) == 36
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 4095, 4096, 5000])
+def test_many_are_as_good_as_one_by_one(count: int) -> None:
+    source = IdSource(ManualClock())
+    first = source.next()
+    ids = [first, *source.many(ManualClock().now_ms(), count), source.next()]
+    assert len(ids) == count + 2
+    assert ids == sorted(set(ids))
+    assert all(uuid.UUID(each).version == 7 for each in ids)

@@ -193,14 +193,14 @@ class TestInFlight:
 
     def test_a_sliced_command_lets_others_through(self, talk: Talk, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(slices, "SLICE_SECONDS", -1)
-        talk.send("PUSHB", reqId="long", queue="q", jobs=[{"data": n, "uniqueKey": f"k{n}"} for n in range(1000)])
+        talk.send("PUSHB", reqId="long", queue="q", jobs=[{"data": n, "uniqueKey": f"k{n}"} for n in range(1001)])
         other = talk.house.session()
         other.send("Ping", reqId="quick")
         talk.house.turn()
         assert talk.house.sent[other.session]
         assert not talk.house.sent[talk.session]
         (reply,) = talk.hear()
-        assert len(reply["ids"]) == 1000
+        assert len(reply["ids"]) == 1001
 
     def test_a_budget_refuses_what_is_too_much(self, house: House) -> None:
         talk = house.session(Budget(3, 1000))

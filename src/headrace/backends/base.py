@@ -21,6 +21,7 @@ from typing import Any, Final, Protocol
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from headrace.clock import Alarm
+from headrace.errors import HeadraceError
 from headrace.model import (
     CronEntry,
     DlqConfig,
@@ -254,6 +255,9 @@ class Backend(Protocol):
     async def insert_one(self, queue: str, spec: JobSpec) -> str:
         """`insert` of a single job: the hot path."""
 
+    async def insert_plain(self, queue: str, specs: Sequence[JobSpec]) -> list[str]:
+        """`insert` of a few jobs that ask for nothing but defaults (model.is_plain): nothing can refuse them."""
+
     async def insert(self, queue: str, specs: Sequence[JobSpec]) -> list[str]:
         """Store jobs, all or none; ids in input order. *Sliced* for very long batches.
 
@@ -271,6 +275,9 @@ class Backend(Protocol):
 
     async def complete(self, acks: Sequence[Ack]) -> list[int]:
         """Complete jobs, all or none; indices of those whose lease had been finalised already (ignored)."""
+
+    async def complete_each(self, acks: Sequence[Ack]) -> list[bool | HeadraceError]:
+        """`complete` of each by itself: whether it was applied, or why it was refused."""
 
     async def fail(
         self,

@@ -3,6 +3,10 @@
 A command is a struct with its fields and limits, its reply type, HTTP route, flags and a `run` of one to three lines.
 TCP decoding, HTTP routing, the client's `call`, the reference pages, fuzz inputs and CLI verbs derive from REGISTRY.
 
+Commands that come in bursts (PUSH, PULL, ACK) also have `together`: it runs several of one kind, read from a connection
+in one go, with one call of the backend, and answers as many of the first ones as it could do that way. The others are
+run one by one. It must give each the reply that `run` would have given.
+
 To add a command: write its class in the module of its category, decorate it with @command, run `make docs`, and give
 it a test in tests/protocol. Field limits belong to headrace.model, texts of errors beside them.
 """

@@ -19,13 +19,8 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field, msgpack
 
 from headrace.backends.base import Ack, Claim, Demand, GroupDemand
 from headrace.commands._base import Command, Flag, Reply, command
-from headrace.errors import InvalidCommand, Refused
+from headrace.errors import HeadraceError, InvalidCommand, Refused
 from headrace.model import (
-    MAX_DATA_BYTES,
-    MAX_FRAME_BYTES,
-    MAX_SAFE_INTEGER,
-    NIL,
-    UNDEFINED,
     Backoff,
     BackoffMs,
     CustomId,
@@ -35,7 +30,11 @@ from headrace.model import (
     JobId,
     JobName,
     LeaseMs,
+    MAX_DATA_BYTES,
+    MAX_FRAME_BYTES,
+    MAX_SAFE_INTEGER,
     MaxAttempts,
+    NIL,
     PollMs,
     Priority,
     QueueName,
@@ -46,7 +45,9 @@ from headrace.model import (
     TimestampMs,
     Token,
     TtlMs,
+    UNDEFINED,
     UniqueKey,
+    is_plain,
 )
 from headrace.schedules import check_repeat
 
@@ -221,6 +222,19 @@ class Push(JobOptions, tag_field="cmd", tag="PUSH", kw_only=True):
             await check_group_room(engine, self.queue, (self,))
         return Pushed(id=await engine.push(self.queue, self))
 
+    @staticmethod
+    async def together(commands: Sequence[Push], engine: Engine, peer: Peer) -> list[Reply | HeadraceError]:
+        queue = commands[0].queue
+        alike = 0
+        for push in commands:
+            size = len(push.data)
+            if size > MAX_DATA_BYTES or size == len(UNDEFINED) or push.queue != queue or not is_plain(push):
+                break
+            alike += 1
+        if alike < 2:
+            return []
+        return [Pushed(job_id) for job_id in await engine.backend.insert_plain(queue, commands[:alike])]
+
 
 @command(
     PushedBatch,
@@ -332,6 +346,21 @@ class Pull(Command[Pulled], tag="PULL"):
         claims = await engine.pull(self.queue, demand, self.timeout)
         return _pulled(claims[0] if claims else None, with_token=bool(self.owner))
 
+    @staticmethod
+    async def together(commands: Sequence[Pull], engine: Engine, peer: Peer) -> list[Reply | HeadraceError]:
+        first = commands[0]
+        wish = (first.queue, first.owner, first.lock_ttl, first.detach, None)
+        alike = 1
+        for pull in commands[1:]:
+            if (pull.queue, pull.owner, pull.lock_ttl, pull.detach, pull.group) != wish:
+                break
+            alike += 1
+        if alike < 2 or first.group is not None:
+            return []
+        demand = Demand(alike, first.owner or None, first.lock_ttl, None if first.detach else peer.held)
+        claims = await engine.backend.claim(first.queue, demand)
+        return [_pulled(claim, with_token=bool(first.owner)) for claim in claims]
+
 
 def _pulled(claim: Claim | None, *, with_token: bool) -> Pulled:
     if claim is None:
@@ -380,6 +409,9 @@ class Settled(Reply):
     data: NotApplied | UnsetType = UNSET
 
 
+_APPLIED: Final = Settled()
+
+
 class Ignored(Struct, rename="camel"):
     ignored_indices: list[int]
     ignored_ids: list[str]
@@ -417,6 +449,12 @@ class Acknowledge(Command[Settled], tag="ACK"):
         ack = Ack(self.id, self.token or None, given_result(self.result), self.remove_on_complete)
         ignored = await engine.backend.complete((ack,))
         return Settled(data=NotApplied()) if ignored else Settled()
+
+    @staticmethod
+    async def together(commands: Sequence[Acknowledge], engine: Engine, peer: Peer) -> list[Reply | HeadraceError]:
+        acks = [Ack(c.id, c.token or None, given_result(c.result), c.remove_on_complete) for c in commands]
+        outcomes = await engine.backend.complete_each(acks)
+        return [_APPLIED if o is True else Settled(data=NotApplied()) if o is False else o for o in outcomes]
 
 
 @command(

@@ -26,11 +26,14 @@ from headrace.errors import HeadraceError, StorageUnavailable
 from headrace.server.access import HEALTH_PATHS, Access
 from headrace.server.exchange import HeadTooLarge, Request, Response, TooLarge, TooSlow, encode_response, error_response
 from headrace.server.httpsession import MAX_BODY_BYTES, HttpSession, Plain, Takeover
+from headrace.server.live import Hub
 from headrace.server.openapi import Description
 from headrace.server.pages import API_PAGE, DASHBOARD, Folder, Page
 from headrace.server.routes import BadRequest, Endpoint, Router, WrongContent, endpoints
 from headrace.server.session import Budget
+from headrace.server.sse import EventStreams
 from headrace.server.ticker import Parcels, Release, Ticker
+from headrace.server.websocket import Sockets
 
 MAX_HEAD_BYTES: Final = 16 * 1024
 _BACKLOG_LIMIT: Final = 32
@@ -348,6 +351,10 @@ class HttpServer:
         self.router: Router[Endpoint | Plain] = Router()
         self._connections: set[HttpConnection] = set()
         self._server: asyncio.Server | None = None
+        self.hub = Hub(engine, settings, self.loop)
+        self._streams = EventStreams(self.hub, settings.max_sse_clients)
+        self._sockets = Sockets(self.hub, settings.max_ws_clients)
+        engine.live_connections = lambda: {"ws": self._sockets.count, "sse": self._streams.count}
         self._add_routes()
 
     def _add_routes(self) -> None:
@@ -362,6 +369,9 @@ class HttpServer:
         self.add_plain("/docs", Page(API_PAGE / "index.html"))
         self.add_plain("/docs/{file}", Folder(API_PAGE))
         self.add_plain("/openapi.json", Description())
+        for suffix in ("", "/queues/{queue}"):
+            self.router.add("GET", f"/events{suffix}", self._streams)
+            self.router.add("GET", f"/ws{suffix}", self._sockets)
 
     def add_plain(self, path: str, target: Plain) -> None:
         self.router.add("GET", path, target)
@@ -421,6 +431,7 @@ class HttpServer:
         deadline = self.loop.time() + self.settings.shutdown_timeout_ms / 1000
         if self._server is not None:
             self._server.close()
+        self.hub.close()
         self.engine.end_waiting()
         self.ticker.schedule()
         while self._is_busy and self.loop.time() < deadline:  # noqa: ASYNC110 - many parts are busy, none tells

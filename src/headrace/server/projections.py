@@ -1,4 +1,9 @@
-"""How the one event log looks on each wire. The TCP names are those of the protocol; the log knows more than they."""
+"""How the one event log looks on each wire: names and fields for TCP, WebSocket and SSE.
+
+The TCP names are those of the protocol, and the log knows more than they. WebSocket and SSE name every event as
+`family:word` (`live_name`). Results and payloads travel over TCP only: what a stream shows must look the same when it
+is read from the log again. To add an event: EventName in headrace.model, and its name here if its family is not `job`.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +11,9 @@ import struct
 from typing import Any, Final
 
 import msgspec
-from msgspec import Raw
+from msgspec import Raw, Struct
 
-from headrace.model import Event, js_number
+from headrace.model import EVENT_WORDS, Event, js_number
 
 _encode: Final = msgspec.msgpack.Encoder().encode
 _HEADER: Final = struct.Struct(">I")
@@ -95,3 +100,70 @@ _PARTICULARS: Final = {
     "delayed": _delayed,
     "stalled": _stalled,
 }
+
+
+# -- WebSocket and SSE -------------------------------------------------------------------------------------------------
+
+_LIVE_NAMES: Final = {
+    "pulled": "job:active",
+    "paused": "queue:paused",
+    "resumed": "queue:resumed",
+    "drained": "queue:drained",
+    "obliterated": "queue:obliterated",
+    "dlq-retried": "dlq:retried",
+    "cron-fired": "cron:fired",
+    "gap": "server:gap",
+}
+SNAPSHOTS: Final = ("queue:counts", "stats:snapshot", "health:status", "storage:status")
+"""What is no event of the log but a picture of the moment, made while somebody looks."""
+
+LIVE_NAMES: Final = frozenset([_LIVE_NAMES.get(word, f"job:{word}") for word in EVENT_WORDS.values()] + list(SNAPSHOTS))
+FAMILIES: Final = frozenset(
+    (
+        "job", "queue", "dlq", "flow", "cron", "worker", "ratelimit", "concurrency", "webhook", "batch", "client",
+        "auth", "cleanup", "health", "stats", "storage", "server", "memory", "config",
+    )
+)  # fmt: skip
+"""Families that may be asked for, also those of which this server tells nothing yet."""
+
+
+def live_name(word: str) -> str:
+    return _LIVE_NAMES.get(word) or f"job:{word}"
+
+
+def is_pattern(text: str) -> bool:
+    """Whether `text` is a name, `<family>:*` or `*`."""
+    family, _, word = text.partition(":")
+    return text == "*" or text in LIVE_NAMES or (family in FAMILIES and word == "*")
+
+
+class Choice(Struct, frozen=True):
+    """Which events somebody wants: of one queue or all, and of which names; no patterns means every name."""
+
+    queue: str | None = None
+    patterns: frozenset[str] = frozenset()
+
+    def wants(self, name: str, queue: str) -> bool:
+        if self.queue is not None and queue != self.queue:
+            return False
+        patterns = self.patterns
+        return not patterns or "*" in patterns or name in patterns or f"{name.partition(':')[0]}:*" in patterns
+
+
+def event_id(event: Event, shard: int = 0) -> str:
+    """The id of an event on a stream; it outlives a restart."""
+    return f"{shard}.{event.epoch}.{event.seq}"
+
+
+def live_fields(event: Event) -> dict[str, Any]:
+    """What WebSocket and SSE tell of an event besides its name."""
+    shown: dict[str, Any] = {"queue": event.queue, "jobId": event.job, "timestamp": event.ts}
+    if event.event == "progress":
+        shown["progress"] = js_number(event.progress or 0)
+    elif event.event == "failed":
+        shown["terminal"] = bool(event.terminal)
+    for name in ("error", "prev", "delay", "attempt", "worker", "name", "parent", "group", "first", "last"):
+        value = getattr(event, name)
+        if value is not None:
+            shown[name] = value
+    return shown

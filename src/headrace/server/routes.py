@@ -14,11 +14,13 @@ from collections.abc import Iterator
 from typing import Any, Final, Generic, TypeVar
 from urllib.parse import parse_qsl, unquote_to_bytes
 
+import msgspec
 from msgspec import Struct, inspect, msgpack
 
 from headrace.commands import REGISTRY
 from headrace.commands._base import Command, Route, Spec
 from headrace.errors import HeadraceError, NotFound
+from headrace.model import QueueName
 from headrace.server.jsonwire import InvalidJson, from_json
 from headrace.wire import decode_command
 
@@ -48,6 +50,11 @@ class MethodNotAllowed(HeadraceError):
 class WrongContent(HeadraceError):
     code = "wrong_content"
     status = 415
+
+
+class TooMany(HeadraceError):
+    code = "too_many"
+    status = 503
 
 
 # -- finding -----------------------------------------------------------------------------------------------------------
@@ -149,6 +156,18 @@ def fields_of(struct: type) -> dict[str, inspect.Type]:
     info = inspect.type_info(struct)
     assert isinstance(info, inspect.StructType)
     return {field.encode_name: field.type for field in info.fields if field.name != "req_id"}
+
+
+class _Named(Struct):
+    queue: QueueName
+
+
+def checked_queue(name: str) -> str:
+    """The name of a queue in a path that leads to no command; BadRequest when it cannot be one."""
+    try:
+        return msgspec.convert({"queue": name}, _Named).queue
+    except msgspec.ValidationError:
+        raise BadRequest("Queue name contains invalid characters") from None
 
 
 def _from_body(endpoint: Endpoint, parameters: dict[str, str], body: bytes) -> dict[str, Any]:

@@ -18,11 +18,12 @@ from typing import Any, Final, NamedTuple
 
 from msgspec import Raw, Struct
 
-from headrace.commands._base import Command, ErrorReply
+from headrace.commands import REGISTRY
+from headrace.commands._base import Command, ErrorReply, Reply
 from headrace.engine.engine import Engine
 from headrace.errors import (
     HeadraceError,
-    InvalidCommand,
+    Internal,
     NotAuthenticated,
     RateLimited,
     StorageUnavailable,
@@ -36,6 +37,8 @@ log: Final = logging.getLogger("headrace.server")
 
 MAX_IN_FLIGHT: Final = 50
 MAX_AUTH_FAILURES: Final = 5
+MAX_BURST: Final = 128
+_TOGETHER: Final = {spec.type: spec.type.together for spec in REGISTRY.values() if hasattr(spec.type, "together")}
 MAX_OUTBOX: Final = 8 * 1024 * 1024
 """With more than this to send, further commands wait for the next tick: a burst of questions with large answers must
 not pile all of them up."""
@@ -128,6 +131,14 @@ class Session(Driver[bytes | Raw]):
             self._refuse(self._frames.violation, b"")
             self.is_closing = True
 
+    def receive_frame(self, frame: bytes) -> None:
+        """Run one command that came in another way (WebSocket)."""
+        self._take_in([frame])
+
+    def answer(self, reply: Struct, req_id: bytes) -> None:
+        """Answer something that is no command of the protocol."""
+        self._answer(reply, req_id)
+
     def _take_in(self, frames: list[bytes]) -> None:
         if self._budget is not None:
             granted = self._budget.grant(len(frames), self._engine.clock.monotonic_ms())
@@ -136,12 +147,64 @@ class Session(Driver[bytes | Raw]):
                 self._work_off_backlog()
                 self._refuse_rate(frames[granted:])
                 return
-        backlog = self._backlog
+        burst: list[tuple[bytes, Any]] = []
         for frame in frames:
-            if backlog or self._is_in_order or len(self._waiting) >= MAX_IN_FLIGHT or len(self._out) > self._room:
-                backlog.append(frame)
+            if self._must_wait():
+                self._backlog.append(frame)
+                continue
+            command = self._decode(frame)
+            if burst and (type(command) is not type(burst[0][1]) or len(burst) >= MAX_BURST):
+                self._run_burst(burst)
+                burst = []
+                if self._must_wait():
+                    self._backlog.append(frame)
+                    continue
+            if type(command) in _TOGETHER:
+                burst.append((frame, command))
             else:
-                self._run(frame)
+                self._start_or_refuse(command)
+        if burst:
+            self._run_burst(burst)
+
+    def _must_wait(self) -> bool:
+        return bool(
+            self._backlog or self._is_in_order or len(self._waiting) >= MAX_IN_FLIGHT or len(self._out) > self._room
+        )
+
+    def _run_burst(self, burst: list[tuple[bytes, Any]]) -> None:
+        """Commands of one kind in a row: together as far as that goes, then one by one."""
+        done = self._run_together([command for _, command in burst]) if len(burst) > 1 else 0
+        for frame, command in burst[done:]:
+            if self._must_wait():
+                self._backlog.append(frame)
+            else:
+                self._start(command, command.req_id)
+
+    def _run_together(self, commands: list[Command[Any]]) -> int:
+        """Run the first ones with one call of the backend; how many were answered."""
+        if not self.is_authenticated or self._backend.is_degraded:
+            return 0
+        work = _TOGETHER[type(commands[0])](commands, self._engine, self)
+        try:
+            work.send(None)
+        except StopIteration as done:
+            replies = done.value
+        except Exception:
+            log.exception("%s failed", type(commands[0]).__name__)
+            replies = [Internal()] * len(commands)
+        if replies:
+            self._answer_all(commands, replies)
+        return len(replies)
+
+    def _answer_all(self, commands: list[Command[Any]], replies: list[Reply | HeadraceError]) -> None:
+        """`_answer` for many small replies at once."""
+        out = self._out
+        if not out:
+            self._stir(self)
+        for command, reply in zip(commands, replies, strict=False):
+            shown = ErrorReply(error=str(reply)) if isinstance(reply, HeadraceError) else reply
+            append_reply(out, shown, command.req_id)
+            self._request_ids.append(command.req_id)
 
     def _refuse_rate(self, frames: list[bytes]) -> None:
         for frame in frames:
@@ -151,17 +214,20 @@ class Session(Driver[bytes | Raw]):
                 req_id = error.req_id
             self._refuse(RateLimited(), req_id)
 
-    def _run(self, frame: bytes) -> None:
+    def _decode(self, frame: bytes) -> Command[Any] | Undecodable:
         try:
-            command = decode_command(frame)
+            return decode_command(frame)
         except Undecodable as error:
-            self._refuse(self._without_hints(error), error.req_id)
-            return
+            return error
         except Exception:
             log.exception("a frame could not be decoded")
-            self._refuse(InvalidCommand("Invalid command format"), b"")
-            return
-        self._start(command, command.req_id)
+            return Undecodable("Invalid command format")
+
+    def _start_or_refuse(self, command: Command[Any] | Undecodable) -> None:
+        if isinstance(command, Undecodable):
+            self._refuse(self._without_hints(command), command.req_id)
+        else:
+            self._start(command, command.req_id)
 
     def _without_hints(self, error: Undecodable) -> HeadraceError:
         """Who has not authenticated learns nothing of other commands, not even which there are."""
@@ -199,7 +265,7 @@ class Session(Driver[bytes | Raw]):
         while self._backlog and not self._is_in_order and len(self._waiting) < MAX_IN_FLIGHT:
             if len(self._out) > self._room:
                 break
-            self._run(self._backlog.popleft())
+            self._start_or_refuse(self._decode(self._backlog.popleft()))
 
     # -- outgoing ------------------------------------------------------------------------------------------------------
 

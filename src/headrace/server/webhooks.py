@@ -135,14 +135,7 @@ class Webhooks:
         self._reads_bodies = False
         self._save_timer: asyncio.TimerHandle | None = None
         self._saved_at = -_SAVE_EVERY
-        self.delivered = 0
-        self.failed = 0
-        self.dropped = 0
-
-    @property
-    def pending(self) -> int:
-        """Deliveries that wait or are under way."""
-        return sum(len(hook.pending) + (hook.task is not None) for hook in self._hooks.values())
+        self._deliveries = engine.figures.deliveries
 
     def start(self) -> None:
         self._refresh()
@@ -171,7 +164,7 @@ class Webhooks:
         if not hook.offer(event, body):
             hook.failures += 1
             hook.dropped += 1
-            self.dropped += 1
+            self._deliveries.dropped += 1
             self._tell(hook, f"its queue is full, events are dropped ({hook.dropped} so far)")
             self._save_soon(hook)
         elif hook.task is None and not self._stopping.is_set():
@@ -217,6 +210,7 @@ class Webhooks:
                 await self._deliver(hook, *hook.take())
         except Exception:
             log.exception("webhook %s: a delivery broke off", hook.record.id)
+            self._deliveries.failed += 1
             self._note_failure(hook, "internal error")
         finally:
             hook.task = None
@@ -237,7 +231,10 @@ class Webhooks:
             is_last = isinstance(error, Forbidden) or attempt == self._settings.webhook_max_retries
             if is_last or not await self._pause(hook, attempt):
                 break
+            self._deliveries.retried += 1
         if hook.is_on:
+            self._deliveries.refused += isinstance(error, Forbidden)
+            self._deliveries.failed += not isinstance(error, Forbidden)
             self._note_failure(hook, str(error))
             if self._stopping.is_set():
                 self._give_up(hook)  # who does not answer now will not before we are gone
@@ -290,14 +287,13 @@ class Webhooks:
     # -- figures -------------------------------------------------------------------------------------------------------
 
     def _note_success(self, hook: Hook) -> None:
-        self.delivered += 1
+        self._deliveries.succeeded += 1
         hook.successes += 1
         hook.last_triggered = float(self._engine.clock.now_ms())
         hook.last_error = None
         self._save_soon(hook)
 
     def _note_failure(self, hook: Hook, error: str, count: int = 1) -> None:
-        self.failed += count
         hook.failures += count
         hook.last_error = error
         self._tell(hook, f"a delivery failed: {error}")
@@ -306,6 +302,7 @@ class Webhooks:
     def _give_up(self, hook: Hook) -> None:
         left = hook.forget_pending()
         if left:
+            self._deliveries.failed += left
             self._note_failure(hook, _STOPPED, left)
 
     def _tell(self, hook: Hook, text: str) -> None:
@@ -350,6 +347,7 @@ class Webhooks:
         for hook in self._hooks.values():
             self._give_up(hook)
             if hook.task is not None:
+                self._deliveries.failed += 1
                 self._note_failure(hook, _STOPPED)
         if self._save_timer is not None:
             self._save_timer.cancel()

@@ -42,6 +42,7 @@ from headrace.states import State
 _STATES: Final = {int(state): state for state in State}
 _decode_settings: Final = msgspec.msgpack.Decoder(JobSettings).decode
 _decode_links: Final = msgspec.msgpack.Decoder(JobLinks).decode
+_decode_event: Final = msgspec.json.Decoder(Event).decode
 _decode_history: Final = msgspec.msgpack.Decoder(History).decode
 
 BOUNDED_LOG: Final = LogLimits(segment_bytes=8 << 20, segment_ms=3_600_000, keep_bytes=64 << 20)
@@ -104,6 +105,8 @@ class LocalBackend(Records):
 
     def _open_log(self, store_seq: int) -> None:
         if self._log_root is None:
+            # Nothing of an earlier life is left: readers of that one must not take these numbers for theirs.
+            self._epoch = self._clock.now_ms()
             self._log = MemoryLog(self._log_limits, epoch=self._epoch, store_seq=store_seq)
         else:
             self._log = EventLog.open(
@@ -433,6 +436,21 @@ class LocalBackend(Records):
         """
         self.sync()
         roll.run()
+
+    # -- the log as readers see it -------------------------------------------------------------------------------------
+
+    @property
+    def is_log_in_memory(self) -> bool:
+        """Then it must be read in the loop, which is quick; else in a worker thread."""
+        return isinstance(self._log, MemoryLog)
+
+    def event_window(self) -> tuple[int, int, int]:
+        """The epoch, the oldest seq still kept and the newest that is committed."""
+        return self._epoch, self._log.first_seq, self._committed_seq
+
+    def read_events(self, after_seq: int, limit: int) -> list[Event]:
+        """Committed events with seq > after_seq, oldest first. Seqs jump where events are kept no longer."""
+        return [_decode_event(line) for line in self._log.read(after_seq, limit)]
 
     def watch(self, queue: str, change: int) -> None:
         """A live subscriber of the queue came (+1) or went (-1)."""

@@ -208,6 +208,8 @@ class Control(Delivery):
         event = self._emit(EventName.FAILED, job, now)
         event.terminal = True
         event.action = "discard"
+        if job.queue.watchers or self.wants_bodies:
+            self._attach(event, job, self._data(job))
         self._note(job, "failed", now)
         self._bury_or_remove(job, now, DeadLetterReason.UNKNOWN, None, remove=False)
         if lease is not None:

@@ -58,6 +58,9 @@ class Intake(Store):
             self._resolve_dependencies(job, now)
         return job.id
 
+    async def insert_plain(self, queue: str, specs: Sequence[JobSpec]) -> list[str]:
+        return self._admit_plain_batch(self._queue(queue), specs, self._clock.now_ms())
+
     async def insert(self, queue: str, specs: Sequence[JobSpec]) -> list[str]:
         return await self._insert_many(queue, specs, self._clock.now_ms())
 

@@ -18,7 +18,7 @@ from headrace.backends.local.intake import Intake
 from headrace.backends.local.job import Ended, History, Job
 from headrace.backends.local.store import MAX_SATISFIED
 from headrace.backoff import retry_delay_ms
-from headrace.errors import LeaseLost, NotFound
+from headrace.errors import HeadraceError, LeaseLost, NotFound
 from headrace.model import (
     DAY_MS,
     AttemptRecord,
@@ -73,6 +73,20 @@ class Settlement(Intake):
             else:
                 self._complete(job, ack, now)
         return ignored
+
+    async def complete_each(self, acks: Sequence[Ack]) -> list[bool | HeadraceError]:
+        now = self._clock.now_ms()
+        outcomes: list[bool | HeadraceError] = []
+        for ack in acks:
+            try:
+                job = self._check_lease(ack.id, ack.token, late_allowed=True)
+            except HeadraceError as error:
+                outcomes.append(error)
+                continue
+            if job is not None:
+                self._complete(job, ack, now)
+            outcomes.append(job is not None)
+        return outcomes
 
     def _check_lease(self, job_id: str, token: str | None, *, late_allowed: bool) -> Job | None:
         """The job if the caller may end its attempt; None if that attempt was finalised before.
@@ -446,6 +460,8 @@ class Settlement(Intake):
         event = self._emit(EventName.FAILED, parent, now)
         event.error = error
         event.terminal = True
+        if parent.queue.watchers or self.wants_bodies:
+            self._attach(event, parent, self._data(parent))
         self._note(parent, "failed", now, error=error)
         self._bury_or_remove(parent, now, DeadLetterReason.UNKNOWN, error)
 

@@ -7,6 +7,7 @@ import { confirm, notice, paths, perform, queueLink, when } from "./parts.js";
 
 const MOST_QUEUES = 10;
 const MOST_LETTERS = 200;
+const FEW = 6;
 const MOST_RETRIED = 2000;
 const FRESH_MS = 4500;
 
@@ -107,20 +108,22 @@ function groupSection(found, chosen, ctx) {
     for (const id of list) on ? chosen.add(id) : chosen.delete(id);
     ctx.redraw();
   };
+  const unfolded = (ctx.ui.opened ??= new Set());
+  const shown = unfolded.has(found.key) ? found.letters : found.letters.slice(0, FEW);
   return h("details", { key: found.key, class: "group", open: true },
     h("summary", {},
       h("input", { type: "checkbox", checked: whole, "aria-label": `Select all ${ids.length}: ${found.key}`, onclick: (event) => event.stopPropagation(), onchange: (event) => toggle(ids, event.currentTarget.checked) }),
       h("span", { class: "error" }, firstLine(found.example) || found.key),
       h("span", { class: "quiet" }, `${jobs(ids.length)}, last `, when(found.lastSeen), ` in ${queuesOf(found).join(", ")}`)),
     h("table", { class: "cards" }, h("thead", { class: "hidden" }, h("tr", {}, ["", "Job", "Queue", "Attempts", "Failed", ""].map((word) => h("th", {}, word)))),
-      h("tbody", {}, found.letters.slice(0, 50).map((letter) => h("tr", { key: letter.job.id, "data-row": true },
+      h("tbody", {}, shown.map((letter) => h("tr", { key: letter.job.id, "data-row": true },
         h("td", { class: "tick-box" }, h("input", { type: "checkbox", checked: chosen.has(letter.job.id), "aria-label": `Select ${nameOf(letter.job)}`, onchange: (event) => toggle([letter.job.id], event.currentTarget.checked) })),
         h("td", { class: "main" }, h("a", { class: "name", href: paths.job(letter.job.id), "data-open": true }, nameOf(letter.job)), h("div", { class: "excerpt" }, excerpt(letter.job.data))),
         h("td", { "data-label": "Queue" }, queueLink(letter.queue)),
         h("td", { class: "n", "data-label": "Attempts" }, `${letter.job.attempts}/${letter.job.maxAttempts}`),
         h("td", { class: "n", "data-label": "Failed" }, when(letter.enteredAt)),
         h("td", { class: "act" }, h("button", { type: "button", class: "small", "data-retry": true, onclick: () => retry([letter], ctx) }, "Retry")))))),
-    ids.length > 50 && h("p", { class: "quiet" }, `and ${exactCount(ids.length - 50)} more of the same`));
+    shown.length < ids.length && h("button", { type: "button", class: "small", onclick: () => { unfolded.add(found.key); ctx.redraw(); } }, `Show ${exactCount(ids.length - shown.length)} more`));
 }
 
 async function retry(letters, ctx) {

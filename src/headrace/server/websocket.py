@@ -1,0 +1,316 @@
+"""WebSocket: GET /ws and /ws/queues/{queue}. Commands as JSON messages, and events as they happen.
+
+A message becomes the frame that a TCP client would have sent and goes through the same session; its replies become
+JSON messages. So order, waiting, limits and what is released when the connection closes are those of TCP.
+`Subscribe` and `Unsubscribe` choose events; until the first of them a client gets all events in the protocol's own
+shape. Framing is wsproto's.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+from msgspec import msgpack
+from wsproto.connection import Connection, ConnectionState, ConnectionType
+from wsproto.events import BytesMessage, CloseConnection, Message, Ping, TextMessage
+from wsproto.utilities import ProtocolError
+
+from headrace.commands._base import ErrorReply, Reply
+from headrace.errors import HeadraceError, StorageUnavailable
+from headrace.server.exchange import Request, Response
+from headrace.server.jsonwire import InvalidJson, from_json, packed_to_json
+from headrace.server.live import MAX_UNREAD, Happening, Hub
+from headrace.server.projections import Choice
+from headrace.server.routes import BadRequest, TooMany, checked_queue
+from headrace.server.session import Session
+from headrace.server.sse import check_patterns
+from headrace.server.ticker import Parcels, Release
+from headrace.wire import Frames
+
+if TYPE_CHECKING:
+    from headrace.server.http import HttpConnection
+    from headrace.server.httpsession import HttpSession, Takeover
+
+MAX_MESSAGE_BYTES: Final = 1024 * 1024
+_BEATS_OF_SILENCE: Final = 4
+_MAGIC: Final = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
+_TOO_BIG: Final = 1009
+_GOING_AWAY: Final = 1001
+_WRONG: Final = 1002
+_encode_json: Final = msgspec.json.Encoder().encode
+_pack: Final = msgpack.Encoder().encode
+
+
+class Subscribed(Reply):
+    subscribed: list[str]
+
+
+def ws_event(told: Happening) -> bytes:
+    fields = {name: value for name, value in told.fields.items() if name != "timestamp" or not told.id}
+    return _text_frame(_encode_json({"event": told.name, "ts": told.ts, "data": fields}))
+
+
+def legacy_event(told: Happening) -> bytes:
+    """The shape before any Subscribe: events of the log alone, named as the protocol names them."""
+    if not told.id:
+        return b""
+    word = _LEGACY_WORDS.get(told.name) or told.name.partition(":")[2]
+    return _text_frame(_encode_json({"eventType": word, **told.fields}))
+
+
+_LEGACY_WORDS: Final = {"job:active": "pulled", "dlq:retried": "dlq-retried", "cron:fired": "cron-fired"}
+
+
+def _text_frame(text: bytes) -> bytes:
+    """A whole text message, as a server frames it."""
+    size = len(text)
+    if size < 126:
+        return bytes((0x81, size)) + text
+    if size < 65_536:
+        return b"\x81\x7e" + size.to_bytes(2, "big") + text
+    return b"\x81\x7f" + size.to_bytes(8, "big") + text
+
+
+# -- the handshake -----------------------------------------------------------------------------------------------------
+
+
+class Sockets:
+    """The place where WebSocket connections begin."""
+
+    is_open = False
+
+    def __init__(self, hub: Hub, most: int) -> None:
+        self._hub = hub
+        self._most = most
+        self._peers: set[WebSocket] = set()
+
+    @property
+    def count(self) -> int:
+        return len(self._peers)
+
+    def serve(self, session: HttpSession, request: Request) -> Response:
+        queue = request.parameters.get("queue")
+        if queue is not None:
+            checked_queue(queue)
+        accept = _accept(request)
+        if len(self._peers) >= self._most:
+            raise TooMany("Too many WebSocket connections")
+        headers = b"Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Accept: " + accept + b"\r\n"
+
+        def begin(connection: HttpConnection) -> Takeover:
+            return WebSocket(self._hub, connection, queue, self._peers)
+
+        return Response(101, headers=headers, begins=begin)
+
+
+def _accept(request: Request) -> bytes:
+    headers = request.headers
+    is_upgrade = (
+        headers.get(b"upgrade", b"").lower() == b"websocket" and b"upgrade" in headers.get(b"connection", b"").lower()
+    )
+    if not is_upgrade or headers.get(b"sec-websocket-version") != b"13":
+        raise BadRequest("WebSocket upgrade failed")
+    key = headers.get(b"sec-websocket-key", b"")
+    try:
+        if len(base64.b64decode(key, validate=True)) != 16:
+            raise BadRequest("WebSocket upgrade failed")
+    except binascii.Error:
+        raise BadRequest("WebSocket upgrade failed") from None
+    return base64.b64encode(hashlib.sha1(key + _MAGIC, usedforsecurity=False).digest())
+
+
+# -- one connection ----------------------------------------------------------------------------------------------------
+
+
+class WebSocket:
+    """One client: a session of the protocol, and a listener of the hub."""
+
+    def __init__(self, hub: Hub, connection: HttpConnection, queue: str | None, peers: set[WebSocket]) -> None:
+        server = connection.server
+        self.choice = Choice(queue)
+        self.session = Session(
+            server.engine,
+            connection.session.address,
+            stir=lambda _: server.ticker.stir(self),
+            later=server.loop.call_soon,
+            budget=server.new_budget(),
+        )
+        self.session.is_authenticated = True  # the upgrade was
+        self._hub = hub
+        self._connection = connection
+        self._peers = peers
+        self._queue = queue
+        self._frames = Frames()
+        self._wire = Connection(ConnectionType.SERVER)
+        self._parts: list[bytes] = []
+        self._size = 0
+        self._silent_beats = 0
+        self._dropped = 0
+        self._writer: Callable[[Happening], bytes] = legacy_event
+        self._parcels = Parcels(self._write)
+        peers.add(self)
+        hub.flush()
+        hub.join(self, self._writer)
+
+    # -- incoming ------------------------------------------------------------------------------------------------------
+
+    def data_received(self, data: bytes) -> None:
+        self._silent_beats = 0
+        try:
+            self._wire.receive_data(data)
+            for event in self._wire.events():
+                if isinstance(event, TextMessage | BytesMessage):
+                    self._take_part(event)
+                elif isinstance(event, Ping):
+                    self._write(self._wire.send(event.response()))
+                elif isinstance(event, CloseConnection):
+                    self._end(event.code)
+        except (ProtocolError, ValueError):
+            self._end(_WRONG)
+
+    def _take_part(self, part: Message[Any]) -> None:
+        data = part.data.encode() if isinstance(part.data, str) else bytes(part.data)
+        self._size += len(data)
+        if self._size > MAX_MESSAGE_BYTES:
+            self._end(_TOO_BIG)
+            return
+        self._parts.append(data)
+        if part.message_finished:
+            text, self._parts, self._size = b"".join(self._parts), [], 0
+            self._receive(text)
+
+    def _receive(self, text: bytes) -> None:
+        try:
+            value = from_json(text)
+        except InvalidJson:
+            self.session.answer(ErrorReply(error="Invalid JSON"), b"")
+            return
+        name = value.get("cmd") if isinstance(value, dict) else None
+        if name in ("Subscribe", "Unsubscribe"):
+            self._choose(value, name)
+        else:
+            self.session.receive_frame(_pack(value))
+
+    def _choose(self, value: dict[str, Any], name: str) -> None:
+        req_id = _pack(value["reqId"]) if "reqId" in value else b""
+        try:
+            given = _patterns_of(value, is_required=name == "Subscribe")
+        except HeadraceError as error:
+            self.session.answer(ErrorReply(error=str(error)), req_id)
+            return
+        had = set() if self._writer is legacy_event else set(self.choice.patterns)
+        chosen = had | set(given) if name == "Subscribe" else had - set(given or had)
+        self._listen(frozenset(chosen))
+        self.session.answer(Subscribed(subscribed=sorted(chosen)), req_id)
+
+    def _listen(self, patterns: frozenset[str]) -> None:
+        self._hub.flush()  # what has happened is told as it was chosen then
+        self._hub.leave(self, self._writer)
+        self._writer = ws_event
+        self.choice = Choice(self._queue, patterns)
+        if patterns:
+            self._hub.join(self, self._writer)
+
+    # -- outgoing ------------------------------------------------------------------------------------------------------
+
+    @property
+    def is_durable(self) -> bool:
+        return self.session.is_durable
+
+    def spoil(self, error: StorageUnavailable) -> None:
+        self.session.spoil(error)
+
+    def flush(self) -> None:
+        out = self.session.take()
+        if out:
+            self._parcels.leave(self._messages(out))
+
+    def hold(self) -> Release:
+        held = self.session.take_held()
+        fill = self._parcels.hold()
+
+        def let_go(error: BaseException | None) -> None:
+            out = held.out if error is None else held.without_promises(f"Storage error: not synced to disk ({error})")
+            fill(self._messages(out))
+
+        return let_go
+
+    def _messages(self, out: bytearray) -> bytes:
+        """Frames of the protocol as messages."""
+        return b"".join([_text_frame(packed_to_json(frame)) for frame in self._frames.feed(bytes(out))])
+
+    def _write(self, out: bytes | bytearray) -> None:
+        transport = self._connection.transport
+        if transport is None or transport.is_closing():
+            return
+        transport.write(out)
+        if transport.get_write_buffer_size() > self._connection.server.settings.tcp_max_write_queue_bytes:
+            transport.abort()
+        elif self.session.is_closing and not self._parcels:
+            self._end(_WRONG)
+
+    def write(self, frames: bytes, count: int) -> None:
+        transport = self._connection.transport
+        if transport is None or transport.is_closing() or self._wire.state is not ConnectionState.OPEN:
+            return
+        if transport.get_write_buffer_size() > MAX_UNREAD:
+            self._dropped += count
+            return
+        self._tell_dropped()
+        transport.write(frames)
+
+    def _tell_dropped(self) -> None:
+        if self._dropped:
+            dropped, self._dropped = self._dropped, 0
+            now = self._connection.server.engine.clock.now_ms()
+            self._write(_text_frame(_encode_json({"event": "dropped", "ts": now, "data": {"count": dropped}})))
+
+    def beat(self) -> None:
+        """Ask for a sign of life; a client that gives none for long is gone."""
+        self._silent_beats += 1
+        if self._silent_beats > _BEATS_OF_SILENCE:
+            self._connection.abort()
+        elif self._wire.state is ConnectionState.OPEN:
+            self._write(self._wire.send(Ping()))
+
+    # -- as what the connection has become -----------------------------------------------------------------------------
+
+    def pause_writing(self) -> None:
+        self.session.choke(True)
+
+    def resume_writing(self) -> None:
+        self.session.choke(False)
+        self._tell_dropped()
+
+    def _end(self, code: int) -> None:
+        """Say goodbye and close."""
+        transport = self._connection.transport
+        if transport is None or transport.is_closing():
+            return
+        if self._wire.state in (ConnectionState.OPEN, ConnectionState.REMOTE_CLOSING):
+            transport.write(self._wire.send(CloseConnection(code=code)))
+        transport.close()
+
+    def connection_lost(self) -> None:
+        self._peers.discard(self)
+        self._hub.leave(self, self._writer)
+        self.session.close()
+        self._connection.server.ticker.give_back(self.session)
+
+    def close(self) -> None:
+        self._end(_GOING_AWAY)
+
+
+def _patterns_of(value: dict[str, Any], *, is_required: bool) -> list[str]:
+    given = value.get("events")
+    if given is None and not is_required:
+        return []
+    if not isinstance(given, list) or not given or not all(isinstance(item, str) for item in given):
+        raise BadRequest("events must be a non-empty array")
+    check_patterns(given)
+    return given

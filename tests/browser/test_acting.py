@@ -1,0 +1,205 @@
+"""Acting: pause, limits, retry, remove after one question; by mouse and keyboard; signing in; a server that goes."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from playwright.sync_api import expect
+
+from tests.browser.conftest import OpenPage, Site
+from tests.browser.test_watching import fail_one, push, row
+from tests.wireclient import Client
+
+
+def test_a_queue_is_paused_and_resumed_where_one_looks(
+    site: Site, client: Client, queue: str, open_page: OpenPage
+) -> None:
+    push(client, queue)
+    page, _ = open_page(site)
+    line = row(page, queue)
+    line.get_by_role("button", name="Pause").click()
+    expect(line.locator(".state.paused")).to_be_visible()
+    assert client.ok("IsPaused", queue=queue)["paused"] is True
+    line.get_by_role("button", name="Resume").click()
+    expect(line.locator(".state.paused")).to_have_count(0)
+    assert client.ok("IsPaused", queue=queue)["paused"] is False
+
+
+def test_draining_asks_once_and_says_how_many(site: Site, client: Client, queue: str, open_page: OpenPage) -> None:
+    push(client, queue, 12)
+    page, _ = open_page(site, f"#/queue/{queue}")
+    page.get_by_role("button", name="Drain").click()
+    question = page.get_by_role("dialog")
+    expect(question).to_contain_text(f"Remove 12 waiting and delayed jobs of {queue}?")
+    question.get_by_role("button", name="Keep").click()
+    assert client.ok("Count", queue=queue)["count"] == 12
+    page.get_by_role("button", name="Drain").click()
+    question.get_by_role("button", name="Remove 12 jobs").click()
+    expect(page.locator(".toast")).to_contain_text("12")
+    assert client.ok("Count", queue=queue)["count"] == 0
+
+
+def test_completed_jobs_are_cleaned_after_one_question(
+    site: Site, client: Client, queue: str, open_page: OpenPage
+) -> None:
+    push(client, queue, 3)
+    for _ in range(3):
+        pulled = client.ok("PULL", queue=queue, timeout=1000)
+        client.ok("ACK", id=pulled["job"]["id"], token=pulled.get("token"))
+    page, _ = open_page(site, f"#/queue/{queue}?state=completed")
+    expect(page.locator("tr[data-row]")).to_have_count(3)
+    page.get_by_role("button", name="Clean").click()
+    page.get_by_role("dialog").get_by_role("button", name="Remove 3 jobs").click()
+    expect(page.locator("tr[data-row]")).to_have_count(0)
+    assert client.ok("GetJobCounts", queue=queue)["counts"]["completed"] == 0
+
+
+def test_each_limit_is_set_and_lifted_by_itself(site: Site, client: Client, queue: str, open_page: OpenPage) -> None:
+    push(client, queue)
+    client.ok("RateLimit", queue=queue, limit=9, duration=1000)
+    page, _ = open_page(site, f"#/queue/{queue}")
+    page.get_by_role("button", name="Limits").click()
+    page.get_by_label("Jobs running at once").fill("4")
+    page.get_by_role("dialog").get_by_role("button", name="Set").first.click()
+    expect(page.locator(".toast").first).to_be_visible()
+    limits = client.ok("GetQueueLimits", queue=queue)["data"]["limits"]
+    assert limits["concurrencyLimit"] == 4
+    assert limits["rateLimit"]["max"] == 9
+    page.get_by_role("dialog").get_by_role("button", name="No limit").first.click()
+    expect(page.locator(".toast")).to_have_count(2)
+    assert client.ok("GetQueueLimits", queue=queue)["data"]["limits"]["concurrencyLimit"] is None
+
+
+def test_failures_are_grouped_by_error_selected_and_retried(
+    site: Site, client: Client, queue: str, open_page: OpenPage
+) -> None:
+    alike = [fail_one(client, queue, f"host {n} timed out after {n} s") for n in (1, 2, 3)]
+    other = fail_one(client, queue, "disk is full")
+    page, _ = open_page(site, f"#/failures?queue={queue}")
+    groups = page.locator("details.group")
+    expect(groups).to_have_count(2)
+    timed_out = groups.filter(has_text="timed out")
+    expect(timed_out).to_contain_text("3 jobs")
+    timed_out.locator("summary input").check()
+    page.get_by_role("button", name="Retry 3 jobs").click()
+    expect(groups).to_have_count(1)
+    assert {client.ok("GetState", id=job)["state"] for job in alike} == {"waiting"}
+    assert client.ok("GetState", id=other)["state"] == "failed"
+
+
+def test_a_delayed_job_is_promoted_and_a_waiting_one_cancelled(
+    site: Site, client: Client, queue: str, open_page: OpenPage
+) -> None:
+    (job_id,) = push(client, queue, delay=3_600_000)
+    page, _ = open_page(site, f"#/job/{job_id}")
+    expect(page.get_by_role("button", name="Retry")).to_have_count(0)
+    page.get_by_role("button", name="Run now").click()
+    expect(page.locator("h1 .state")).to_contain_text("waiting")
+    page.get_by_role("button", name="Cancel").click()
+    page.get_by_role("dialog").get_by_role("button", name="Cancel").click()
+    expect(page.locator("h1")).to_contain_text(queue)
+    assert client.ok("GetState", id=job_id)["state"] == "unknown"
+
+
+def test_an_active_job_has_no_buttons(site: Site, client: Client, queue: str, open_page: OpenPage) -> None:
+    push(client, queue)
+    pulled = client.ok("PULL", queue=queue, timeout=1000)
+    client.ok("Progress", id=pulled["job"]["id"], progress=40, message="halfway")
+    page, _ = open_page(site, f"#/job/{pulled['job']['id']}")
+    expect(page.locator(".head .actions").first).to_contain_text("A worker holds this job")
+    expect(page.locator(".head .actions").first.get_by_role("button")).to_have_count(0)
+    expect(page.locator("main")).to_contain_text("40 % halfway")
+
+
+def test_the_keyboard_is_enough(site: Site, client: Client, queue: str, open_page: OpenPage) -> None:
+    job_id = fail_one(client, queue)
+    page, _ = open_page(site)
+    expect(page.locator("#state")).to_be_visible()
+    page.keyboard.press("?")
+    expect(page.get_by_role("dialog")).to_contain_text("next and previous row")
+    page.keyboard.press("Escape")
+    page.keyboard.type("gq")
+    expect(page.locator("h1")).to_have_text("Queues")
+    page.keyboard.press("/")
+    page.keyboard.type(queue)
+    expect(page.locator("tr[data-row]")).to_have_count(1)
+    page.keyboard.press("Escape")
+    page.keyboard.press("j")
+    focused = page.locator(":focus")
+    expect(focused).to_have_text(queue)
+    assert focused.evaluate("node => getComputedStyle(node).outlineStyle") == "solid"
+    page.keyboard.press("Enter")
+    expect(page.locator("h1")).to_contain_text(queue)
+    page.keyboard.press("j")
+    page.keyboard.press("r")
+    expect(page.locator(".toast")).to_contain_text("runs again")
+    assert client.ok("GetState", id=job_id)["state"] == "waiting"
+
+
+def test_the_theme_can_be_switched_and_is_remembered(
+    site: Site, client: Client, queue: str, open_page: OpenPage
+) -> None:
+    push(client, queue)
+    page, _ = open_page(site, color_scheme="light")
+    ground = "getComputedStyle(document.documentElement).backgroundColor"
+    expect(page.locator("#state")).to_be_visible()
+    light = page.evaluate(ground)
+    page.get_by_role("button", name="Switch between light and dark").click()
+    dark = page.evaluate(ground)
+    assert dark != light
+    page.reload()
+    expect(page.locator("#state")).to_be_visible()
+    assert page.evaluate(ground) == dark
+
+
+def test_signing_in_with_a_wrong_and_then_the_right_token(open_page: OpenPage, tmp_path: Path) -> None:
+    with Site(tmp_path / "closed.db", "--auth-tokens", "open-sesame") as closed:
+        assert isinstance(closed, Site)
+        with closed.client() as client:
+            client.ok("Auth", token="open-sesame")
+            push(client, "secret-mail")
+        page, watch = open_page(closed)
+        watch.allow("401")
+        expect(page.get_by_role("heading", name="Sign in")).to_be_visible()
+        expect(page.locator("body")).not_to_contain_text("secret-mail")
+        page.get_by_label("Token").fill("wrong")
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("alert").filter(has_text="did not accept")).to_be_visible()
+        page.get_by_label("Token").fill("open-sesame")
+        page.get_by_role("button", name="Sign in").click()
+        expect(row(page, "secret-mail")).to_be_visible()
+        page.reload()
+        expect(row(page, "secret-mail")).to_be_visible()
+        page.get_by_role("button", name="Sign out").click()
+        expect(page.get_by_role("heading", name="Sign in")).to_be_visible()
+        expect(page.locator("body")).not_to_contain_text("secret-mail")
+
+
+def test_a_lost_server_is_loud_and_its_return_is_silent(open_page: OpenPage, tmp_path: Path) -> None:
+    site = Site(tmp_path / "lost.db")
+    site.start()
+    try:
+        with site.client() as client:
+            push(client, "mail", 2)
+            # The reply left after the commit, so the jobs outlive the kill below.
+        page, watch = open_page(site)
+        watch.allow("ERR_CONNECTION_REFUSED", "ERR_EMPTY_RESPONSE", "ERR_CONNECTION_RESET", "ERR_INCOMPLETE_CHUNKED")
+        strip = page.locator("#lost")
+        expect(row(page, "mail")).to_be_visible()
+        expect(strip).to_be_hidden()
+        site.kill()
+        expect(strip).to_have_text(re.compile("No connection to the server. What you see is from .*; trying again."))
+        expect(row(page, "mail")).to_be_visible()
+        site.start()
+        expect(strip).to_be_hidden()
+        expect(row(page, "mail").locator("td[data-label=Waiting] .figure")).to_have_text("2")
+    finally:
+        site.kill()
+
+
+def test_a_job_that_is_gone_says_so(site: Site, open_page: OpenPage) -> None:
+    page, watch = open_page(site, "#/workflows")
+    watch.allow("404")
+    page.goto(site.url("#/job/no-such-job"))
+    expect(page.get_by_role("heading", name="Not found")).to_be_visible()

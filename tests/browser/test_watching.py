@@ -1,0 +1,291 @@
+"""Watching: numbers move, trouble is on top, failures can be read; on a desk and on a phone, in light and dark."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.browser.conftest import DESKTOP, PHONE, OpenPage, Site
+from tests.wireclient import Client
+
+STACK = ["Error: mail server refused", "at send (mailer.js:10:5)", "at handle (worker.js:3:1)"]
+
+
+def push(client: Client, queue: str, count: int = 1, **fields: Any) -> list[str]:
+    fields = {"data": {"to": "ada@example.com"}, "name": "welcome"} | fields
+    return [str(client.ok("PUSH", queue=queue, **fields)["id"]) for _ in range(count)]
+
+
+def fail_one(client: Client, queue: str, error: str = "mail server refused") -> str:
+    """A job that has failed for good."""
+    push(client, queue, maxAttempts=1)
+    pulled = client.ok("PULL", queue=queue, timeout=2000)
+    job_id = str(pulled["job"]["id"])
+    client.ok("FAIL", id=job_id, error=error, stack=STACK, token=pulled.get("token"))
+    return job_id
+
+
+def row(page: Page, text: str) -> Any:
+    return page.locator("tr[data-row]").filter(has_text=text)
+
+
+def test_an_empty_server_shows_the_lines_that_fill_it(open_page: OpenPage, tmp_path: Any) -> None:
+    with Site(tmp_path / "empty.db") as empty:
+        assert isinstance(empty, Site)
+        page, _ = open_page(empty)
+        expect(page.get_by_role("heading", name="No queues yet")).to_be_visible()
+        expect(page.locator("pre")).to_contain_text("queue.add(")
+
+
+def test_numbers_move_without_a_reload(site: Site, client: Client, queue: str, open_page: OpenPage) -> None:
+    push(client, queue, 3)
+    page, _ = open_page(site)
+    waiting = row(page, queue).locator("td[data-label=Waiting] .figure")
+    expect(waiting).to_have_text("3")
+    page.evaluate("window.isTheSamePage = true")
+    push(client, queue, 4)
+    expect(waiting).to_have_text("7", timeout=4_000)
+    client.ok("PULL", queue=queue, timeout=0)
+    expect(row(page, queue).locator("td[data-label=Running]")).to_have_text("1", timeout=4_000)
+    assert page.evaluate("window.isTheSamePage")
+
+
+def test_events_drive_the_page_faster_than_the_clock(
+    site: Site, client: Client, queue: str, open_page: OpenPage
+) -> None:
+    push(client, queue)
+    with_stream, _ = open_page(site)
+    waiting = row(with_stream, queue).locator("td[data-label=Waiting] .figure")
+    expect(waiting).to_have_text("1")
+    for expected in range(2, 6):  # by the clock alone this would take 20 seconds
+        push(client, queue)
+        expect(waiting).to_have_text(str(expected), timeout=3_000)
+
+
+def test_the_sentence_names_the_queue_in_trouble(site: Site, client: Client, queue: str, open_page: OpenPage) -> None:
+    now = client.ok("Ping")["data"]["time"]
+    push(client, queue, 2, timestamp=now - 900_000)
+    page, _ = open_page(site)
+    sentence = page.locator("#state")
+    expect(sentence).to_contain_text(queue)
+    expect(sentence).to_contain_text("15 min")
+    expect(page.locator("tr[data-row]").first).to_contain_text(queue)
+    client.ok("Obliterate", queue=queue)
+    expect(sentence).not_to_contain_text(queue)
+
+
+def test_charts_share_the_moment_that_is_pointed_at(
+    site: Site, client: Client, queue: str, open_page: OpenPage
+) -> None:
+    push(client, queue, 5)
+    page, _ = open_page(site)
+    charts = page.locator("svg.chart")
+    expect(charts).to_have_count(3)
+    charts.first.hover()
+    expect(page.locator(".moment")).to_have_text(re.compile(r"\d\d:\d\d:\d\d"))
+    expect(page.locator("svg.chart line.pointer")).to_have_count(3)
+
+
+def test_from_the_overview_to_the_stack_trace_in_one_click_and_the_retry_beside_it(
+    site: Site, client: Client, queue: str, open_page: OpenPage
+) -> None:
+    job_id = fail_one(client, queue, f"mail server refused in {queue}")
+    page, _ = open_page(site)
+    row(page, f"mail server refused in {queue}").get_by_role("link").first.click()
+    expect(page.locator("h1")).to_contain_text("welcome")
+    expect(page.locator(".error-text")).to_contain_text(f"mail server refused in {queue}")
+    expect(page.locator(".error-text")).to_contain_text("at send (mailer.js:10:5)")
+    page.get_by_role("button", name="Retry").click()
+    expect(page.locator("h1 .state")).to_have_text(re.compile("waiting"))
+    assert client.ok("GetState", id=job_id)["state"] == "waiting"
+
+
+def test_a_job_page_draws_each_attempt_and_shows_data_result_and_log(
+    site: Site, client: Client, queue: str, open_page: OpenPage
+) -> None:
+    (job_id,) = push(client, queue, data={"order": {"lines": [1, 2]}}, maxAttempts=2, backoff=1)
+    for answer in ("FAIL", "ACK"):
+        pulled = client.ok("PULL", queue=queue, timeout=5000)
+        said = {"error": "first try failed"} if answer == "FAIL" else {"result": {"sent": True}}
+        client.ok("AddLog", id=job_id, message=f"{answer} comes next")
+        client.ok(answer, id=job_id, token=pulled.get("token"), **said)
+    page, _ = open_page(site, f"#/job/{job_id}")
+    expect(page.locator("svg.gantt text.name")).to_contain_text(["waiting", "attempt 1", "backoff", "attempt 2"])
+    expect(page.locator("svg.gantt rect.failed")).to_have_count(1)
+    expect(page.locator("svg.gantt rect.completed")).to_have_count(1)
+    expect(page.locator(".tree").first).to_contain_text("order")
+    expect(page.locator(".tree").nth(1)).to_contain_text("sent: true")
+    expect(page.locator(".logs tbody tr")).to_have_count(2)
+    client.ok("AddLog", id=job_id, message="a late line", level="warn")
+    expect(page.locator(".logs tbody tr").last).to_contain_text("a late line")
+    page.get_by_role("button", name="Raw").first.click()
+    expect(page.locator("pre.code:not(.error-text)").first).to_contain_text('"lines"')
+    expect(page.get_by_role("button", name="Run again")).to_be_visible()
+    expect(page.get_by_role("button", name="Cancel")).to_have_count(0)
+
+
+def test_a_family_is_a_tree_with_states(site: Site, client: Client, queue: str, open_page: OpenPage) -> None:
+    children = [f"{queue}-child-{n}" for n in range(2)]
+    parent = f"{queue}-parent"
+    entries = [
+        {"id": c, "queue": queue, "input": {"name": f"step {i}", "data": {"__parentId": parent}, "parentId": parent}}
+        for i, c in enumerate(children)
+    ]
+    entries.append(
+        {
+            "id": parent,
+            "queue": queue,
+            "input": {"name": "whole", "data": {}, "childrenIds": children, "dependsOn": children},
+        }
+    )
+    for entry in entries[:2]:
+        entry["input"]["data"]["__parentQueue"] = queue  # type: ignore[index]
+    entries[2]["input"]["data"] = {"__childrenIds": children}  # type: ignore[index]
+    client.ok("PUSHF", jobs=entries)
+    page, _ = open_page(site, f"#/job/{children[0]}")
+    expect(page.locator(".family > li > .state")).to_contain_text("waiting for children")
+    expect(page.locator(".family li li")).to_have_count(2)
+    page.locator(".family").get_by_role("link", name="whole").click()
+    expect(page.locator("h1")).to_contain_text("whole")
+
+
+def test_jobs_are_found_by_state_text_and_id(site: Site, client: Client, queue: str, open_page: OpenPage) -> None:
+    for n in range(30):
+        push(client, queue, data={"customer": f"customer-{n}"})
+    (delayed,) = push(client, queue, name="later", delay=3_600_000)
+    page, _ = open_page(site, f"#/queue/{queue}")
+    rows = page.locator("tr[data-row]")
+    expect(rows).to_have_count(25)
+    page.get_by_role("link", name="older →").click()
+    expect(rows).to_have_count(6)
+    page.get_by_role("link", name=re.compile("^delayed")).click()
+    expect(rows).to_have_count(1)
+    expect(rows).to_contain_text("later")
+    page.get_by_role("link", name=re.compile("^all")).click()
+    page.get_by_label("Search the jobs of this queue").fill("customer-17")
+    expect(rows).to_have_count(1)
+    expect(rows).to_contain_text("customer: customer-17")
+    page.get_by_role("search").get_by_role("searchbox").fill(delayed)
+    page.keyboard.press("Enter")
+    expect(page.locator("h1")).to_have_text("Jobs")
+    expect(rows).to_have_count(1)
+    expect(rows).to_contain_text("later")
+
+
+def test_schedules_and_workers_are_listed(site: Site, client: Client, queue: str, open_page: OpenPage) -> None:
+    client.ok("Cron", name=f"{queue}-nightly", queue=queue, schedule="0 3 * * *", data={})
+    client.ok("RegisterWorker", name="mailer", queues=[queue], concurrency=5, hostname="host-1", pid=7)
+    page, _ = open_page(site, "#/schedules")
+    expect(row(page, f"{queue}-nightly")).to_contain_text("0 3 * * *")
+    expect(row(page, f"{queue}-nightly").locator("td[data-label='Next run']")).to_contain_text("in ")
+    page.get_by_role("link", name="Workers").click()
+    expect(row(page, queue)).to_contain_text("host-1, pid 7")
+    page.get_by_role("link", name="Workflows").click()
+    expect(page.get_by_role("heading", name="No workflow has run on this server")).to_be_visible()
+
+
+PLACES = ["#/", "#/queues", "#/jobs", "#/failures", "#/schedules", "#/workers", "#/workflows"]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
+def test_every_place_fits_the_screen_and_is_readable(
+    size: dict[str, int], scheme: str, site: Site, client: Client, queue: str, open_page: OpenPage
+) -> None:
+    job_id = fail_one(client, queue, "a message " + "that-is-long-and-has-no-place-to-break" * 4)
+    client.ok("Pause", queue=queue)
+    push(client, queue, 2, data={"text": "x" * 300})
+    page, _ = open_page(site, viewport=size, color_scheme=scheme)
+    for place in [*PLACES, f"#/queue/{queue}", f"#/job/{job_id}"]:
+        page.goto(site.url(place))
+        expect(page.locator("h1")).to_be_attached()
+        expect(page.locator(".loading")).to_have_count(0)
+        assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, place
+        faint = page.evaluate(FAINT_TEXTS)
+        assert faint == [], place
+    page.screenshot()
+
+
+# Texts whose contrast to their ground is below 4.5 to 1.
+FAINT_TEXTS = """() => {
+  const canvas = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });
+  const read = (colour) => {
+    canvas.clearRect(0, 0, 1, 1);
+    canvas.fillStyle = colour;
+    canvas.fillRect(0, 0, 1, 1);
+    return [...canvas.getImageData(0, 0, 1, 1).data];
+  };
+  const linear = (c) => (c / 255 <= 0.03928 ? c / 255 / 12.92 : ((c / 255 + 0.055) / 1.055) ** 2.4);
+  const light = ([r, g, b]) => 0.2126 * linear(r) + 0.7152 * linear(g) + 0.0722 * linear(b);
+  const ground = (node) => {
+    for (let at = node; at; at = at.parentElement) {
+      const colour = read(getComputedStyle(at).backgroundColor);
+      if (colour[3] === 255) return colour;
+    }
+    return [255, 255, 255, 255];
+  };
+  const found = [];
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) {
+    const node = walker.currentNode.parentElement;
+    const isUnseen = !node.checkVisibility() || node.closest(".hidden, :disabled, noscript, option");
+    if (isUnseen || !walker.currentNode.data.trim()) continue;
+    const style = getComputedStyle(node);
+    const [a, b] = [light(read(node.closest("svg") ? style.fill : style.color)), light(ground(node))];
+    const contrast = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+    if (contrast < 4.5) found.push(`${contrast.toFixed(2)}: ${walker.currentNode.data.slice(0, 40)}`);
+  }
+  return found;
+}"""
+
+
+def test_a_phone_shows_one_chart_at_a_time(site: Site, client: Client, queue: str, open_page: OpenPage) -> None:
+    push(client, queue)
+    page, _ = open_page(site, viewport=PHONE)
+    expect(page.locator("figure")).to_have_count(1)
+    page.get_by_role("button", name="Failures").click()
+    expect(page.locator("figcaption")).to_contain_text("Failures")
+
+
+def test_the_first_paint_is_light_and_an_idle_page_is_quiet(
+    site: Site, client: Client, queue: str, open_page: OpenPage
+) -> None:
+    push(client, queue)
+    page, _ = open_page(site, "#/nowhere-yet")
+    sizes: list[int] = []
+    page.on("response", lambda response: sizes.append(int(response.headers.get("content-length", 0))))
+    page.goto("about:blank")
+    page.goto(site.url("#/"))
+    expect(page.locator("#state")).to_be_visible()
+    assert sum(sizes) < 100_000
+    expect(page.locator("svg.spark").first).to_be_attached()
+    frames = page.evaluate(CHANGES_IN_THREE_SECONDS)
+    assert frames <= 12  # four a second
+
+
+# How often the page changed its own content, counted per frame.
+CHANGES_IN_THREE_SECONDS = """() => new Promise((resolve) => {
+  const frames = new Set();
+  let frame = 0;
+  const next = () => { frame += 1; requestAnimationFrame(next); };
+  requestAnimationFrame(next);
+  const everything = { subtree: true, childList: true, characterData: true, attributes: true };
+  new MutationObserver(() => frames.add(frame)).observe(document.body, everything);
+  setTimeout(() => resolve(frames.size), 3000);
+})"""
+
+
+def test_motion_is_left_out_for_those_who_do_not_want_it(
+    site: Site, client: Client, queue: str, open_page: OpenPage
+) -> None:
+    push(client, queue)
+    page, _ = open_page(site, reduced_motion="reduce")
+    figure = row(page, queue).locator("td[data-label=Waiting] [data-live]")
+    expect(figure).to_have_text("1")
+    page.evaluate("window.moves = 0; Element.prototype.animate = () => { window.moves += 1; }")
+    push(client, queue)
+    expect(figure).to_have_text("2")
+    assert page.evaluate("window.moves") == 0
