@@ -123,7 +123,7 @@ def _check_completed(backend: LocalBackend, jobs: list[Job]) -> None:
 
 
 def _check_leases(backend: LocalBackend, jobs: list[Job]) -> None:
-    watched = {seq: number for number, bucket in backend._wheel._buckets.items() for seq in bucket}
+    watched = {seq: number for number, bucket in backend._wheel._buckets.items() for seq in bucket.jobs}
     assert sorted(watched) == sorted(job.seq for job in jobs if job.state is State.ACTIVE)
     for job in jobs:
         assert (job.lease is not None) == (job.state is State.ACTIVE), f"{job} and its lease disagree"

@@ -3,27 +3,17 @@ not by redirects, not by an answer of DNS that changes between two looks."""
 
 from __future__ import annotations
 
-import asyncio
-import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from ipaddress import ip_network
-from pathlib import Path
 
 import pytest
-from msgspec import Raw
 
 from headrace.addresses import Destination, UrlRules, check_webhook_url
-from headrace.backends.local.backend import LocalBackend
-from headrace.clock import SystemClock
-from headrace.commands.jobs import PushEntry
 from headrace.config import ConfigError, Settings, load_settings
-from headrace.engine.engine import Engine
 from headrace.engine.figures import Deliveries
 from headrace.errors import InvalidCommand
-from headrace.model import Webhook
 from headrace.server.outgoing import DeliveryFailed, Forbidden, Outgoing
-from headrace.server.webhooks import Webhooks
+from tests.http.hookrig import OUTSIDE, RULES, Dns, rig_with
 from tests.http.receiver import Receiver, answer
 from tests.serverprocess import ServerProcess
 from tests.wireclient import Client
@@ -137,9 +127,6 @@ INSIDE = [
     "fd00:ec2::254", "fec0::1", "ff02::1", "::ffff:127.0.0.1", "::ffff:10.0.0.1", "::10.0.0.1", "64:ff9b::a9fe:a9fe",
     "64:ff9b:1::1", "2002:7f00:1::", "2001:0:4136:e378:8000:63bf:80ff:fffe",
 ]  # fmt: skip
-OUTSIDE = "127.0.0.2"
-"""Stands for an address of the world: allowed by the rules of these tests, while 127.0.0.1 is not."""
-RULES = UrlRules((ip_network(f"{OUTSIDE}/32"),))
 
 
 # -- when a webhook is added -------------------------------------------------------------------------------------------
@@ -187,13 +174,6 @@ def test_what_is_inside_but_not_allowed_stays_refused(on_premises: ServerProcess
         assert client.error("AddWebhook", url=url, events=[]).startswith("Webhook URL cannot point to ")
 
 
-def test_plain_http_is_refused_where_https_is_required(tmp_path: Path) -> None:
-    with ServerProcess(tmp_path / "h.db", "--webhook-require-https") as server, server.client() as client:
-        assert client.error("AddWebhook", url="http://example.com", events=[]) == "Webhook URL must use https"
-        assert client.error("AddWebhook", url="HTTP:example.com", events=[]) == "Webhook URL must use https"
-        client.ok("AddWebhook", url="https://example.com", events=[])
-
-
 @pytest.mark.parametrize(
     ("settings", "is_required"),
     [
@@ -223,59 +203,6 @@ def test_the_settings_of_webhooks_come_from_flags_and_environment() -> None:
 
 
 # -- when a delivery is made -------------------------------------------------------------------------------------------
-
-
-class Dns:
-    """Answers with one list of addresses after the other; the last one stays."""
-
-    def __init__(self, *answers: list[str]) -> None:
-        self.answers = list(answers)
-        self.asked: list[str] = []
-
-    async def __call__(self, name: str, port: int) -> list[str]:
-        self.asked.append(name)
-        return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
-
-
-class Rig:
-    """An engine in this process whose webhooks ask the given DNS."""
-
-    def __init__(self, dns: Dns) -> None:
-        self.backend = LocalBackend(None)
-        self.engine = Engine(self.backend, SystemClock(), webhook_rules=RULES)
-        settings = Settings(webhook_retry_delay_ms=10)
-        self.webhooks = Webhooks(self.engine, settings, schedule=lambda: None, resolve=dns)
-        self.deliveries = self.engine.figures.deliveries
-
-    async def add(self, url: str) -> None:
-        check_webhook_url(url, RULES)
-        await self.backend.add_webhook(Webhook("hook", url, ["job.pushed"], None, None, 0.0))
-        self.engine.settle()
-
-    async def push(self) -> None:
-        await self.engine.push("q", PushEntry(data=Raw(b"\xc0")))
-        self.engine.settle()
-
-    async def until(self, is_reached: Callable[[Deliveries], bool]) -> None:
-        deadline = time.monotonic() + 10
-        while not is_reached(self.deliveries):
-            assert time.monotonic() < deadline, self.deliveries
-            await asyncio.sleep(0.005)
-
-    async def last_error(self) -> str | None:
-        await self.webhooks.stop(asyncio.get_running_loop().time() + 1)
-        return (await self.backend.webhooks())[0].last_error
-
-
-@asynccontextmanager
-async def rig_with(*answers: list[str]) -> AsyncIterator[tuple[Rig, Dns]]:
-    dns = Dns(*answers)
-    rig = Rig(dns)
-    await rig.engine.start()
-    rig.webhooks.start()
-    yield rig, dns
-    await rig.webhooks.stop(asyncio.get_running_loop().time() + 1)
-    await rig.engine.stop()
 
 
 @pytest.fixture

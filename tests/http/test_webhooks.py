@@ -21,6 +21,7 @@ from headrace.addresses import UrlRules, check_webhook_url
 from headrace.model import Event, Webhook
 from headrace.server.outgoing import DeliveryFailed, Outgoing
 from headrace.server.webhooks import MAX_DATA_BYTES, MAX_PENDING, MAX_PENDING_BYTES, Hook, message
+from tests.http.hookrig import OUTSIDE, rig_with
 from tests.http.receiver import Answer, Call, Receiver, answer, as_asked, in_turn
 from tests.protocol.steps import UUID7
 from tests.serverprocess import ServerProcess
@@ -323,6 +324,16 @@ def test_a_hook_that_is_switched_off_is_not_called_until_it_is_on_again(
     assert view_when(client, webhook, lambda shown: shown["successCount"] >= 1)["successCount"] == 1
 
 
+async def test_a_hook_hears_of_what_happens_after_the_tick_in_which_it_was_added() -> None:
+    with Receiver(host=OUTSIDE) as receiver:
+        async with rig_with([OUTSIDE]) as (rig, _):
+            await rig.add(f"http://new.example:{receiver.port}", settled=False)
+            await rig.push()
+            heard = await rig.push()
+            await rig.until(lambda deliveries: deliveries.succeeded == 1)
+        assert [call.json["jobId"] for call in receiver.calls] == [heard]
+
+
 def test_what_comes_behind_a_removal_in_the_same_burst_is_not_posted(
     client: Client, receiver: Receiver, hook: Callable[..., str], queue: str
 ) -> None:
@@ -480,17 +491,17 @@ def test_a_receiver_that_never_answers_is_given_ten_seconds_and_holds_up_nobody(
     receiver.answer = hang
     flags = (*ALLOW, "--webhook-max-retries", "1", "--shutdown-timeout-ms", "300")
     with ServerProcess(tmp_path / "h.db", *flags) as server, server.client() as client, Receiver() as prompt:
+        known = client.ok("AddWebhook", url=prompt.url, events=["job.pushed"])["data"]["webhookId"]
+        push(client, "q")
+        view_when(client, known, lambda shown: shown["successCount"] == 1)
         stuck = [
             client.ok("AddWebhook", url=f"{receiver.url}/{n}", events=["job.pushed"])["data"]["webhookId"]
-            for n in range(14)
+            for n in range(20)
         ]
-        client.ok("AddWebhook", url=prompt.url, events=["job.pushed"])
         began = time.monotonic()
-        push(client, "q")
-        receiver.wait_for(14)
-        prompt.wait_for(1)
         for _ in range(50):
             push(client, "q")
+        receiver.wait_for(12)
         prompt.wait_for(51)
         assert time.monotonic() - began < 8
         shown = view_when(client, stuck[0], lambda shown: shown["failureCount"] >= 1)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.protocol.steps import OK, UUID7
+from tests.serverprocess import ServerProcess
 from tests.wireclient import Client
 
 URL = "https://hooks.example.com/in"
@@ -98,6 +101,13 @@ def test_addresses_inside_the_network_are_refused(client: Client, url: object, e
     before = client.ok("ListWebhooks")["data"]["stats"]["total"]
     assert client.error("AddWebhook", url=url, events=["job.pushed"]) == error
     assert client.ok("ListWebhooks")["data"]["stats"]["total"] == before
+
+
+def test_plain_http_is_refused_where_https_is_required(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path / "headrace.db", "--webhook-require-https") as server, server.client() as client:
+        assert client.error("AddWebhook", url="http://example.com", events=[]) == "Webhook URL must use https"
+        assert client.error("AddWebhook", url="HTTP:example.com", events=[]) == "Webhook URL must use https"
+        client.ok("AddWebhook", url="https://example.com", events=[])
 
 
 def test_unknown_events_are_refused_by_name(client: Client) -> None:

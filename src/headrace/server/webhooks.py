@@ -7,7 +7,8 @@ Rules:
 - Nothing leaves before its commit, and nothing a receiver does can hold up a tick: a full queue drops what comes
   (counted), a server without webhooks pays for one comparison per tick.
 - A hook has one delivery under way at a time, so its events arrive in order. At most MAX_UNDER_WAY requests run at once
-  for all hooks; those that lately failed or dragged share a part of the slots, so that the others always find one.
+  for all hooks; those that failed or dragged last time, or are new, share a part of the slots, so that the others
+  always find one.
 - A delivery is lost when the process is killed, when its tries are used up, when the hook's queue is full, or when the
   hook is switched off meanwhile. The event log has everything.
 
@@ -46,7 +47,7 @@ MAX_DATA_BYTES: Final = 1024 * 1024
 """Payloads beyond this are left out: turning them into JSON would hold up everybody."""
 MAX_UNDER_WAY: Final = 16
 
-_MAX_SHAKY_UNDER_WAY: Final = 12
+_MAX_DOUBTFUL_UNDER_WAY: Final = 12
 _QUICK_BYTES: Final = 16 * 1024
 _SLOW: Final = 2.0
 _SAVE_EVERY: Final = 1.0
@@ -68,7 +69,9 @@ class Hook:
     def __init__(self, record: Webhook) -> None:
         self.record = record
         self.is_on = record.enabled
-        self.is_shaky = False
+        self.is_prompt = record.last_triggered is not None and record.last_error is None
+        """Whether it answers well and soon, as far as we know."""
+        self.has_failed = False
         self.is_unsaved = False
         self.pending: deque[tuple[Event, bytes | None]] = deque()
         self.pending_bytes = 0
@@ -127,7 +130,7 @@ class Webhooks:
         self._loop = asyncio.get_running_loop()
         self._outgoing = Outgoing(engine.webhook_rules, resolve)
         self._slots = asyncio.Semaphore(MAX_UNDER_WAY)
-        self._shaky_slots = asyncio.Semaphore(_MAX_SHAKY_UNDER_WAY)
+        self._doubtful_slots = asyncio.Semaphore(_MAX_DOUBTFUL_UNDER_WAY)
         self._stopping = asyncio.Event()
         self._hooks: dict[str, Hook] = {}
         self._routes: dict[tuple[str, str | None], list[Hook]] = {}
@@ -254,7 +257,7 @@ class Webhooks:
     async def _try(self, hook: Hook, headers: dict[str, str], content: bytes) -> DeliveryFailed | None:
         """One request; what went wrong, or None."""
         async with self._slot(hook):
-            if hook.is_shaky and self._stopping.is_set():
+            if hook.has_failed and self._stopping.is_set():
                 return DeliveryFailed(_STOPPED)
             began = self._loop.time()
             try:
@@ -265,16 +268,17 @@ class Webhooks:
                 error = Forbidden(str(refusal))
             except DeliveryFailed as failure:
                 error = failure
-            hook.is_shaky = error is not None or self._loop.time() - began > _SLOW
+            hook.has_failed = error is not None
+            hook.is_prompt = error is None and self._loop.time() - began < _SLOW
             return error
 
     @asynccontextmanager
     async def _slot(self, hook: Hook) -> AsyncIterator[None]:
-        if hook.is_shaky:
-            async with self._shaky_slots, self._slots:
+        if hook.is_prompt:
+            async with self._slots:
                 yield
         else:
-            async with self._slots:
+            async with self._doubtful_slots, self._slots:
                 yield
 
     async def _pause(self, hook: Hook, attempt: int) -> bool:
@@ -374,7 +378,7 @@ def message(event: Event, body: bytes | None) -> bytes:
         shown["data"] = {"progress": shown["progress"], "message": event.action}
     if body is not None:
         return _with_data(shown, body)
-    if (event.bytes or 0) > MAX_DATA_BYTES:
+    if _WORDS[event.event] in _WITH_BODY and (event.bytes or 0) > MAX_DATA_BYTES:
         shown["dataOmitted"] = f"{event.bytes} bytes are more than the {MAX_DATA_BYTES} that are sent"
     return _encode_json(shown)
 

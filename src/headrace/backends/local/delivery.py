@@ -12,7 +12,7 @@ from typing import Final
 from msgspec import Raw
 
 from headrace.backends.base import Claim, Demand, GroupDemand
-from headrace.backends.local.index import Group, Queue
+from headrace.backends.local.index import Bucket, Group, Queue
 from headrace.backends.local.job import Ended, Job, Lease
 from headrace.backends.local.settlement import Settlement
 from headrace.backends.local.store import UNGROUPED, group_of
@@ -44,6 +44,9 @@ class Delivery(Settlement):
         mono = self._clock.monotonic_ms()
         is_limited = config.concurrency is not None or config.rate_limit is not None
         room = self._room(q, demand.count, mono) if is_limited else demand.count
+        # All plain jobs of one claim are looked at again at the same moment.
+        silence = demand.lease_ms if demand.owner is not None else _DEFAULT_SILENCE
+        bucket = self._wheel.bucket_at(mono + int(silence)) if config.stall is None and room > 0 else None
         claims: list[Claim] = []
         while len(claims) < room:
             job = q.ready.pop() if demand.group is None else self._next_of_groups(q, demand.group, mono)
@@ -51,7 +54,7 @@ class Delivery(Settlement):
                 break
             if job.settings.ttl is not None and self._has_expired(job, now):
                 continue
-            claims.append(self._hand_out(job, demand, now, mono))
+            claims.append(self._hand_out(job, demand, now, mono, bucket))
         if q.bucket is not None and claims:
             q.bucket.take(mono, len(claims))
         return claims
@@ -83,7 +86,8 @@ class Delivery(Settlement):
         self._remove(job, Verb.EXPIRE)
         return True
 
-    def _hand_out(self, job: Job, demand: Demand, now: int, mono: int) -> Claim:
+    def _hand_out(self, job: Job, demand: Demand, now: int, mono: int, usual: Bucket | None) -> Claim:
+        """Lease one job to who asked; `usual` is where plain jobs of this claim wait to be looked at."""
         # _move spelled out: this is the hottest transition, and the ready order has given the job up already.
         self._lease_serial = serial = self._lease_serial + 1
         timeout = job.settings.timeout
@@ -113,7 +117,11 @@ class Delivery(Settlement):
             demand.holder[job.id] = serial
         if queue.is_grouped:
             self._leave_turn(queue, job)
-        self._wheel.add(job, self._next_look(job))
+        if usual is not None and job.settings is DEFAULT_SETTINGS:
+            usual.jobs[job.seq] = job
+            job.lease.bucket = usual.number
+        else:
+            self._wheel.add(job, self._next_look(job))
         self._claimed.append(job)
         if job.history is not None:
             self._note(job, "active", now)

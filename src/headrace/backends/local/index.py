@@ -10,7 +10,7 @@ import heapq
 import itertools
 from collections import deque
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 from msgspec import Struct
@@ -199,6 +199,13 @@ class DueOrder:
         return list(due.values())
 
 
+class Bucket(NamedTuple):
+    """Active jobs that are looked at again in the same slot of the wheel."""
+
+    number: int
+    jobs: dict[int, Job]
+
+
 class LeaseWheel:
     """Active jobs by the moment at which somebody must look at them again, in buckets of 64 ms.
 
@@ -210,35 +217,40 @@ class LeaseWheel:
 
     def __init__(self, alarm: Alarm) -> None:
         self._alarm = alarm
-        self._buckets: dict[int, dict[int, Job]] = {}
+        self._buckets: dict[int, Bucket] = {}
         self._heap: list[int] = []
 
-    def add(self, job: Job, due_mono: int) -> None:
+    def bucket_at(self, due_mono: int) -> Bucket:
+        """Where jobs due at that moment are kept; whoever puts one in notes the number in its lease."""
         number = due_mono // self.GRAIN
         bucket = self._buckets.get(number)
         if bucket is None:
-            bucket = self._buckets[number] = {}
+            bucket = self._buckets[number] = Bucket(number, {})
             heapq.heappush(self._heap, number)
             self._alarm.ring_by((number + 1) * self.GRAIN)
-        bucket[job.seq] = job
+        return bucket
+
+    def add(self, job: Job, due_mono: int) -> None:
+        bucket = self.bucket_at(due_mono)
+        bucket.jobs[job.seq] = job
         assert job.lease is not None
-        job.lease.bucket = number
+        job.lease.bucket = bucket.number
 
     def discard(self, job: Job) -> None:
         if job.lease is not None:
             bucket = self._buckets.get(job.lease.bucket)
             if bucket is not None:
-                bucket.pop(job.seq, None)
+                bucket.jobs.pop(job.seq, None)
 
     def next_due(self) -> int | None:
-        while self._heap and not self._buckets[self._heap[0]]:
+        while self._heap and not self._buckets[self._heap[0]].jobs:
             del self._buckets[heapq.heappop(self._heap)]
         return (self._heap[0] + 1) * self.GRAIN if self._heap else None
 
     def pop_due(self, now_mono: int) -> list[Job]:
         due: list[Job] = []
         while self._heap and (self._heap[0] + 1) * self.GRAIN <= now_mono:
-            due.extend(self._buckets.pop(heapq.heappop(self._heap)).values())
+            due.extend(self._buckets.pop(heapq.heappop(self._heap)).jobs.values())
         return due
 
 

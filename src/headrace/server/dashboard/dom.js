@@ -38,7 +38,10 @@ function listen(node, type, handler) {
 
 /** Make the children of `target` look like `nodes`. */
 export function show(target, ...nodes) {
+  const focused = document.activeElement;
   patchChildren(target, nodes.flat(Infinity).filter(present).map(asNode));
+  // A row that moved to another place was out of the document for a moment.
+  if (focused !== document.activeElement && target.contains(focused)) focused.focus({ preventScroll: true });
 }
 
 function patchChildren(parent, wanted) {
@@ -46,21 +49,35 @@ function patchChildren(parent, wanted) {
   for (const child of parent.childNodes) if (child.key !== undefined) keyed.set(child.key, child);
   let here = parent.firstChild;
   for (const next of wanted) {
-    const match = next.key === undefined ? here : keyed.get(next.key);
-    if (match && alike(match, next)) {
-      if (match === here) here = here.nextSibling;
-      else parent.insertBefore(match, here);
-      patch(match, next);
-    } else parent.insertBefore(next, here);
+    const match = next.key === undefined ? firstAlike(here, next) : keyed.get(next.key);
+    if (!match || !isAlike(match, next)) {
+      parent.insertBefore(next, here);
+      continue;
+    }
+    // What lies between is gone, or has a key and will be put back where it belongs.
+    while (next.key === undefined && here !== match) here = leave(here);
+    if (match === here) here = here.nextSibling;
+    else parent.insertBefore(match, here);
+    patch(match, next);
   }
-  while (here) {
-    const gone = here;
-    here = here.nextSibling;
-    gone.remove();
-  }
+  while (here) here = leave(here);
 }
 
-const alike = (a, b) => a.nodeName === b.nodeName && a.nodeType === b.nodeType && a.key === b.key;
+function leave(node) {
+  const following = node.nextSibling;
+  node.remove();
+  return following;
+}
+
+function firstAlike(from, next) {
+  let at = from;
+  while (at && !isAlike(at, next)) at = at.nextSibling;
+  return at;
+}
+
+// The first word of the class says what a node is, the others how it is doing.
+const kindOf = (node) => (node.nodeType === Node.ELEMENT_NODE ? (node.getAttribute("class") ?? "").split(" ", 1)[0] : "");
+const isAlike = (a, b) => a.nodeName === b.nodeName && a.key === b.key && (a.key !== undefined || kindOf(a) === kindOf(b));
 
 function patch(old, next) {
   if (old.nodeType === Node.TEXT_NODE) {

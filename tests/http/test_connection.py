@@ -1,0 +1,311 @@
+"""HTTP as bytes: keep-alive, pipelining, limits, broken requests, slow clients, the end."""
+
+from __future__ import annotations
+
+import json
+import ssl
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.http.webserver import Http, WebServer, free_port
+
+
+def request(method: str, path: str, body: bytes = b"", *headers: str) -> bytes:
+    lines = [f"{method} {path} HTTP/1.1", "Host: localhost", *headers]
+    if body:
+        lines += [f"Content-Length: {len(body)}", "Content-Type: application/json"]
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
+
+
+def push(queue: str, value: object) -> bytes:
+    return request("POST", f"/queues/{queue}/jobs", json.dumps({"data": value}).encode())
+
+
+def test_a_connection_serves_request_after_request(http: Http, queue: str) -> None:
+    for number in range(5):
+        assert http.ok("POST", f"/queues/{queue}/jobs", {"data": number})
+        assert http.connection.sock is not None
+    assert http.ok("GET", f"/queues/{queue}/count")["count"] == 5
+
+
+def test_pipelined_requests_are_answered_in_order(web: WebServer, queue: str) -> None:
+    with web.raw() as raw:
+        raw.send(b"".join(push(queue, n) for n in range(200)) + request("GET", f"/queues/{queue}/count"))
+        answers = [raw.answer() for _ in range(201)]
+        assert all(answer.status == 200 for answer in answers)
+        assert answers[-1].json["count"] == 200
+        raw.send(request("GET", f"/queues/{queue}/jobs") * 3)
+        assert [raw.answer().json["job"]["data"] for _ in range(3)] == [0, 1, 2]
+
+
+def test_what_is_pipelined_behind_a_long_poll_waits_for_it(web: WebServer, queue: str) -> None:
+    with web.raw() as raw, web.http() as other:
+        raw.send(request("GET", f"/queues/{queue}/jobs?timeout=5000") + request("GET", "/ping"))
+        other.ok("POST", f"/queues/{queue}/jobs", {"data": "late"})
+        assert raw.answer().json["job"]["data"] == "late"
+        assert raw.answer().json["data"]["pong"] is True
+
+
+def test_a_request_may_come_byte_by_byte(web: WebServer, queue: str) -> None:
+    with web.raw() as raw:
+        for byte in push(queue, {"slow": True}):
+            raw.send(bytes((byte,)))
+        assert raw.answer().status == 200
+
+
+def test_a_chunked_body_is_put_together(web: WebServer, queue: str) -> None:
+    head = request("POST", f"/queues/{queue}/jobs", b"", "Transfer-Encoding: chunked", "Content-Type: application/json")
+    with web.raw() as raw:
+        assert raw.ask(head + b'5\r\n{"dat\r\n5\r\na":1}\r\n0\r\n\r\n').status == 200
+
+
+def test_a_client_that_expects_to_be_told_is_told_to_go_on(web: WebServer, queue: str) -> None:
+    body = b'{"data":1}'
+    head = push(queue, 1).replace(b"\r\n\r\n", b"\r\nExpect: 100-continue\r\n\r\n").removesuffix(b'{"data": 1}')
+    with web.raw() as raw:
+        assert raw.ask(head.replace(b"Content-Length: 11", b"Content-Length: 10")).status == 100
+        assert raw.ask(body).status == 200
+
+
+def test_a_client_that_will_be_refused_is_not_told_to_go_on(web: WebServer) -> None:
+    with web.raw() as raw:
+        raw.send(request("POST", "/nowhere", b"", "Content-Length: 4", "Expect: 100-continue"))
+        raw.send(b"null")
+        assert raw.answer().status == 404
+
+
+def test_http_1_0_is_answered_and_closed(web: WebServer) -> None:
+    with web.raw() as raw:
+        assert raw.ask(b"GET /ping HTTP/1.0\r\nHost: localhost\r\n\r\n").status == 200
+        assert raw.is_closed()
+
+
+def test_connection_close_is_obeyed(web: WebServer) -> None:
+    with web.raw() as raw:
+        answer = raw.ask(request("GET", "/ping", b"", "Connection: close"))
+        assert (answer.status, answer.headers["connection"]) == (200, "close")
+        assert raw.is_closed()
+
+
+def test_a_client_that_has_said_all_still_gets_its_answer(web: WebServer) -> None:
+    with web.raw() as raw:
+        raw.send(request("GET", "/ping"))
+        raw.socket.shutdown(1)
+        assert raw.answer().status == 200
+        assert raw.is_closed()
+
+
+def test_the_whole_url_may_be_named(web: WebServer) -> None:
+    with web.raw() as raw:
+        assert raw.ask(request("GET", f"http://localhost:{web.http_port}/ping")).status == 200
+
+
+BROKEN = {
+    "no http": b"hello\r\n\r\n",
+    "no version": b"GET /\r\n\r\n",
+    "binary": bytes(range(128, 200)) + b"\r\n\r\n",
+    "header without colon": b"GET /ping HTTP/1.1\r\nHost localhost\r\n\r\n",
+    "two lengths": b"POST /gc HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
+    "length and chunks": (
+        b"POST /gc HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
+    ),
+    "negative length": b"POST /gc HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n",
+    "bad chunk": b"POST /gc HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n\r\n",
+    "tls hello": b"\x16\x03\x01\x00\xa5\x01\x00\x00\xa1\x03\x03\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("data", BROKEN.values(), ids=BROKEN)
+def test_what_is_no_http_is_answered_400_and_closed(web: WebServer, data: bytes) -> None:
+    with web.raw() as raw:
+        answer = raw.ask(data)
+        assert (answer.status, answer.json["ok"]) == (400, False)
+        assert answer.headers["connection"] == "close"
+        assert raw.is_closed()
+
+
+@pytest.mark.parametrize(
+    ("head", "error"),
+    [
+        (b"GET /ping HTTP/1.1\r\n\r\n", "The Host header is missing"),
+        (b"GET /ping HTTP/1.1\r\nHost: localhost\r\nHost: localhost\r\n\r\n", "host is given twice"),
+        (b"GET /p\xc3\xbcng HTTP/1.1\r\nHost: localhost\r\n\r\n", "The path is not ASCII: escape other characters"),
+    ],
+)
+def test_a_request_that_is_wrong_in_itself_is_400(web: WebServer, head: bytes, error: str) -> None:
+    with web.raw() as raw:
+        answer = raw.ask(head)
+        assert answer.status == 400
+        assert answer.json["error"] in (error, "Bad request")
+
+
+def test_what_came_before_a_broken_request_is_answered_first(web: WebServer, queue: str) -> None:
+    with web.raw() as raw:
+        raw.send(push(queue, 1) + b"rubbish\r\n\r\n")
+        assert [raw.answer().status, raw.answer().status] == [200, 400]
+
+
+def test_headers_beyond_16_kb_are_431(web: WebServer) -> None:
+    with web.raw() as raw:
+        assert raw.ask(request("GET", "/ping", b"", "X-Long: " + "a" * 17_000)).status == 431
+        assert raw.is_closed()
+    with web.raw() as raw:
+        assert raw.ask(request("GET", "/ping?" + "a" * 17_000)).status == 431
+
+
+def test_headers_without_an_end_are_cut_off(web: WebServer) -> None:
+    with web.raw() as raw:
+        raw.send(b"GET /ping HTTP/1.1\r\nHost: localhost\r\n")
+        with pytest.raises(OSError, match=r"reset|Broken pipe|abort"):
+            for number in range(2000):
+                raw.send(f"X-{number}: {'a' * 1000}\r\n".encode())
+        raw.socket.close()
+
+
+def test_a_body_beyond_64_mb_is_413_before_it_is_sent(web: WebServer) -> None:
+    with web.raw() as raw:
+        answer = raw.ask(request("POST", "/queues/q/jobs", b"", f"Content-Length: {64 * 1024 * 1024 + 1}"))
+        assert (answer.status, answer.json["error"]) == (413, "Request body exceeds 64 MB")
+        assert raw.is_closed()
+
+
+def test_chunks_beyond_64_mb_are_413(web: WebServer) -> None:
+    chunk = b"100000\r\n" + b" " * (1 << 20) + b"\r\n"
+    with web.raw(timeout=30) as raw:
+        raw.send(request("POST", "/queues/q/jobs", b"", "Transfer-Encoding: chunked"))
+        try:
+            for _ in range(70):
+                raw.send(chunk)
+        except OSError:
+            pass  # the answer came before we were done
+        assert raw.answer().status == 413
+
+
+def test_a_job_of_10_mb_passes_and_a_larger_one_is_refused(http: Http, queue: str) -> None:
+    fitting = "x" * (10 * 1024 * 1024 - 10)
+    job = http.ok("POST", f"/queues/{queue}/jobs", {"data": fitting})["id"]
+    assert http.ok("GET", f"/jobs/{job}")["job"]["data"] == fitting
+    answer = http.post(f"/queues/{queue}/jobs", {"data": fitting + "x" * 20})
+    assert (answer.status, answer.error) == (400, "Job data too large (max 10MB)")
+
+
+def test_a_request_that_does_not_end_times_out() -> None:
+    with WebServer(":memory:", "--http-request-timeout-ms", "300") as web:
+        for beginning in (b"GET /ping HTT", request("POST", "/gc", b"", "Content-Length: 10") + b"{"):
+            with web.raw() as raw:
+                assert raw.ask(beginning).status == 408
+                assert raw.is_closed()
+
+
+def test_dripping_headers_does_not_keep_a_connection() -> None:
+    with WebServer(":memory:", "--http-request-timeout-ms", "500") as web, web.raw() as raw:
+        began = time.monotonic()
+        raw.send(b"GET /ping HTTP/1.1\r\n")
+        with pytest.raises(OSError, match=r"reset|Broken pipe|closed"):
+            while time.monotonic() - began < 5:
+                raw.send(b"X: y\r\n")
+                threading.Event().wait(0.05)
+        assert time.monotonic() - began < 4
+
+
+def test_an_idle_connection_is_closed_and_a_waiting_one_is_not(queue: str) -> None:
+    with WebServer(":memory:", "--http-keep-alive-ms", "300") as web, web.raw() as idle, web.raw() as waiting:
+        waiting.send(request("GET", f"/queues/{queue}/jobs?timeout=1200"))
+        assert idle.ask(request("GET", "/ping")).status == 200
+        assert idle.is_closed()
+        assert waiting.answer().json == {"job": None, "ok": True}
+
+
+def test_a_client_that_hangs_up_while_it_waits_is_given_no_job(web: WebServer, http: Http, queue: str) -> None:
+    with web.raw() as raw:
+        raw.send(request("GET", "/ping") + request("GET", f"/queues/{queue}/jobs?timeout=30000"))
+        assert raw.answer().status == 200
+    http.ok("GET", "/ping")  # by now the server has read that the other one has gone
+    http.ok("POST", f"/queues/{queue}/jobs", {"data": 1})
+    assert http.ok("GET", f"/queues/{queue}/counts")["counts"]["waiting"] == 1
+
+
+def test_a_client_that_reads_nothing_is_not_answered_without_end(web: WebServer, http: Http, queue: str) -> None:
+    job = http.ok("POST", f"/queues/{queue}/jobs", {"data": "x" * 1_000_000})["id"]
+    before = http.ok("GET", "/health")["memory"]["rss"]
+    with web.raw(timeout=2) as raw:
+        try:
+            for _ in range(300):
+                raw.send(request("GET", f"/jobs/{job}"))
+        except TimeoutError:
+            pass  # the server has stopped reading: that is one way of saying no
+        assert http.ok("GET", "/health")["memory"]["rss"] - before < 100
+
+
+def test_too_many_connections_are_503() -> None:
+    with WebServer(":memory:", "--max-connections", "2") as web, web.raw() as one, web.raw() as two:
+        assert one.ask(request("GET", "/ping")).status == 200
+        assert two.ask(request("GET", "/ping")).status == 200
+        with web.raw() as three:
+            assert three.answer().status == 503
+            assert three.is_closed()
+
+
+def test_too_many_requests_are_429() -> None:
+    flags = ("--rate-limit-max-requests", "3", "--rate-limit-window-ms", "60000")
+    with WebServer(":memory:", *flags) as web, web.http() as http:
+        statuses = [http.get("/ping").status for _ in range(5)]
+        assert statuses == [200, 200, 200, 429, 429]
+        assert http.get("/ping").error == "Rate limit exceeded"
+
+
+def test_a_stop_answers_who_waits_and_closes(queue: str) -> None:
+    web = WebServer(":memory:").start()
+    with web.raw() as waiting, web.raw() as idle:
+        assert idle.ask(request("GET", "/ping")).status == 200
+        waiting.send(request("GET", f"/queues/{queue}/jobs?timeout=60000"))
+        assert idle.ask(request("GET", "/ping")).status == 200
+        web.stop()
+        assert waiting.answer().json == {"job": None, "ok": True}
+        assert waiting.is_closed()
+        assert idle.is_closed()
+
+
+def test_the_port_0_turns_http_off_and_a_taken_one_is_told() -> None:
+    with WebServer(":memory:") as web:
+        assert f"and http://127.0.0.1:{web.http_port}" in web.first_line
+        second = WebServer(":memory:", "--http-port", str(web.http_port))
+        with pytest.raises(RuntimeError, match=r"cannot listen on 127\.0\.0\.1:\d+: .*port with --http-port"):
+            second.start()
+    with WebServer(":memory:", "--http-port", "0") as off:
+        assert "http" not in off.first_line
+
+
+def test_tls_serves_http_with_the_same_certificate(tmp_path: Path) -> None:
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
+         "-keyout", str(key), "-out", str(cert), "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    with WebServer(":memory:", "--tls-cert", str(cert), "--tls-key", str(key)) as web, web.raw() as raw:
+        assert f"https://127.0.0.1:{web.http_port}" in web.first_line
+        context = ssl.create_default_context(cafile=str(cert))
+        raw.socket = context.wrap_socket(raw.socket, server_hostname="localhost")
+        assert raw.ask(request("GET", "/ping")).status == 200
+
+
+def test_the_http_stack_is_imported_after_the_tcp_port_answers(tmp_path: Path) -> None:
+    """A server that cannot import its HTTP stack has answered over TCP before it says so."""
+    stand_in = tmp_path / "httptools.py"
+    stand_in.write_text(
+        "import os, socket, struct\n"
+        "with socket.create_connection(('127.0.0.1', int(os.environ['ASK_PORT'])), timeout=5) as asking:\n"
+        "    asking.sendall(struct.pack('>I', 10) + b'\\x81\\xa3cmd\\xa4Ping')\n"
+        "    print('TCP answered', asking.recv(100)[4:6].hex(), flush=True)\n"
+        "raise ImportError('no HTTP today')\n"
+    )
+    port = free_port()
+    server = WebServer(":memory:", "--tcp-port", str(port), env={"PYTHONPATH": str(tmp_path), "ASK_PORT": str(port)})
+    server.start()
+    assert server.first_line.startswith("TCP answered 82")
+    assert "no HTTP today" in server.stop_and_read()
