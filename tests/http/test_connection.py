@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import ssl
 import subprocess
-import threading
 import time
 from pathlib import Path
 
@@ -160,10 +159,9 @@ def test_headers_beyond_16_kb_are_431(web: WebServer) -> None:
 def test_headers_without_an_end_are_cut_off(web: WebServer) -> None:
     with web.raw() as raw:
         raw.send(b"GET /ping HTTP/1.1\r\nHost: localhost\r\n")
-        with pytest.raises(OSError, match=r"reset|Broken pipe|abort"):
-            for number in range(2000):
-                raw.send(f"X-{number}: {'a' * 1000}\r\n".encode())
-        raw.socket.close()
+        lines = b"".join(f"X-{number}: {'a' * 1000}\r\n".encode() for number in range(100))
+        assert raw.ask(lines[:20_000]).status == 431
+        assert raw.is_closed()
 
 
 def test_a_body_beyond_64_mb_is_413_before_it_is_sent(web: WebServer) -> None:
@@ -205,10 +203,9 @@ def test_dripping_headers_does_not_keep_a_connection() -> None:
     with WebServer(":memory:", "--http-request-timeout-ms", "500") as web, web.raw() as raw:
         began = time.monotonic()
         raw.send(b"GET /ping HTTP/1.1\r\n")
-        with pytest.raises(OSError, match=r"reset|Broken pipe|closed"):
-            while time.monotonic() - began < 5:
-                raw.send(b"X: y\r\n")
-                threading.Event().wait(0.05)
+        raw.socket.settimeout(0.05)
+        while not raw.is_closed() and time.monotonic() - began < 5:
+            raw.send(b"X: y\r\n")
         assert time.monotonic() - began < 4
 
 
@@ -301,11 +298,12 @@ def test_the_http_stack_is_imported_after_the_tcp_port_answers(tmp_path: Path) -
         "import os, socket, struct\n"
         "with socket.create_connection(('127.0.0.1', int(os.environ['ASK_PORT'])), timeout=5) as asking:\n"
         "    asking.sendall(struct.pack('>I', 10) + b'\\x81\\xa3cmd\\xa4Ping')\n"
-        "    print('TCP answered', asking.recv(100)[4:6].hex(), flush=True)\n"
+        "    print('answered over tcp://:%d' % asking.getpeername()[1], asking.recv(100)[4:6].hex(), flush=True)\n"
         "raise ImportError('no HTTP today')\n"
     )
     port = free_port()
     server = WebServer(":memory:", "--tcp-port", str(port), env={"PYTHONPATH": str(tmp_path), "ASK_PORT": str(port)})
     server.start()
-    assert server.first_line.startswith("TCP answered 82")
-    assert "no HTTP today" in server.stop_and_read()
+    assert server.first_line == f"answered over tcp://:{port} 82a4\n"
+    assert server.process is not None
+    assert "no HTTP today" in server.process.communicate(timeout=20)[1]

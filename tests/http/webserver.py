@@ -38,7 +38,7 @@ class WebServer(ServerProcess):
 
     def __init__(self, data_path: Path | str = ":memory:", *flags: str, env: dict[str, str] | None = None) -> None:
         self.http_port = free_port()
-        super().__init__(data_path, *flags, "--http-port", str(self.http_port), env=env)
+        super().__init__(data_path, "--http-port", str(self.http_port), *flags, env=env)
 
     def http(self, token: str | None = None, timeout: float = 10.0) -> Http:
         return Http(self.http_port, token, timeout)

@@ -123,7 +123,9 @@ class AddWebhook(Command[Added], tag="AddWebhook"):
         return Added(data=WebhookAdded(webhook.id, self.url, self.events, created_at, optional(self.queue)))
 
 
-@command(Removed, category="Webhooks", flags=Flag.WRITE, http="DELETE /webhooks/{webhookId} fail=404", errors=(NOT_FOUND,))
+@command(
+    Removed, category="Webhooks", flags=Flag.WRITE, http="DELETE /webhooks/{webhookId} fail=404", errors=(NOT_FOUND,)
+)
 class RemoveWebhook(Command[Removed], tag="RemoveWebhook"):
     """Forget a webhook."""
 

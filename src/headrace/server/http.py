@@ -37,6 +37,8 @@ from headrace.server.websocket import Sockets
 
 MAX_HEAD_BYTES: Final = 16 * 1024
 _BACKLOG_LIMIT: Final = 32
+_LINGER_S: Final = 1.0
+"""How long a client that was refused may go on sending what nobody reads."""
 
 PREFLIGHT: Final = (
     b"Access-Control-Allow-Methods: GET, POST, PUT, DELETE, OPTIONS\r\n"
@@ -66,7 +68,7 @@ class HttpConnection(asyncio.Protocol):
         self._deadline = 0.0
         self._began = 0.0
         self._timer: asyncio.TimerHandle | None = None
-        self._early = b""
+        self._early: bytes | None = None
         self.takeover: Takeover | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -85,8 +87,8 @@ class HttpConnection(asyncio.Protocol):
             self.takeover.data_received(data)
             return
         if self._is_deaf or self.session.is_closing:
-            # What follows an upgrade may come before we have answered it.
-            self._early = (self._early + data)[:MAX_HEAD_BYTES]
+            if self._early is not None:  # what follows an upgrade may come before we have answered it
+                self._early = (self._early + data)[:MAX_HEAD_BYTES]
             return
         if self._request is not None and not self._has_head:
             self._unread_head += len(data)
@@ -256,14 +258,22 @@ class HttpConnection(asyncio.Protocol):
         if self.session.stream is not None:
             self._take_over(self.session.stream)
         elif self.session.is_closing:
-            transport.close()
+            self._close_gently(transport)
         elif not self._is_reading:
             self._set_reading()
+
+    def _close_gently(self, transport: asyncio.Transport) -> None:
+        """Closing with unread input would reset the connection, and the client might never see the answer."""
+        if not self._is_deaf or not transport.can_write_eof():
+            transport.close()
+            return
+        transport.write_eof()
+        self.server.loop.call_later(_LINGER_S, transport.close)
 
     def _take_over(self, begin: Callable[[HttpConnection], Takeover]) -> None:
         """Everything before it has left: from now on the connection belongs to the stream."""
         self.takeover = begin(self)
-        early, self._early = self._early, b""
+        early, self._early = self._early, None
         if early:
             self.takeover.data_received(early)
         if not self._is_reading and self.transport is not None:

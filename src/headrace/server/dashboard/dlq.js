@@ -2,13 +2,13 @@
 
 import * as api from "./api.js";
 import { h } from "./dom.js";
-import { count, excerpt, exactCount, firstLine, jobs, nameOf, signature } from "./format.js";
+import { retry } from "./failures.js";
+import { exactCount, excerpt, firstLine, jobs, nameOf, signature } from "./format.js";
 import { confirm, notice, paths, perform, queueLink, when } from "./parts.js";
 
 const MOST_QUEUES = 10;
 const MOST_LETTERS = 200;
 const FEW = 6;
-const MOST_RETRIED = 2000;
 const FRESH_MS = 4500;
 
 export const title = () => "Failures";
@@ -20,7 +20,7 @@ export async function load(ctx) {
 }
 
 /** Groups of dead letters by signature, the newest first. Asked for anew when a count changed or time has passed. */
-export async function failureGroups(ctx, rows, only) {
+async function failureGroups(ctx, rows, only) {
   const failing = rows.filter((row) => row.failed && (!only || row.name === only)).sort((a, b) => b.failed - a.failed).slice(0, MOST_QUEUES);
   const stamp = failing.map((row) => `${row.name} ${row.failed}`).join();
   const kept = ctx.ui.failures;
@@ -44,46 +44,13 @@ function group(letters) {
   return [...groups.values()].sort((a, b) => b.lastSeen - a.lastSeen);
 }
 
-/** Groups as the server makes them, with the newest job of each so that a person recognises it. */
-export async function latestFailures(ctx, total) {
-  const kept = ctx.ui.failures;
-  if (kept && kept.total === total && Date.now() - kept.at < FRESH_MS) return kept.groups;
-  const { groups } = total ? await api.failures() : { groups: [] };
-  const seen = (ctx.ui.newest ??= new Map());
-  await Promise.all(groups.map(async (found) => {
-    const id = found.jobIds[0];
-    if (!seen.has(id)) seen.set(id, await api.jobIfKept(id));
-    found.newest = seen.get(id);
-  }));
-  ctx.ui.failures = { total, at: Date.now(), groups };
-  return groups;
-}
-
 const queuesOf = (found) => [...new Set(found.letters.map((letter) => letter.queue))].sort();
-
-/** The short table of the overview. A row opens its newest job. */
-export function groupTable(groups, ctx) {
-  return h("table", { class: "failures cards" },
-    h("thead", {}, h("tr", {}, h("th", {}, "Error"), h("th", {}, "Queues"), h("th", { class: "n" }, "Jobs"), h("th", { class: "n" }, "Last seen"), h("th", { class: "act" }, h("span", { class: "hidden" }, "Actions")))),
-    h("tbody", {}, groups.map((found) => h("tr", { key: found.signature, "data-row": true },
-      h("td", { class: "main" },
-        h("a", { class: "error", href: paths.job(found.jobIds[0]), "data-open": true, title: found.error }, found.error),
-        found.newest && h("div", { class: "excerpt" }, `${nameOf(found.newest)}: ${excerpt(found.newest.data, 70)}`)),
-      h("td", { "data-label": "Queues" }, found.queues.map((name, i) => [i ? ", " : "", queueLink(name)])),
-      h("td", { class: "n", "data-label": "Jobs" }, count(found.count)),
-      h("td", { class: "n", "data-label": "Last seen" }, when(found.lastSeen)),
-      h("td", { class: "act" }, h("button", { type: "button", class: "small", "data-retry": true, onclick: () => retryGroup(found, ctx) }, found.count === 1 ? "Retry" : `Retry ${count(found.count)}`))))));
-}
-
-async function retryGroup(found, ctx) {
-  const lists = await Promise.all(found.queues.map(async (name) => api.deadLetters(name, (await api.queue(name)).counts.failed, MOST_RETRIED)));
-  await retry(lists.flat().filter((letter) => signature(letter.error ?? "") === found.signature), ctx);
-}
 
 export function view({ groups, total, failing }, ctx) {
   const chosen = (ctx.ui.chosen ??= new Set());
   const all = groups.flatMap((found) => found.letters);
-  for (const id of chosen) if (!all.some((letter) => letter.job.id === id)) chosen.delete(id);
+  const present = new Set(all.map((letter) => letter.job.id));
+  for (const id of chosen) if (!present.has(id)) chosen.delete(id);
   const only = ctx.query.queue ?? "";
   return [
     h("div", { class: "head" },
@@ -124,16 +91,6 @@ function groupSection(found, chosen, ctx) {
         h("td", { class: "n", "data-label": "Failed" }, when(letter.enteredAt)),
         h("td", { class: "act" }, h("button", { type: "button", class: "small", "data-retry": true, onclick: () => retry([letter], ctx) }, "Retry")))))),
     shown.length < ids.length && h("button", { type: "button", class: "small", onclick: () => { unfolded.add(found.key); ctx.redraw(); } }, `Show ${exactCount(ids.length - shown.length)} more`));
-}
-
-async function retry(letters, ctx) {
-  await perform(async () => {
-    let done = 0;
-    for (const letter of letters) done += await api.retryFailed(letter.queue, letter.job.id);
-    return done;
-  }, (done) => (done === 1 ? `${nameOf(letters[0].job)} runs again` : `${jobs(done)} run again`));
-  ctx.ui.failures = null;
-  ctx.reload();
 }
 
 async function purge(queue, ctx) {

@@ -2,8 +2,8 @@
 
 import * as api from "./api.js";
 import { chart, roundUp, roundUpTime } from "./charts.js";
-import { groupTable, latestFailures } from "./dlq.js";
 import { h } from "./dom.js";
+import { groupTable, latestFailures } from "./failures.js";
 import { clockTime, count, duration, rate, rateNumber, rateUnit } from "./format.js";
 import { judge, recent, sentence, worstFirst } from "./health.js";
 import { link, section } from "./parts.js";
