@@ -2,7 +2,8 @@
 # Prepares the working environment. Every part is skipped when its inputs have not changed since it last succeeded.
 #
 #   tools/setup.sh run    .venv with what the server needs: Python only
-#   tools/setup.sh dev    the same with the development tools, plus bun and bunqueue for interop tests and benchmarks
+#   tools/setup.sh dev    the same with the development tools, plus bun and bunqueue for interop tests and benchmarks,
+#                         and Chromium for the browser tests
 #
 # A part is "done" when its stamp file holds the key made from its inputs and the place of this folder: a copied
 # tree holds a .venv whose scripts point to the original, so it is built anew.
@@ -112,11 +113,22 @@ install_node() {
     echo "$wanted" >"$stamp"
 }
 
+# The browser tests drive the system's Chromium. A bare machine has no fonts, and text without any has no size.
+install_chromium() {
+    local name
+    for name in chromium chromium-browser google-chrome; do
+        command -v "$name" >/dev/null && return
+    done
+    apt_install chromium fonts-dejavu-core ||
+        fail "Chromium is needed for the browser tests; install the package chromium (apt needs root or sudo)"
+}
+
 case ${1:-} in
 run) install_python "" ;;
 dev)
     install_python "[dev]"
     install_node
+    install_chromium
     ;;
 *) fail "usage: tools/setup.sh run|dev" ;;
 esac

@@ -150,6 +150,8 @@ def test_requests_made_from_the_description_are_answered_as_described(
         for _ in range(scaled(15, 300)):
             body = None if schema is None else maker.value(schema)
             target = maker.path(path, operation, ids) + maker.query(operation)
+            if path.endswith("/wait"):
+                body = {"timeout": maker.random.choice((0, 1, "x", -1, 20))}  # without it the wait is half a minute
             if re.search(r"timeout=\d{3,}", target) or (isinstance(body, dict) and _is_long(body.get("timeout"))):
                 continue
             check_answer(http.call(method, target, body), operation)

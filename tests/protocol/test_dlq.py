@@ -155,3 +155,21 @@ def test_retry_completed_of_nothing_is_zero(client: Client, queue: str, fields: 
     assert client.call("RetryCompleted", queue=queue, **fields) == {"ok": True, "count": 0}
     assert client.call("RetryCompleted", queue=queue, id=waiting) == {"ok": True, "count": 0}
     assert client.call("RetryCompleted", queue=f"{queue}.other", id=waiting) == {"ok": True, "count": 0}
+
+
+def test_dead_letters_can_be_paged(client: Client, queue: str) -> None:
+    for n in range(3):
+        client.ok("PUSH", queue=queue, data=n, maxAttempts=1)
+        client.ok("FAIL", id=client.ok("PULL", queue=queue)["job"]["id"], error=f"error {n}")
+    page = client.ok("DlqPage", queue=queue, limit=2, offset=1)
+    assert page["total"] == 3
+    assert [entry["error"] for entry in page["entries"]] == ["error 1", "error 2"]
+    assert client.ok("DlqPage", queue=f"{queue}-empty") == {"ok": True, "entries": [], "total": 0}
+
+
+def test_dlq_page_gives_a_part_and_the_total(client: Client, queue: str) -> None:
+    ids = [bury(client, queue) for _ in range(3)]
+    page = client.ok("DlqPage", queue=queue, limit=2, offset=1)
+    assert [entry["job"]["id"] for entry in page["entries"]] == ids[1:]
+    assert page["total"] == 3
+    assert client.call("DlqPage", queue=f"{queue}.none") == {"ok": True, "entries": [], "total": 0}

@@ -187,3 +187,38 @@ def test_a_batch_of_heartbeats_counts_those_that_were_noted(client: Client, queu
 def test_a_pull_without_lease_is_noted_by_heartbeats_too(client: Client, queue: str) -> None:
     job_id = take_plain(client, (push(client, queue), queue)[1])["id"]
     assert client.call("JobHeartbeat", id=job_id) == ALIVE
+
+
+def test_health_tells_whether_the_server_is_well(client: Client, queue: str) -> None:
+    client.ok("PUSH", queue=queue, data=1)
+    health = client.ok("Health")
+    assert health["status"] == "healthy"
+    assert health["uptime"] >= 0
+    assert health["queues"].keys() == {"waiting", "active", "delayed", "completed", "dlq"}
+    assert health["queues"]["waiting"] >= 1
+    assert health["connections"]["tcp"] >= 1
+    assert health["memory"]["rss"] > 1
+
+
+def test_ready_says_that_jobs_are_taken(client: Client) -> None:
+    assert client.ok("Ready")["ready"] is True
+
+
+def test_heap_stats_show_the_size_of_the_process(client: Client) -> None:
+    data = client.ok("HeapStats")["data"]
+    assert len(data["objects"]) == 3
+    assert data["rss"] > 1
+
+
+def test_health_and_readiness_can_be_asked_before_authentication(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path / "health.db", "--auth-tokens", "sesame") as server, server.client() as client:
+        health = client.ok("Health")
+        assert (health["status"], health["queues"]["waiting"]) == ("healthy", 0)
+        assert health["connections"]["tcp"] == 1
+        assert health["memory"]["rss"] > 1
+        assert client.call("Ready") == {"ok": True, "ready": True}
+        assert client.error("HeapStats") == "Not authenticated"
+
+
+def test_heap_stats_tell_the_resident_size(client: Client) -> None:
+    assert client.ok("HeapStats")["data"]["rss"] > 1

@@ -247,3 +247,19 @@ def test_dead_letters_are_retried_by_themselves_when_asked_for(client: Client, q
     (entry,) = client.ok("Dlq", queue=queue)["entries"]
     assert entry["retryCount"] == 1
     assert isinstance(entry["lastRetryAt"], float)
+
+
+def test_queues_summary_counts_each_queue_by_state(client: Client, queue: str) -> None:
+    client.ok("PUSHB", queue=queue, jobs=[{"data": 1}, {"data": 2, "delay": 60_000}])
+    client.ok("Pause", queue=queue)
+    (row,) = [row for row in client.ok("QueuesSummary")["queues"] if row["name"] == queue]
+    assert row["paused"] is True
+    assert (row["counts"]["waiting"], row["counts"]["delayed"], row["counts"]["active"]) == (1, 1, 0)
+
+
+def test_queues_summary_counts_every_queue_by_state(client: Client, queue: str) -> None:
+    push(client, queue)
+    client.ok("Pause", queue=queue)
+    row = next(row for row in client.ok("QueuesSummary")["queues"] if row["name"] == queue)
+    assert row["paused"] is True
+    assert row["counts"]["waiting"] == 1

@@ -44,7 +44,8 @@ EXTENSIONS = _names("""
     GetGroupJobsCount GetGroupsJobsCount GetGroupActiveCount SetGroupRateLimit GetGroupRateLimit
     RemoveGroupRateLimit GetGroupRateLimitTtl SetGroupConcurrency GetGroupConcurrency RemoveGroupConcurrency
     PauseGroup ResumeGroup IsGroupPaused RateLimitGroup
-    DashboardOverview DashboardQueues DashboardQueue
+    DashboardOverview DashboardQueues DashboardQueue DashboardHistory DashboardFailures
+    Health Ready HeapStats QueuesSummary DlqPage
 """)
 
 CATEGORIES = {

@@ -211,7 +211,7 @@ class HealthReply(Reply):
     memory: HealthMemory
 
 
-@command(HealthReply, category="Monitoring", flags=Flag.OPEN, http="GET /health fail=503")
+@command(HealthReply, category="Monitoring", http="GET /health fail=503")
 class Health(Command[HealthReply], tag="Health"):
     """Whether the server is well, with the figures that tell."""
 
@@ -233,7 +233,7 @@ class ReadyReply(Reply):
     ready: bool
 
 
-@command(ReadyReply, category="Monitoring", flags=Flag.OPEN, http="GET /ready fail=503")
+@command(ReadyReply, category="Monitoring", http="GET /ready fail=503")
 class Ready(Command[ReadyReply], tag="Ready"):
     """Whether the server takes jobs now; not while the disk refuses writes."""
 

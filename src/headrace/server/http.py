@@ -99,7 +99,8 @@ class HttpConnection(asyncio.Protocol):
             self._early = data[upgrade.args[0] :]
         except httptools.HttpParserError:
             self._fail(BadRequest("Bad request"))
-        if self._unread_head > MAX_HEAD_BYTES:
+        request = self._request
+        if request is not None and not self._has_head and max(self._unread_head, request.head_bytes) > MAX_HEAD_BYTES:
             self._fail(HeadTooLarge("Request headers exceed 16 KB"))
         self._set_deadline()
         if self.session.backlog_size > _BACKLOG_LIMIT:

@@ -241,6 +241,8 @@ class Hub:
                 return
             events = await self._read(after)
             if not events:
+                lost = _gap(writer, str(after + 1), str(first_recent - 1), self._engine.clock.now_ms())
+                listener.write(lost, 1)
                 after = first_recent - 1
                 continue
             after = self._write_replay(listener, writer, events, after)

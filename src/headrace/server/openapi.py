@@ -100,7 +100,8 @@ def describe() -> Schema:
 
 def _schemas(specs: list[Spec]) -> Schemas:
     schemas = Schemas()
-    parts = [schemas.ref(view) for view in (JobView, SettingsView, LinksView, HistoryView)]
+    views = {"JobState": JobView, "JobSettings": SettingsView, "JobLinks": LinksView, "JobHistory": HistoryView}
+    parts = [schemas.ref(view, f"{name}View") for name, view in views.items()]
     schemas.found["Job"] = {"description": "A job with its settings, links and history.", "allOf": parts}
     schemas.found["Error"] = {
         "type": "object",
@@ -243,16 +244,34 @@ def _lifted(reply: type, path: tuple[str, ...]) -> inspect.Type:
 
 
 def _plain_paths() -> dict[str, Schema]:
+    alive = "Whether the process answers."
     return {
-        "/healthz": {"get": _text("Whether the process answers.", "text/plain", "Monitoring")},
-        "/live": {"get": _text("Whether the process answers.", "text/plain", "Monitoring")},
+        "/healthz": {"get": _text("Alive", alive, "text/plain", "Monitoring")},
+        "/live": {"get": _text("Live", alive, "text/plain", "Monitoring")},
+        **_streams("/events", "Events", "Events as they happen, as server-sent events.", "200", "text/event-stream"),
+        **_streams("/ws", "WebSocket", "Commands and events over a WebSocket.", "101", None),
     }
 
 
-def _text(summary: str, content_type: str, tag: str) -> Schema:
+def _text(name: str, summary: str, content_type: str, tag: str) -> Schema:
     return {
+        "operationId": name,
         "summary": summary,
         "tags": [tag],
         "security": [],
         "responses": {"200": {"description": "Done", "content": {content_type: {"schema": {"type": "string"}}}}},
+    }
+
+
+def _streams(path: str, name: str, summary: str, status: str, content_type: str | None) -> dict[str, Schema]:
+    """A stream of all queues and one of a single queue."""
+    began: Schema = {"description": "The stream begins"}
+    if content_type is not None:
+        began["content"] = {content_type: {"schema": {"type": "string"}}}
+    refused = {code: _error(_ALWAYS[code]) for code in ("400", "401", "403", "503")}
+    common: Schema = {"summary": summary, "tags": ["Events"], "responses": {status: began, **refused}}
+    queue = {"name": "queue", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+    return {
+        path: {"get": {"operationId": name, **common}},
+        f"{path}/queues/{{queue}}": {"get": {"operationId": f"{name}OfQueue", "parameters": [queue], **common}},
     }

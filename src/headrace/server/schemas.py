@@ -20,14 +20,18 @@ class Schemas:
 
     def __init__(self) -> None:
         self.found: dict[str, Schema] = {}
+        self._names: dict[type, str] = {}
 
-    def ref(self, struct: type) -> Schema:
+    def ref(self, struct: type, name: str | None = None) -> Schema:
         """A reference to the schema of a struct, which is made when it is new."""
-        name = struct.__name__
-        if name not in self.found:
+        if struct not in self._names:
+            name = name or struct.__name__
+            if name in self.found:
+                raise ValueError(f"two objects are called {name}")
+            self._names[struct] = name
             self.found[name] = {}  # an object may contain itself
             self.found[name] = self._object(struct)
-        return {"$ref": f"#/components/schemas/{name}"}
+        return {"$ref": f"#/components/schemas/{self._names[struct]}"}
 
     def _object(self, struct: type) -> Schema:
         info = inspect.type_info(struct)

@@ -9,11 +9,11 @@ const LEFT = 40;
 const BOTTOM = 20;
 const TOP = 8;
 
-/** The nearest round number above: 1, 2, 2.5 or 5 times a power of ten. */
+/** A round number that is not below `value`, and whose half is round as well. */
 export function roundUp(value) {
   if (!(value > 0)) return 1;
   const power = 10 ** Math.floor(Math.log10(value));
-  return [1, 2, 2.5, 5, 10].map((step) => step * power).find((step) => step >= value * 0.999);
+  return [1, 1.5, 2, 3, 4, 5, 6, 8, 10].map((step) => step * power).find((step) => step >= value * 0.999);
 }
 
 /** For durations the round numbers are those of a clock. */
@@ -112,6 +112,15 @@ function thin(values, most) {
   return Array.from({ length: most }, (_, i) => Math.max(...known.slice(Math.floor(i * every), Math.floor((i + 1) * every))));
 }
 
+// Marks of one axis must differ: as many digits as its length asks for.
+function elapsed(ms, whole) {
+  const seconds = ms / 1000;
+  if (whole < 4000) return `${Math.round(ms)} ms`;
+  if (whole < 120_000) return `${seconds.toFixed(whole < 40_000 ? 1 : 0)} s`;
+  if (whole < 7_200_000) return `${Math.floor(seconds / 60)}:${String(Math.floor(seconds % 60)).padStart(2, "0")} min`;
+  return duration(ms);
+}
+
 /**
  * Bars over one axis, one row each. rows: [{label, kind, from, to, note, open, hint}] in ms.
  */
@@ -129,7 +138,7 @@ export function gantt(rows, width) {
       return [
         h("line", { class: "grid", x1: x(time), x2: x(time), y1: 0, y2: height - 20 }),
         h("text", { class: "tick", x: x(time), y: height - 4, "text-anchor": part === 0 ? "start" : part === 1 ? "end" : "middle" },
-          part === 0 ? "0" : `+${duration(last - first === 1 ? 0 : time - first)}`),
+          part === 0 ? "0" : `+${elapsed(time - first, last - first)}`),
       ];
     }),
     rows.map((row, index) => {

@@ -57,7 +57,9 @@ const branch = (node, here) => h("li", { key: node.job.id },
 
 const WORDS = { waiting: "waiting", delayed: "delayed", active: "attempt", "waiting-children": "children" };
 
-/** Bars between the entries of the timeline. What a job waits for after a failure is its backoff, as far as runAt tells. */
+const BACKOFF_CAP_MS = 3_600_000;
+
+/** Bars between the entries of the timeline, in order. */
 export function life(job) {
   const entries = job.timeline;
   const ended = job.state === "completed" || job.state === "failed";
@@ -65,32 +67,42 @@ export function life(job) {
   let attempts = 0;
   entries.forEach((entry, index) => {
     const next = entries[index + 1];
-    if (entry.state === "completed" || (entry.state === "failed" && !(next && next.state !== "waiting"))) return;
-    if (!next && ended) return;
-    const to = next?.timestamp ?? Math.max(now(), entry.timestamp);
-    const before = entries[index - 1];
-    const afterFailure = before?.state === "failed" && entry.state === "waiting" && entry.attempt > 1;
+    const isEnd = entry.state === "completed" || (entry.state === "failed" && (!next || next.state === "waiting"));
+    if (isEnd || (!next && ended)) return;
     if (entry.state === "active") attempts += 1;
-    rows.push(...bars(entry, { to, next, afterFailure, nth: attempts, runAt: next ? null : job.runAt }));
+    const isRetry = entries[index - 1]?.state === "failed" && entry.attempt > 1;
+    rows.push(...bars({ entry, next, isRetry, attempts, to: next?.timestamp ?? Math.max(now(), entry.timestamp), job }));
   });
   return rows;
 }
 
-function bars(entry, { to, next, afterFailure, nth, runAt }) {
+function bars({ entry, next, isRetry, attempts, to, job }) {
   const from = entry.timestamp;
-  const put = (label, kind, begin, end, note) => ({
-    label, kind, from: begin, to: end, open: !next && end === to, note: note ?? duration(end - begin),
-    hint: `${label}: ${clockTime(begin, true)} to ${next || end < to ? clockTime(end, true) : "now"}, ${duration(end - begin)}${next?.error ? `: ${firstLine(next.error)}` : ""}`,
-  });
   if (entry.state === "active") {
-    const failed = next && next.state !== "completed" && (next.error || next.state === "failed");
-    return [put(`attempt ${nth}`, failed ? "failed" : next?.state === "completed" ? "completed" : "active", from, to)];
+    const kind = next?.state === "completed" ? "completed" : next?.error || next?.state === "failed" ? "failed" : "active";
+    return [span(`attempt ${attempts}`, kind, from, to, next)];
   }
-  const put_off = afterFailure ? "backoff" : entry.state === "delayed" ? "delayed" : null;
-  if (put_off && runAt && runAt > from && runAt < to) return [put(put_off, "delayed", from, runAt), put("waiting", "waiting", runAt, to)];
-  if (put_off) return [put(put_off, "delayed", from, to)];
-  return [put(entry.error ? "after a stall" : WORDS[entry.state] ?? entry.state, "waiting", from, to)];
+  if (!isRetry && entry.state !== "delayed") return [span(entry.error ? "after a stall" : WORDS[entry.state] ?? entry.state, "waiting", from, to, next)];
+  const word = isRetry ? "backoff" : "delayed";
+  const { until, isKnown } = putOffUntil({ entry, isRetry, to, job });
+  if (until >= to) return [span(word, "delayed", from, to, next)];
+  return [span(isKnown ? word : `${word}, about`, "delayed", from, until, entry), span("waiting", "waiting", until, to, next)];
 }
+
+// The job knows when it may run next, not when it might have before: earlier backoffs are as long as they are on average.
+function putOffUntil({ entry, isRetry, to, job }) {
+  const from = entry.timestamp;
+  if (job.runAt >= from && job.runAt <= to) return { until: job.runAt, isKnown: true };
+  if (!isRetry) return { until: to, isKnown: true };
+  const base = job.backoffConfig?.delay ?? job.backoff;
+  const grown = job.backoffConfig?.type === "fixed" ? base : base * 2 ** (entry.attempt - 1);
+  return { until: from + Math.min(grown, job.backoffConfig?.maxDelay ?? BACKOFF_CAP_MS), isKnown: false };
+}
+
+const span = (label, kind, from, to, next) => ({
+  label, kind, from, to, open: !next, note: duration(to - from),
+  hint: `${label}: ${clockTime(from, true)} to ${next ? clockTime(to, true) : "now"}, ${duration(to - from)}${next?.error ? `: ${firstLine(next.error)}` : ""}`,
+});
 
 // -- what the state allows -------------------------------------------------------------------------------------------
 

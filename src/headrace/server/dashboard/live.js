@@ -1,16 +1,14 @@
 // What happens on the server while the page is open.
 //
-// Events only say that something changed; numbers are asked for again, at most once per REFRESH_MS, and every IDLE_MS
-// when nothing happens. The stream is read with fetch because EventSource cannot send an Authorization header.
-// A busy server is not made busier: past CALM events in a second the stream is closed for a while and time alone
-// drives the page. A hidden page asks for nothing.
+// The stream says which queues changed (`queue:counts`, collected by the server, ten times a second at most); the page
+// asks for its numbers again, at most once per REFRESH_MS, and every IDLE_MS when nothing happens. The stream is read
+// with fetch because EventSource cannot send an Authorization header. A hidden page asks for nothing.
 
 import { authorization, listenToAnswers, overview } from "./api.js";
 
 const REFRESH_MS = 1000;
 const IDLE_MS = 5000;
-const CALM = 400;
-const REST_MS = 20_000;
+const RETRY_MS = 1000;
 
 export const connection = { lost: false, lastGood: Date.now(), skew: 0 };
 
@@ -29,11 +27,8 @@ export function start(change, connectionChanged) {
   onConnection = connectionChanged;
   listenToAnswers(answered, lost);
   setInterval(tick, 250);
-  document.addEventListener("visibilitychange", () => (document.hidden ? disconnect() : wake()));
+  document.addEventListener("visibilitychange", () => (document.hidden ? disconnect() : refresh()));
 }
-
-/** Forget the stream; the next answer opens a new one, with the token of that time. */
-export const reconnect = () => disconnect();
 
 function tick() {
   if (document.hidden) return;
@@ -48,8 +43,6 @@ function refresh() {
   refreshed = Date.now();
   onChange();
 }
-
-const wake = () => refresh();
 
 function probe() {
   refreshed = Date.now();
@@ -75,7 +68,8 @@ function lost() {
 
 // -- the stream --------------------------------------------------------------------------------------------------
 
-function disconnect() {
+/** Leave the stream; the next answer opens a new one, with the token of that time. */
+export function disconnect() {
   stream?.abort();
   stream = null;
 }
@@ -83,35 +77,22 @@ function disconnect() {
 async function connect() {
   if (stream || document.hidden) return;
   const mine = (stream = new AbortController());
-  let pause = REFRESH_MS;
   while (stream === mine) {
-    pause = (await read(mine.signal).catch(() => null)) ?? Math.min(pause * 2, 10 * REFRESH_MS);
+    const rest = await read(mine.signal).catch(() => RETRY_MS);
     if (stream !== mine) return;
     dirty = true; // whatever ended the stream, the next question tells whether the server is still there
-    await new Promise((resolve) => setTimeout(resolve, pause));
+    await new Promise((resolve) => setTimeout(resolve, rest));
   }
 }
 
-/** Reads events until the stream ends; how long to rest before the next one. */
+/** Reads until the stream ends; how long to rest before the next one. */
 async function read(signal) {
-  const own = new AbortController();
-  signal.addEventListener("abort", () => own.abort());
-  const response = await fetch("/events", { headers: authorization(), signal: own.signal, cache: "no-store" });
-  if (!response.ok) return 10 * REFRESH_MS;
+  const response = await fetch("/events?events=queue:counts", { headers: authorization(), signal, cache: "no-store" });
+  if (!response.ok) return 10 * RETRY_MS;
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-  let second = 0;
-  let events = 0;
   for (;;) {
     const { value, done } = await reader.read();
-    if (done) return REFRESH_MS;
-    const found = value.split("event: job:").length - 1 + (value.split("event: queue:").length - 1);
-    if (found) dirty = true;
-    const present = Math.floor(Date.now() / 1000);
-    events = present === second ? events + found : found;
-    second = present;
-    if (events > CALM) {
-      own.abort();
-      return REST_MS;
-    }
+    if (done) return RETRY_MS;
+    if (value.includes("event:")) dirty = true;
   }
 }

@@ -47,7 +47,8 @@ function open() {
   const address = `${next.name}/${next.id}`;
   const same = ctx?.address === address;
   ctx = {
-    ...next, address, page: same ? ctx.page : null, ui: same ? ctx.ui : {}, data: same ? ctx.data : null, error: null, login: ctx?.login ?? false, refused: ctx?.refused ?? null,
+    ...next, address, error: null, login: ctx?.login ?? false, refused: ctx?.refused ?? null,
+    page: same ? ctx.page : null, ui: same ? ctx.ui : {}, data: same ? ctx.data : null,
     redraw: draw, reload: load,
     go: (change) => location.replace(pathWith(change)),
   };
@@ -81,13 +82,8 @@ async function load() {
     mine.refused = null;
   } catch (error) {
     if (!(error instanceof ApiError)) throw error;
-    const offered = token.get() !== null;
-    if (error.kind === "login") token.clear();
-    // While somebody signs in, other refusals (too many guesses) belong into the form, too.
-    if (mine.login || error.kind === "login") mine.refused = error.kind !== "login" ? error.message : offered ? "The server did not accept this token." : mine.refused;
-    mine.login = error.kind === "login" || (mine.login && error.kind === "refused");
     mine.error = error;
-    drawBar();
+    considerLogin(mine, error);
   } finally {
     loading = false;
     draw();
@@ -96,6 +92,19 @@ async function load() {
       load();
     }
   }
+}
+
+function considerLogin(mine, error) {
+  if (error.kind === "login") {
+    if (token.get() !== null) mine.refused = "The server did not accept this token.";
+    token.clear();
+    mine.login = true;
+  } else if (mine.login) {
+    // While somebody signs in, other refusals (too many guesses) belong into the form, too.
+    mine.refused = error.message;
+    mine.login = error.kind === "refused";
+  }
+  drawBar();
 }
 
 const fetchPage = (name) => PAGES[name]().catch(() => {
@@ -111,12 +120,11 @@ const draw = oncePerFrame(() => {
   else if (ctx.data && (!ctx.error || ctx.error.kind === "lost")) {
     show(content, ctx.page.view(ctx.data, ctx));
     document.title = `${ctx.page.title(ctx)} · Headrace`;
-  }
-  else if (ctx.error) show(content, problem(ctx.error));
+  } else if (ctx.error) show(content, problem(ctx.error));
 });
 
 async function signedIn() {
-  live.reconnect();
+  live.disconnect();
   await load();
   drawBar();
 }
@@ -148,7 +156,7 @@ function search(event) {
 
 function signOut() {
   token.clear();
-  live.reconnect();
+  live.disconnect();
   open();
 }
 

@@ -6,10 +6,11 @@ import { h } from "./dom.js";
 import { NOTHING, count, duration, exactCount, jobs, nameOf, rate, rateNumber, rateUnit } from "./format.js";
 import { judge } from "./health.js";
 import { STATES, badge, confirm, dialog, firstJob, jobTable, live, notice, paths, perform } from "./parts.js";
-import { hourOf, pauseButton } from "./queues.js";
+import { pauseButton } from "./queues.js";
 
 const PAGE = 25;
 const SEARCHED = 500;
+const HOUR_FRESH_MS = 5000;
 const TABS = ["waiting", "active", "delayed", "waiting-children", "completed", "failed"];
 
 export const title = (ctx) => ctx.id;
@@ -18,13 +19,23 @@ export async function load(ctx) {
   const { state = "", page = "0", find = "" } = ctx.query;
   const searching = find !== "";
   const [rows, hour, list, detail] = await Promise.all([
-    api.queues(), hourOf(),
+    api.queues(), hourOf(ctx),
     api.jobs(ctx.id, { state, limit: searching ? SEARCHED : PAGE, offset: searching ? 0 : Number(page) * PAGE, asc: false }),
     api.queue(ctx.id),
   ]);
   const row = rows.find((queue) => queue.name === ctx.id);
   const found = searching ? list.filter((job) => matches(job, find)) : list;
   return { queue: row && judge(row, hour), counts: detail.counts, hour, list: found, searched: searching ? list.length : null, page: Number(page), state, find };
+}
+
+/** The last hour of this queue alone, in the shape that all queues together have. */
+async function hourOf(ctx) {
+  const kept = ctx.ui.hour;
+  if (kept && Date.now() - kept.at < HOUR_FRESH_MS) return kept.data;
+  const { start, step, series } = await api.history("1h", { queue: ctx.id });
+  const data = { start, step, queues: new Map([[ctx.id, series]]) };
+  ctx.ui.hour = { at: Date.now(), data };
+  return data;
 }
 
 export function matches(job, text) {

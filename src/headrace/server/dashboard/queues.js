@@ -7,7 +7,8 @@ import { count, duration, rateNumber, rateUnit } from "./format.js";
 import { judge, worstFirst } from "./health.js";
 import { badge, firstJob, live, notice, paths, perform } from "./parts.js";
 
-const HOUR_FRESH_MS = 10_000;
+const HOUR_FRESH_MS = 15_000;
+const MOST_LINES = 15;
 
 export const title = () => "Queues";
 
@@ -21,7 +22,7 @@ let hour = null;
 
 /** The last hour of the busiest queues. */
 export async function hourOf() {
-  if (!hour || Date.now() - hour.at > HOUR_FRESH_MS) hour = { at: Date.now(), data: await api.history("1h", { top: 30 }) };
+  if (!hour || Date.now() - hour.at > HOUR_FRESH_MS) hour = { at: Date.now(), data: await api.history("1h", { top: MOST_LINES }) };
   return hour.data;
 }
 

@@ -1,0 +1,238 @@
+"""WebSocket with a real client: commands, order, events by choice, bounds, and what is released at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+
+from tests.http.webserver import Http, WebServer
+
+
+class Talk:
+    """A connection that keeps replies and events apart."""
+
+    def __init__(self, socket: ClientConnection) -> None:
+        self.socket = socket
+        self.events: list[dict[str, Any]] = []
+
+    async def message(self) -> dict[str, Any]:
+        return dict(json.loads(await asyncio.wait_for(self.socket.recv(), 10)))
+
+    async def call(self, cmd: str, **fields: Any) -> dict[str, Any]:
+        await self.socket.send(json.dumps({"cmd": cmd, **fields}))
+        return await self.reply()
+
+    async def reply(self) -> dict[str, Any]:
+        while "ok" not in (found := await self.message()):
+            self.events.append(found)
+        return found
+
+    async def take(self, count: int) -> list[dict[str, Any]]:
+        while len(self.events) < count:
+            self.events.append(await self.message())
+        taken, self.events = self.events[:count], self.events[count:]
+        return taken
+
+
+@pytest.fixture
+async def talk(web: WebServer, queue: str) -> AsyncIterator[Talk]:
+    async with connect(f"ws://127.0.0.1:{web.http_port}/ws/queues/{queue}") as socket:
+        yield Talk(socket)
+
+
+async def test_commands_are_answered_as_on_tcp(talk: Talk, queue: str) -> None:
+    pushed = await talk.call("PUSH", queue=queue, data={"at": 1794780368394}, reqId=7)
+    assert (pushed["ok"], pushed["reqId"]) == (True, 7)
+    pulled = await talk.call("PULL", queue=queue, owner="w", reqId="x")
+    assert pulled["job"]["data"] == {"at": 1794780368394}
+    settled = await talk.call("ACK", id=pushed["id"], token=pulled["token"], result=[1])
+    assert settled == {"ok": True}
+    assert (await talk.call("GetState", id=pushed["id"]))["state"] == "completed"
+
+
+@pytest.mark.parametrize(
+    ("message", "error"),
+    [
+        ("{", "Invalid JSON"),
+        ("", "Invalid JSON"),
+        ("[1]", "Invalid command"),
+        ("null", "Invalid command format"),
+        ('{"cmd":5}', "Invalid command"),
+        ('{"cmd":"Nope"}', "Unknown command: Nope"),
+        ('{"cmd":"PUSH","queue":"a b","data":1}', "Queue name contains invalid characters"),
+        ('{"cmd":"Subscribe"}', "events must be a non-empty array"),
+        ('{"cmd":"Subscribe","events":[]}', "events must be a non-empty array"),
+        ('{"cmd":"Subscribe","events":["job:pushed","x:y","job"]}', "Invalid: x:y, job"),
+    ],
+)
+async def test_what_is_wrong_is_said_and_the_connection_stays(talk: Talk, message: str, error: str) -> None:
+    await talk.socket.send(message)
+    assert (await talk.reply())["error"] == error
+    assert (await talk.call("Ping"))["ok"] is True
+
+
+async def test_binary_messages_are_read_as_json(talk: Talk) -> None:
+    await talk.socket.send(b'{"cmd":"Ping","reqId":[1]}')
+    assert (await talk.reply())["reqId"] == [1]
+
+
+async def test_a_message_may_come_in_fragments(talk: Talk) -> None:
+    await talk.socket.send(['{"cmd":', '"Ping",', '"reqId":1}'])
+    assert (await talk.reply())["reqId"] == 1
+
+
+async def test_replies_with_a_request_id_need_not_wait_for_a_long_poll(talk: Talk, queue: str) -> None:
+    await talk.socket.send(json.dumps({"cmd": "PULL", "queue": queue, "timeout": 9000, "reqId": "slow"}))
+    assert (await talk.call("Ping", reqId="quick"))["reqId"] == "quick"
+    assert (await talk.call("PUSH", queue=queue, data=1, reqId="push"))["reqId"] in ("push", "slow")
+    assert (await talk.reply())["reqId"] in ("push", "slow")
+
+
+async def test_before_any_subscribe_events_have_the_shape_of_the_protocol(talk: Talk, http: Http, queue: str) -> None:
+    job = http.ok("POST", f"/queues/{queue}/jobs", {"data": 1})["id"]
+    http.ok("POST", f"/queues/{queue}.other/jobs", {"data": 1})
+    http.ok("GET", f"/queues/{queue}/jobs")
+    first, second = await talk.take(2)
+    assert (first["eventType"], first["queue"], first["jobId"]) == ("pushed", queue, job)
+    assert second["eventType"] == "pulled"
+
+
+async def test_chosen_events_are_told_by_name(talk: Talk, http: Http, queue: str) -> None:
+    reply = await talk.call("Subscribe", events=["job:active", "queue:*"], reqId=1)
+    assert reply == {"ok": True, "subscribed": ["job:active", "queue:*"], "reqId": 1}
+    job = http.ok("POST", f"/queues/{queue}/jobs", {"data": 1})["id"]
+    http.ok("GET", f"/queues/{queue}/jobs")
+    http.ok("POST", f"/queues/{queue}/pause")
+    names: dict[str, dict[str, Any]] = {}
+    while not {"job:active", "queue:paused", "queue:counts"} <= set(names):
+        event = await talk.message()
+        names[event["event"]] = event
+    assert "job:pushed" not in names
+    assert names["job:active"]["data"] == {"queue": queue, "jobId": job, "attempt": 1}
+    assert isinstance(names["job:active"]["ts"], int)
+
+
+async def test_unsubscribing_ends_some_or_all(talk: Talk, http: Http, queue: str) -> None:
+    await talk.call("Subscribe", events=["job:pushed", "job:active"])
+    left = await talk.call("Unsubscribe", events=["job:pushed"], reqId="u")
+    assert left == {"ok": True, "subscribed": ["job:active"], "reqId": "u"}
+    http.ok("POST", f"/queues/{queue}/jobs", {"data": 1})
+    http.ok("GET", f"/queues/{queue}/jobs")
+    assert (await talk.message())["event"] == "job:active"
+    assert (await talk.call("Unsubscribe"))["subscribed"] == []
+    http.ok("POST", f"/queues/{queue}/jobs", {"data": 1})
+    await talk.call("Ping")
+    assert talk.events == []
+
+
+async def test_jobs_wait_again_when_the_connection_closes(web: WebServer, http: Http, queue: str) -> None:
+    async with connect(f"ws://127.0.0.1:{web.http_port}/ws") as socket:
+        talk = Talk(socket)
+        job = (await talk.call("PUSH", queue=queue, data=1, reqId=1))["id"]
+        await talk.call("PULL", queue=queue, reqId=2)
+        assert http.ok("GET", f"/jobs/{job}/state")["state"] == "active"
+    for _ in range(200):
+        if http.ok("GET", f"/jobs/{job}/state")["state"] == "waiting":
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("the job was not released")
+
+
+async def test_a_message_beyond_1_mb_closes_the_connection(talk: Talk) -> None:
+    await talk.socket.send(json.dumps({"cmd": "Ping", "pad": "x" * 900_000}))
+    assert (await talk.reply())["ok"] is True
+    with pytest.raises(ConnectionClosed):
+        await talk.call("Ping", pad="x" * 1_100_000)
+    assert talk.socket.close_code == 1009
+
+
+async def test_broken_frames_close_the_connection(web: WebServer) -> None:
+    async with connect(f"ws://127.0.0.1:{web.http_port}/ws") as socket:
+        transport = socket.transport
+        transport.write(b"\xff\xff\xff\xff")
+        with pytest.raises(ConnectionClosed):
+            await asyncio.wait_for(socket.recv(), 5)
+
+
+async def test_a_slow_client_loses_events_and_is_told_how_many(web: WebServer, queue: str) -> None:
+    raw = socket.socket()
+    raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    raw.connect(("127.0.0.1", web.http_port))
+    async with connect(f"ws://127.0.0.1:{web.http_port}/ws/queues/{queue}", sock=raw, max_queue=1) as slow:
+        talk = Talk(slow)
+        await talk.call("Subscribe", events=["job:pushed"])
+        slow.transport.pause_reading()
+        with web.http(timeout=30) as http:
+            for _ in range(80):
+                jobs = [{"data": 0, "name": "n" * 250} for _ in range(500)]
+                http.ok("POST", f"/queues/{queue}/jobs/bulk", {"jobs": jobs})
+                await asyncio.sleep(0.02)
+            slow.transport.resume_reading()
+            told = dropped = 0
+            while not dropped or told + dropped < 40_000:
+                event = await talk.message()
+                told += event["event"] == "job:pushed"
+                dropped += event["data"].get("count", 0) if event["event"] == "dropped" else 0
+            assert told + dropped == 40_000
+            assert (await talk.call("Ping"))["ok"] is True
+
+
+class TestHandshake:
+    async def test_a_cap_is_kept(self) -> None:
+        with WebServer(":memory:", "--max-ws-clients", "1") as web:
+            async with connect(f"ws://127.0.0.1:{web.http_port}/ws"):
+                with pytest.raises(InvalidStatus) as refused:
+                    await connect(f"ws://127.0.0.1:{web.http_port}/ws")
+                assert refused.value.response.status_code == 503
+                assert b"Too many WebSocket connections" in (refused.value.response.body or b"")
+
+    async def test_a_failed_upgrade_is_400(self, http: Http) -> None:
+        answer = http.get("/ws")
+        assert (answer.status, answer.error) == (400, "WebSocket upgrade failed")
+        headers = {"Upgrade": "websocket", "Connection": "Upgrade", "Sec-WebSocket-Version": "13"}
+        assert http.call("GET", "/ws", headers={**headers, "Sec-WebSocket-Key": "short"}).status == 400
+
+    async def test_tokens_open_it(self, guarded: WebServer) -> None:
+        url = f"ws://127.0.0.1:{guarded.http_port}/ws"
+        with pytest.raises(InvalidStatus) as refused:
+            await connect(url)
+        assert refused.value.response.status_code == 401
+        async with connect(url, additional_headers={"Authorization": "Bearer sesame"}) as socket:
+            assert (await Talk(socket).call("Stats"))["ok"] is True
+
+    async def test_frames_may_follow_the_upgrade_at_once(self, web: WebServer) -> None:
+        with web.raw() as raw:
+            masked = bytes((0x81, 0x80 | 14, 0, 0, 0, 0)) + b'{"cmd":"Ping"}'
+            raw.send(
+                b"GET /ws HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+                b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n" + masked
+            )
+            assert b"101 Switching Protocols" in raw.head()
+            assert b'"pong":true' in raw.until(b'"ok":true}')
+
+    async def test_a_stop_says_goodbye(self) -> None:
+        web = WebServer(":memory:").start()
+        async with connect(f"ws://127.0.0.1:{web.http_port}/ws") as socket:
+            await asyncio.get_running_loop().run_in_executor(None, web.stop)
+            with pytest.raises(ConnectionClosed):
+                await asyncio.wait_for(socket.recv(), 5)
+            assert socket.close_code == 1001
+
+    async def test_pings_are_answered_and_silence_is_not_forgiven(self) -> None:
+        with WebServer(":memory:", "--live-heartbeat-ms", "100") as web:
+            async with connect(f"ws://127.0.0.1:{web.http_port}/ws") as alive:
+                with web.raw() as silent:
+                    silent.send(
+                        b"GET /ws HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+                        b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+                    )
+                    assert await asyncio.get_running_loop().run_in_executor(None, silent.is_closed)
+                assert (await Talk(alive).call("Ping"))["ok"] is True
+                await asyncio.wait_for(await alive.ping(), 5)
