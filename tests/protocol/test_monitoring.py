@@ -208,17 +208,3 @@ def test_heap_stats_show_the_size_of_the_process(client: Client) -> None:
     data = client.ok("HeapStats")["data"]
     assert len(data["objects"]) == 3
     assert data["rss"] > 1
-
-
-def test_health_and_readiness_can_be_asked_before_authentication(tmp_path: Path) -> None:
-    with ServerProcess(tmp_path / "health.db", "--auth-tokens", "sesame") as server, server.client() as client:
-        health = client.ok("Health")
-        assert (health["status"], health["queues"]["waiting"]) == ("healthy", 0)
-        assert health["connections"]["tcp"] == 1
-        assert health["memory"]["rss"] > 1
-        assert client.call("Ready") == {"ok": True, "ready": True}
-        assert client.error("HeapStats") == "Not authenticated"
-
-
-def test_heap_stats_tell_the_resident_size(client: Client) -> None:
-    assert client.ok("HeapStats")["data"]["rss"] > 1

@@ -255,11 +255,3 @@ def test_queues_summary_counts_each_queue_by_state(client: Client, queue: str) -
     (row,) = [row for row in client.ok("QueuesSummary")["queues"] if row["name"] == queue]
     assert row["paused"] is True
     assert (row["counts"]["waiting"], row["counts"]["delayed"], row["counts"]["active"]) == (1, 1, 0)
-
-
-def test_queues_summary_counts_every_queue_by_state(client: Client, queue: str) -> None:
-    push(client, queue)
-    client.ok("Pause", queue=queue)
-    row = next(row for row in client.ok("QueuesSummary")["queues"] if row["name"] == queue)
-    assert row["paused"] is True
-    assert row["counts"]["waiting"] == 1

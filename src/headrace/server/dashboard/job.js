@@ -107,7 +107,7 @@ const span = (label, kind, from, to, next) => ({
 // -- what the state allows -------------------------------------------------------------------------------------------
 
 // The column of the server's state table that a person may use without holding the lease of the job.
-const ALLOWED = {
+export const ALLOWED = {
   waiting: ["cancel", "discard"], prioritized: ["cancel", "discard"], "waiting-children": ["cancel", "discard"],
   delayed: ["promote", "cancel", "discard"], failed: ["retry"], completed: ["again"], active: [],
 };

@@ -221,7 +221,7 @@ function help() {
     h("h2", {}, "Keys"),
     h("dl", { class: "keys" }, KEYS.map(([keys, what]) => [h("dt", {}, keys.split(" ").filter(Boolean).map((key) => h("kbd", {}, key))), h("dd", {}, what)])),
     h("p", { class: "quiet" }, "The API behind this page is described at ", h("a", { href: "/docs" }, "/docs"), "."),
-    h("div", { class: "actions" }, h("button", { type: "button", onclick: () => close(true) }, "Close")),
+    h("div", { class: "actions" }, h("button", { type: "button", autofocus: true, onclick: () => close(true) }, "Close")),
   ]);
 }
 

@@ -160,7 +160,7 @@ async function limits(queue, ctx) {
     h("h2", {}, `Limits of ${name}`),
     h("form", { onsubmit: act((fields) => api.setConcurrency(name, Number(fields.get("running"))), "Set how many run at once") },
       h("label", {}, "Jobs running at once", h("span", { class: "pair" },
-        h("input", { name: "running", type: "number", min: 0, required: true, value: queue.limit ?? "", placeholder: "no limit" }),
+        h("input", { name: "running", type: "number", min: 0, required: true, value: queue.limit ?? "" }),
         h("button", { type: "submit", class: "small" }, "Set"), clear(() => api.clearConcurrency(name), "Any number may run at once")))),
     h("form", { onsubmit: act((fields) => api.setRateLimit(name, Number(fields.get("rate")), Number(fields.get("seconds")) * 1000), "Set how fast jobs start") },
       h("label", {}, "Jobs started", h("span", { class: "pair" },
