@@ -37,7 +37,12 @@ async function call(method, path, body) {
   if (body !== undefined) headers["Content-Type"] = "application/json";
   let response;
   try {
-    response = await fetch(path, { method, headers, body: body === undefined ? undefined : JSON.stringify(body), cache: "no-store" });
+    response = await fetch(path, {
+      method,
+      headers,
+      body: body === undefined ? undefined : JSON.stringify(body),
+      cache: "no-store",
+    });
   } catch {
     heard.onLost();
     throw new ApiError("lost", "The server does not answer.");
@@ -73,7 +78,7 @@ export async function overview() {
 /** All queues, page by page. */
 export async function queues() {
   const rows = [];
-  for (let total = 1; rows.length < total && rows.length < MOST_QUEUES; ) {
+  for (let total = 1; rows.length < total && rows.length < MOST_QUEUES;) {
     const page = await get("/dashboard/queues", { limit: 500, offset: rows.length });
     if (!page.queues.length) break;
     rows.push(...page.queues.map(queueRow));
@@ -83,14 +88,33 @@ export async function queues() {
 }
 
 const queueRow = (row) => ({
-  name: row.name, paused: row.paused, waiting: row.waiting, delayed: row.delayed, active: row.active, completed: row.completed, failed: row.dlq,
-  failedToday: row.failedToday, limit: row.concurrency, oldest: row.oldestWaitingMs, in: row.inPerSec, out: row.outPerSec, p95: row.p95WaitMs,
+  name: row.name,
+  paused: row.paused,
+  waiting: row.waiting,
+  delayed: row.delayed,
+  active: row.active,
+  completed: row.completed,
+  failed: row.dlq,
+  failedToday: row.failedToday,
+  limit: row.concurrency,
+  oldest: row.oldestWaitingMs,
+  in: row.inPerSec,
+  out: row.outPerSec,
+  p95: row.p95WaitMs,
 });
 
-/** `top`: how many of the busiest queues get lines of their own. {start, step, series: {in, out, failed, waiting, active, waitP50, waitP95, runP95}, queues: Map}: rates are per second. */
+/**
+ * {start, step, series: {in, out, failed, waiting, active, waitP50, waitP95, runP95}, queues: Map}, rates per second.
+ * `top`: how many of the busiest queues get lines of their own.
+ */
 export async function history(span, { queue, top = 0 } = {}) {
   const answer = await get("/dashboard/history", { window: span, queue, top });
-  return { start: answer.start, step: answer.step, series: answer.series, queues: new Map(Object.entries(answer.queues)) };
+  return {
+    start: answer.start,
+    step: answer.step,
+    series: answer.series,
+    queues: new Map(Object.entries(answer.queues)),
+  };
 }
 
 /** {groups: [{signature, count, lastSeen, queues, jobIds, error}], total} */

@@ -17,7 +17,10 @@ export function roundUp(value) {
 }
 
 /** For durations the round numbers are those of a clock. */
-const CLOCK = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 10e3, 20e3, 30e3, 60e3, 120e3, 300e3, 600e3, 1200e3, 1800e3, 3600e3];
+const CLOCK = [
+  1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 10e3, 20e3, 30e3, 60e3, 120e3, 300e3, 600e3, 1200e3, 1800e3,
+  3600e3,
+];
 export const roundUpTime = (ms) => CLOCK.find((step) => step >= ms * 0.999) ?? roundUp(ms / 3600e3) * 3600e3;
 
 /**
@@ -36,20 +39,37 @@ export function chart({ label, start, step, lines, width, format, top, pointed, 
     const place = ((event.clientX - box.left) * (width / box.width) - LEFT) / inner;
     return Math.max(0, Math.min(size - 1, Math.round(place * (size - 1))));
   };
-  return h("svg", {
-    class: "chart", viewBox: `0 0 ${width} ${HEIGHT}`, width, height: HEIGHT, role: "img", "aria-label": label,
-    onpointermove: (event) => onpoint(at(event)), onpointerleave: () => onpoint(null),
-  },
+  return h(
+    "svg",
+    {
+      class: "chart",
+      viewBox: `0 0 ${width} ${HEIGHT}`,
+      width,
+      height: HEIGHT,
+      role: "img",
+      "aria-label": label,
+      onpointermove: (event) => onpoint(at(event)),
+      onpointerleave: () => onpoint(null),
+    },
     [0, 0.5, 1].map((part) => [
       h("line", { class: part ? "grid" : "grid base", x1: LEFT, x2: width - 4, y1: y(end * part), y2: y(end * part) }),
-      h("text", { class: "tick", x: LEFT - 6, y: y(end * part) + 4, "text-anchor": "end" }, part ? format(end * part) : "0"),
+      h(
+        "text",
+        { class: "tick", x: LEFT - 6, y: y(end * part) + 4, "text-anchor": "end" },
+        part ? format(end * part) : "0",
+      ),
     ]),
     timeTicks(start, step, size, inner).map(({ index, text, anchor }) =>
-      h("text", { class: "tick", x: x(index), y: HEIGHT - 4, "text-anchor": anchor }, text)),
+      h("text", { class: "tick", x: x(index), y: HEIGHT - 4, "text-anchor": anchor }, text),
+    ),
     lines.map((line) => (line.bars ? bars(line, y, inner / size) : curve(line, x, y))),
-    pointed !== null && pointed < size && h("line", { class: "pointer", x1: x(pointed), x2: x(pointed), y1: TOP, y2: HEIGHT - BOTTOM }),
-    pointed !== null && lines.filter((line) => !line.bars && line.values[pointed] != null).map((line) =>
-      h("circle", { class: `dot ${line.class}`, cx: x(pointed), cy: y(line.values[pointed]), r: 3 })),
+    pointed !== null &&
+      pointed < size &&
+      h("line", { class: "pointer", x1: x(pointed), x2: x(pointed), y1: TOP, y2: HEIGHT - BOTTOM }),
+    pointed !== null &&
+      lines
+        .filter((line) => !line.bars && line.values[pointed] != null)
+        .map((line) => h("circle", { class: `dot ${line.class}`, cx: x(pointed), cy: y(line.values[pointed]), r: 3 })),
   );
 }
 
@@ -78,17 +98,30 @@ function runs(values) {
 function curve(line, x, y) {
   return runs(line.values).map((run) => {
     const points = run.map(([index, value]) => `${x(index).toFixed(1)},${y(value).toFixed(1)}`);
-    if (run.length === 1) return h("circle", { class: `dot ${line.class}`, cx: x(run[0][0]), cy: y(run[0][1]), r: 1.5 });
+    if (run.length === 1)
+      return h("circle", { class: `dot ${line.class}`, cx: x(run[0][0]), cy: y(run[0][1]), r: 1.5 });
     const area = `M${x(run[0][0]).toFixed(1)},${y(0)} L${points.join(" ")} L${x(run.at(-1)[0]).toFixed(1)},${y(0)} Z`;
-    return [line.area && h("path", { class: `area ${line.class}`, d: area }), h("polyline", { class: `line ${line.class}`, points: points.join(" ") })];
+    return [
+      line.area && h("path", { class: `area ${line.class}`, d: area }),
+      h("polyline", { class: `line ${line.class}`, points: points.join(" ") }),
+    ];
   });
 }
 
 function bars(line, y, room) {
   const width = Math.max(1.5, Math.min(10, room * 0.7));
   const x = (index) => LEFT + (index + 0.5) * room;
-  return line.values.map((value, index) =>
-    value > 0 && h("rect", { class: `slab ${line.class}`, x: x(index) - width / 2, y: y(value), width, height: Math.max(1.5, y(0) - y(value)) }));
+  return line.values.map(
+    (value, index) =>
+      value > 0 &&
+      h("rect", {
+        class: `slab ${line.class}`,
+        x: x(index) - width / 2,
+        y: y(value),
+        width,
+        height: Math.max(1.5, y(0) - y(value)),
+      }),
+  );
 }
 
 /** The last hour of one number, small. */
@@ -98,18 +131,26 @@ export function sparkline(values, kind = "waiting", width = 96, height = 24) {
   const x = (i) => (shown.length < 2 ? width : (i / (shown.length - 1)) * (width - 2) + 1);
   const y = (v) => height - 2 - (v / end) * (height - 4);
   const points = shown.map((v, i) => `${x(i).toFixed(1)},${y(v).toFixed(1)}`).join(" ");
-  return h("svg", { class: "spark", viewBox: `0 0 ${width} ${height}`, width, height, "aria-hidden": "true" },
+  return h(
+    "svg",
+    { class: "spark", viewBox: `0 0 ${width} ${height}`, width, height, "aria-hidden": "true" },
     shown.length > 1 && [
-      h("path", { class: `area ${kind}`, d: `M${x(0)},${height - 1} L${points} L${x(shown.length - 1)},${height - 1} Z` }),
+      h("path", {
+        class: `area ${kind}`,
+        d: `M${x(0)},${height - 1} L${points} L${x(shown.length - 1)},${height - 1} Z`,
+      }),
       h("polyline", { class: `line ${kind}`, points }),
-    ]);
+    ],
+  );
 }
 
 function thin(values, most) {
   const known = values.map((v) => v ?? 0);
   if (known.length <= most) return known;
   const every = known.length / most;
-  return Array.from({ length: most }, (_, i) => Math.max(...known.slice(Math.floor(i * every), Math.floor((i + 1) * every))));
+  return Array.from({ length: most }, (_, i) =>
+    Math.max(...known.slice(Math.floor(i * every), Math.floor((i + 1) * every))),
+  );
 }
 
 // Marks of one axis must differ: as many digits as its length asks for.
@@ -132,21 +173,49 @@ export function gantt(rows, width) {
   const last = Math.max(...rows.map((row) => row.to), first + 1);
   const x = (time) => left + ((time - first) / (last - first)) * (width - left - right);
   const height = rows.length * ROW + 24;
-  return h("svg", { class: "gantt", viewBox: `0 0 ${width} ${height}`, width, height, role: "img", "aria-label": "Timeline of this job" },
+  return h(
+    "svg",
+    {
+      class: "gantt",
+      viewBox: `0 0 ${width} ${height}`,
+      width,
+      height,
+      role: "img",
+      "aria-label": "Timeline of this job",
+    },
     (width < 480 ? [0, 0.5, 1] : [0, 0.25, 0.5, 0.75, 1]).map((part) => {
       const time = first + part * (last - first);
       return [
         h("line", { class: "grid", x1: x(time), x2: x(time), y1: 0, y2: height - 20 }),
-        h("text", { class: "tick", x: x(time), y: height - 4, "text-anchor": part === 0 ? "start" : part === 1 ? "end" : "middle" },
-          part === 0 ? "0" : `+${elapsed(time - first, last - first)}`),
+        h(
+          "text",
+          {
+            class: "tick",
+            x: x(time),
+            y: height - 4,
+            "text-anchor": part === 0 ? "start" : part === 1 ? "end" : "middle",
+          },
+          part === 0 ? "0" : `+${elapsed(time - first, last - first)}`,
+        ),
       ];
     }),
     rows.map((row, index) => {
       const length = Math.max(3, x(row.to) - x(row.from));
-      return h("g", {},
+      return h(
+        "g",
+        {},
         h("title", {}, row.hint),
         h("text", { class: "name", x: 0, y: index * ROW + 16 }, row.label),
-        h("rect", { class: `slab ${row.kind}${row.open ? " open" : ""}`, x: Math.min(x(row.from), width - right - 3), y: index * ROW + 5, width: length, height: 14, rx: 2 }),
-        h("text", { class: "note", x: width, y: index * ROW + 16, "text-anchor": "end" }, row.note));
-    }));
+        h("rect", {
+          class: `slab ${row.kind}${row.open ? " open" : ""}`,
+          x: Math.min(x(row.from), width - right - 3),
+          y: index * ROW + 5,
+          width: length,
+          height: 14,
+          rx: 2,
+        }),
+        h("text", { class: "note", x: width, y: index * ROW + 16, "text-anchor": "end" }, row.note),
+      );
+    }),
+  );
 }

@@ -16,12 +16,22 @@ export const title = () => "Failures";
 export async function load(ctx) {
   const rows = await api.queues();
   const groups = await failureGroups(ctx, rows, ctx.query.queue);
-  return { groups, total: rows.reduce((sum, row) => sum + row.failed, 0), failing: rows.filter((row) => row.failed).map((row) => row.name).sort() };
+  return {
+    groups,
+    total: rows.reduce((sum, row) => sum + row.failed, 0),
+    failing: rows
+      .filter((row) => row.failed)
+      .map((row) => row.name)
+      .sort(),
+  };
 }
 
 /** Groups of dead letters by signature, the newest first. Asked for anew when a count changed or time has passed. */
 async function failureGroups(ctx, rows, only) {
-  const failing = rows.filter((row) => row.failed && (!only || row.name === only)).sort((a, b) => b.failed - a.failed).slice(0, MOST_QUEUES);
+  const failing = rows
+    .filter((row) => row.failed && (!only || row.name === only))
+    .sort((a, b) => b.failed - a.failed)
+    .slice(0, MOST_QUEUES);
   const stamp = failing.map((row) => `${row.name} ${row.failed}`).join();
   const kept = ctx.ui.failures;
   if (kept && kept.stamp === stamp && Date.now() - kept.at < FRESH_MS) return kept.groups;
@@ -53,18 +63,50 @@ export function view({ groups, total, failing }, ctx) {
   for (const id of chosen) if (!present.has(id)) chosen.delete(id);
   const only = ctx.query.queue ?? "";
   return [
-    h("div", { class: "head" },
+    h(
+      "div",
+      { class: "head" },
       h("h1", {}, "Failures"),
-      h("div", { class: "actions" },
-        failing.length > 1 && h("select", { "aria-label": "Queue", value: only, onchange: (event) => ctx.go({ queue: event.currentTarget.value }) },
-          h("option", { value: "" }, "all queues"), failing.map((name) => h("option", { value: name, selected: name === only }, name))),
-        all.length > 0 && h("button", { type: "button", class: "primary", disabled: !chosen.size, "data-retry-page": true,
-          onclick: () => retry(all.filter((letter) => chosen.has(letter.job.id)), ctx) }, chosen.size ? `Retry ${jobs(chosen.size)}` : "Retry selected"),
-        only && h("button", { type: "button", class: "danger", onclick: () => purge(only, ctx) }, "Remove all"))),
-    !all.length ? notice("Nothing has failed", h("p", {}, "Jobs that used up their attempts are kept here until they are retried or removed.")) : [
-      all.length < total && !only && h("p", { class: "quiet" }, `The newest ${exactCount(all.length)} of ${exactCount(total)} failed jobs.`),
-      groups.map((found) => groupSection(found, chosen, ctx)),
-    ],
+      h(
+        "div",
+        { class: "actions" },
+        failing.length > 1 &&
+          h(
+            "select",
+            { "aria-label": "Queue", value: only, onchange: (event) => ctx.go({ queue: event.currentTarget.value }) },
+            h("option", { value: "" }, "all queues"),
+            failing.map((name) => h("option", { value: name, selected: name === only }, name)),
+          ),
+        all.length > 0 &&
+          h(
+            "button",
+            {
+              type: "button",
+              class: "primary",
+              disabled: !chosen.size,
+              "data-retry-page": true,
+              onclick: () =>
+                retry(
+                  all.filter((letter) => chosen.has(letter.job.id)),
+                  ctx,
+                ),
+            },
+            chosen.size ? `Retry ${jobs(chosen.size)}` : "Retry selected",
+          ),
+        only && h("button", { type: "button", class: "danger", onclick: () => purge(only, ctx) }, "Remove all"),
+      ),
+    ),
+    !all.length
+      ? notice(
+          "Nothing has failed",
+          h("p", {}, "Jobs that used up their attempts are kept here until they are retried or removed."),
+        )
+      : [
+          all.length < total &&
+            !only &&
+            h("p", { class: "quiet" }, `The newest ${exactCount(all.length)} of ${exactCount(total)} failed jobs.`),
+          groups.map((found) => groupSection(found, chosen, ctx)),
+        ],
   ];
 }
 
@@ -77,26 +119,109 @@ function groupSection(found, chosen, ctx) {
   };
   const unfolded = (ctx.ui.opened ??= new Set());
   const shown = unfolded.has(found.key) ? found.letters : found.letters.slice(0, FEW);
-  return h("details", { key: found.key, class: "group", open: true },
-    h("summary", {},
-      h("input", { type: "checkbox", checked: whole, "aria-label": `Select all ${ids.length}: ${found.key}`, onclick: (event) => event.stopPropagation(), onchange: (event) => toggle(ids, event.currentTarget.checked) }),
+  return h(
+    "details",
+    { key: found.key, class: "group", open: true },
+    h(
+      "summary",
+      {},
+      h("input", {
+        type: "checkbox",
+        checked: whole,
+        "aria-label": `Select all ${ids.length}: ${found.key}`,
+        onclick: (event) => event.stopPropagation(),
+        onchange: (event) => toggle(ids, event.currentTarget.checked),
+      }),
       h("span", { class: "error" }, firstLine(found.example) || found.key),
-      h("span", { class: "quiet" }, `${jobs(ids.length)}, last `, when(found.lastSeen), ` in ${queuesOf(found).join(", ")}`)),
-    h("table", { class: "cards" }, h("thead", { class: "hidden" }, h("tr", {}, ["", "Job", "Queue", "Attempts", "Failed", ""].map((word) => h("th", {}, word)))),
-      h("tbody", {}, shown.map((letter) => h("tr", { key: letter.job.id, "data-row": true },
-        h("td", { class: "tick-box" }, h("input", { type: "checkbox", checked: chosen.has(letter.job.id), "aria-label": `Select ${nameOf(letter.job)}`, onchange: (event) => toggle([letter.job.id], event.currentTarget.checked) })),
-        h("td", { class: "main" }, h("a", { class: "name", href: paths.job(letter.job.id), "data-open": true }, nameOf(letter.job)), h("div", { class: "excerpt" }, excerpt(letter.job.data))),
-        h("td", { "data-label": "Queue" }, queueLink(letter.queue)),
-        h("td", { class: "n", "data-label": "Attempts" }, `${letter.job.attempts}/${letter.job.maxAttempts}`),
-        h("td", { class: "n", "data-label": "Failed" }, when(letter.enteredAt)),
-        h("td", { class: "act" }, h("button", { type: "button", class: "small", "data-retry": true, onclick: () => retry([letter], ctx) }, "Retry")))))),
-    shown.length < ids.length && h("button", { type: "button", class: "small", onclick: () => { unfolded.add(found.key); ctx.redraw(); } }, `Show ${exactCount(ids.length - shown.length)} more`));
+      h(
+        "span",
+        { class: "quiet" },
+        `${jobs(ids.length)}, last `,
+        when(found.lastSeen),
+        ` in ${queuesOf(found).join(", ")}`,
+      ),
+    ),
+    h(
+      "table",
+      { class: "cards" },
+      h(
+        "thead",
+        { class: "hidden" },
+        h(
+          "tr",
+          {},
+          ["", "Job", "Queue", "Attempts", "Failed", ""].map((word) => h("th", {}, word)),
+        ),
+      ),
+      h(
+        "tbody",
+        {},
+        shown.map((letter) =>
+          h(
+            "tr",
+            { key: letter.job.id, "data-row": true },
+            h(
+              "td",
+              { class: "tick-box" },
+              h("input", {
+                type: "checkbox",
+                checked: chosen.has(letter.job.id),
+                "aria-label": `Select ${nameOf(letter.job)}`,
+                onchange: (event) => toggle([letter.job.id], event.currentTarget.checked),
+              }),
+            ),
+            h(
+              "td",
+              { class: "main" },
+              h("a", { class: "name", href: paths.job(letter.job.id), "data-open": true }, nameOf(letter.job)),
+              h("div", { class: "excerpt" }, excerpt(letter.job.data)),
+            ),
+            h("td", { "data-label": "Queue" }, queueLink(letter.queue)),
+            h("td", { class: "n", "data-label": "Attempts" }, `${letter.job.attempts}/${letter.job.maxAttempts}`),
+            h("td", { class: "n", "data-label": "Failed" }, when(letter.enteredAt)),
+            h(
+              "td",
+              { class: "act" },
+              h(
+                "button",
+                { type: "button", class: "small", "data-retry": true, onclick: () => retry([letter], ctx) },
+                "Retry",
+              ),
+            ),
+          ),
+        ),
+      ),
+    ),
+    shown.length < ids.length &&
+      h(
+        "button",
+        {
+          type: "button",
+          class: "small",
+          onclick: () => {
+            unfolded.add(found.key);
+            ctx.redraw();
+          },
+        },
+        `Show ${exactCount(ids.length - shown.length)} more`,
+      ),
+  );
 }
 
 async function purge(queue, ctx) {
   const total = (await api.queue(queue)).counts.failed;
-  if (!(await confirm(`Remove ${exactCount(total)} failed jobs of ${queue}?`, `Remove ${jobs(total)}`, "They cannot be brought back."))) return;
-  await perform(() => api.purge(queue), (n) => `Removed ${jobs(n)} of ${queue}`);
+  if (
+    !(await confirm(
+      `Remove ${exactCount(total)} failed jobs of ${queue}?`,
+      `Remove ${jobs(total)}`,
+      "They cannot be brought back.",
+    ))
+  )
+    return;
+  await perform(
+    () => api.purge(queue),
+    (n) => `Removed ${jobs(n)} of ${queue}`,
+  );
   ctx.ui.failures = null;
   ctx.go({ queue: "" });
 }

@@ -76,8 +76,10 @@ function firstAlike(from, next) {
 }
 
 // The first word of the class says what a node is, the others how it is doing.
-const kindOf = (node) => (node.nodeType === Node.ELEMENT_NODE ? (node.getAttribute("class") ?? "").split(" ", 1)[0] : "");
-const isAlike = (a, b) => a.nodeName === b.nodeName && a.key === b.key && (a.key !== undefined || kindOf(a) === kindOf(b));
+const kindOf = (node) =>
+  node.nodeType === Node.ELEMENT_NODE ? (node.getAttribute("class") ?? "").split(" ", 1)[0] : "";
+const isAlike = (a, b) =>
+  a.nodeName === b.nodeName && a.key === b.key && (a.key !== undefined || kindOf(a) === kindOf(b));
 
 function patch(old, next) {
   if (old.nodeType === Node.TEXT_NODE) {
@@ -87,11 +89,13 @@ function patch(old, next) {
     }
     return;
   }
-  for (const { name } of [...old.attributes]) if (!next.hasAttribute(name) && !isUserOwned(old, name)) old.removeAttribute(name);
+  for (const { name } of [...old.attributes])
+    if (!next.hasAttribute(name) && !isUserOwned(old, name)) old.removeAttribute(name);
   for (const { name, value } of next.attributes) if (old.getAttribute(name) !== value) old.setAttribute(name, value);
   for (const type of Object.keys(old.handlers ?? {})) if (!next.handlers?.[type]) old.handlers[type] = null;
   for (const [type, handler] of Object.entries(next.handlers ?? {})) listen(old, type, handler);
-  for (const [name, value] of Object.entries(next.own)) if (old[name] !== value && old !== document.activeElement) old[name] = value;
+  for (const [name, value] of Object.entries(next.own))
+    if (old[name] !== value && old !== document.activeElement) old[name] = value;
   if (!next.hasAttribute("data-keep")) patchChildren(old, [...next.childNodes]);
 }
 

@@ -14,41 +14,95 @@ export async function latestFailures(ctx, total) {
   if (kept && kept.total === total && Date.now() - kept.at < FRESH_MS) return kept.groups;
   const { groups } = total ? await api.failures() : { groups: [] };
   const seen = (ctx.ui.newest ??= new Map());
-  await Promise.all(groups.map(async (found) => {
-    const id = found.jobIds[0];
-    if (!seen.has(id)) seen.set(id, await api.jobIfKept(id));
-    found.newest = seen.get(id);
-  }));
+  await Promise.all(
+    groups.map(async (found) => {
+      const id = found.jobIds[0];
+      if (!seen.has(id)) seen.set(id, await api.jobIfKept(id));
+      found.newest = seen.get(id);
+    }),
+  );
   ctx.ui.failures = { total, at: Date.now(), groups };
   return groups;
 }
 
 /** A row per kind of error; it opens the newest job of that kind. */
 export function groupTable(groups, ctx) {
-  return h("table", { class: "failures cards" },
-    h("thead", {}, h("tr", {}, h("th", {}, "Error"), h("th", {}, "Queues"), h("th", { class: "n" }, "Jobs"), h("th", { class: "n" }, "Last seen"), h("th", { class: "act" }, h("span", { class: "hidden" }, "Actions")))),
-    h("tbody", {}, groups.map((found) => h("tr", { key: found.signature, "data-row": true },
-      h("td", { class: "main" },
-        h("a", { class: "error", href: paths.job(found.jobIds[0]), "data-open": true, title: found.error }, found.error),
-        found.newest && h("div", { class: "excerpt" }, `${nameOf(found.newest)}: ${excerpt(found.newest.data, 70)}`)),
-      h("td", { "data-label": "Queues" }, found.queues.map((name, i) => [i ? ", " : "", queueLink(name)])),
-      h("td", { class: "n", "data-label": "Jobs" }, count(found.count)),
-      h("td", { class: "n", "data-label": "Last seen" }, when(found.lastSeen)),
-      h("td", { class: "act" }, h("button", { type: "button", class: "small", "data-retry": true, onclick: () => retryGroup(found, ctx) }, found.count === 1 ? "Retry" : `Retry ${count(found.count)}`))))));
+  return h(
+    "table",
+    { class: "failures cards" },
+    h(
+      "thead",
+      {},
+      h(
+        "tr",
+        {},
+        h("th", {}, "Error"),
+        h("th", {}, "Queues"),
+        h("th", { class: "n" }, "Jobs"),
+        h("th", { class: "n" }, "Last seen"),
+        h("th", { class: "act" }, h("span", { class: "hidden" }, "Actions")),
+      ),
+    ),
+    h(
+      "tbody",
+      {},
+      groups.map((found) =>
+        h(
+          "tr",
+          { key: found.signature, "data-row": true },
+          h(
+            "td",
+            { class: "main" },
+            h(
+              "a",
+              { class: "error", href: paths.job(found.jobIds[0]), "data-open": true, title: found.error },
+              found.error,
+            ),
+            found.newest &&
+              h("div", { class: "excerpt" }, `${nameOf(found.newest)}: ${excerpt(found.newest.data, 70)}`),
+          ),
+          h(
+            "td",
+            { "data-label": "Queues" },
+            found.queues.map((name, i) => [i ? ", " : "", queueLink(name)]),
+          ),
+          h("td", { class: "n", "data-label": "Jobs" }, count(found.count)),
+          h("td", { class: "n", "data-label": "Last seen" }, when(found.lastSeen)),
+          h(
+            "td",
+            { class: "act" },
+            h(
+              "button",
+              { type: "button", class: "small", "data-retry": true, onclick: () => retryGroup(found, ctx) },
+              found.count === 1 ? "Retry" : `Retry ${count(found.count)}`,
+            ),
+          ),
+        ),
+      ),
+    ),
+  );
 }
 
 async function retryGroup(found, ctx) {
-  const lists = await Promise.all(found.queues.map(async (name) => api.deadLetters(name, (await api.queue(name)).counts.failed, MOST_RETRIED)));
-  await retry(lists.flat().filter((letter) => signature(letter.error ?? "") === found.signature), ctx);
+  const lists = await Promise.all(
+    found.queues.map(async (name) => api.deadLetters(name, (await api.queue(name)).counts.failed, MOST_RETRIED)),
+  );
+  await retry(
+    lists.flat().filter((letter) => signature(letter.error ?? "") === found.signature),
+    ctx,
+  );
 }
 
 /** Let dead letters run again and say how many did. */
 export async function retry(letters, ctx) {
-  await perform(async () => {
-    let done = 0;
-    for (const letter of letters) done += await api.retryFailed(letter.queue, letter.job.id);
-    return done;
-  }, (done) => (done === 1 ? `${nameOf(letters[0].job)} runs again` : `${jobs(done)} run again`));
+  await perform(
+    async () => {
+      let done = 0;
+      for (const letter of letters) done += await api.retryFailed(letter.queue, letter.job.id);
+      return done;
+    },
+    (done) => (done === 1 ? `${nameOf(letters[0].job)} runs again` : `${jobs(done)} run again`),
+  );
   ctx.ui.failures = null;
   ctx.reload();
 }

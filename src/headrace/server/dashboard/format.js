@@ -30,7 +30,8 @@ export function duration(ms) {
   if (ms < 9950) return `${short(ms / SECOND)} s`;
   if (ms < 59.5 * SECOND) return `${Math.round(ms / SECOND)} s`;
   if (ms < 59.5 * MINUTE) return `${Math.round(ms / MINUTE)} min`;
-  if (ms < 47.5 * HOUR) return `${short(Math.round((ms / HOUR) * (ms < 10 * HOUR ? 10 : 1)) / (ms < 10 * HOUR ? 10 : 1))} h`;
+  if (ms < 47.5 * HOUR)
+    return `${short(Math.round((ms / HOUR) * (ms < 10 * HOUR ? 10 : 1)) / (ms < 10 * HOUR ? 10 : 1))} h`;
   return `${Math.round(ms / DAY)} d`;
 }
 
@@ -43,7 +44,13 @@ export function age(time, now) {
 }
 
 const exactly = new Intl.DateTimeFormat("en-GB", {
-  year: "numeric", month: "short", day: "numeric", hour: "2-digit", minute: "2-digit", second: "2-digit", timeZoneName: "short",
+  year: "numeric",
+  month: "short",
+  day: "numeric",
+  hour: "2-digit",
+  minute: "2-digit",
+  second: "2-digit",
+  timeZoneName: "short",
 });
 export const exactTime = (time) => (known(time) ? exactly.format(time) : "");
 
@@ -73,7 +80,9 @@ export function excerpt(data, length = 90) {
 }
 
 function pairs(data) {
-  const shown = Object.entries(data).filter(([key]) => !key.startsWith("__") && key !== "name").slice(0, 8);
+  const shown = Object.entries(data)
+    .filter(([key]) => !key.startsWith("__") && key !== "name")
+    .slice(0, 8);
   return shown.map(([key, value]) => `${key}: ${typeof value === "string" ? value : JSON.stringify(value)}`).join(", ");
 }
 
@@ -89,7 +98,10 @@ const VARYING = [
 
 /** What makes two errors the same one: the first line without the numbers, ids and quoted words in it. */
 export function signature(error) {
-  const line = firstLine((error ?? "").trim()).trim().slice(0, 200) || "(no error text)";
+  const line =
+    firstLine((error ?? "").trim())
+      .trim()
+      .slice(0, 200) || "(no error text)";
   return VARYING.reduce((text, [pattern, standIn]) => text.replace(pattern, standIn), line);
 }
 

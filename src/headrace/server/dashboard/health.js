@@ -20,39 +20,78 @@ export function judge(row, hour) {
   const own = hour?.queues.get(row.name);
   // A minute is steadier than the seconds that the row knows, once there is one.
   const steady = own && own.in.length * hour.step >= RECENT_MS;
-  const rates = steady ? { in: recent(own.in, hour.step), out: recent(own.out, hour.step) } : { in: row.in, out: row.out };
+  const rates = steady
+    ? { in: recent(own.in, hour.step), out: recent(own.out, hour.step) }
+    : { in: row.in, out: row.out };
   const late = row.waiting > 0 && row.oldest > LONG_WAIT_MS;
-  const trouble =
-    row.paused ? (row.waiting ? "paused" : null)
-    : late && row.active === 0 && !rates.out ? "stuck"
-    : late && rates.in > rates.out ? "behind"
-    : late ? "late" : null;
+  const trouble = row.paused
+    ? row.waiting
+      ? "paused"
+      : null
+    : late && row.active === 0 && !rates.out
+      ? "stuck"
+      : late && rates.in > rates.out
+        ? "behind"
+        : late
+          ? "late"
+          : null;
   return { ...row, ...rates, oldest: row.waiting ? row.oldest : null, trouble, depths: own?.waiting ?? [] };
 }
 
 const GRAVITY = { stuck: 4, behind: 3, late: 2, paused: 1 };
 
 export const worstFirst = (a, b) =>
-  (GRAVITY[b.trouble] ?? 0) - (GRAVITY[a.trouble] ?? 0) || (b.oldest ?? 0) - (a.oldest ?? 0) || b.failed - a.failed || b.waiting - a.waiting || a.name.localeCompare(b.name);
+  (GRAVITY[b.trouble] ?? 0) - (GRAVITY[a.trouble] ?? 0) ||
+  (b.oldest ?? 0) - (a.oldest ?? 0) ||
+  b.failed - a.failed ||
+  b.waiting - a.waiting ||
+  a.name.localeCompare(b.name);
 
 const SAY = {
-  stuck: (q) => [queueLink(q.name), ` stands still: ${exactCount(q.waiting)} waiting, the oldest for ${duration(q.oldest)}, and nothing takes them.`],
-  behind: (q, unit) => [queueLink(q.name), ` is falling behind: oldest job waits ${duration(q.oldest)}, ${rate(q.in, unit)} in, ${rate(q.out, unit)} out.`],
-  late: (q, unit) => [queueLink(q.name), ` is late but catching up: oldest job waits ${duration(q.oldest)}, ${rate(q.in, unit)} in, ${rate(q.out, unit)} out.`],
+  stuck: (q) => [
+    queueLink(q.name),
+    ` stands still: ${exactCount(q.waiting)} waiting, the oldest for ${duration(q.oldest)}, and nothing takes them.`,
+  ],
+  behind: (q, unit) => [
+    queueLink(q.name),
+    ` is falling behind: oldest job waits ${duration(q.oldest)}, ${rate(q.in, unit)} in, ${rate(q.out, unit)} out.`,
+  ],
+  late: (q, unit) => [
+    queueLink(q.name),
+    ` is late but catching up: oldest job waits ${duration(q.oldest)}, ${rate(q.in, unit)} in, ${rate(q.out, unit)} out.`,
+  ],
   paused: (q) => [queueLink(q.name), ` is paused with ${exactCount(q.waiting)} waiting.`],
 };
 
 /** One sentence of state, and a second one for the rest. */
 export function sentence(queues, storage, unit) {
   if (storage && (storage.diskFull || storage.error)) {
-    return say("bad", "✕", `The disk refuses writes since ${age(storage.since, now())}: `, storage.error ?? "it is full", ". Nothing can be accepted until it does not.");
+    return say(
+      "bad",
+      "✕",
+      `The disk refuses writes since ${age(storage.since, now())}: `,
+      storage.error ?? "it is full",
+      ". Nothing can be accepted until it does not.",
+    );
   }
   const troubled = queues.filter((queue) => queue.trouble).sort(worstFirst);
   const rest = summary(queues);
-  if (!troubled.length) return say("good", "✓", h("strong", {}, "All queues are keeping up."), " ", h("span", { class: "quiet" }, rest));
+  if (!troubled.length)
+    return say("good", "✓", h("strong", {}, "All queues are keeping up."), " ", h("span", { class: "quiet" }, rest));
   const [worst, ...others] = troubled;
-  const more = others.length > 0 && h("span", { class: "quiet" }, ` ${others.length} more ${others.length === 1 ? "queue needs" : "queues need"} a look below.`);
-  return say(worst.trouble === "paused" ? "paused" : worst.trouble === "late" ? "warn" : "bad", worst.trouble === "paused" ? "‖" : "!", SAY[worst.trouble](worst, unit), more);
+  const more =
+    others.length > 0 &&
+    h(
+      "span",
+      { class: "quiet" },
+      ` ${others.length} more ${others.length === 1 ? "queue needs" : "queues need"} a look below.`,
+    );
+  return say(
+    worst.trouble === "paused" ? "paused" : worst.trouble === "late" ? "warn" : "bad",
+    worst.trouble === "paused" ? "‖" : "!",
+    SAY[worst.trouble](worst, unit),
+    more,
+  );
 }
 
 function summary(queues) {
@@ -60,4 +99,10 @@ function summary(queues) {
   return `${count(sum("waiting"))} waiting, ${count(sum("active"))} running, ${count(sum("delayed"))} delayed.`;
 }
 
-const say = (kind, glyph, ...words) => h("p", { class: `sentence ${kind}`, id: "state" }, h("span", { class: "glyph", "aria-hidden": "true" }, glyph), h("span", {}, ...words));
+const say = (kind, glyph, ...words) =>
+  h(
+    "p",
+    { class: `sentence ${kind}`, id: "state" },
+    h("span", { class: "glyph", "aria-hidden": "true" }, glyph),
+    h("span", {}, ...words),
+  );

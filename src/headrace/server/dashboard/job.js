@@ -29,7 +29,9 @@ async function familyOf(job, ctx) {
   const grow = async (member) => {
     const ids = [...new Set([...member.childrenIds, ...member.dependsOn])].slice(0, Math.max(0, room));
     room -= ids.length;
-    const children = await Promise.all(ids.map(async (id) => (await api.jobIfKept(id)) ?? { id, state: "unknown", childrenIds: [], dependsOn: [] }));
+    const children = await Promise.all(
+      ids.map(async (id) => (await api.jobIfKept(id)) ?? { id, state: "unknown", childrenIds: [], dependsOn: [] }),
+    );
     return { job: member, children: await Promise.all(children.map(grow)) };
   };
   const data = await grow(root);
@@ -47,11 +49,25 @@ async function ancestor(job) {
   return top;
 }
 
-const branch = (node, here) => h("li", { key: node.job.id },
-  badge(node.job.state), " ",
-  node.job.id === here ? h("strong", {}, nameOf(node.job)) : node.job.queue ? h("a", { href: paths.job(node.job.id) }, nameOf(node.job)) : h("code", {}, node.job.id),
-  node.job.queue && h("span", { class: "quiet" }, ` in ${node.job.queue}`),
-  node.children.length > 0 && h("ul", {}, node.children.map((child) => branch(child, here))));
+const branch = (node, here) =>
+  h(
+    "li",
+    { key: node.job.id },
+    badge(node.job.state),
+    " ",
+    node.job.id === here
+      ? h("strong", {}, nameOf(node.job))
+      : node.job.queue
+        ? h("a", { href: paths.job(node.job.id) }, nameOf(node.job))
+        : h("code", {}, node.job.id),
+    node.job.queue && h("span", { class: "quiet" }, ` in ${node.job.queue}`),
+    node.children.length > 0 &&
+      h(
+        "ul",
+        {},
+        node.children.map((child) => branch(child, here)),
+      ),
+  );
 
 // -- life ----------------------------------------------------------------------------------------------------------
 
@@ -71,7 +87,9 @@ export function life(job) {
     if (isEnd || (!next && ended)) return;
     if (entry.state === "active") attempts += 1;
     const isRetry = entries[index - 1]?.state === "failed" && entry.attempt > 1;
-    rows.push(...bars({ entry, next, isRetry, attempts, to: next?.timestamp ?? Math.max(now(), entry.timestamp), job }));
+    rows.push(
+      ...bars({ entry, next, isRetry, attempts, to: next?.timestamp ?? Math.max(now(), entry.timestamp), job }),
+    );
   });
   return rows;
 }
@@ -79,17 +97,22 @@ export function life(job) {
 function bars({ entry, next, isRetry, attempts, to, job }) {
   const from = entry.timestamp;
   if (entry.state === "active") {
-    const kind = next?.state === "completed" ? "completed" : next?.error || next?.state === "failed" ? "failed" : "active";
+    const kind =
+      next?.state === "completed" ? "completed" : next?.error || next?.state === "failed" ? "failed" : "active";
     return [span(`attempt ${attempts}`, kind, from, to, next)];
   }
-  if (!isRetry && entry.state !== "delayed") return [span(entry.error ? "after a stall" : WORDS[entry.state] ?? entry.state, "waiting", from, to, next)];
+  if (!isRetry && entry.state !== "delayed")
+    return [span(entry.error ? "after a stall" : (WORDS[entry.state] ?? entry.state), "waiting", from, to, next)];
   const word = isRetry ? "backoff" : "delayed";
   const { until, isKnown } = putOffUntil({ entry, isRetry, to, job });
   if (until >= to) return [span(word, "delayed", from, to, next)];
-  return [span(isKnown ? word : `${word}, about`, "delayed", from, until, entry), span("waiting", "waiting", until, to, next)];
+  return [
+    span(isKnown ? word : `${word}, about`, "delayed", from, until, entry),
+    span("waiting", "waiting", until, to, next),
+  ];
 }
 
-// The job knows when it may run next, not when it might have before: earlier backoffs are as long as they are on average.
+// The job knows when it may run next, not when it might have before: earlier backoffs are drawn with their average.
 function putOffUntil({ entry, isRetry, to, job }) {
   const from = entry.timestamp;
   if (job.runAt >= from && job.runAt <= to) return { until: job.runAt, isKnown: true };
@@ -100,22 +123,56 @@ function putOffUntil({ entry, isRetry, to, job }) {
 }
 
 const span = (label, kind, from, to, next) => ({
-  label, kind, from, to, open: !next, note: duration(to - from),
-  hint: `${label}: ${clockTime(from, true)} to ${next ? clockTime(to, true) : "now"}, ${duration(to - from)}${next?.error ? `: ${firstLine(next.error)}` : ""}`,
+  label,
+  kind,
+  from,
+  to,
+  open: !next,
+  note: duration(to - from),
+  hint: [
+    `${label}: ${clockTime(from, true)} to ${next ? clockTime(to, true) : "now"}, ${duration(to - from)}`,
+    next?.error && firstLine(next.error),
+  ]
+    .filter(Boolean)
+    .join("\n"),
 });
 
 // -- what the state allows -------------------------------------------------------------------------------------------
 
 // The column of the server's state table that a person may use without holding the lease of the job.
 export const ALLOWED = {
-  waiting: ["cancel", "discard"], prioritized: ["cancel", "discard"], "waiting-children": ["cancel", "discard"],
-  delayed: ["promote", "cancel", "discard"], failed: ["retry"], completed: ["again"], active: [],
+  waiting: ["cancel", "discard"],
+  prioritized: ["cancel", "discard"],
+  "waiting-children": ["cancel", "discard"],
+  delayed: ["promote", "cancel", "discard"],
+  failed: ["retry"],
+  completed: ["again"],
+  active: [],
 };
 const VERBS = {
-  retry: { word: "Retry", key: true, style: "primary", run: (job) => api.retryFailed(job.queue, job.id), told: "It runs again" },
-  again: { word: "Run again", key: true, run: (job) => api.retryCompleted(job.queue, job.id), told: "It runs again", ask: "Its present result will be replaced." },
+  retry: {
+    word: "Retry",
+    key: true,
+    style: "primary",
+    run: (job) => api.retryFailed(job.queue, job.id),
+    told: "It runs again",
+  },
+  again: {
+    word: "Run again",
+    key: true,
+    run: (job) => api.retryCompleted(job.queue, job.id),
+    told: "It runs again",
+    ask: "Its present result will be replaced.",
+  },
   promote: { word: "Run now", style: "primary", run: (job) => api.promote(job.id), told: "It is ready" },
-  cancel: { word: "Cancel", style: "danger", run: (job) => api.cancel(job.id), told: "It is cancelled", ask: "The job is removed and will not run.", leaves: true },
+  cancel: {
+    word: "Cancel",
+    style: "danger",
+    run: (job) => api.cancel(job.id),
+    told: "It is cancelled",
+    ask: "The job is removed and will not run.",
+    leaves: true,
+  },
   discard: { word: "Move to failures", run: (job) => api.discard(job.id), told: "It is among the failures" },
 };
 
@@ -136,17 +193,43 @@ export function view({ job, logs, family }, ctx) {
   const width = Math.floor(ctx.width >= 900 ? ctx.width - 320 - 32 : ctx.width);
   const rows = life(job);
   return [
-    h("div", { class: "head" },
+    h(
+      "div",
+      { class: "head" },
       h("h1", {}, nameOf(job), " ", badge(job.state)),
-      h("div", { class: "actions" }, (ALLOWED[job.state] ?? []).map((name) => button(name, job, ctx)),
-        job.state === "active" && h("span", { class: "quiet" }, "A worker holds this job; it can be changed when the worker lets go."))),
-    h("div", { class: "job-top" },
-      section("Timeline", null, rows.length ? gantt(rows, width) : h("p", { class: "quiet" }, "Nothing has happened yet."), progress(job)),
-      facts(job)),
-    (job.failedReason || job.stacktrace?.length) && section(job.state === "failed" ? "Error" : "Last error", copyButton(() => [job.failedReason, ...(job.stacktrace ?? [])].join("\n")),
-      h("pre", { class: "code error-text" }, h("strong", {}, job.failedReason ?? ""), job.stacktrace?.length ? `\n${stack(job)}` : "")),
+      h(
+        "div",
+        { class: "actions" },
+        (ALLOWED[job.state] ?? []).map((name) => button(name, job, ctx)),
+        job.state === "active" &&
+          h("span", { class: "quiet" }, "A worker holds this job; it can be changed when the worker lets go."),
+      ),
+    ),
+    h(
+      "div",
+      { class: "job-top" },
+      section(
+        "Timeline",
+        null,
+        rows.length ? gantt(rows, width) : h("p", { class: "quiet" }, "Nothing has happened yet."),
+        progress(job),
+      ),
+      facts(job),
+    ),
+    (job.failedReason || job.stacktrace?.length) &&
+      section(
+        job.state === "failed" ? "Error" : "Last error",
+        copyButton(() => [job.failedReason, ...(job.stacktrace ?? [])].join("\n")),
+        h(
+          "pre",
+          { class: "code error-text" },
+          h("strong", {}, job.failedReason ?? ""),
+          job.stacktrace?.length ? `\n${stack(job)}` : "",
+        ),
+      ),
     section("Data", viewer(ctx, "data", job.data), body(ctx, "data", job.data)),
-    "returnvalue" in job && section("Result", viewer(ctx, "result", job.returnvalue), body(ctx, "result", job.returnvalue)),
+    "returnvalue" in job &&
+      section("Result", viewer(ctx, "result", job.returnvalue), body(ctx, "result", job.returnvalue)),
     section("Log", null, logs.length ? logTable(logs) : h("p", { class: "quiet" }, "The worker has written nothing.")),
     family && section("Family", null, h("ul", { class: "family" }, branch(family, job.id))),
   ];
@@ -155,14 +238,25 @@ export function view({ job, logs, family }, ctx) {
 // Clients often repeat the message as the first line of the stack.
 const stack = (job) => job.stacktrace.filter((line, i) => i || !line.includes(job.failedReason ?? "\0")).join("\n");
 
-const progress = (job) => job.progress > 0 && job.state === "active" &&
-  h("p", {}, h("progress", { max: 100, value: job.progress }), ` ${Math.round(job.progress)} %`, job.progressMessage && h("span", { class: "quiet" }, ` ${job.progressMessage}`));
+const progress = (job) =>
+  job.progress > 0 &&
+  job.state === "active" &&
+  h(
+    "p",
+    {},
+    h("progress", { max: 100, value: job.progress }),
+    ` ${Math.round(job.progress)} %`,
+    job.progressMessage && h("span", { class: "quiet" }, ` ${job.progressMessage}`),
+  );
 
 function facts(job) {
   const shown = [
     ["Queue", queueLink(job.queue)],
     ["Attempt", attempt(job)],
-    job.state === "delayed" && ["Next run", h("span", {}, when(job.runAt), h("span", { class: "quiet" }, ` ${exactTime(job.runAt)}`))],
+    job.state === "delayed" && [
+      "Next run",
+      h("span", {}, when(job.runAt), h("span", { class: "quiet" }, ` ${exactTime(job.runAt)}`)),
+    ],
     ["Created", h("span", { title: age(job.createdAt, now()) }, exactTime(job.createdAt))],
     job.startedAt && ["Started", exactTime(job.startedAt)],
     job.completedAt && ["Finished", exactTime(job.completedAt)],
@@ -174,19 +268,69 @@ function facts(job) {
     job.groupId && ["Group", job.groupId],
     job.tags.length > 0 && ["Tags", job.tags.join(", ")],
     job.timeout && ["Timeout", duration(job.timeout)],
-    ["Id", h("span", { class: "id" }, h("code", {}, job.id), copyButton(() => job.id))],
+    [
+      "Id",
+      h(
+        "span",
+        { class: "id" },
+        h("code", {}, job.id),
+        copyButton(() => job.id),
+      ),
+    ],
   ].filter(Boolean);
-  return h("dl", { class: "pairs" }, shown.map(([word, value]) => [h("dt", { key: `t${word}` }, word), h("dd", { key: `d${word}` }, value)]));
+  return h(
+    "dl",
+    { class: "pairs" },
+    shown.map(([word, value]) => [h("dt", { key: `t${word}` }, word), h("dd", { key: `d${word}` }, value)]),
+  );
 }
 
 const viewer = (ctx, name, value) => [
-  h("button", { type: "button", class: "small", "aria-pressed": String(ctx.ui[name] === "raw"), onclick: () => { ctx.ui[name] = ctx.ui[name] === "raw" ? "tree" : "raw"; ctx.redraw(); } }, "Raw"),
+  h(
+    "button",
+    {
+      type: "button",
+      class: "small",
+      "aria-pressed": String(ctx.ui[name] === "raw"),
+      onclick: () => {
+        ctx.ui[name] = ctx.ui[name] === "raw" ? "tree" : "raw";
+        ctx.redraw();
+      },
+    },
+    "Raw",
+  ),
   copyButton(() => JSON.stringify(value, null, 2)),
 ];
 
-const body = (ctx, name, value) => (ctx.ui[name] === "raw" ? h("pre", { class: "code", key: "raw" }, JSON.stringify(value, null, 2)) : h("div", { class: "tree", key: "tree" }, tree(value)));
+const body = (ctx, name, value) =>
+  ctx.ui[name] === "raw"
+    ? h("pre", { class: "code", key: "raw" }, JSON.stringify(value, null, 2))
+    : h("div", { class: "tree", key: "tree" }, tree(value));
 
-const logTable = (logs) => h("table", { class: "logs" },
-  h("thead", { class: "hidden" }, h("tr", {}, ["Time", "Level", "Message"].map((word) => h("th", {}, word)))),
-  h("tbody", {}, logs.map((line, i) => h("tr", { key: `${line.timestamp} ${i}`, class: line.level },
-    h("td", {}, h("time", { title: exactTime(line.timestamp) }, clockTime(line.timestamp, true))), h("td", {}, line.level), h("td", {}, line.message)))));
+const logTable = (logs) =>
+  h(
+    "table",
+    { class: "logs" },
+    h(
+      "thead",
+      { class: "hidden" },
+      h(
+        "tr",
+        {},
+        ["Time", "Level", "Message"].map((word) => h("th", {}, word)),
+      ),
+    ),
+    h(
+      "tbody",
+      {},
+      logs.map((line, i) =>
+        h(
+          "tr",
+          { key: `${line.timestamp} ${i}`, class: line.level },
+          h("td", {}, h("time", { title: exactTime(line.timestamp) }, clockTime(line.timestamp, true))),
+          h("td", {}, line.level),
+          h("td", {}, line.message),
+        ),
+      ),
+    ),
+  );

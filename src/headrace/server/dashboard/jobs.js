@@ -21,11 +21,25 @@ export async function load(ctx) {
   if (ctx.ui.list?.stamp === stamp && Date.now() - ctx.ui.list.at < FRESH_MS) return ctx.ui.list.data;
   const rows = await api.queues();
   const exact = find ? await api.jobIfKept(find) : null;
-  const asked = rows.filter((row) => (queue ? row.name === queue : true)).sort((a, b) => busyness(b) - busyness(a)).slice(0, MOST_QUEUES);
-  const lists = await Promise.all(asked.map((row) => api.jobs(row.name, { state, limit: find ? SEARCHED : SHOWN, asc: false })));
+  const asked = rows
+    .filter((row) => (queue ? row.name === queue : true))
+    .sort((a, b) => busyness(b) - busyness(a))
+    .slice(0, MOST_QUEUES);
+  const lists = await Promise.all(
+    asked.map((row) => api.jobs(row.name, { state, limit: find ? SEARCHED : SHOWN, asc: false })),
+  );
   const all = lists.flat().sort((a, b) => b.createdAt - a.createdAt);
   const list = exact ? [exact] : find ? all.filter((job) => matches(job, find)) : all;
-  const data = { list: list.slice(0, SHOWN), matched: list.length, searched: all.length, names: rows.map((row) => row.name).sort(), find, queue, state, partial: asked.length < rows.length && !queue };
+  const data = {
+    list: list.slice(0, SHOWN),
+    matched: list.length,
+    searched: all.length,
+    names: rows.map((row) => row.name).sort(),
+    find,
+    queue,
+    state,
+    partial: asked.length < rows.length && !queue,
+  };
   ctx.ui.list = { stamp, at: Date.now(), data };
   return data;
 }
@@ -35,19 +49,41 @@ const busyness = (row) => row.active * 1e6 + row.waiting + row.failed + row.comp
 export function view(data, ctx) {
   const { list, names, find, queue, state } = data;
   if (!names.length) return [h("h1", {}, "Jobs"), noQueues()];
-  const select = (label, value, options, name) => h("select", { "aria-label": label, value, onchange: (event) => ctx.go({ [name]: event.currentTarget.value }) },
-    options.map(([option, word]) => h("option", { value: option, selected: option === value }, word)));
+  const select = (label, value, options, name) =>
+    h(
+      "select",
+      { "aria-label": label, value, onchange: (event) => ctx.go({ [name]: event.currentTarget.value }) },
+      options.map(([option, word]) => h("option", { value: option, selected: option === value }, word)),
+    );
   return [
-    h("div", { class: "head" },
+    h(
+      "div",
+      { class: "head" },
       h("h1", {}, "Jobs"),
-      h("div", { class: "actions" },
-        h("input", { type: "search", placeholder: "Id, name, data, error", "aria-label": "Search jobs", value: find, oninput: (event) => typed(ctx, event.currentTarget.value) }),
+      h(
+        "div",
+        { class: "actions" },
+        h("input", {
+          type: "search",
+          placeholder: "Id, name, data, error",
+          "aria-label": "Search jobs",
+          value: find,
+          oninput: (event) => typed(ctx, event.currentTarget.value),
+        }),
         select("Queue", queue, [["", "all queues"], ...names.map((name) => [name, name])], "queue"),
         select("State", state, [["", "any state"], ...CHOICES.map((word) => [word, STATES[word].word])], "state"),
-        h("a", { href: "#/failures", class: "button" }, "Failures by error"))),
+        h("a", { href: "#/failures", class: "button" }, "Failures by error"),
+      ),
+    ),
     list.length ? jobTable(list, { withQueue: true, act: (job) => retryButton(job, ctx) }) : nothing(data),
-    list.length > 0 && h("p", { class: "quiet" }, find ? `${exactCount(data.matched)} found` : `The newest ${exactCount(list.length)}`,
-      data.partial && ` of the ${MOST_QUEUES} busiest queues; choose a queue to see its own`, "."),
+    list.length > 0 &&
+      h(
+        "p",
+        { class: "quiet" },
+        find ? `${exactCount(data.matched)} found` : `The newest ${exactCount(list.length)}`,
+        data.partial && ` of the ${MOST_QUEUES} busiest queues; choose a queue to see its own`,
+        ".",
+      ),
   ];
 }
 
@@ -57,7 +93,15 @@ function typed(ctx, text) {
 }
 
 const nothing = ({ find, searched }) =>
-  find ? notice(`Nothing matches “${find}”`, h("p", {}, `No job has this id, and none of the newest ${exactCount(searched)} jobs has it in its name, data or error.`))
+  find
+    ? notice(
+        `Nothing matches “${find}”`,
+        h(
+          "p",
+          {},
+          `No job has this id, and none of the newest ${exactCount(searched)} jobs has it in its name, data or error.`,
+        ),
+      )
     : notice("No such jobs", h("p", {}, "No job is in this state now."));
 
 function retryButton(job, ctx) {

@@ -12,10 +12,24 @@ export function view(ctx, signedIn) {
     token.set(value);
     signedIn();
   };
-  return h("form", { class: "login-form", onsubmit: enter },
+  return h(
+    "form",
+    { class: "login-form", onsubmit: enter },
     h("h1", {}, "Sign in"),
     h("p", { class: "quiet" }, "This server asks for a token: one of those it was started with (--auth-tokens)."),
-    h("label", {}, "Token", h("input", { type: "password", name: "token", autocomplete: "current-password", autofocus: true, "aria-invalid": refused ? "true" : null })),
+    h(
+      "label",
+      {},
+      "Token",
+      h("input", {
+        type: "password",
+        name: "token",
+        autocomplete: "current-password",
+        autofocus: true,
+        "aria-invalid": refused ? "true" : null,
+      }),
+    ),
     refused && h("p", { class: "bad", role: "alert" }, refused),
-    h("button", { type: "submit", class: "primary" }, "Sign in"));
+    h("button", { type: "submit", class: "primary" }, "Sign in"),
+  );
 }

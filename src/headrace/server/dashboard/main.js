@@ -23,7 +23,13 @@ const PAGES = {
   schedules: () => import("./schedules.js"),
   workers: () => import("./workers.js"),
 };
-const NAV = [["", "Overview", "o"], ["queues", "Queues", "q"], ["jobs", "Jobs", "j"], ["workflows", "Workflows", "w"], ["schedules", "Schedules", "s"]];
+const NAV = [
+  ["", "Overview", "o"],
+  ["queues", "Queues", "q"],
+  ["jobs", "Jobs", "j"],
+  ["workflows", "Workflows", "w"],
+  ["schedules", "Schedules", "s"],
+];
 const BELONGS = { queue: "queues", job: "jobs", failures: "jobs" };
 
 const content = document.getElementById("content");
@@ -39,7 +45,11 @@ let again = false;
 function route() {
   const [path, query] = location.hash.replace(/^#\/?/, "").split("?");
   const [name, ...rest] = path.split("/");
-  return { name: Object.hasOwn(PAGES, name) ? name : "", id: decodeURIComponent(rest.join("/")), query: Object.fromEntries(new URLSearchParams(query)) };
+  return {
+    name: Object.hasOwn(PAGES, name) ? name : "",
+    id: decodeURIComponent(rest.join("/")),
+    query: Object.fromEntries(new URLSearchParams(query)),
+  };
 }
 
 function open() {
@@ -47,9 +57,16 @@ function open() {
   const address = `${next.name}/${next.id}`;
   const same = ctx?.address === address;
   ctx = {
-    ...next, address, error: null, login: ctx?.login ?? false, refused: ctx?.refused ?? null,
-    page: same ? ctx.page : null, ui: same ? ctx.ui : {}, data: same ? ctx.data : null,
-    redraw: draw, reload: load,
+    ...next,
+    address,
+    error: null,
+    login: ctx?.login ?? false,
+    refused: ctx?.refused ?? null,
+    page: same ? ctx.page : null,
+    ui: same ? ctx.ui : {},
+    data: same ? ctx.data : null,
+    redraw: draw,
+    reload: load,
     go: (change) => location.replace(pathWith(change)),
   };
   if (!same) {
@@ -62,7 +79,9 @@ function open() {
 
 // Changes the query of the present address without leaving a page behind for the back button.
 function pathWith(change) {
-  const query = new URLSearchParams(Object.entries({ ...ctx.query, ...change }).filter(([, v]) => v !== "" && v !== null && v !== undefined));
+  const query = new URLSearchParams(
+    Object.entries({ ...ctx.query, ...change }).filter(([, v]) => v !== "" && v !== null && v !== undefined),
+  );
   const path = location.hash.split("?")[0] || "#/";
   return query.size ? `${path}?${query}` : path;
 }
@@ -107,9 +126,10 @@ function considerLogin(mine, error) {
   drawBar();
 }
 
-const fetchPage = (name) => PAGES[name]().catch(() => {
-  throw new ApiError("lost", "The server does not answer.");
-});
+const fetchPage = (name) =>
+  PAGES[name]().catch(() => {
+    throw new ApiError("lost", "The server does not answer.");
+  });
 
 // -- drawing -----------------------------------------------------------------------------------------------------
 
@@ -131,22 +151,61 @@ async function signedIn() {
 
 function drawBar() {
   const here = BELONGS[ctx.name] ?? ctx.name;
-  show(bar,
+  show(
+    bar,
     h("a", { class: "brand", href: "#/", "aria-label": "Headrace, overview" }, mark(), h("span", {}, "headrace")),
-    h("nav", { "aria-label": "Places" }, NAV.map(([name, word]) =>
-      h("a", { href: `#/${name}`, "aria-current": here === name ? "page" : null }, word))),
-    h("form", { class: "search", role: "search", onsubmit: search },
-      h("input", { id: "search", type: "search", placeholder: "Find a job by id or text", "aria-label": "Find a job by id or text", autocomplete: "off" }),
-      h("kbd", { "aria-hidden": "true" }, "/")),
-    h("div", { class: "corner" },
+    h(
+      "nav",
+      { "aria-label": "Places" },
+      NAV.map(([name, word]) => h("a", { href: `#/${name}`, "aria-current": here === name ? "page" : null }, word)),
+    ),
+    h(
+      "form",
+      { class: "search", role: "search", onsubmit: search },
+      h("input", {
+        id: "search",
+        type: "search",
+        placeholder: "Find a job by id or text",
+        "aria-label": "Find a job by id or text",
+        autocomplete: "off",
+      }),
+      h("kbd", { "aria-hidden": "true" }, "/"),
+    ),
+    h(
+      "div",
+      { class: "corner" },
       h("a", { href: "#/workers", "aria-current": here === "workers" ? "page" : null }, "Workers"),
-      h("button", { type: "button", class: "icon", id: "theme", title: "Switch between light and dark", "aria-label": "Switch between light and dark", onclick: switchTheme }, "◐"),
-      h("button", { type: "button", class: "icon wide", title: "Keys (?)", "aria-label": "Keyboard help", onclick: help }, "?"),
-      token.get() && h("button", { type: "button", class: "small", onclick: signOut }, "Sign out")));
+      h(
+        "button",
+        {
+          type: "button",
+          class: "icon",
+          id: "theme",
+          title: "Switch between light and dark",
+          "aria-label": "Switch between light and dark",
+          onclick: switchTheme,
+        },
+        "◐",
+      ),
+      h(
+        "button",
+        { type: "button", class: "icon wide", title: "Keys (?)", "aria-label": "Keyboard help", onclick: help },
+        "?",
+      ),
+      token.get() && h("button", { type: "button", class: "small", onclick: signOut }, "Sign out"),
+    ),
+  );
 }
 
-const mark = () => h("svg", { viewBox: "0 0 16 16", width: 20, height: 20, "aria-hidden": "true" },
-  h("path", { class: "mark", d: "M1.5 5.2c2.2 0 2.2 1.8 4.4 1.8s2.2-1.8 4.4-1.8 1.9 1 4.2 1M1.5 10.4c2.2 0 2.2 1.8 4.4 1.8s2.2-1.8 4.4-1.8 1.9 1 4.2 1" }));
+const mark = () =>
+  h(
+    "svg",
+    { viewBox: "0 0 16 16", width: 20, height: 20, "aria-hidden": "true" },
+    h("path", {
+      class: "mark",
+      d: "M1.5 5.2c2.2 0 2.2 1.8 4.4 1.8s2.2-1.8 4.4-1.8 1.9 1 4.2 1M1.5 10.4c2.2 0 2.2 1.8 4.4 1.8s2.2-1.8 4.4-1.8 1.9 1 4.2 1",
+    }),
+  );
 
 function search(event) {
   event.preventDefault();
@@ -164,7 +223,11 @@ function drawConnection() {
   const gone = live.connection.lost && !ctx.login;
   document.documentElement.classList.toggle("is-lost", gone);
   lost.hidden = !gone;
-  if (gone) show(lost, `No connection to the server. What you see is from ${age(live.connection.lastGood, Date.now())}; trying again.`);
+  if (gone)
+    show(
+      lost,
+      `No connection to the server. What you see is from ${age(live.connection.lastGood, Date.now())}; trying again.`,
+    );
 }
 
 // -- theme -------------------------------------------------------------------------------------------------------
@@ -180,8 +243,17 @@ function switchTheme() {
 // -- keyboard ----------------------------------------------------------------------------------------------------
 
 const KEYS = [
-  ["/", "search"], ["g o", "overview"], ["g q", "queues"], ["g j", "jobs"], ["g f", "failures"], ["g w", "workflows"],
-  ["g s", "schedules"], ["j  k", "next and previous row"], ["Enter", "open the row"], ["r", "retry the row or the job"], ["?", "this list"],
+  ["/", "search"],
+  ["g o", "overview"],
+  ["g q", "queues"],
+  ["g j", "jobs"],
+  ["g f", "failures"],
+  ["g w", "workflows"],
+  ["g s", "schedules"],
+  ["j  k", "next and previous row"],
+  ["Enter", "open the row"],
+  ["r", "retry the row or the job"],
+  ["?", "this list"],
 ];
 let afterG = 0;
 
@@ -201,7 +273,8 @@ function onKey(event) {
   event.preventDefault();
 }
 
-const focusSearch = () => (document.querySelector("#content input[type=search]") ?? document.getElementById("search")).focus();
+const focusSearch = () =>
+  (document.querySelector("#content input[type=search]") ?? document.getElementById("search")).focus();
 
 function step(by) {
   const rows = [...content.querySelectorAll("[data-row] [data-open]")];
@@ -219,9 +292,27 @@ function retry() {
 function help() {
   dialog((close) => [
     h("h2", {}, "Keys"),
-    h("dl", { class: "keys" }, KEYS.map(([keys, what]) => [h("dt", {}, keys.split(" ").filter(Boolean).map((key) => h("kbd", {}, key))), h("dd", {}, what)])),
+    h(
+      "dl",
+      { class: "keys" },
+      KEYS.map(([keys, what]) => [
+        h(
+          "dt",
+          {},
+          keys
+            .split(" ")
+            .filter(Boolean)
+            .map((key) => h("kbd", {}, key)),
+        ),
+        h("dd", {}, what),
+      ]),
+    ),
     h("p", { class: "quiet" }, "The API behind this page is described at ", h("a", { href: "/docs" }, "/docs"), "."),
-    h("div", { class: "actions" }, h("button", { type: "button", autofocus: true, onclick: () => close(true) }, "Close")),
+    h(
+      "div",
+      { class: "actions" },
+      h("button", { type: "button", autofocus: true, onclick: () => close(true) }, "Close"),
+    ),
   ]);
 }
 
@@ -233,10 +324,13 @@ addEventListener("hashchange", open);
 addEventListener("keydown", onKey);
 addEventListener("resize", () => draw());
 open();
-live.start(() => (ctx.login || ctx.page?.still ? drawConnection() : load()), () => {
-  drawConnection();
-  draw();
-});
+live.start(
+  () => (ctx.login || ctx.page?.still ? drawConnection() : load()),
+  () => {
+    drawConnection();
+    draw();
+  },
+);
 // Ages grow by themselves; one quiet frame a second keeps them true.
 setInterval(() => {
   if (document.hidden) return;

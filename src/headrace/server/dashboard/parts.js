@@ -20,10 +20,16 @@ export const STATES = {
 export function badge(state, word) {
   const known = STATES[state] ?? STATES.unknown;
   const kind = state === "prioritized" || state === "waiting-children" ? "waiting" : STATES[state] ? state : "paused";
-  return h("span", { class: `state ${kind}` }, h("span", { class: "glyph", "aria-hidden": "true" }, known.glyph), word ?? known.word);
+  return h(
+    "span",
+    { class: `state ${kind}` },
+    h("span", { class: "glyph", "aria-hidden": "true" }, known.glyph),
+    word ?? known.word,
+  );
 }
 
-export const when = (time) => h("time", { title: exactTime(time), datetime: time ? new Date(time).toISOString() : null }, age(time, now()));
+export const when = (time) =>
+  h("time", { title: exactTime(time), datetime: time ? new Date(time).toISOString() : null }, age(time, now()));
 
 export const link = (to, ...content) => h("a", { href: to }, ...content);
 export const queueLink = (name) => h("a", { href: paths.queue(name), class: "name" }, name);
@@ -47,36 +53,74 @@ export const notice = (title, ...body) => h("div", { class: "notice" }, h("h2", 
 
 /** Three lines that fill an empty queue. */
 export function firstJob(queue) {
-  return h("pre", { class: "code" }, `from bunqueue import Queue\nqueue = Queue("${queue}", host="${location.hostname}")\nqueue.add("welcome", {"to": "ada@example.com"})`);
+  return h(
+    "pre",
+    { class: "code" },
+    "from bunqueue import Queue\n",
+    `queue = Queue("${queue}", host="${location.hostname}")\n`,
+    'queue.add("welcome", {"to": "ada@example.com"})',
+  );
 }
 
-export const problem = (error) => ({
-  missing: () => notice("Not found", h("p", {}, `${error.message}. It may have been removed since the link was made.`)),
-  forbidden: () => notice("No permission", h("p", {}, "The server does not let this page read that. ", error.message)),
-  lost: () => notice("No answer yet", h("p", {}, "The page fills itself as soon as the server answers.")),
-}[error.kind] ?? (() => notice("That did not work", h("p", {}, error.message))))();
+export const problem = (error) =>
+  (
+    ({
+      missing: () =>
+        notice("Not found", h("p", {}, `${error.message}. It may have been removed since the link was made.`)),
+      forbidden: () =>
+        notice("No permission", h("p", {}, "The server does not let this page read that. ", error.message)),
+      lost: () => notice("No answer yet", h("p", {}, "The page fills itself as soon as the server answers.")),
+    })[error.kind] ?? (() => notice("That did not work", h("p", {}, error.message)))
+  )();
 
 /** Rows that a person recognises: name, excerpt, age, attempt, error; the id is for copying. */
 export function jobTable(jobs, { withQueue = false, act } = {}) {
-  return h("table", { class: "jobs cards" },
-    h("thead", {}, h("tr", {},
-      h("th", {}, "Job"), withQueue && h("th", {}, "Queue"), h("th", {}, "State"), h("th", { class: "n" }, "Attempt"),
-      h("th", { class: "n" }, "Created"), act && h("th", { class: "act" }, h("span", { class: "hidden" }, "Actions")))),
-    h("tbody", {}, jobs.map((job) => h("tr", { key: job.id, "data-row": true },
-      h("td", { class: "main" },
-        h("a", { href: paths.job(job.id), class: "name", "data-open": true }, nameOf(job)),
-        job.priority ? h("span", { class: "tag" }, `priority ${job.priority}`) : null,
-        h("div", { class: "excerpt" }, job.failedReason ? firstLine(job.failedReason) : excerpt(job.data))),
-      withQueue && h("td", { "data-label": "Queue" }, queueLink(job.queue)),
-      h("td", { "data-label": "State" }, stateOfJob(job)),
-      h("td", { class: "n", "data-label": "Attempt" }, attempt(job)),
-      h("td", { class: "n", "data-label": "Created" }, when(job.createdAt)),
-      act && h("td", { class: "act" }, act(job))))));
+  return h(
+    "table",
+    { class: "jobs cards" },
+    h(
+      "thead",
+      {},
+      h(
+        "tr",
+        {},
+        h("th", {}, "Job"),
+        withQueue && h("th", {}, "Queue"),
+        h("th", {}, "State"),
+        h("th", { class: "n" }, "Attempt"),
+        h("th", { class: "n" }, "Created"),
+        act && h("th", { class: "act" }, h("span", { class: "hidden" }, "Actions")),
+      ),
+    ),
+    h(
+      "tbody",
+      {},
+      jobs.map((job) =>
+        h(
+          "tr",
+          { key: job.id, "data-row": true },
+          h(
+            "td",
+            { class: "main" },
+            h("a", { href: paths.job(job.id), class: "name", "data-open": true }, nameOf(job)),
+            job.priority ? h("span", { class: "tag" }, `priority ${job.priority}`) : null,
+            h("div", { class: "excerpt" }, job.failedReason ? firstLine(job.failedReason) : excerpt(job.data)),
+          ),
+          withQueue && h("td", { "data-label": "Queue" }, queueLink(job.queue)),
+          h("td", { "data-label": "State" }, stateOfJob(job)),
+          h("td", { class: "n", "data-label": "Attempt" }, attempt(job)),
+          h("td", { class: "n", "data-label": "Created" }, when(job.createdAt)),
+          act && h("td", { class: "act" }, act(job)),
+        ),
+      ),
+    ),
+  );
 }
 
 function stateOfJob(job) {
   if (job.state === "delayed") return [badge("delayed"), h("span", { class: "quiet" }, " ", when(job.runAt))];
-  if (job.state === "active" && job.progress > 0) return [badge("active"), h("span", { class: "quiet" }, ` ${Math.round(job.progress)} %`)];
+  if (job.state === "active" && job.progress > 0)
+    return [badge("active"), h("span", { class: "quiet" }, ` ${Math.round(job.progress)} %`)];
   return badge(job.state ?? "unknown");
 }
 
@@ -108,9 +152,12 @@ export function confirm(question, verb, detail) {
   return dialog((close) => [
     h("h2", {}, question),
     detail && h("p", { class: "quiet" }, detail),
-    h("div", { class: "actions" },
+    h(
+      "div",
+      { class: "actions" },
       h("button", { type: "button", onclick: () => close(false), autofocus: true }, "Keep"),
-      h("button", { type: "button", class: "danger", onclick: () => close(true) }, verb)),
+      h("button", { type: "button", class: "danger", onclick: () => close(true) }, verb),
+    ),
   ]);
 }
 
@@ -144,7 +191,8 @@ export async function copy(text) {
   toast("Copied");
 }
 
-export const copyButton = (text, label = "Copy") => h("button", { type: "button", class: "small", onclick: () => copy(text()) }, label);
+export const copyButton = (text, label = "Copy") =>
+  h("button", { type: "button", class: "small", onclick: () => copy(text()) }, label);
 
 /** Numbers that change under one's eyes. */
 export const live = (value, format = count) => h("span", { "data-live": true }, format(value));

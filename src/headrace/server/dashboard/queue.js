@@ -19,13 +19,28 @@ export async function load(ctx) {
   const { state = "", page = "0", find = "" } = ctx.query;
   const searching = find !== "";
   const [rows, hour, list, detail] = await Promise.all([
-    api.queues(), hourOf(ctx),
-    api.jobs(ctx.id, { state, limit: searching ? SEARCHED : PAGE, offset: searching ? 0 : Number(page) * PAGE, asc: false }),
+    api.queues(),
+    hourOf(ctx),
+    api.jobs(ctx.id, {
+      state,
+      limit: searching ? SEARCHED : PAGE,
+      offset: searching ? 0 : Number(page) * PAGE,
+      asc: false,
+    }),
     api.queue(ctx.id),
   ]);
   const row = rows.find((queue) => queue.name === ctx.id);
   const found = searching ? list.filter((job) => matches(job, find)) : list;
-  return { queue: row && judge(row, hour), counts: detail.counts, hour, list: found, searched: searching ? list.length : null, page: Number(page), state, find };
+  return {
+    queue: row && judge(row, hour),
+    counts: detail.counts,
+    hour,
+    list: found,
+    searched: searching ? list.length : null,
+    page: Number(page),
+    state,
+    find,
+  };
 }
 
 /** The last hour of this queue alone, in the shape that all queues together have. */
@@ -40,29 +55,49 @@ async function hourOf(ctx) {
 
 export function matches(job, text) {
   const wanted = text.toLowerCase();
-  return [job.id, nameOf(job), job.customId, job.failedReason, JSON.stringify(job.data), ...(job.tags ?? [])]
-    .some((part) => part?.toLowerCase().includes(wanted));
+  return [job.id, nameOf(job), job.customId, job.failedReason, JSON.stringify(job.data), ...(job.tags ?? [])].some(
+    (part) => part?.toLowerCase().includes(wanted),
+  );
 }
 
 export function view(data, ctx) {
   const { queue, counts } = data;
   if (!queue) {
-    return [heading(ctx.id), notice("This queue is empty", h("p", {}, "It comes into being with its first job:"), firstJob(ctx.id))];
+    return [
+      heading(ctx.id),
+      notice("This queue is empty", h("p", {}, "It comes into being with its first job:"), firstJob(ctx.id)),
+    ];
   }
   return [
     heading(ctx.id, queue.paused && badge("paused"), actions(queue, counts, ctx)),
     figures(data, ctx),
-    h("div", { class: "head tabs" },
-      h("nav", { "aria-label": "Jobs by state" }, tab(ctx, "", "all", total(counts)), TABS.filter((state) => state !== "waiting-children" || counts[state]).map((state) => tab(ctx, state, STATES[state].word, counts[state]))),
-      h("input", { type: "search", placeholder: "Search name, data, id, error", "aria-label": "Search the jobs of this queue", value: data.find,
-        oninput: (event) => search(ctx, event.currentTarget.value) })),
+    h(
+      "div",
+      { class: "head tabs" },
+      h(
+        "nav",
+        { "aria-label": "Jobs by state" },
+        tab(ctx, "", "all", total(counts)),
+        TABS.filter((state) => state !== "waiting-children" || counts[state]).map((state) =>
+          tab(ctx, state, STATES[state].word, counts[state]),
+        ),
+      ),
+      h("input", {
+        type: "search",
+        placeholder: "Search name, data, id, error",
+        "aria-label": "Search the jobs of this queue",
+        value: data.find,
+        oninput: (event) => search(ctx, event.currentTarget.value),
+      }),
+    ),
     listed(data, ctx),
   ];
 }
 
 const total = (counts) => TABS.reduce((sum, state) => sum + (counts[state] ?? 0), 0);
 
-const heading = (name, ...more) => h("div", { class: "head" }, h("h1", {}, name, " ", more[0]), h("div", { class: "actions" }, more[1]));
+const heading = (name, ...more) =>
+  h("div", { class: "head" }, h("h1", {}, name, " ", more[0]), h("div", { class: "actions" }, more[1]));
 
 function search(ctx, text) {
   clearTimeout(ctx.ui.typing);
@@ -70,7 +105,17 @@ function search(ctx, text) {
 }
 
 const tab = (ctx, state, word, n) =>
-  h("a", { href: paths.queue(ctx.id, { state, find: ctx.query.find }), "aria-current": (ctx.query.state ?? "") === state ? "page" : null, class: n ? null : "quiet" }, word, " ", live(n));
+  h(
+    "a",
+    {
+      href: paths.queue(ctx.id, { state, find: ctx.query.find }),
+      "aria-current": (ctx.query.state ?? "") === state ? "page" : null,
+      class: n ? null : "quiet",
+    },
+    word,
+    " ",
+    live(n),
+  );
 
 // -- figures -------------------------------------------------------------------------------------------------------
 
@@ -78,50 +123,143 @@ function figures({ queue, hour }, ctx) {
   const own = hour.queues.get(queue.name);
   const unit = rateUnit(Math.max(queue.in ?? 0, queue.out ?? 0));
   const facts = [
-    ["waiting", live(queue.waiting)], ["oldest waits", live(queue.oldest, duration)], ["running", [live(queue.active), queue.limit !== null && `/${count(queue.limit)}`]],
-    ["in", live(queue.in, (v) => rate(v, unit))], ["out", live(queue.out, (v) => rate(v, unit))], ["p95 wait", live(queue.p95, duration)],
+    ["waiting", live(queue.waiting)],
+    ["oldest waits", live(queue.oldest, duration)],
+    ["running", [live(queue.active), queue.limit !== null && `/${count(queue.limit)}`]],
+    ["in", live(queue.in, (v) => rate(v, unit))],
+    ["out", live(queue.out, (v) => rate(v, unit))],
+    ["p95 wait", live(queue.p95, duration)],
   ];
   const wide = ctx.width >= 760;
   const width = Math.floor(wide ? (ctx.width - 24) / 2 : ctx.width);
-  const axis = { start: hour.start, step: hour.step, width, pointed: ctx.ui.pointed ?? null, onpoint: (index) => { ctx.ui.pointed = index; ctx.redraw(); } };
+  const axis = {
+    start: hour.start,
+    step: hour.step,
+    width,
+    pointed: ctx.ui.pointed ?? null,
+    onpoint: (index) => {
+      ctx.ui.pointed = index;
+      ctx.redraw();
+    },
+  };
   const perUnit = (values) => values.map((v) => (unit === "s" ? v : v * 60));
   const at = (values) => (axis.pointed === null ? null : values[axis.pointed]);
   return [
-    h("dl", { class: "facts" }, facts.map(([word, value]) => h("div", {}, h("dt", {}, word), h("dd", {}, value)))),
-    own && h("div", { class: "row charts" },
-      h("figure", { key: "depth" }, caption("Waiting", [["waiting", "waiting", count(at(own.waiting))]]),
-        chart({ ...axis, label: "Waiting jobs, last hour", lines: [{ values: own.waiting, class: "waiting", area: true }], format: count, top: roundUp })),
-      wide && h("figure", { key: "flow" }, caption("Jobs in and out", [["in", "came", rate(at(own.in), unit)], ["out", "completed", rate(at(own.out), unit)]]),
-        chart({ ...axis, label: "Jobs in and out, last hour", lines: [{ values: perUnit(own.in), class: "came", area: true }, { values: perUnit(own.out), class: "completed" }], format: (v) => rateNumber(unit === "s" ? v : v / 60, unit), top: roundUp }))),
+    h(
+      "dl",
+      { class: "facts" },
+      facts.map(([word, value]) => h("div", {}, h("dt", {}, word), h("dd", {}, value))),
+    ),
+    own &&
+      h(
+        "div",
+        { class: "row charts" },
+        h(
+          "figure",
+          { key: "depth" },
+          caption("Waiting", [["waiting", "waiting", count(at(own.waiting))]]),
+          chart({
+            ...axis,
+            label: "Waiting jobs, last hour",
+            lines: [{ values: own.waiting, class: "waiting", area: true }],
+            format: count,
+            top: roundUp,
+          }),
+        ),
+        wide &&
+          h(
+            "figure",
+            { key: "flow" },
+            caption("Jobs in and out", [
+              ["in", "came", rate(at(own.in), unit)],
+              ["out", "completed", rate(at(own.out), unit)],
+            ]),
+            chart({
+              ...axis,
+              label: "Jobs in and out, last hour",
+              lines: [
+                { values: perUnit(own.in), class: "came", area: true },
+                { values: perUnit(own.out), class: "completed" },
+              ],
+              format: (v) => rateNumber(unit === "s" ? v : v / 60, unit),
+              top: roundUp,
+            }),
+          ),
+      ),
   ];
 }
 
-const caption = (name, legend) => h("figcaption", {}, h("span", { class: "what" }, name), h("span", { class: "quiet" }, "last hour"),
-  legend.map(([word, kind, value]) => h("span", { class: "legend" }, h("i", { class: `swatch ${kind}` }), `${word} `, value !== NOTHING && h("b", {}, value))));
+const caption = (name, legend) =>
+  h(
+    "figcaption",
+    {},
+    h("span", { class: "what" }, name),
+    h("span", { class: "quiet" }, "last hour"),
+    legend.map(([word, kind, value]) =>
+      h(
+        "span",
+        { class: "legend" },
+        h("i", { class: `swatch ${kind}` }),
+        `${word} `,
+        value !== NOTHING && h("b", {}, value),
+      ),
+    ),
+  );
 
 // -- the list ------------------------------------------------------------------------------------------------------
 
 function listed(data, ctx) {
   const { list, counts, state, find, page, searched } = data;
-  const n = state ? counts[state] ?? 0 : total(counts);
+  const n = state ? (counts[state] ?? 0) : total(counts);
   if (!list.length) {
-    return find ? notice(`Nothing matches “${find}”`, h("p", {}, `Searched the newest ${jobs(searched)}${state ? ` that are ${STATES[state].word}` : ""}.`))
+    return find
+      ? notice(
+          `Nothing matches “${find}”`,
+          h("p", {}, `Searched the newest ${jobs(searched)}${state ? ` that are ${STATES[state].word}` : ""}.`),
+        )
       : notice(state ? `No job is ${STATES[state].word}` : "No jobs", state === "" && firstJob(ctx.id));
   }
   const more = !find && (page + 1) * PAGE < n;
   return [
     jobTable(list.slice(0, 200), { act: (job) => rowAction(job, ctx) }),
-    h("div", { class: "pager" },
-      find ? h("span", { class: "quiet" }, `${exactCount(list.length)} of the newest ${exactCount(searched)} match`) : h("span", { class: "quiet" }, `${exactCount(page * PAGE + 1)}–${exactCount(page * PAGE + list.length)} of ${exactCount(n)}, newest first`),
+    h(
+      "div",
+      { class: "pager" },
+      find
+        ? h("span", { class: "quiet" }, `${exactCount(list.length)} of the newest ${exactCount(searched)} match`)
+        : h(
+            "span",
+            { class: "quiet" },
+            `${exactCount(page * PAGE + 1)}–${exactCount(page * PAGE + list.length)} of ${exactCount(n)}, newest first`,
+          ),
       !find && page > 0 && h("a", { href: paths.queue(ctx.id, { state, page: page - 1 || "" }) }, "← newer"),
-      more && h("a", { href: paths.queue(ctx.id, { state, page: page + 1 }) }, "older →")),
+      more && h("a", { href: paths.queue(ctx.id, { state, page: page + 1 }) }, "older →"),
+    ),
   ];
 }
 
 function rowAction(job, ctx) {
-  const act = (work, told) => async () => { await perform(work, told); ctx.reload(); };
-  if (job.state === "failed") return h("button", { type: "button", class: "small", "data-retry": true, onclick: act(() => api.retryFailed(job.queue, job.id), `${nameOf(job)} runs again`) }, "Retry");
-  if (job.state === "delayed") return h("button", { type: "button", class: "small", onclick: act(() => api.promote(job.id), `${nameOf(job)} is ready`) }, "Run now");
+  const act = (work, told) => async () => {
+    await perform(work, told);
+    ctx.reload();
+  };
+  if (job.state === "failed")
+    return h(
+      "button",
+      {
+        type: "button",
+        class: "small",
+        "data-retry": true,
+        onclick: act(() => api.retryFailed(job.queue, job.id), `${nameOf(job)} runs again`),
+      },
+      "Retry",
+    );
+  if (job.state === "delayed")
+    return h(
+      "button",
+      { type: "button", class: "small", onclick: act(() => api.promote(job.id), `${nameOf(job)} is ready`) },
+      "Run now",
+    );
   return null;
 }
 
@@ -137,12 +275,84 @@ function actions(queue, counts, ctx) {
   const name = queue.name;
   return [
     pauseButton(queue, ctx),
-    counts.failed > 0 && h("button", { type: "button", class: "small", "data-retry-page": true, onclick: async () => { await perform(() => api.retryFailed(name), (n) => `${jobs(n)} run again`); ctx.reload(); } }, `Retry ${count(counts.failed)} failed`),
+    counts.failed > 0 &&
+      h(
+        "button",
+        {
+          type: "button",
+          class: "small",
+          "data-retry-page": true,
+          onclick: async () => {
+            await perform(
+              () => api.retryFailed(name),
+              (n) => `${jobs(n)} run again`,
+            );
+            ctx.reload();
+          },
+        },
+        `Retry ${count(counts.failed)} failed`,
+      ),
     h("button", { type: "button", class: "small", onclick: () => limits(queue, ctx) }, "Limits"),
-    counts.delayed > 0 && h("button", { type: "button", class: "small", onclick: async () => { await perform(() => api.promoteAll(name), (n) => `${jobs(n)} ready`); ctx.reload(); } }, "Run delayed now"),
-    unstarted > 0 && h("button", { type: "button", class: "small danger", onclick: ask(`Remove ${exactCount(unstarted)} waiting and delayed jobs of ${name}?`, `Remove ${jobs(unstarted)}`, () => api.drain(name), "Jobs that run go on; completed and failed ones stay.") }, "Drain"),
-    counts.completed > 0 && h("button", { type: "button", class: "small danger", onclick: ask(`Remove ${exactCount(counts.completed)} completed jobs of ${name}?`, `Remove ${jobs(counts.completed)}`, () => api.clean(name, "completed", counts.completed)) }, "Clean"),
-    counts.failed > 0 && h("button", { type: "button", class: "small danger", onclick: ask(`Remove ${exactCount(counts.failed)} failed jobs of ${name}?`, `Remove ${jobs(counts.failed)}`, () => api.purge(name), "They cannot be brought back.") }, "Remove failed"),
+    counts.delayed > 0 &&
+      h(
+        "button",
+        {
+          type: "button",
+          class: "small",
+          onclick: async () => {
+            await perform(
+              () => api.promoteAll(name),
+              (n) => `${jobs(n)} ready`,
+            );
+            ctx.reload();
+          },
+        },
+        "Run delayed now",
+      ),
+    unstarted > 0 &&
+      h(
+        "button",
+        {
+          type: "button",
+          class: "small danger",
+          onclick: ask(
+            `Remove ${exactCount(unstarted)} waiting and delayed jobs of ${name}?`,
+            `Remove ${jobs(unstarted)}`,
+            () => api.drain(name),
+            "Jobs that run go on; completed and failed ones stay.",
+          ),
+        },
+        "Drain",
+      ),
+    counts.completed > 0 &&
+      h(
+        "button",
+        {
+          type: "button",
+          class: "small danger",
+          onclick: ask(
+            `Remove ${exactCount(counts.completed)} completed jobs of ${name}?`,
+            `Remove ${jobs(counts.completed)}`,
+            () => api.clean(name, "completed", counts.completed),
+          ),
+        },
+        "Clean",
+      ),
+    counts.failed > 0 &&
+      h(
+        "button",
+        {
+          type: "button",
+          class: "small danger",
+          onclick: ask(
+            `Remove ${exactCount(counts.failed)} failed jobs of ${name}?`,
+            `Remove ${jobs(counts.failed)}`,
+            () => api.purge(name),
+            "They cannot be brought back.",
+          ),
+        },
+        "Remove failed",
+      ),
   ];
 }
 
@@ -158,17 +368,57 @@ async function limits(queue, ctx) {
   const clear = (work, told) => h("button", { type: "button", class: "small", onclick: act(work, told) }, "No limit");
   await dialog((close) => [
     h("h2", {}, `Limits of ${name}`),
-    h("form", { onsubmit: act((fields) => api.setConcurrency(name, Number(fields.get("running"))), "Set how many run at once") },
-      h("label", {}, "Jobs running at once", h("span", { class: "pair" },
-        h("input", { name: "running", type: "number", min: 0, required: true, value: queue.limit ?? "" }),
-        h("button", { type: "submit", class: "small" }, "Set"), clear(() => api.clearConcurrency(name), "Any number may run at once")))),
-    h("form", { onsubmit: act((fields) => api.setRateLimit(name, Number(fields.get("rate")), Number(fields.get("seconds")) * 1000), "Set how fast jobs start") },
-      h("label", {}, "Jobs started", h("span", { class: "pair" },
-        h("input", { name: "rate", type: "number", min: 0, required: true, "aria-label": "Jobs" }), "per",
-        h("input", { name: "seconds", type: "number", min: 1, value: 1, required: true, "aria-label": "Seconds" }), "s",
-        h("button", { type: "submit", class: "small" }, "Set"), clear(() => api.clearRateLimit(name), "Jobs start as fast as they are asked for")))),
-    h("p", { class: "quiet below" }, stall.enabled ? `A job without a sign of life for ${duration(stall.stallInterval)} counts as stalled, ${stall.maxStalls} times at most. ` : "Stalled jobs are not looked for. ",
-      `Failed jobs are kept ${dlq.maxAge === null ? "for good" : `for ${duration(dlq.maxAge)}`}, ${exactCount(dlq.maxEntries)} at most.`),
+    h(
+      "form",
+      {
+        onsubmit: act((fields) => api.setConcurrency(name, Number(fields.get("running"))), "Set how many run at once"),
+      },
+      h(
+        "label",
+        {},
+        "Jobs running at once",
+        h(
+          "span",
+          { class: "pair" },
+          h("input", { name: "running", type: "number", min: 0, required: true, value: queue.limit ?? "" }),
+          h("button", { type: "submit", class: "small" }, "Set"),
+          clear(() => api.clearConcurrency(name), "Any number may run at once"),
+        ),
+      ),
+    ),
+    h(
+      "form",
+      {
+        onsubmit: act(
+          (fields) => api.setRateLimit(name, Number(fields.get("rate")), Number(fields.get("seconds")) * 1000),
+          "Set how fast jobs start",
+        ),
+      },
+      h(
+        "label",
+        {},
+        "Jobs started",
+        h(
+          "span",
+          { class: "pair" },
+          h("input", { name: "rate", type: "number", min: 0, required: true, "aria-label": "Jobs" }),
+          "per",
+          h("input", { name: "seconds", type: "number", min: 1, value: 1, required: true, "aria-label": "Seconds" }),
+          "s",
+          h("button", { type: "submit", class: "small" }, "Set"),
+          clear(() => api.clearRateLimit(name), "Jobs start as fast as they are asked for"),
+        ),
+      ),
+    ),
+    h(
+      "p",
+      { class: "quiet below" },
+      stall.enabled
+        ? `A job silent for ${duration(stall.stallInterval)} counts as stalled, ${stall.maxStalls} times at most. `
+        : "Stalled jobs are not looked for. ",
+      `Failed jobs are kept ${dlq.maxAge === null ? "for good" : `for ${duration(dlq.maxAge)}`}, `,
+      `${exactCount(dlq.maxEntries)} at most.`,
+    ),
     h("div", { class: "actions" }, h("button", { type: "button", onclick: () => close(false) }, "Close")),
   ]);
 }

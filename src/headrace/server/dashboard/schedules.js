@@ -15,31 +15,87 @@ export async function load() {
 const rhythm = (cron) => (cron.schedule ? h("code", {}, cron.schedule) : `every ${duration(cron.repeatEvery)}`);
 
 // The server tells the last run where it knows it; an interval gives it away.
-const lastRun = (cron) => cron.lastRun ?? cron.lastSlot ?? (cron.executions && cron.repeatEvery ? cron.nextRun - cron.repeatEvery : null);
+const lastRun = (cron) =>
+  cron.lastRun ?? cron.lastSlot ?? (cron.executions && cron.repeatEvery ? cron.nextRun - cron.repeatEvery : null);
 
 export function view(crons, ctx) {
   if (!crons.length) {
-    return [h("h1", {}, "Schedules"), notice("Nothing is scheduled",
-      h("p", {}, "A schedule pushes a job at the times of a cron expression, or every so many milliseconds."),
-      h("pre", { class: "code" }, `curl -X POST ${location.origin}/crons \\\n  -H 'Content-Type: application/json' \\\n  -d '{"name": "nightly", "queue": "reports", "schedule": "0 3 * * *", "data": {}}'`))];
+    return [
+      h("h1", {}, "Schedules"),
+      notice(
+        "Nothing is scheduled",
+        h("p", {}, "A schedule pushes a job at the times of a cron expression, or every so many milliseconds."),
+        h(
+          "pre",
+          { class: "code" },
+          `curl -X POST ${location.origin}/crons \\\n`,
+          "  -H 'Content-Type: application/json' \\\n",
+          `  -d '{"name": "nightly", "queue": "reports", "schedule": "0 3 * * *", "data": {}}'`,
+        ),
+      ),
+    ];
   }
   return [
     h("h1", {}, "Schedules"),
-    h("table", { class: "cards" },
-      h("thead", {}, h("tr", {}, ["Schedule", "Queue", "Rhythm", "Next run", "Last run", "Runs", ""].map((word, i) => h("th", { class: i > 2 && i < 6 ? "n" : i === 6 ? "act" : null }, word)))),
-      h("tbody", {}, crons.map((cron) => h("tr", { key: cron.name, "data-row": true },
-        h("td", { class: "main" }, h("span", { class: "name", tabindex: -1, "data-open": true }, cron.name), cron.jobName && h("div", { class: "excerpt" }, `pushes ${cron.jobName}`)),
-        h("td", { "data-label": "Queue" }, queueLink(cron.queue)),
-        h("td", { "data-label": "Rhythm" }, rhythm(cron), cron.timezone && h("span", { class: "quiet" }, ` ${cron.timezone}`)),
-        h("td", { class: "n", "data-label": "Next run" }, when(cron.nextRun)),
-        h("td", { class: "n", "data-label": "Last run" }, when(lastRun(cron))),
-        h("td", { class: "n", "data-label": "Runs" }, live(cron.executions), cron.maxLimit > 0 && `/${count(cron.maxLimit)}`),
-        h("td", { class: "act" }, h("button", { type: "button", class: "small", onclick: () => remove(cron, ctx) }, "Delete")))))),
+    h(
+      "table",
+      { class: "cards" },
+      h(
+        "thead",
+        {},
+        h(
+          "tr",
+          {},
+          ["Schedule", "Queue", "Rhythm", "Next run", "Last run", "Runs", ""].map((word, i) =>
+            h("th", { class: i > 2 && i < 6 ? "n" : i === 6 ? "act" : null }, word),
+          ),
+        ),
+      ),
+      h(
+        "tbody",
+        {},
+        crons.map((cron) =>
+          h(
+            "tr",
+            { key: cron.name, "data-row": true },
+            h(
+              "td",
+              { class: "main" },
+              h("span", { class: "name", tabindex: -1, "data-open": true }, cron.name),
+              cron.jobName && h("div", { class: "excerpt" }, `pushes ${cron.jobName}`),
+            ),
+            h("td", { "data-label": "Queue" }, queueLink(cron.queue)),
+            h(
+              "td",
+              { "data-label": "Rhythm" },
+              rhythm(cron),
+              cron.timezone && h("span", { class: "quiet" }, ` ${cron.timezone}`),
+            ),
+            h("td", { class: "n", "data-label": "Next run" }, when(cron.nextRun)),
+            h("td", { class: "n", "data-label": "Last run" }, when(lastRun(cron))),
+            h(
+              "td",
+              { class: "n", "data-label": "Runs" },
+              live(cron.executions),
+              cron.maxLimit > 0 && `/${count(cron.maxLimit)}`,
+            ),
+            h(
+              "td",
+              { class: "act" },
+              h("button", { type: "button", class: "small", onclick: () => remove(cron, ctx) }, "Delete"),
+            ),
+          ),
+        ),
+      ),
+    ),
   ];
 }
 
 async function remove(cron, ctx) {
-  if (!(await confirm(`Delete the schedule ${cron.name}?`, "Delete 1 schedule", "Jobs that it has pushed already stay."))) return;
+  if (
+    !(await confirm(`Delete the schedule ${cron.name}?`, "Delete 1 schedule", "Jobs that it has pushed already stay."))
+  )
+    return;
   await perform(() => api.deleteCron(cron.name), `Deleted ${cron.name}`);
   ctx.reload();
 }

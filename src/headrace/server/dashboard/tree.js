@@ -9,12 +9,32 @@ const MOST = 100;
 export function tree(value, name = null, depth = 0) {
   if (value === null || typeof value !== "object") return h("div", { class: "leaf" }, label(name), scalar(value));
   const entries = Object.entries(value);
-  const kind = Array.isArray(value) ? `${exactCount(entries.length)} ${entries.length === 1 ? "item" : "items"}` : entries.length ? excerpt(value, 60) : "empty";
-  if (!entries.length) return h("div", { class: "leaf" }, label(name), h("span", { class: "quiet" }, Array.isArray(value) ? "[]" : "{}"));
-  return h("details", { open: depth < OPEN_DEPTH },
-    h("summary", {}, label(name), h("span", { class: "quiet" }, Array.isArray(value) || name !== null ? kind : `${exactCount(entries.length)} ${entries.length === 1 ? "field" : "fields"}`)),
+  const kind = Array.isArray(value)
+    ? `${exactCount(entries.length)} ${entries.length === 1 ? "item" : "items"}`
+    : entries.length
+      ? excerpt(value, 60)
+      : "empty";
+  if (!entries.length)
+    return h("div", { class: "leaf" }, label(name), h("span", { class: "quiet" }, Array.isArray(value) ? "[]" : "{}"));
+  return h(
+    "details",
+    { open: depth < OPEN_DEPTH },
+    h(
+      "summary",
+      {},
+      label(name),
+      h(
+        "span",
+        { class: "quiet" },
+        Array.isArray(value) || name !== null
+          ? kind
+          : `${exactCount(entries.length)} ${entries.length === 1 ? "field" : "fields"}`,
+      ),
+    ),
     entries.slice(0, MOST).map(([key, child]) => tree(child, key, depth + 1)),
-    entries.length > MOST && h("div", { class: "leaf quiet" }, `and ${exactCount(entries.length - MOST)} more; see raw`));
+    entries.length > MOST &&
+      h("div", { class: "leaf quiet" }, `and ${exactCount(entries.length - MOST)} more; see raw`),
+  );
 }
 
 const label = (name) => name !== null && h("span", { class: "label" }, `${name}: `);

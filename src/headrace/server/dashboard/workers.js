@@ -14,34 +14,91 @@ export function view(server) {
 
 function figures({ stats, metrics, storage }) {
   const shown = [
-    ["up for", live(stats.uptime, duration)], ["connections", live(metrics.activeConnections)], ["memory", `${count(metrics.memoryUsageMb)} MB`],
-    ["database", `${count(metrics.sqliteSizeMb)} MB`], ["pushed", live(metrics.totalPushed)], ["completed", live(metrics.totalCompleted)],
+    ["up for", live(stats.uptime, duration)],
+    ["connections", live(metrics.activeConnections)],
+    ["memory", `${count(metrics.memoryUsageMb)} MB`],
+    ["database", `${count(metrics.sqliteSizeMb)} MB`],
+    ["pushed", live(metrics.totalPushed)],
+    ["completed", live(metrics.totalCompleted)],
     ["storage", storage.error ?? (storage.diskFull ? "disk full" : "takes writes")],
   ];
-  return h("dl", { class: "facts" }, shown.map(([word, value]) => h("div", {}, h("dt", {}, word), h("dd", {}, value))));
+  return h(
+    "dl",
+    { class: "facts" },
+    shown.map(([word, value]) => h("div", {}, h("dt", {}, word), h("dd", {}, value))),
+  );
 }
 
 function registered({ list: workers, stats }) {
   if (!workers.length) {
-    return notice("No worker is registered",
-      h("p", {}, "Official clients register by themselves when a Worker starts. Jobs can be pulled without registering, too; such pullers are not listed."));
+    return notice(
+      "No worker is registered",
+      h(
+        "p",
+        {},
+        "Official clients register by themselves when a Worker starts. ",
+        "Jobs can be pulled without registering, too; such pullers are not listed.",
+      ),
+    );
   }
   return [
-    h("p", { class: "lead" }, `${count(stats.active)} of ${count(stats.total)} alive, `, live(stats.activeJobs), ` of ${count(stats.concurrencySlots)} slots busy, `,
-      live(stats.totalProcessed), " jobs done, ", live(stats.totalFailed), " failed."),
-    h("table", { class: "cards" },
-      h("thead", {}, h("tr", {}, ["Worker", "Queues", "Running", "Done", "Failed", "Last seen", "Up since"].map((word, i) => h("th", { class: i > 1 ? "n" : null }, word)))),
-      h("tbody", {}, workers.map((worker) => h("tr", { key: worker.id, "data-row": true },
-        h("td", { class: "main" },
-          h("span", { class: "name", tabindex: -1, "data-open": true }, worker.name),
-          worker.status !== "active" && h("span", { class: "tag warn" }, `! ${worker.status}`),
-          h("div", { class: "excerpt" }, `${worker.hostname}, pid ${worker.pid}`,
-            worker.currentJob && [", at ", h("a", { href: paths.job(worker.currentJob) }, "this job")])),
-        h("td", { "data-label": "Queues" }, worker.queues.map((name, i) => [i ? ", " : "", queueLink(name)])),
-        h("td", { class: "n", "data-label": "Running" }, live(worker.activeJobs), `/${worker.concurrency}`),
-        h("td", { class: "n", "data-label": "Done" }, live(worker.processedJobs)),
-        h("td", { class: `n${worker.failedJobs ? " bad" : ""}`, "data-label": "Failed" }, live(worker.failedJobs)),
-        h("td", { class: "n", "data-label": "Last seen" }, when(worker.lastSeen)),
-        h("td", { class: "n", "data-label": "Up since" }, when(worker.registeredAt)))))),
+    h(
+      "p",
+      { class: "lead" },
+      `${count(stats.active)} of ${count(stats.total)} alive, `,
+      live(stats.activeJobs),
+      ` of ${count(stats.concurrencySlots)} slots busy, `,
+      live(stats.totalProcessed),
+      " jobs done, ",
+      live(stats.totalFailed),
+      " failed.",
+    ),
+    h(
+      "table",
+      { class: "cards" },
+      h(
+        "thead",
+        {},
+        h(
+          "tr",
+          {},
+          ["Worker", "Queues", "Running", "Done", "Failed", "Last seen", "Up since"].map((word, i) =>
+            h("th", { class: i > 1 ? "n" : null }, word),
+          ),
+        ),
+      ),
+      h(
+        "tbody",
+        {},
+        workers.map((worker) =>
+          h(
+            "tr",
+            { key: worker.id, "data-row": true },
+            h(
+              "td",
+              { class: "main" },
+              h("span", { class: "name", tabindex: -1, "data-open": true }, worker.name),
+              worker.status !== "active" && h("span", { class: "tag warn" }, `! ${worker.status}`),
+              h(
+                "div",
+                { class: "excerpt" },
+                `${worker.hostname}, pid ${worker.pid}`,
+                worker.currentJob && [", at ", h("a", { href: paths.job(worker.currentJob) }, "this job")],
+              ),
+            ),
+            h(
+              "td",
+              { "data-label": "Queues" },
+              worker.queues.map((name, i) => [i ? ", " : "", queueLink(name)]),
+            ),
+            h("td", { class: "n", "data-label": "Running" }, live(worker.activeJobs), `/${worker.concurrency}`),
+            h("td", { class: "n", "data-label": "Done" }, live(worker.processedJobs)),
+            h("td", { class: `n${worker.failedJobs ? " bad" : ""}`, "data-label": "Failed" }, live(worker.failedJobs)),
+            h("td", { class: "n", "data-label": "Last seen" }, when(worker.lastSeen)),
+            h("td", { class: "n", "data-label": "Up since" }, when(worker.registeredAt)),
+          ),
+        ),
+      ),
+    ),
   ];
 }

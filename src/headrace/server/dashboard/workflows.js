@@ -10,8 +10,21 @@ export const load = async () => ({});
 export function view() {
   return [
     h("h1", {}, "Workflows"),
-    notice("No workflow has run on this server",
-      h("p", {}, "A run will be drawn here as bars over time: parallel steps stacked, attempts inside each bar, compensation below."),
-      h("p", {}, "Jobs that depend on each other already have a family tree on their ", h("a", { href: "#/jobs" }, "job page"), ".")),
+    notice(
+      "No workflow has run on this server",
+      h(
+        "p",
+        {},
+        "A run will be drawn here as bars over time: parallel steps stacked, attempts inside each bar, ",
+        "compensation below.",
+      ),
+      h(
+        "p",
+        {},
+        "Jobs that depend on each other already have a family tree on their ",
+        h("a", { href: "#/jobs" }, "job page"),
+        ".",
+      ),
+    ),
   ];
 }
