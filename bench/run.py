@@ -102,16 +102,12 @@ def _compile_loadgen() -> Path:
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         raise BenchmarkFailed("a C compiler is needed for the load generator: install gcc")
-    subprocess.run(
-        [compiler, "-O2", "-Wall", "-Wextra", "-o", str(binary), str(source)], check=True, timeout=120
-    )
+    subprocess.run([compiler, "-O2", "-Wall", "-Wextra", "-o", str(binary), str(source)], check=True, timeout=120)
     return binary
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=PARTS, help="measure this part alone")
     parser.add_argument("--rounds", type=int, default=3, help="alternating rounds per workload (default 3)")
     parser.add_argument("--starts", type=int, default=7, help="starts per server and storage (default 7)")

@@ -133,9 +133,7 @@ class RunningServer:
         self._running().kill()
         self._running().wait(STOP_LIMIT_S)
 
-    def wait_for(
-        self, request: dict[str, Any], answered: Callable[[dict[str, Any]], bool], limit_s: float
-    ) -> None:
+    def wait_for(self, request: dict[str, Any], answered: Callable[[dict[str, Any]], bool], limit_s: float) -> None:
         """Send `request` over and over until a reply satisfies `answered`."""
         deadline = time.monotonic() + limit_s
         while time.monotonic() < deadline:

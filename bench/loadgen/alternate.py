@@ -128,15 +128,11 @@ def _ratios(row: Result, base: Result) -> Result:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--loadgen", default="./loadgen")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path, help="append raw results here")
-    parser.add_argument(
-        "--server", action="append", required=True, type=Target.parse, metavar="NAME=PORT:PID[,PID]"
-    )
+    parser.add_argument("--server", action="append", required=True, type=Target.parse, metavar="NAME=PORT:PID[,PID]")
     parser.add_argument("--spec", action="append", required=True, help="workload and its options")
     parser.add_argument("--limit", type=float, default=120.0, help="seconds per run")
     args = parser.parse_args()

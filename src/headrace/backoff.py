@@ -30,9 +30,7 @@ _WAYS: Final[dict[Kind, Callable[[int, float, float], float]]] = {
 }
 
 
-def retry_delay_ms(
-    n: int, *, delay_ms: float, kind: Kind, max_delay_ms: float | None, rng: Callable[[], float]
-) -> int:
+def retry_delay_ms(n: int, *, delay_ms: float, kind: Kind, max_delay_ms: float | None, rng: Callable[[], float]) -> int:
     """Whole milliseconds to wait after failure number `n` (the first failure is 1).
 
     `rng` returns [0, 1), as `random.random` does. The cap comes after the jitter: a capped delay is exact.

@@ -142,6 +142,8 @@ SUCCESS: dict[str, Case] = {
     "GET /queues/{queue}/dlq/stats": QUEUE,
     "POST /queues/{queue}/dlq/retry": lambda s: _queue(s, {"jobId": s.bury()}),
     "POST /queues/{queue}/dlq/purge": QUEUE,
+    "DELETE /queues/{queue}/dlq/{jobId}": lambda s: ({"queue": s.queue, "jobId": s.bury()}, None),
+    "GET /queues/{queue}/limits": QUEUE,
     "PUT /queues/{queue}/rate-limit": lambda s: _queue(s, {"limit": 5, "duration": 1000}),
     "DELETE /queues/{queue}/rate-limit": QUEUE,
     "PUT /queues/{queue}/concurrency": lambda s: _queue(s, {"concurrency": 3}),
@@ -236,6 +238,8 @@ FAILURE: dict[str, tuple[Case, int, str]] = {
     "POST /queues/{queue}/clean": (lambda s: _queue(s, {}), 400, "grace is required"),
     "PUT /queues/{queue}/stall-config": (lambda s: _queue(s, {"maxStalls": 0}), 400, "config.maxStalls must be"),
     "PUT /queues/{queue}/dlq-config": (lambda s: _queue(s, {"maxEntries": 0}), 400, "config.maxEntries must be"),
+    "GET /queues/{queue}/limits": (BAD_QUEUE, 400, INVALID),
+    "DELETE /queues/{queue}/dlq/{jobId}": (lambda s: ({"queue": "a b", "jobId": "x"}, None), 400, INVALID),
     "GET /dashboard/queues/{queue}": (BAD_QUEUE, 400, INVALID),
 }
 # Routes without a field of their own that could be wrong.

@@ -85,6 +85,34 @@ class TestReplay:
             fresh = push(http, queue, 5)
             assert [event.data["jobId"] for event in stream.take(55)] == missed + fresh
 
+    def test_a_long_absence_is_caught_up_with_and_nobody_is_cut_off_for_it(
+        self, web: WebServer, http: Http, queue: str
+    ) -> None:
+        path = f"/events/queues/{queue}?events=job:*"
+        with SseClient(web.http_port, path) as stream:
+            push(http, queue)
+            last = stream.take(1)[0]
+        missed: list[str] = []
+        for _ in range(12):  # more than the hub remembers, and more than may be left unread
+            jobs = [{"data": 0, "name": "n" * 250} for _ in range(1000)]
+            missed += http.ok("POST", f"/queues/{queue}/jobs/bulk", {"jobs": jobs})["ids"]
+        with SseClient(web.http_port, path, Last_Event_ID=last.id) as stream:
+            fresh = push(http, queue, 5)
+            assert [event.data["jobId"] for event in stream.take(12_005)] == missed + fresh
+
+    def test_long_errors_are_shortened_and_do_not_swell_the_server(self, tmp_path: Path) -> None:
+        with WebServer(tmp_path / "headrace.db") as web, web.http() as http:
+            memory = psutil.Process(web.pid).memory_info().rss
+            for _ in range(scaled(60, 300)):
+                push(http, "q")
+                job = http.ok("GET", "/queues/q/jobs")["job"]["id"]
+                http.ok("POST", f"/jobs/{job}/fail", {"error": "e" * 1_000_000, "unrecoverable": True})
+                http.ok("POST", "/queues/q/dlq/purge")
+            with SseClient(web.http_port, "/events?events=job:failed", Last_Event_ID="0.1.0") as stream:
+                told = stream.take(scaled(60, 300), "job:failed")
+            assert {len(event.data["error"]) for event in told} == {4096}
+            assert psutil.Process(web.pid).memory_info().rss - memory < 60 * 1024 * 1024
+
     def test_it_may_be_asked_for_in_the_query(self, web: WebServer, http: Http, queue: str) -> None:
         with SseClient(web.http_port, f"/events/queues/{queue}?events=job:*") as stream:
             push(http, queue)

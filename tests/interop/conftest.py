@@ -55,9 +55,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerAddress]:
 @pytest.fixture(scope="session")
 def guarded_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerAddress]:
     """A server that answers nobody without AUTH_TOKEN."""
-    yield from _running_server(
-        "HEADRACE_INTEROP_GUARDED_PORT", tmp_path_factory.mktemp("guarded"), token=AUTH_TOKEN
-    )
+    yield from _running_server("HEADRACE_INTEROP_GUARDED_PORT", tmp_path_factory.mktemp("guarded"), token=AUTH_TOKEN)
 
 
 @pytest.fixture(scope="session")
@@ -165,9 +163,7 @@ def _bun_binary() -> Path:
     pytest.fail(f"no bun below {modules}: run `make setup`")
 
 
-def _run_script(
-    binary: Path, script: Path, address: ServerAddress, timeout_s: float
-) -> list[dict[str, object]]:
+def _run_script(binary: Path, script: Path, address: ServerAddress, timeout_s: float) -> list[dict[str, object]]:
     command = [str(binary), str(script), address.host, str(address.port), address.token or ""]
     # A token left in the environment of the developer would be sent by the client on its own.
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("BQ_", "BUNQUEUE_"))}

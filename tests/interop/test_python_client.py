@@ -620,9 +620,7 @@ def test_worker_processes_jobs_and_reports(queue: Queue, open_worker: OpenWorker
 
 
 def test_worker_batches_acks(queue: Queue, open_worker: OpenWorker) -> None:
-    open_worker(
-        queue, lambda job: job.data["i"] or None, concurrency=8, ack_batch={"max_size": 4, "max_delay_ms": 20}
-    )
+    open_worker(queue, lambda job: job.data["i"] or None, concurrency=8, ack_batch={"max_size": 4, "max_delay_ms": 20})
     ids = queue.add_bulk([{"name": "x", "data": {"i": i}} for i in range(9)])
     eventually(lambda: queue.get_completed_count() == 9, "all completed")
     assert [queue.get_result(job_id) for job_id in ids] == [None, 1, 2, 3, 4, 5, 6, 7, 8]
@@ -801,9 +799,7 @@ def test_simple_mode_retries_inside_and_breaks_the_circuit(server: ServerAddress
 # ------------------------------------------------------------------ flows
 
 
-def test_flow_parent_waits_for_children_and_reads_their_results(
-    open_queue: OpenQueue, flows: FlowProducer
-) -> None:
+def test_flow_parent_waits_for_children_and_reads_their_results(open_queue: OpenQueue, flows: FlowProducer) -> None:
     parents, children = open_queue("parents"), open_queue("children")
     tree = flows.add(
         {
@@ -848,9 +844,7 @@ def test_flow_of_three_levels_is_read_back(queue: Queue, flows: FlowProducer) ->
     assert sorted(str(job.name) for job in order) == ["leaf", "side"]
 
 
-def test_flow_child_may_finish_before_its_parent_is_stored(
-    server: ServerAddress, open_queue: OpenQueue
-) -> None:
+def test_flow_child_may_finish_before_its_parent_is_stored(server: ServerAddress, open_queue: OpenQueue) -> None:
     parents, children = open_queue("parents"), open_queue("children")
 
     class Patient(Connection):

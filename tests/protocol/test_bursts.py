@@ -76,7 +76,9 @@ def test_without_request_ids_a_waiting_pull_holds_back_what_follows(client: Clie
 def test_each_ack_stands_for_itself(client: Client, queue: str) -> None:
     burst(client, pushes(queue, 4))
     held = burst(client, [{"cmd": "PULL", "queue": queue, "owner": "w"} for _ in range(4)])
-    acks = [{"cmd": "ACK", "id": reply["job"]["id"], "token": reply["token"], "result": n} for n, reply in enumerate(held)]
+    acks = [
+        {"cmd": "ACK", "id": reply["job"]["id"], "token": reply["token"], "result": n} for n, reply in enumerate(held)
+    ]
     acks[1]["token"] = "wrong"
     acks.insert(2, {"cmd": "ACK", "id": "nobody"})
     acks.append(dict(acks[0]))

@@ -9,9 +9,7 @@ import pytest
 from headrace.backoff import DEFAULT_CAP_MS, Kind, retry_delay_ms
 
 
-def delay(
-    n: int, luck: float, *, base: float = 1000, kind: Kind = "exponential", cap: float | None = None
-) -> int:
+def delay(n: int, luck: float, *, base: float = 1000, kind: Kind = "exponential", cap: float | None = None) -> int:
     return retry_delay_ms(n, delay_ms=base, kind=kind, max_delay_ms=cap, rng=lambda: luck)
 
 
@@ -65,9 +63,7 @@ def test_delays_are_whole_milliseconds() -> None:
 )
 def test_jitter_spreads_over_its_whole_range(kind: Kind, low: int, high: int, mean: int) -> None:
     rng = random.Random(7)
-    samples = [
-        retry_delay_ms(1, delay_ms=1000, kind=kind, max_delay_ms=None, rng=rng.random) for _ in range(2000)
-    ]
+    samples = [retry_delay_ms(1, delay_ms=1000, kind=kind, max_delay_ms=None, rng=rng.random) for _ in range(2000)]
     span = high - low
     assert low <= min(samples) < low + span * 0.05
     assert high - span * 0.05 < max(samples) <= high

@@ -97,9 +97,7 @@ def test_the_promised_wait_is_enough_and_not_a_millisecond_too_long(
     duration=st.integers(1, 5000),
     tries=st.lists(st.integers(0, 200), max_size=300),
 )
-def test_no_stretch_of_time_lets_more_than_its_share_pass(
-    limit: int, duration: int, tries: list[int]
-) -> None:
+def test_no_stretch_of_time_lets_more_than_its_share_pass(limit: int, duration: int, tries: list[int]) -> None:
     bucket, now, passed = TokenBucket.full(limit, duration, now_ms=0), 0, 0
     for step in tries:
         now += step

@@ -168,9 +168,7 @@ def test_a_flow_has_a_largest_size_and_is_checked_in_linear_time() -> None:
     wide.append(node("p", children_ids=children, depends_on=children))
     begun = time.process_time()
     check_flow(wide)
-    assert (
-        time.process_time() - begun < 1.0
-    )  # 0.02 s on a slow machine; a quadratic check needs several seconds
+    assert time.process_time() - begun < 1.0  # 0.02 s on a slow machine; a quadratic check needs several seconds
     assert refusal(check_flow, [*wide, node("more")]) == f"flow exceeds the {MAX_FLOW_JOBS} job limit"
 
 

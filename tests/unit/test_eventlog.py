@@ -41,9 +41,7 @@ def nothing_is_durable(event: str) -> bool:
     return False
 
 
-def line(
-    seq: int, event: str = "pushed", *, ts: int | None = None, epoch: int = EPOCH, pad: int = 0
-) -> bytes:
+def line(seq: int, event: str = "pushed", *, ts: int | None = None, epoch: int = EPOCH, pad: int = 0) -> bytes:
     fields = {"seq": seq, "ts": 1_000 + seq if ts is None else ts, "event": event, "epoch": epoch}
     return msgspec.json.encode({**fields, "queue": "mails", "pad": "x" * pad})
 
@@ -59,9 +57,7 @@ def open_log(
     return EventLog.open(root, store_seq=store_seq, epoch=epoch, durable=durable, limits=limits)
 
 
-def append(
-    log: Log, count: int = 1, event: str = "pushed", *, pad: int = 0, commit: bool = True
-) -> list[bytes]:
+def append(log: Log, count: int = 1, event: str = "pushed", *, pad: int = 0, commit: bool = True) -> list[bytes]:
     first = log.last_seq + 1
     lines = [line(seq, event, epoch=log.epoch, pad=pad) for seq in range(first, first + count)]
     block = b"".join(text + b"\n" for text in lines)
@@ -119,9 +115,7 @@ def open_file(root: Path) -> Path:
 
 
 def test_a_new_log_starts_empty_in_a_folder_it_makes(tmp_path: Path) -> None:
-    log = EventLog.open(
-        tmp_path / "a" / "b", store_seq=0, epoch=EPOCH, durable=is_durable, limits=LogLimits(), shard=7
-    )
+    log = EventLog.open(tmp_path / "a" / "b", store_seq=0, epoch=EPOCH, durable=is_durable, limits=LogLimits(), shard=7)
     assert (log.last_seq, log.committed, log.first_seq, log.gap, log.problems) == (0, 0, 1, None, [])
     assert (tmp_path / "a" / "b" / "shard=7" / ".open-00000000000000000001.jsonl").exists()
 
@@ -192,9 +186,7 @@ def append_only(path: Path) -> Iterator[None]:
     """While set, the kernel refuses to shorten the file (chattr +a)."""
     done = subprocess.run(["chattr", "+a", str(path)], capture_output=True, text=True, check=False)
     if done.returncode:
-        pytest.fail(
-            f"this test sets chattr +a on a file: it needs root and a file system with flags: {done.stderr}"
-        )
+        pytest.fail(f"this test sets chattr +a on a file: it needs root and a file system with flags: {done.stderr}")
     try:
         yield
     finally:
@@ -256,9 +248,7 @@ def test_a_segment_that_cannot_be_compressed_stays_readable_and_is_sealed_later(
     log = open_log(tiny_disk, 0)
     rng = random.Random(1)
     noise = b"".join(
-        msgspec.json.encode(
-            {"seq": seq, "ts": seq, "event": "pushed", "epoch": EPOCH, "x": rng.randbytes(300).hex()}
-        )
+        msgspec.json.encode({"seq": seq, "ts": seq, "event": "pushed", "epoch": EPOCH, "x": rng.randbytes(300).hex()})
         + b"\n"
         for seq in range(1, 801)
     )

@@ -206,9 +206,7 @@ def test_every_macro_is_tested() -> None:
 
 
 def test_the_zone_decides_the_hour() -> None:
-    assert parse_schedule("0 9 * * *", "Asia/Tokyo").next_after(ms("2026-01-01T00:00")) == ms(
-        "2026-01-02T00:00"
-    )
+    assert parse_schedule("0 9 * * *", "Asia/Tokyo").next_after(ms("2026-01-01T00:00")) == ms("2026-01-02T00:00")
     assert parse_schedule("0 9 * * *", "asia/tokyo").zone == ZoneInfo("Asia/Tokyo")
 
 
@@ -371,9 +369,7 @@ def test_a_wildcard_runs_in_every_matching_minute_of_real_time(
 
 @settings(max_examples=60, deadline=None)
 @given(minute=number_lists["minute"], hour=number_lists["hour"], start=starts, zone=zones)
-def test_a_fixed_time_runs_exactly_once_for_each_local_date(
-    minute: str, hour: str, start: str, zone: str
-) -> None:
+def test_a_fixed_time_runs_exactly_once_for_each_local_date(minute: str, hour: str, start: str, zone: str) -> None:
     schedule = parse_schedule(f"{minute} {hour} * * *", zone)
     found = collected(schedule, ms(start), 4)
     shown = [datetime.fromtimestamp(at / 1000, schedule.zone).replace(tzinfo=None) for at in found]
@@ -538,13 +534,9 @@ def test_a_repeating_job_stands_alone() -> None:
     repeat = Repeat(every=1000)
     check_repeat(repeat)
     check_repeat(Repeat(pattern="@daily", tz=BERLIN))
-    with pytest.raises(
-        InvalidCommand, match=r"^repeat jobs cannot use JobOptions\.jobId; use repeat\.jobId instead$"
-    ):
+    with pytest.raises(InvalidCommand, match=r"^repeat jobs cannot use JobOptions\.jobId; use repeat\.jobId instead$"):
         check_repeat(repeat, has_job_id=True, has_relatives=True)
-    with pytest.raises(
-        InvalidCommand, match=r"^repeat jobs cannot participate in parent or dependency relationships$"
-    ):
+    with pytest.raises(InvalidCommand, match=r"^repeat jobs cannot participate in parent or dependency relationships$"):
         check_repeat(repeat, has_relatives=True)
 
 

@@ -54,9 +54,7 @@ ALLOWED = {
 }
 
 
-@pytest.mark.parametrize(
-    ("state", "verb"), list(itertools.product(State, Verb)), ids=lambda member: member.name
-)
+@pytest.mark.parametrize(("state", "verb"), list(itertools.product(State, Verb)), ids=lambda member: member.name)
 def test_every_pair_is_allowed_or_refused(state: State, verb: Verb) -> None:
     after = ALLOWED[state.word].get(verb.name.lower())
     if after is not None:
@@ -97,9 +95,9 @@ def test_every_verb_does_something() -> None:
 
 
 def test_only_claiming_makes_a_job_active() -> None:
-    assert [
-        (state, verb) for state, row in NEXT.items() for verb, after in row.items() if after is State.ACTIVE
-    ] == [(State.WAITING, Verb.CLAIM)]
+    assert [(state, verb) for state, row in NEXT.items() for verb, after in row.items() if after is State.ACTIVE] == [
+        (State.WAITING, Verb.CLAIM)
+    ]
 
 
 def test_numbers_on_disk_and_words_on_the_wire_do_not_change() -> None:

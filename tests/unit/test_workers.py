@@ -78,9 +78,7 @@ def test_registering_again_renews_and_keeps_the_counts(registry: WorkerRegistry,
     assert registry.stats().total == 1
 
 
-def test_silence_makes_a_worker_stale_and_a_heartbeat_revives_it(
-    registry: WorkerRegistry, clock: ManualClock
-) -> None:
+def test_silence_makes_a_worker_stale_and_a_heartbeat_revives_it(registry: WorkerRegistry, clock: ManualClock) -> None:
     registry.register(presented("w1"))
     clock.advance(TIMEOUT)
     assert registry.list()[0].status == "stale"

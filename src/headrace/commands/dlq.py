@@ -95,7 +95,7 @@ class Removed(Reply):
     data: Removal
 
 
-@command(Removed, category="DLQ", flags=Flag.WRITE)
+@command(Removed, category="DLQ", flags=Flag.WRITE, http="DELETE /queues/{queue}/dlq/{jobId}")
 class RemoveDeadLetter(Command[Removed], tag="RemoveDlqJob"):
     """Remove one dead letter; says whether it was there."""
 

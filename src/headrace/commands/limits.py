@@ -100,7 +100,7 @@ class LimitsFound(Reply):
     data: LimitsData
 
 
-@command(LimitsFound, category="Rate")
+@command(LimitsFound, category="Rate", http="GET /queues/{queue}/limits")
 class GetQueueLimits(Command[LimitsFound], tag="GetQueueLimits"):
     """The limits of a queue, and whether they hold jobs back now. `maxJobs` is accepted and has no effect."""
 

@@ -27,7 +27,7 @@ from headrace.engine.engine import Engine
 from headrace.engine.peer import Peer
 from headrace.model import Event
 from headrace.server.jsonwire import plain
-from headrace.server.projections import Choice, event_id, live_fields, live_name
+from headrace.server.projections import MAX_LIVE_ERROR, Choice, event_id, live_fields, live_name
 
 log: Final = logging.getLogger("headrace.server")
 
@@ -36,6 +36,9 @@ MAX_UNREAD: Final = 1024 * 1024
 """Bytes that a listener may leave unread."""
 _MAX_RECENT: Final = 10_000
 _REPLAY_CHUNK: Final = 2000
+_JOIN_WITH: Final = 200
+"""A listener that has so few events to catch up with may join. Before that it reads at its own pace and is not cut off
+for what it has not read yet."""
 _MAX_COUNTED_QUEUES: Final = 200
 """Queues whose counts one flush shows at most; the others follow in the next."""
 _STATS_S: Final = 5.0
@@ -122,7 +125,7 @@ class Hub:
     def _on_events(self, events: list[Event], _: dict[int, bytes]) -> None:
         if not events:
             return
-        self._recent.extend(events)
+        self._recent.extend([_lean(event) if event.error is not None else event for event in events])
         if self._count:
             self._pending += events
             if self._flush_timer is None:
@@ -228,7 +231,8 @@ class Hub:
         epoch, first, last = self._engine.backend.event_window()
         if after.epoch == epoch and after.seq <= last:
             return after.seq
-        listener.write(_gap(writer, f"{after.epoch}.{after.seq}", f"{epoch}.{first}", self._engine.clock.now_ms()), 1)
+        lost = _gap(writer, f"{after.epoch}.{after.seq}", f"{epoch}.{first}", self._engine.clock.now_ms())
+        listener.write_past(lost)
         return first - 1
 
     async def _catch_up(self, listener: Replayed, writer: Writer, after: int) -> None:
@@ -236,13 +240,17 @@ class Hub:
             self.flush()
             first_recent = self._recent[0].seq if self._recent else self._engine.backend.event_window()[2] + 1
             if after + 1 >= first_recent:
-                self._write_replay(listener, writer, [event for event in self._recent if event.seq > after], after)
-                self.join(listener, writer)
-                return
-            events = await self._read(after)
+                events = [event for event in self._recent if event.seq > after]
+                if len(events) <= _JOIN_WITH:
+                    self._write_replay(listener, writer, events, after)
+                    self.join(listener, writer)
+                    return
+                events = events[:_REPLAY_CHUNK]
+            else:
+                events = await self._read(after)
             if not events:
                 lost = _gap(writer, str(after + 1), str(first_recent - 1), self._engine.clock.now_ms())
-                listener.write(lost, 1)
+                listener.write_past(lost)
                 after = first_recent - 1
                 continue
             after = self._write_replay(listener, writer, events, after)
@@ -264,7 +272,7 @@ class Hub:
             if listener.choice.wants(live_name(event.event), event.queue):
                 frames.append(writer(happening(event)))
         if frames:
-            listener.write(b"".join(frames), len(frames))
+            listener.write_past(b"".join(frames))
         return after
 
 
@@ -272,6 +280,9 @@ class Replayed(Listener, Protocol):
     """A listener that can be told of the past."""
 
     is_open: bool
+
+    def write_past(self, frames: bytes) -> None:
+        """Send a piece of the past; `drained` is awaited before the next."""
 
     async def drained(self) -> None:
         """Wait until the listener has read most of what it was sent."""
@@ -291,6 +302,14 @@ class Position(msgspec.Struct, frozen=True):
         if len(parts) != 3 or not all(part.isdigit() and len(part) < 20 for part in parts):
             return None
         return cls(int(parts[1]), int(parts[2]))
+
+
+def _lean(event: Event) -> Event:
+    """The event with no more of its error than will be shown: ten thousand of them are kept."""
+    error = event.error
+    if error is None or len(error) <= MAX_LIVE_ERROR:
+        return event
+    return msgspec.structs.replace(event, error=error[:MAX_LIVE_ERROR])
 
 
 def _gap(writer: Writer, first: str, last: str, now_ms: int) -> bytes:

@@ -155,6 +155,10 @@ def event_id(event: Event, shard: int = 0) -> str:
     return f"{shard}.{event.epoch}.{event.seq}"
 
 
+MAX_LIVE_ERROR: Final = 4096
+"""Characters of an error that streams show; all of it is in the job."""
+
+
 def live_fields(event: Event) -> dict[str, Any]:
     """What WebSocket and SSE tell of an event besides its name."""
     shown: dict[str, Any] = {"queue": event.queue, "jobId": event.job, "timestamp": event.ts}
@@ -165,5 +169,5 @@ def live_fields(event: Event) -> dict[str, Any]:
     for name in ("error", "prev", "delay", "attempt", "worker", "name", "parent", "group", "first", "last"):
         value = getattr(event, name)
         if value is not None:
-            shown[name] = value
+            shown[name] = value[:MAX_LIVE_ERROR] if name == "error" else value
     return shown

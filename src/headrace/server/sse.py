@@ -29,7 +29,6 @@ _HEADERS: Final = (
     b"Content-Type: text/event-stream\r\n" + NO_STORE + b"X-Accel-Buffering: no\r\nX-Content-Type-Options: nosniff\r\n"
     b"Connection: close\r\n"
 )
-_LOW_WATER: Final = 64 * 1024
 
 
 def sse_frame(told: Happening) -> bytes:
@@ -120,6 +119,10 @@ class Stream:
         transport.write(frames)
         if transport.get_write_buffer_size() > MAX_UNREAD:
             self.cut_off("it does not read")
+
+    def write_past(self, frames: bytes) -> None:
+        if self._connection.transport is not None:
+            self._connection.transport.write(frames)
 
     def beat(self) -> None:
         self.write(b":heartbeat\n\n", 0)

@@ -49,6 +49,8 @@ BOUNDED_LOG: Final = LogLimits(segment_bytes=8 << 20, segment_ms=3_600_000, keep
 """What is kept of the event log when nobody asked for capture: enough to replay the recent past."""
 
 CAPTURE_LOG: Final = LogLimits(keep_bytes=None)
+MAX_READ_BYTES: Final = 1 << 20
+"""Lines of the log that one reading takes into memory: an error may be long."""
 
 
 class LocalBackend(Records):
@@ -449,8 +451,17 @@ class LocalBackend(Records):
         return self._epoch, self._log.first_seq, self._committed_seq
 
     def read_events(self, after_seq: int, limit: int) -> list[Event]:
-        """Committed events with seq > after_seq, oldest first. Seqs jump where events are kept no longer."""
-        return [_decode_event(line) for line in self._log.read(after_seq, limit)]
+        """Committed events with seq > after_seq, oldest first: at most `limit`, and not many more than MAX_READ_BYTES.
+
+        Seqs jump where events are kept no longer.
+        """
+        events, size = [], 0
+        for line in self._log.read(after_seq, limit):
+            events.append(_decode_event(line))
+            size += len(line)
+            if size > MAX_READ_BYTES:
+                break
+        return events
 
     def watch(self, queue: str, change: int) -> None:
         """A live subscriber of the queue came (+1) or went (-1)."""

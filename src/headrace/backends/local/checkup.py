@@ -48,15 +48,11 @@ def _check_file(journal: Journal, report: Report) -> None:
             if verdict != "ok":
                 report.problems.append(f"SQLite finds the file damaged: {verdict}")
         report.facts.append(f"{journal.path}: {journal.size_bytes():,} bytes")
-        orphans = next(
-            journal.db.execute("SELECT count(*) FROM payload WHERE seq NOT IN (SELECT seq FROM job)")
-        )[0]
+        orphans = next(journal.db.execute("SELECT count(*) FROM payload WHERE seq NOT IN (SELECT seq FROM job)"))[0]
         if orphans:
             report.problems.append(f"{orphans} payloads belong to no job")
         missing = next(
-            journal.db.execute(
-                "SELECT count(*) FROM job WHERE data IS NULL AND seq NOT IN (SELECT seq FROM payload)"
-            )
+            journal.db.execute("SELECT count(*) FROM job WHERE data IS NULL AND seq NOT IN (SELECT seq FROM payload)")
         )[0]
         if missing:
             report.problems.append(f"{missing} jobs have lost their payload")

@@ -255,9 +255,7 @@ class Delivery(Settlement):
         self._claimed.append(job)
         job.started = None
 
-    async def extend(
-        self, job_id: str, token: str | None, duration_ms: float | None, *, force: bool = False
-    ) -> bool:
+    async def extend(self, job_id: str, token: str | None, duration_ms: float | None, *, force: bool = False) -> bool:
         job = self._find(job_id)
         if job is None or job.lease is None:
             return False

@@ -80,9 +80,7 @@ class EventLog:
         self._owes_cut = False
         self._folder_is_synced = False
         self._positions = self._read_positions()
-        self._catalog = (
-            threading.Lock()
-        )  # guards _sealed, _rolls, _open, _fd and the manifest; never held long
+        self._catalog = threading.Lock()  # guards _sealed, _rolls, _open, _fd and the manifest; never held long
         self._sealing = threading.Lock()  # one segment is sealed at a time, in order
         self._place_next_mark()
 

@@ -136,9 +136,7 @@ class Intake(Store):
     # -- checks --------------------------------------------------------------------------------------------------------
 
     def _check_batch(self, queue: Queue, specs: Sequence[JobSpec]) -> None:
-        in_batch = frozenset(
-            custom_id for spec in specs if (custom_id := getattr(spec, "custom_id", None)) is not None
-        )
+        in_batch = frozenset(custom_id for spec in specs if (custom_id := getattr(spec, "custom_id", None)) is not None)
         for i, spec in enumerate(specs):
             try:
                 self._check_family(spec, queue, in_batch)

@@ -108,4 +108,3 @@ class Job(Struct, gc=False, eq=False):
 
     def __repr__(self) -> str:
         return f"Job({self.id!r}, {self.state.word}, queue={self.queue.name!r})"
-

@@ -14,9 +14,7 @@ from headrace.model import MAX_LOGS, CronEntry, EventName, JobSpec, Log, Webhook
 from headrace.states import State, Verb
 from headrace.views import encode
 
-_decode_data: Final = msgspec.msgpack.Decoder(
-    ext_hook=lambda code, data: msgspec.msgpack.Ext(code, bytes(data))
-).decode
+_decode_data: Final = msgspec.msgpack.Decoder(ext_hook=lambda code, data: msgspec.msgpack.Ext(code, bytes(data))).decode
 
 
 class Records(Queries):

@@ -509,9 +509,7 @@ class Recovery:
         found = survey_raw(path, first, self.store_seq, self.durable)
         size = path.stat().st_size
         if found.stop == "damaged":
-            self.problems.append(
-                f"{name}: damaged after event {found.last}; {size - found.size} bytes kept aside"
-            )
+            self.problems.append(f"{name}: damaged after event {found.last}; {size - found.size} bytes kept aside")
             self._keep_aside(path, found.size)
         if size != found.size:
             os.truncate(path, found.size)

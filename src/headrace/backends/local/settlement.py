@@ -93,8 +93,8 @@ class Settlement(Intake):
 
         A lease that merely ran out still counts for an ACK (`late_allowed`) while nobody else has the job.
         """
-        job = self._find(job_id)
-        if job is None:
+        job = self._jobs.get(job_id)
+        if job is None or job.queue.is_dead:
             raise NotFound(f"Job not found or not in processing state: {job_id}")
         lease = job.lease
         if lease is not None:
@@ -172,9 +172,12 @@ class Settlement(Intake):
     def _count_minute(queue: Queue, kind: str, now: int) -> None:
         minutes = queue.minutes[kind]
         minute = now // 60_000
-        minutes[minute] = minutes.get(minute, 0) + 1
-        if len(minutes) > 1440:
-            del minutes[next(iter(minutes))]
+        try:
+            minutes[minute] += 1
+        except KeyError:
+            minutes[minute] = 1
+            if len(minutes) > 1440:
+                del minutes[next(iter(minutes))]
 
     @staticmethod
     def _count_failure(queue: Queue, now: int) -> None:

@@ -313,4 +313,3 @@ class Store:
         queue.wake_mono = due_mono
         heapq.heappush(self._wakes, (due_mono, queue.name))
         self.alarm.ring_by(due_mono)
-
