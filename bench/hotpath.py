@@ -1,6 +1,6 @@
 """What a command costs inside the server, without sockets: the place to look before and after an optimisation.
 
-    .venv/bin/python bench/hotpath.py                     CPU-us per PUSH, PUSHB job, PULL and ACK, in memory and on disk
+    .venv/bin/python bench/hotpath.py                     CPU-us per PUSH, PUSHB job, PULL and ACK, memory and disk
     .venv/bin/python bench/hotpath.py --profile push      the same work under cProfile, most expensive functions first
     .venv/bin/python bench/hotpath.py --event-log         what one event costs in the tick: made, encoded, appended
 

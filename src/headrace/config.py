@@ -45,6 +45,7 @@ class Settings(Struct, forbid_unknown_fields=True, kw_only=True):
     cors_allow_origin: list[str] = []
     allowed_hosts: list[str] = []
     metrics_auth: bool = False
+    metrics_max_queues: int = 100
     max_sse_clients: int = 1000
     max_ws_clients: int = 1000
     live_heartbeat_ms: int = 30_000
@@ -102,6 +103,7 @@ SETTING_HELP: Final[dict[str, str]] = {
     "cors_allow_origin": "origins whose pages may use the server, such as https://ops.example.com; a comma list",
     "allowed_hosts": "further host names of this server, asked for when there are no tokens; a comma list",
     "metrics_auth": "ask for a token at /prometheus too",
+    "metrics_max_queues": "queues with figures of their own at /prometheus, the busiest ones",
     "max_sse_clients": "open event streams (SSE) at most",
     "max_ws_clients": "open WebSocket connections at most",
     "live_heartbeat_ms": "pause between signs of life on event streams; a WebSocket silent for four of them is closed",
@@ -134,6 +136,7 @@ PROTOCOL_NAMES: Final[dict[str, str]] = {
     "SHUTDOWN_TIMEOUT_MS": "shutdown_timeout_ms",
     "CORS_ALLOW_ORIGIN": "cors_allow_origin",
     "METRICS_AUTH": "metrics_auth",
+    "METRICS_MAX_QUEUES": "metrics_max_queues",
     "WEBHOOK_MAX_RETRIES": "webhook_max_retries",
     "WEBHOOK_RETRY_DELAY_MS": "webhook_retry_delay_ms",
     "LOG_LEVEL": "log_level",

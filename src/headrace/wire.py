@@ -195,13 +195,6 @@ def _identify(frame: bytes) -> tuple[str, bytes]:
     return name, req_id
 
 
-def build_command(fields: dict[str, Raw], command_type: type[Command[Any]]) -> Command[Any]:
-    """A command from encoded fields by wire name, with the same checks and texts as a frame (HTTP, WebSocket)."""
-    command = _explainer().struct(fields, command_type, "")
-    assert isinstance(command, Command)
-    return command
-
-
 # -- explaining --------------------------------------------------------------------------------------------------------
 
 Path = str

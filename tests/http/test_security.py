@@ -189,3 +189,12 @@ class TestPages:
     def test_nothing_outside_the_folders_is_served(self, web: WebServer, path: str) -> None:
         with web.http() as http:
             assert http.get(path).status == 404
+
+
+def test_the_number_of_queues_at_prometheus_is_a_setting() -> None:
+    with WebServer(":memory:", env={"METRICS_MAX_QUEUES": "2"}) as web, web.http() as http:
+        for number in range(4):
+            http.ok("POST", f"/queues/q{number}/jobs", {"data": 1})
+        text = http.get("/prometheus").body.decode()
+        assert text.count("bunqueue_queue_jobs_waiting{") == 2
+        assert "bunqueue_queue_metrics_omitted 2" in text

@@ -21,6 +21,11 @@ from headrace.backends.base import Ack, Claim, Demand, GroupDemand
 from headrace.commands._base import Command, Flag, Reply, command
 from headrace.errors import HeadraceError, InvalidCommand, Refused
 from headrace.model import (
+    MAX_DATA_BYTES,
+    MAX_FRAME_BYTES,
+    MAX_SAFE_INTEGER,
+    NIL,
+    UNDEFINED,
     Backoff,
     BackoffMs,
     CustomId,
@@ -30,11 +35,7 @@ from headrace.model import (
     JobId,
     JobName,
     LeaseMs,
-    MAX_DATA_BYTES,
-    MAX_FRAME_BYTES,
-    MAX_SAFE_INTEGER,
     MaxAttempts,
-    NIL,
     PollMs,
     Priority,
     QueueName,
@@ -45,7 +46,6 @@ from headrace.model import (
     TimestampMs,
     Token,
     TtlMs,
-    UNDEFINED,
     UniqueKey,
     is_plain,
 )

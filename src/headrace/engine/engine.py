@@ -58,7 +58,6 @@ class Engine:
         self.ids = backend.ids
         self.tokens = [token.encode() for token in tokens]
         self.connections = connections
-        self.live_connections: Callable[[], dict[str, int]] = lambda: {"ws": 0, "sse": 0}
         self.webhook_rules = webhook_rules
         self.alarm = backend.alarm
         self.waiters = Waiters(self.alarm)
@@ -234,7 +233,8 @@ class Engine:
 
     def open_connections(self) -> dict[str, int]:
         """How many connections are open, by transport."""
-        return {"tcp": self.connections(), **self.live_connections()}
+        counts = {transport: count() for transport, count in self.figures.transports.items()}
+        return {"tcp": counts["tcp"], "ws": counts.get("websocket", 0), "sse": counts.get("sse", 0)}
 
     def _guessing_penalty_ms(self, address: str) -> int:
         """Every wrong token from one address within a minute doubles the wait for its refusal, up to two seconds."""

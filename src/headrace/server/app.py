@@ -46,6 +46,7 @@ class App:
             tokens=settings.auth_tokens,
             worker_timeout_ms=settings.worker_timeout_ms,
             connections=lambda: self.tcp.connection_count,
+            metrics_max_queues=settings.metrics_max_queues,
             webhook_rules=UrlRules(tuple(map(ip_network, settings.webhook_allow)), settings.requires_https_webhooks),
         )
         self.tcp: TcpServer

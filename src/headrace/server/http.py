@@ -365,7 +365,7 @@ class HttpServer:
         self.hub = Hub(engine, settings, self.loop)
         self._streams = EventStreams(self.hub, settings.max_sse_clients)
         self._sockets = Sockets(self.hub, settings.max_ws_clients)
-        engine.live_connections = lambda: {"ws": self._sockets.count, "sse": self._streams.count}
+        engine.figures.transports |= {"websocket": lambda: self._sockets.count, "sse": lambda: self._streams.count}
         self._add_routes()
 
     def _add_routes(self) -> None:

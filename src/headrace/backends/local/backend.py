@@ -135,9 +135,11 @@ class LocalBackend(Records):
         for name, value in self._journal.records("queue"):
             self._load_queue(name, value)
         self._load_small_tables()
-        self._journal.drop_unfinished_batches()
+        self._open_batches = self._journal.drop_unfinished_batches()
+        self._job_seq = max(self._open_batches.values(), default=0)
         for row in self._journal.rows():
-            self._load_row(row)
+            if not self._open_batches or not self._is_staged(row[0]):
+                self._load_row(row)
         self._order_finished()
         for queue in self._queues.values():
             for job in list(queue.blocked.values()):

@@ -190,15 +190,20 @@ class Journal:
         if self.keeps_jobs:
             self.later("DELETE FROM batch WHERE first=?", first)
 
-    def drop_unfinished_batches(self) -> int:
-        """At start: rows of batches that never became whole; how many batches there were."""
-        batches = list(self.db.execute("SELECT first, last FROM batch"))
-        with self.db:
-            for first, last in batches:
-                self.db.execute("DELETE FROM job WHERE seq BETWEEN ? AND ?", (first, last))
-                self.db.execute("DELETE FROM payload WHERE seq BETWEEN ? AND ?", (first, last))
-            self.db.execute("DELETE FROM batch")
-        return len(batches)
+    def drop_unfinished_batches(self) -> dict[int, int]:
+        """At start: drop the rows of batches that never became whole. Those (first -> last) that a full disk keeps."""
+        batches = {first: last for first, last in self.db.execute("SELECT first, last FROM batch")}
+        if not batches:
+            return {}
+        try:
+            with self.db:
+                for bounds in batches.items():
+                    self.db.execute("DELETE FROM job WHERE seq BETWEEN ? AND ?", bounds)
+                    self.db.execute("DELETE FROM payload WHERE seq BETWEEN ? AND ?", bounds)
+                self.db.execute("DELETE FROM batch")
+        except apsw.FullError:
+            return batches
+        return {}
 
     def _is_new(self, job: Job) -> bool:
         """Whether the job has no row yet; it is no longer plain then, as something happened to it."""
