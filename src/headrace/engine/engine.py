@@ -27,7 +27,7 @@ from headrace.engine.history import History
 from headrace.engine.peer import Peer
 from headrace.engine.waiters import Waiter, Waiters
 from headrace.engine.workers import WorkerRegistry
-from headrace.errors import NotAuthenticated
+from headrace.errors import NotAuthenticated, StorageUnavailable
 from headrace.model import Event, JobSpec
 
 log: Final = logging.getLogger("headrace.engine")
@@ -36,7 +36,7 @@ Listener = Callable[[list[Event], dict[int, bytes]], None]
 
 _ENDS: Final = frozenset(("completed", "failed", "removed", "expired"))
 _MAINTAIN_EVERY_MS: Final = 1000
-_PROBE_EVERY_MS: Final = 500
+_PROBE_EVERY_MS: Final = 250
 _GUESSING_WINDOW_MS: Final = 60_000
 _MAX_GUESSERS: Final = 10_000
 
@@ -140,7 +140,11 @@ class Engine:
             if self.waiters.has_jobs:
                 self._serve_job_waiters()
                 self.want_bodies(0)
-        self.backend.commit()
+        try:
+            self.backend.commit()
+        except StorageUnavailable:
+            self._probe_soon()
+            raise
         events, bodies = self.backend.take_events(), self.backend.take_bodies()
         if self._subscribers:
             self._publish(events, bodies)
@@ -153,6 +157,11 @@ class Engine:
             listener(events, bodies)
         except Exception:
             log.exception("a listener failed")  # the tick is committed: its replies must leave all the same
+
+    def _probe_soon(self) -> None:
+        """Storage refused: ask again soon, and before the connections that die now give up returning their jobs."""
+        self._next_maintenance = self.clock.monotonic_ms() + _PROBE_EVERY_MS
+        self.alarm.ring_by(self._next_maintenance)
 
     def _serve_parked_pulls(self) -> None:
         for queue in self.backend.take_ready():
