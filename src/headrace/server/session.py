@@ -147,6 +147,9 @@ class Session(Driver[bytes | Raw]):
                 self._work_off_backlog()
                 self._refuse_rate(frames[granted:])
                 return
+        if len(frames) == 1 and not self._must_wait():
+            self._start_or_refuse(self._decode(frames[0]))
+            return
         burst: list[tuple[bytes, Any]] = []
         for frame in frames:
             if self._must_wait():

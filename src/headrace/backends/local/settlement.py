@@ -55,7 +55,9 @@ class Settlement(Intake):
             only = self._check_lease(ack.id, ack.token, late_allowed=True)
             if only is None:
                 return [0]
-            self._complete(only, ack, self._clock.now_ms())
+            now = self._clock.now_ms()
+            self._complete(only, ack, now)
+            self._count_completed({only.queue: 1}, now)
             return []
         jobs: list[Job | None] = []
         seen: set[str] = set()
@@ -67,16 +69,20 @@ class Settlement(Intake):
             jobs.append(job)
         now = self._clock.now_ms()
         ignored = []
+        done: dict[Queue, int] = {}
         for i, (ack, job) in enumerate(zip(acks, jobs, strict=True)):
             if job is None:
                 ignored.append(i)
             else:
                 self._complete(job, ack, now)
+                done[job.queue] = done.get(job.queue, 0) + 1
+        self._count_completed(done, now)
         return ignored
 
     async def complete_each(self, acks: Sequence[Ack]) -> list[bool | HeadraceError]:
         now = self._clock.now_ms()
         outcomes: list[bool | HeadraceError] = []
+        done: dict[Queue, int] = {}
         for ack in acks:
             try:
                 job = self._check_lease(ack.id, ack.token, late_allowed=True)
@@ -85,7 +91,9 @@ class Settlement(Intake):
                 continue
             if job is not None:
                 self._complete(job, ack, now)
+                done[job.queue] = done.get(job.queue, 0) + 1
             outcomes.append(job is not None)
+        self._count_completed(done, now)
         return outcomes
 
     def _check_lease(self, job_id: str, token: str | None, *, late_allowed: bool) -> Job | None:
@@ -137,17 +145,13 @@ class Settlement(Intake):
         if ack.result is not None:
             event.bytes = len(ack.result)
             self._attach(event, job, ack.result)
-        totals = self._totals
-        totals.completed += 1
-        figures = queue.figures
-        figures.completed += 1
         started = job.started
         if started is not None and now >= started:
             ran = now - started
-            totals.run_ms += ran
+            self._totals.run_ms += ran
+            figures = queue.figures
             figures.run_ms += ran
             figures.run[ran.bit_length()] += 1
-        self._count_minute(queue, "completed", now)
         if job.links is not None:
             self._succeed_repeat(job, now)
         if self._dependents:
@@ -168,16 +172,19 @@ class Settlement(Intake):
         for _ in range(min(2, len(self._completed) - self.max_completed)):
             self._remove(next(iter(self._completed.values())))
 
+    def _count_completed(self, done: dict[Queue, int], now: int) -> None:
+        for queue, count in done.items():
+            self._totals.completed += count
+            queue.figures.completed += count
+            self._count_minute(queue, "completed", now, count)
+
     @staticmethod
-    def _count_minute(queue: Queue, kind: str, now: int) -> None:
+    def _count_minute(queue: Queue, kind: str, now: int, count: int = 1) -> None:
         minutes = queue.minutes[kind]
         minute = now // 60_000
-        try:
-            minutes[minute] += 1
-        except KeyError:
-            minutes[minute] = 1
-            if len(minutes) > 1440:
-                del minutes[next(iter(minutes))]
+        minutes[minute] = minutes.get(minute, 0) + count
+        if len(minutes) > 1440:
+            del minutes[next(iter(minutes))]
 
     @staticmethod
     def _count_failure(queue: Queue, now: int) -> None:
