@@ -66,14 +66,14 @@ def bunqueue() -> Contender:
     return Contender("bunqueue", f"{version} (bun {_output([bun, '--version'])})", command, limits)
 
 
-def headrace() -> Contender:
-    """This project's server with its default settings."""
+def headrace(*, with_http: bool = False) -> Contender:
+    """This project's server with its default settings; HTTP only where it is what is measured."""
     script = Path(sys.executable).parent / "headrace"
     if not script.exists():
         raise BenchmarkFailed(f"{script} does not exist: run 'make setup'")
 
     def command(tcp_port: int, http_port: int, data_file: Path | None) -> list[str]:
-        ports = ["--host", HOST, "--tcp-port", str(tcp_port), "--http-port", "0"]
+        ports = ["--host", HOST, "--tcp-port", str(tcp_port), "--http-port", str(http_port if with_http else 0)]
         return [str(script), "serve", *ports, "--data-path", str(data_file or ":memory:")]
 
     python = ".".join(map(str, sys.version_info[:3]))
@@ -90,6 +90,7 @@ class RunningServer:
         self._log_path = folder / "log"
         self.data_folder.mkdir(parents=True, exist_ok=True)
         self.port = 0
+        self.http_port = 0
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -103,7 +104,8 @@ class RunningServer:
     def start(self) -> None:
         """Start the process; it may need a while until it answers."""
         self.port = _free_port()
-        command = self.contender.command(self.port, _free_port(), self.data_file)
+        self.http_port = _free_port()
+        command = self.contender.command(self.port, self.http_port, self.data_file)
         kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
         with self._log_path.open("ab") as log:
             self._process = subprocess.Popen(
