@@ -150,6 +150,7 @@ class Ticker:
             self._release_after_sync()
         else:
             self._release()
+        self._roll_log()
         self._set_timer()
 
     def _spoil(self, error: StorageUnavailable) -> None:
@@ -223,7 +224,6 @@ class Ticker:
         except Exception:
             log.exception("a sweep failed")  # time must go on for everybody else
         self._end()
-        self._roll_log()
 
 
 def _tell_unsealed(rolled: asyncio.Future[None]) -> None:

@@ -180,9 +180,14 @@ const button = (name, job, ctx) => {
   const verb = VERBS[name];
   const onclick = async () => {
     if (verb.ask && !(await confirm(`${verb.word}: 1 job, ${nameOf(job)}?`, verb.word, verb.ask))) return;
+    // The job is about to be gone: the page must not ask for it once more on its way out.
+    ctx.leaving = verb.leaves;
     const done = await perform(() => verb.run(job), verb.told);
     if (done && verb.leaves) location.hash = paths.queue(job.queue);
-    else ctx.reload();
+    else {
+      ctx.leaving = false;
+      ctx.reload();
+    }
   };
   return h("button", { type: "button", class: verb.style, onclick, "data-retry-page": verb.key }, verb.word);
 };

@@ -87,6 +87,7 @@ function pathWith(change) {
 }
 
 async function load() {
+  if (ctx.leaving) return;
   if (loading) {
     again = true;
     return;
