@@ -60,6 +60,24 @@ class ReadyOrder:
                 return
         heapq.heappush(self._heap, self._entry(job))
 
+    def extend(self, jobs: list[Job]) -> bool:
+        """Add many new jobs at once if they are all plain, due since their creation, and belong behind all others.
+
+        False, with nothing added, when they are not.
+        """
+        fifo, first = self._fifo, jobs[0]
+        if fifo and fifo[-1].run_at > first.run_at:
+            return False
+        for job in jobs:
+            if job.priority or job.settings.lifo or job.run_at != first.run_at or job.created != first.run_at:
+                return False
+            if job.state is not _WAITING:
+                return False
+        if not fifo:
+            self._is_by_age = True
+        fifo.extend(jobs)
+        return True
+
     def _entry(self, job: Job) -> tuple[int, int, int, int, int, Job]:
         # The serial keeps two entries of one job from being compared by job.
         if job.settings.lifo:

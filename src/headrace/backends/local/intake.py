@@ -108,10 +108,17 @@ class Intake(Store):
                 await self._slices.breathe()
         await self._slices.rest()
         q = self._queue(queue)  # the one we began with may have been obliterated meanwhile
+        if q is not jobs[0].queue:
+            for job in jobs:
+                job.queue = q
+        self._jobs.update((job.id, job) for job in jobs)
+        if q.is_grouped or not q.ready.extend(jobs):
+            for job in jobs:
+                self._enter(job)
+        else:
+            q.counts[_WAITING] += len(jobs)
+            self._ready.add(q.name)
         for job in jobs:
-            job.queue = q
-            self._jobs[job.id] = job
-            self._enter(job)
             self._tell_pushed(job, now)
         self._claimed += jobs  # touched by this tick: forgotten again if its commit fails
         self._totals.pushed += len(jobs)
