@@ -25,11 +25,6 @@ def encode(value: Any) -> bytes:
     return _encode(value)
 
 
-def encode_float(value: float) -> bytes:
-    """Times travel as float64: a 64-bit integer would reach JavaScript as a BigInt."""
-    return b"\xcb" + _pack_float(value)
-
-
 def _number(value: float | None) -> int | float | None:
     return None if value is None else js_number(value)
 

@@ -20,7 +20,7 @@ from msgspec import NODEFAULT, UNSET, Raw, Struct, inspect
 
 from headrace.commands import REGISTRY
 from headrace.commands._base import Command, ErrorReply
-from headrace.errors import HeadraceError, InvalidCommand, ProtocolViolation, UnknownCommand
+from headrace.errors import InvalidCommand, ProtocolViolation, UnknownCommand
 from headrace.model import MAX_FRAME_BYTES, NIL
 
 UNDEFINED: Final = b"\xd4\x00\x00"
@@ -442,8 +442,3 @@ _RULES: Final[dict[type, _Rule]] = {
 @functools.cache
 def _explainer() -> _Explainer:
     return _Explainer()
-
-
-def error_text(error: BaseException) -> str:
-    """What a client may read of an error: its own text when it is ours, nothing of our insides otherwise."""
-    return str(error) if isinstance(error, HeadraceError) else "Internal server error"

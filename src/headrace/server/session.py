@@ -98,7 +98,6 @@ class Session(Driver[bytes | Raw]):
     ) -> None:
         super().__init__(engine, address, stir=stir, later=later, held={})
         self.is_closing = False
-        self.unsent_bytes = 0
         self._budget = budget
         self._frames = Frames()
         self._backlog: deque[bytes] = deque()

@@ -39,7 +39,6 @@ _COMPLETE: Final = Verb.COMPLETE
 _ACTIVE: Final = State.ACTIVE
 _COMPLETED: Final = State.COMPLETED
 _DEFAULT_DLQ: Final = DlqConfig()
-EVICT_SLICE: Final = 512
 
 
 class Settlement(Intake):

@@ -24,7 +24,7 @@ from headrace.backends.local.slices import Slices
 from headrace.clock import Alarm, Clock
 from headrace.errors import NotFound
 from headrace.ids import IdSource
-from headrace.model import EVENT_WORDS, Event, EventName, TimelineEntry
+from headrace.model import EVENT_WORDS, MAX_TIMELINE, Event, EventName, TimelineEntry
 from headrace.states import State, Verb, advance
 from headrace.views import HistoryView, encode, encode_job, plain_history, rich_history
 
@@ -235,7 +235,7 @@ class Store:
     def _note(self, job: Job, state: str, now: int, *, error: str | None = None, attempt: int | None = None) -> None:
         timeline = job.remember().timeline
         timeline.append(TimelineEntry(state, float(now), error, attempt))
-        if len(timeline) > 20:
+        if len(timeline) > MAX_TIMELINE:
             del timeline[1]
 
     # -- settings of queues --------------------------------------------------------------------------------------------
