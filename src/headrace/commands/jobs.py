@@ -39,6 +39,7 @@ from headrace.model import (
     PollMs,
     Priority,
     QueueName,
+    RawOrNull,
     Repeat,
     ShortText,
     Text,
@@ -284,10 +285,13 @@ class GroupPull(Struct, frozen=True):
         )
 
 
-class Pulled(Reply):
-    """`token` is there when an owner was named: null when there was no job."""
+_NO_JOB: Final = Raw(NIL)
 
-    job: Raw | None
+
+class Pulled(Reply):
+    """`job` is null when there was none. `token` is there when an owner was named: null when there was no job."""
+
+    job: RawOrNull
     token: str | UnsetType | None = UNSET
 
 
@@ -364,7 +368,7 @@ class Pull(Command[Pulled], tag="PULL"):
 
 def _pulled(claim: Claim | None, *, with_token: bool) -> Pulled:
     if claim is None:
-        return Pulled(job=None, token=None if with_token else UNSET)
+        return Pulled(job=_NO_JOB, token=None if with_token else UNSET)
     return Pulled(job=claim.job, token=claim.token if with_token else UNSET)
 
 
