@@ -176,6 +176,25 @@ def test_signing_in_with_a_wrong_and_then_the_right_token(open_page: OpenPage, t
         expect(page.locator("body")).not_to_contain_text("secret-mail")
 
 
+def test_a_page_opens_a_websocket_with_its_token(open_page: OpenPage, tmp_path: Path) -> None:
+    with Site(tmp_path / "closed.db", "--auth-tokens", "open-sesame/é") as closed:
+        assert isinstance(closed, Site)
+        page, watch = open_page(closed)
+        watch.allow("401", "WebSocket connection")
+        ask = """async (token) => {
+          const text = String.fromCharCode(...new TextEncoder().encode(token));
+          const encoded = btoa(text).replaceAll("+", "-").replaceAll("/", "_").replaceAll("=", "");
+          const socket = new WebSocket(`ws://${location.host}/ws`, ["headrace", `bearer.${encoded}`]);
+          return await new Promise((resolve) => {
+            socket.onopen = () => socket.send(JSON.stringify({ cmd: "Ping" }));
+            socket.onmessage = ({ data }) => resolve([socket.protocol, JSON.parse(data).ok]);
+            socket.onerror = () => resolve(["refused", false]);
+          });
+        }"""
+        assert page.evaluate(ask, "open-sesame/é") == ["headrace", True]
+        assert page.evaluate(ask, "close-sesame") == ["refused", False]
+
+
 def test_a_lost_server_is_loud_and_its_return_is_silent(open_page: OpenPage, tmp_path: Path) -> None:
     site = Site(tmp_path / "lost.db")
     site.start()

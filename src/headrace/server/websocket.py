@@ -22,6 +22,7 @@ from wsproto.utilities import ProtocolError
 
 from headrace.commands._base import ErrorReply, Reply
 from headrace.errors import HeadraceError, StorageUnavailable
+from headrace.server.access import subprotocols
 from headrace.server.exchange import Request, Response
 from headrace.server.jsonwire import InvalidJson, from_json, packed_to_json
 from headrace.server.live import MAX_UNREAD, Happening, Hub
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from headrace.server.http import HttpConnection
     from headrace.server.httpsession import HttpSession, Takeover
 
+SUBPROTOCOL: Final = "headrace"
+"""Chosen when it is offered: a browser that offers its token this way wants to see one of its offers taken."""
 MAX_MESSAGE_BYTES: Final = 1024 * 1024
 _BEATS_OF_SILENCE: Final = 4
 _MAGIC: Final = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
@@ -101,6 +104,8 @@ class Sockets:
         if len(self._peers) >= self._most:
             raise TooMany("Too many WebSocket connections")
         headers = b"Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Accept: " + accept + b"\r\n"
+        if SUBPROTOCOL in subprotocols(request.headers):
+            headers += b"Sec-WebSocket-Protocol: " + SUBPROTOCOL.encode() + b"\r\n"
 
         def begin(connection: HttpConnection) -> Takeover:
             return WebSocket(self._hub, connection, queue, self._peers)
