@@ -33,6 +33,7 @@ from headrace.server.routes import BadRequest, Endpoint, Router, WrongContent, e
 from headrace.server.session import Budget
 from headrace.server.sse import EventStreams
 from headrace.server.ticker import Parcels, Release, Ticker
+from headrace.server.valve import Valve
 from headrace.server.websocket import Sockets
 
 MAX_HEAD_BYTES: Final = 16 * 1024
@@ -62,8 +63,7 @@ class HttpConnection(asyncio.Protocol):
         self._has_head = False
         self._unread_head = 0
         self._is_deaf = False
-        self._is_reading = True
-        self._is_choked = False
+        self._valve = Valve(_BACKLOG_LIMIT)
         self._parcels = Parcels(self._write)
         self._deadline = 0.0
         self._began = 0.0
@@ -260,7 +260,7 @@ class HttpConnection(asyncio.Protocol):
             self._take_over(self.session.stream)
         elif self.session.is_closing:
             self._close_gently(transport)
-        elif not self._is_reading:
+        elif not self._valve.is_open:
             self._set_reading()
 
     def _close_gently(self, transport: asyncio.Transport) -> None:
@@ -277,36 +277,26 @@ class HttpConnection(asyncio.Protocol):
         early, self._early = self._early, None
         if early:
             self.takeover.data_received(early)
-        if not self._is_reading and self.transport is not None:
-            self._is_reading = True
-            self.transport.resume_reading()
+        self._valve.is_choked = False
+        self._valve.set(self.transport, 0)
 
     def pause_writing(self) -> None:
         if self.takeover is not None:
             self.takeover.pause_writing()
             return
-        self._is_choked = self.session.is_choked = True
+        self._valve.is_choked = self.session.is_choked = True
         self._set_reading()
 
     def resume_writing(self) -> None:
         if self.takeover is not None:
             self.takeover.resume_writing()
             return
-        self._is_choked = self.session.is_choked = False
+        self._valve.is_choked = self.session.is_choked = False
         self._set_reading()
         self.session.work_off()
 
     def _set_reading(self) -> None:
-        """Read only from clients that read, and not more than can be worked off."""
-        transport = self.transport
-        if transport is None or transport.is_closing():
-            return
-        wanted = not self._is_choked and self.session.backlog_size <= _BACKLOG_LIMIT
-        if wanted and not self._is_reading:
-            transport.resume_reading()
-        elif not wanted and self._is_reading:
-            transport.pause_reading()
-        self._is_reading = wanted
+        self._valve.set(self.transport, self.session.backlog_size)
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
