@@ -63,6 +63,7 @@ def test_each_limit_is_set_and_lifted_by_itself(site: Site, client: Client, queu
     page.get_by_label("Jobs running at once").fill("4")
     page.get_by_role("dialog").get_by_role("button", name="Set").first.click()
     expect(page.locator(".toast").first).to_be_visible()
+    expect(page.get_by_role("dialog").get_by_label("Jobs", exact=True)).to_have_value("9")
     limits = client.ok("GetQueueLimits", queue=queue)["data"]["limits"]
     assert limits["concurrencyLimit"] == 4
     assert limits["rateLimit"]["max"] == 9
@@ -82,10 +83,22 @@ def test_failures_are_grouped_by_error_selected_and_retried(
     timed_out = groups.filter(has_text="timed out")
     expect(timed_out).to_contain_text("3 jobs")
     timed_out.locator("summary input").check()
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url) if request.method == "POST" else None)
     page.get_by_role("button", name="Retry 3 jobs").click()
     expect(groups).to_have_count(1)
+    assert len(asked) == 1
     assert {client.ok("GetState", id=job)["state"] for job in alike} == {"waiting"}
     assert client.ok("GetState", id=other)["state"] == "failed"
+
+
+def test_a_failed_job_is_removed_from_its_page(site: Site, client: Client, queue: str, open_page: OpenPage) -> None:
+    failed, kept = (fail_one(client, queue, "no such address") for _ in range(2))
+    page, _ = open_page(site, f"#/job/{failed}")
+    page.get_by_role("button", name="Remove").click()
+    page.get_by_role("dialog").get_by_role("button", name="Remove").click()
+    expect(page.locator("h1")).to_contain_text(queue)
+    assert [client.ok("GetState", id=job)["state"] for job in (failed, kept)] == ["unknown", "failed"]
 
 
 def test_a_delayed_job_is_promoted_and_a_waiting_one_cancelled(

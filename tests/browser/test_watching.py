@@ -108,12 +108,13 @@ def test_a_job_page_draws_each_attempt_and_shows_data_result_and_log(
 ) -> None:
     (job_id,) = push(client, queue, data={"order": {"lines": [1, 2]}}, maxAttempts=2, backoff=1)
     for answer in ("FAIL", "ACK"):
-        pulled = client.ok("PULL", queue=queue, timeout=5000)
+        pulled = client.ok("PULL", queue=queue, timeout=5000, owner="mailer-7")
         said = {"error": "first try failed"} if answer == "FAIL" else {"result": {"sent": True}}
         client.ok("AddLog", id=job_id, message=f"{answer} comes next")
         client.ok(answer, id=job_id, token=pulled.get("token"), **said)
     page, _ = open_page(site, f"#/job/{job_id}")
     expect(page.locator("svg.gantt")).to_contain_text(re.compile("waiting.*attempt 1.*backoff.*attempt 2", re.DOTALL))
+    expect(page.locator("svg.gantt title").filter(has_text="by mailer-7")).to_have_count(2)
     expect(page.locator("svg.gantt rect.failed")).to_have_count(1)
     expect(page.locator("svg.gantt rect.completed")).to_have_count(1)
     expect(page.locator(".tree").first).to_contain_text("order")
@@ -166,6 +167,14 @@ def test_jobs_are_found_by_state_text_and_id(site: Site, client: Client, queue: 
     page.get_by_role("link", name=re.compile("^all")).click()
     page.get_by_label("Search the jobs of this queue").fill("customer-17")
     expect(rows).to_contain_text(["customer: customer-17"])  # a list: these rows and no others
+    page.get_by_label("Search the jobs of this queue").fill("customer-")
+    expect(page.locator(".pager")).to_contain_text("25 jobs found")
+    page.get_by_role("link", name="Search older jobs →").click()
+    expect(rows).to_have_count(5)
+    expect(rows.last).to_contain_text("customer: customer-0")
+    page.get_by_label("Search the jobs of this queue").fill("nobody")
+    expect(page.get_by_role("heading", name="Nothing matches")).to_be_visible()
+    expect(page.locator(".notice")).to_contain_text("Searched 31 jobs")
     page.get_by_role("search").get_by_role("searchbox").fill(delayed)
     page.keyboard.press("Enter")
     expect(page.locator("h1")).to_have_text("Jobs")
@@ -177,7 +186,17 @@ def test_schedules_and_workers_are_listed(site: Site, client: Client, queue: str
     client.ok("RegisterWorker", name="mailer", queues=[queue], concurrency=5, hostname="host-1", pid=7)
     page, _ = open_page(site, "#/schedules")
     expect(row(page, f"{queue}-nightly")).to_contain_text("0 3 * * *")
-    expect(row(page, f"{queue}-nightly").locator("td[data-label='Next run']")).to_contain_text("in ")
+    expect(row(page, f"{queue}-nightly").locator("td[data-label='Next run']")).to_contain_text(
+        re.compile(r"in .*then in .*, in ")
+    )
+    client.ok("Cron", name=f"{queue}-often", queue=queue, repeatEvery=100, data={"a": 1})
+    ran = client.ok("PULL", queue=queue, timeout=5000)["job"]["id"]
+    client.ok("CronDelete", name=f"{queue}-nightly")
+    client.ok("FAIL", id=ran, error="no luck", unrecoverable=True)
+    last_runs = row(page, f"{queue}-often").locator("td[data-label='Last runs']")
+    expect(last_runs.get_by_role("link", name=re.compile("failed")).first).to_have_attribute("href", f"#/job/{ran}")
+    expect(last_runs).to_contain_text("now")
+    client.ok("CronDelete", name=f"{queue}-often")
     page.get_by_role("link", name="Workers").click()
     expect(row(page, queue)).to_contain_text("host-1, pid 7")
     page.get_by_role("link", name="Workflows").click()

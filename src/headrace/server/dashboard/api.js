@@ -6,6 +6,7 @@
 
 const TOKEN = "headrace.token";
 const MOST_QUEUES = 2000;
+const MOST_IDS = 1000;
 
 export class ApiError extends Error {
   constructor(kind, message) {
@@ -124,12 +125,18 @@ export const failures = (limit = 6) => get("/dashboard/failures", { limit });
 export const queue = (name) => get(`/dashboard/queues/${encodeURIComponent(name)}`);
 
 export const queueSettings = async (name) => {
-  const [stall, dlq] = await Promise.all([get(`${q(name)}/stall-config`), get(`${q(name)}/dlq-config`)]);
-  return { stall: stall.config, dlq: dlq.config };
+  const [stall, dlq, limits] = await Promise.all(
+    ["stall-config", "dlq-config", "limits"].map((part) => get(`${q(name)}/${part}`)),
+  );
+  return { stall: stall.config, dlq: dlq.config, limits: limits.data.limits };
 };
 
 export const jobs = async (name, { state, limit = 25, offset = 0, asc = false } = {}) =>
   (await get(`${q(name)}/jobs/list`, { state, limit, offset, asc })).jobs;
+
+/** {jobs, examined, cursor}: the newest jobs with the text in them; `cursor` is where to search further, or null. */
+export const search = (name, { text, state, limit = 25, cursor } = {}) =>
+  get(`${q(name)}/jobs/search`, { text, state, limit, cursor });
 
 export const job = async (id) => (await get(j(id))).job;
 
@@ -148,7 +155,9 @@ export async function deadLetters(name, total, most = 100) {
   return entries.map((entry) => ({ ...entry, queue: name })).reverse();
 }
 
-export const crons = async () => (await get("/crons")).crons;
+/** Schedules by their next run: {name, queue, schedule, ..., upcoming: [time], recent: [{at, jobId, state}]}. */
+export const crons = async () =>
+  (await get("/dashboard/crons", { limit: 200 })).crons.map(({ cron, ...runs }) => ({ ...cron, ...runs }));
 
 // -- acting ----------------------------------------------------------------------------------------------------
 
@@ -159,6 +168,13 @@ export const clean = async (name, state, limit) => (await post(`${q(name)}/clean
 export const promoteAll = async (name) => (await post(`${q(name)}/promote-jobs`)).count;
 export const purge = async (name) => (await post(`${q(name)}/dlq/purge`)).count;
 export const retryFailed = async (name, jobId) => (await post(`${q(name)}/dlq/retry`, jobId ? { jobId } : {})).count;
+export async function retryMany(name, ids) {
+  let done = 0;
+  for (let at = 0; at < ids.length; at += MOST_IDS)
+    done += (await post(`${q(name)}/dlq/retry`, { ids: ids.slice(at, at + MOST_IDS) })).count;
+  return done;
+}
+export const removeFailed = (name, id) => call("DELETE", `${q(name)}/dlq/${encodeURIComponent(id)}`);
 export const retryCompleted = async (name, id) => (await post(`${q(name)}/retry-completed`, { id })).count;
 export const setConcurrency = (name, limit) => call("PUT", `${q(name)}/concurrency`, { limit });
 export const clearConcurrency = (name) => call("DELETE", `${q(name)}/concurrency`);

@@ -99,7 +99,7 @@ function bars({ entry, next, isRetry, attempts, to, job }) {
   if (entry.state === "active") {
     const kind =
       next?.state === "completed" ? "completed" : next?.error || next?.state === "failed" ? "failed" : "active";
-    return [span(`attempt ${attempts}`, kind, from, to, next)];
+    return [{ ...span(`attempt ${attempts}`, kind, from, to, next, entry.worker), worker: entry.worker }];
   }
   if (!isRetry && entry.state !== "delayed")
     return [span(entry.error ? "after a stall" : (WORDS[entry.state] ?? entry.state), "waiting", from, to, next)];
@@ -122,7 +122,7 @@ function putOffUntil({ entry, isRetry, to, job }) {
   return { until: from + Math.min(grown, job.backoffConfig?.maxDelay ?? BACKOFF_CAP_MS), isKnown: false };
 }
 
-const span = (label, kind, from, to, next) => ({
+const span = (label, kind, from, to, next, worker) => ({
   label,
   kind,
   from,
@@ -131,6 +131,7 @@ const span = (label, kind, from, to, next) => ({
   note: duration(to - from),
   hint: [
     `${label}: ${clockTime(from, true)} to ${next ? clockTime(to, true) : "now"}, ${duration(to - from)}`,
+    worker && `by ${worker}`,
     next?.error && firstLine(next.error),
   ]
     .filter(Boolean)
@@ -145,7 +146,7 @@ export const ALLOWED = {
   prioritized: ["cancel", "discard"],
   "waiting-children": ["cancel", "discard"],
   delayed: ["promote", "cancel", "discard"],
-  failed: ["retry"],
+  failed: ["retry", "remove"],
   completed: ["again"],
   active: [],
 };
@@ -156,6 +157,14 @@ const VERBS = {
     style: "primary",
     run: (job) => api.retryFailed(job.queue, job.id),
     told: "It runs again",
+  },
+  remove: {
+    word: "Remove",
+    style: "danger",
+    run: (job) => api.removeFailed(job.queue, job.id),
+    told: "It is removed",
+    ask: "It cannot be brought back.",
+    leaves: true,
   },
   again: {
     word: "Run again",
