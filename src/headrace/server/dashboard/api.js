@@ -155,6 +155,13 @@ export async function deadLetters(name, total, most = 100) {
   return entries.map((entry) => ({ ...entry, queue: name })).reverse();
 }
 
+/** What registered workers call themselves, by the id under which they pull. */
+export async function workerNames() {
+  const { workers } = (await get("/workers")).data;
+  const called = ({ name, hostname }) => (hostname && hostname !== "unknown" ? `${name} on ${hostname}` : name);
+  return new Map(workers.map((worker) => [worker.id, called(worker)]));
+}
+
 /** Schedules by their next run: {name, queue, schedule, ..., upcoming: [time], recent: [{at, jobId, state}]}. */
 export const crons = async () =>
   (await get("/dashboard/crons", { limit: 200 })).crons.map(({ cron, ...runs }) => ({ ...cron, ...runs }));

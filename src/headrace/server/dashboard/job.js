@@ -15,7 +15,17 @@ export const title = (ctx) => (ctx.data ? nameOf(ctx.data.job) : "Job");
 
 export async function load(ctx) {
   const [job, logs] = await Promise.all([api.job(ctx.id), api.logs(ctx.id)]);
-  return { job, logs, family: await familyOf(job, ctx) };
+  const [family, names] = await Promise.all([familyOf(job, ctx), workerNames(job, ctx)]);
+  return { job, logs, family, names };
+}
+
+// Names of workers hardly change; they are asked for again when one is not among them.
+async function workerNames(job, ctx) {
+  const ids = job.timeline.map((entry) => entry.worker).filter(Boolean);
+  if (ids.length && !ids.every((id) => ctx.ui.names?.has(id))) {
+    ctx.ui.names = new Map([...ids.map((id) => [id, id]), ...(await api.workerNames())]);
+  }
+  return ctx.ui.names ?? new Map();
 }
 
 // -- family --------------------------------------------------------------------------------------------------------
@@ -76,7 +86,7 @@ const WORDS = { waiting: "waiting", delayed: "delayed", active: "attempt", "wait
 const BACKOFF_CAP_MS = 3_600_000;
 
 /** Bars between the entries of the timeline, in order. */
-export function life(job) {
+export function life(job, names = new Map()) {
   const entries = job.timeline;
   const ended = job.state === "completed" || job.state === "failed";
   const rows = [];
@@ -88,18 +98,19 @@ export function life(job) {
     if (entry.state === "active") attempts += 1;
     const isRetry = entries[index - 1]?.state === "failed" && entry.attempt > 1;
     rows.push(
-      ...bars({ entry, next, isRetry, attempts, to: next?.timestamp ?? Math.max(now(), entry.timestamp), job }),
+      ...bars({ entry, next, isRetry, attempts, to: next?.timestamp ?? Math.max(now(), entry.timestamp), job, names }),
     );
   });
   return rows;
 }
 
-function bars({ entry, next, isRetry, attempts, to, job }) {
+function bars({ entry, next, isRetry, attempts, to, job, names }) {
   const from = entry.timestamp;
   if (entry.state === "active") {
     const kind =
       next?.state === "completed" ? "completed" : next?.error || next?.state === "failed" ? "failed" : "active";
-    return [{ ...span(`attempt ${attempts}`, kind, from, to, next, entry.worker), worker: entry.worker }];
+    const worker = names.get(entry.worker) ?? entry.worker;
+    return [{ ...span(`attempt ${attempts}`, kind, from, to, next, worker), worker }];
   }
   if (!isRetry && entry.state !== "delayed")
     return [span(entry.error ? "after a stall" : (WORDS[entry.state] ?? entry.state), "waiting", from, to, next)];
@@ -203,9 +214,9 @@ const button = (name, job, ctx) => {
 
 // -- the page --------------------------------------------------------------------------------------------------------
 
-export function view({ job, logs, family }, ctx) {
+export function view({ job, logs, family, names }, ctx) {
   const width = Math.floor(ctx.width >= 900 ? ctx.width - 320 - 32 : ctx.width);
-  const rows = life(job);
+  const rows = life(job, names);
   return [
     h(
       "div",
