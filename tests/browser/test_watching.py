@@ -6,9 +6,10 @@ import re
 from typing import Any
 
 import pytest
-from playwright.sync_api import Page, Response, expect
+from playwright.sync_api import Browser, Page, Response, expect
 
-from tests.browser.conftest import DESKTOP, PHONE, OpenPage, Site
+from tests.browser.conftest import DESKTOP, PHONE, OpenPage, Site, Watch
+from tests.http.test_asgi import Site as MountedSite
 from tests.wireclient import Client
 
 STACK = ["Error: mail server refused", "at send (mailer.js:10:5)", "at handle (worker.js:3:1)"]
@@ -310,3 +311,18 @@ def test_motion_is_left_out_for_those_who_do_not_want_it(
     push(client, queue)
     expect(figure).to_have_text("2")
     assert page.evaluate("window.moves") == 0
+
+
+def test_a_dashboard_that_an_application_has_mounted_works_below_its_path(browser: Browser) -> None:
+    with MountedSite(None, is_apart=False) as mounted, mounted.http() as http:
+        http.ok("POST", "/queue/queues/mounted/jobs", {"data": 1})
+        page = browser.new_page(viewport=DESKTOP)
+        watch = Watch(page, f"http://127.0.0.1:{mounted.http_port}/queue/")
+        page.goto(f"http://127.0.0.1:{mounted.http_port}/queue")
+        expect(row(page, "mounted").locator("td[data-label='Waiting']")).to_contain_text("1")
+        http.ok("POST", "/queue/queues/mounted/jobs", {"data": 2})
+        expect(row(page, "mounted").locator("td[data-label='Waiting']")).to_contain_text("2")
+        page.goto(f"http://127.0.0.1:{mounted.http_port}/queue/docs")
+        expect(page.get_by_role("heading", name="Dashboard")).to_be_visible()
+        page.close()
+        assert [problem for problem in watch.problems if not problem.endswith("/queue")] == []

@@ -85,14 +85,14 @@ class Access:
         # On all interfaces any address may be ours; only names can be made to point here by others.
         return self._is_wildcard and _is_address(name)
 
-    def check_origin(self, headers: dict[bytes, bytes], host: str) -> None:
-        """Refuse what a page of another origin sends, unless it was allowed by name."""
+    def check_origin(self, headers: dict[bytes, bytes], host: str, scheme: str | None = None) -> None:
+        """Refuse what a page of another origin sends, unless it was allowed by name. `scheme`: if not our own."""
         if self._engine.tokens:
             return
         origin = headers.get(b"origin")
         if origin is not None:
             text = origin.decode("latin-1")
-            if text != f"{self._scheme}://{host}" and not self._allows(text):
+            if text != f"{scheme or self._scheme}://{host}" and not self._allows(text):
                 raise Forbidden(f"Origin {text} is not allowed")
         elif headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin"):
             # Browsers send no Origin with images, scripts and links; a GET would pull a job all the same.

@@ -24,7 +24,7 @@ from headrace.config import Settings
 from headrace.engine.engine import Engine
 from headrace.errors import HeadraceError, StorageUnavailable
 from headrace.server.access import HEALTH_PATHS, Access
-from headrace.server.exchange import HeadTooLarge, Request, Response, TooLarge, TooSlow, encode_response, error_response
+from headrace.server.exchange import HeadTooLarge, Request, Response, TooLarge, TooSlow, encode_response, unsynced
 from headrace.server.httpsession import MAX_BODY_BYTES, HttpSession, Plain, Takeover
 from headrace.server.live import Hub
 from headrace.server.openapi import Description
@@ -124,11 +124,7 @@ class HttpConnection(asyncio.Protocol):
             return
         name = name.lower()
         request.head_bytes += len(name) + len(value) + 4
-        if name in request.headers:
-            if name in (b"host", b"authorization", b"content-type", b"origin"):
-                request.refusal = BadRequest(f"{name.decode()} is given twice")
-            value = request.headers[name] + b", " + value
-        request.headers[name] = value
+        request.add_header(name, value)
 
     def on_headers_complete(self) -> None:
         request = self._request
@@ -245,7 +241,7 @@ class HttpConnection(asyncio.Protocol):
             if error is None:
                 fill(self._encode(answers))
             else:
-                fill(self._encode([(request, _unsynced(response, error)) for request, response in answers]))
+                fill(self._encode([(request, unsynced(response, error)) for request, response in answers]))
 
         return let_go
 
@@ -320,12 +316,6 @@ class HttpConnection(asyncio.Protocol):
         self.server.left(self)
 
 
-def _unsynced(response: Response, error: StorageUnavailable) -> Response:
-    if not response.promises:
-        return response
-    return error_response(error)
-
-
 # -- the server --------------------------------------------------------------------------------------------------------
 
 
@@ -380,7 +370,7 @@ class HttpServer:
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
-    def admit(self, request: Request, version: str) -> None:
+    def admit(self, request: Request, version: str, scheme: str | None = None) -> None:
         """Find out what a request wants as soon as its headers are there; raises why it is refused."""
         headers = request.headers
         _read_target(request)
@@ -395,7 +385,7 @@ class HttpServer:
         request.endpoint, request.parameters = self.router.find(request.method, request.path)
         is_page = not isinstance(request.endpoint, Endpoint) and request.endpoint.is_open
         if not is_page and request.path not in HEALTH_PATHS:
-            self.access.check_origin(headers, request.host)
+            self.access.check_origin(headers, request.host, scheme)
         _check_content(headers)
         request.token = self.access.token_of(headers)
         request.is_known = is_page or self.access.is_open(request.path) or self.access.check_token(request.token)

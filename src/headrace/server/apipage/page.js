@@ -12,7 +12,7 @@ const make = (tag, attributes = {}, ...children) => {
 /** Text with `names` in it as code. */
 const prose = (text) => text.split("`").map((part, i) => (i % 2 ? make("code", {}, part) : part));
 
-const response = await fetch("/openapi.json");
+const response = await fetch(new URL("../openapi.json", import.meta.url));
 const api = await response.json();
 const schemas = api.components.schemas;
 show();

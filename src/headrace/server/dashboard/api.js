@@ -5,6 +5,9 @@
 // "lost" (no answer, or 5xx).
 
 const TOKEN = "headrace.token";
+
+/** Where the server's routes begin: this file is below it. Usually "/", else where an application has mounted it. */
+export const BASE = new URL("..", import.meta.url).pathname.replace(/\/$/, "");
 const MOST_QUEUES = 2000;
 const MOST_IDS = 1000;
 
@@ -38,7 +41,7 @@ async function call(method, path, body) {
   if (body !== undefined) headers["Content-Type"] = "application/json";
   let response;
   try {
-    response = await fetch(path, {
+    response = await fetch(BASE + path, {
       method,
       headers,
       body: body === undefined ? undefined : JSON.stringify(body),

@@ -41,7 +41,7 @@ export function view(crons, ctx) {
         h(
           "pre",
           { class: "code" },
-          `curl -X POST ${location.origin}/crons \\\n`,
+          `curl -X POST ${location.origin}${api.BASE}/crons \\\n`,
           "  -H 'Content-Type: application/json' \\\n",
           `  -d '{"name": "nightly", "queue": "reports", "schedule": "0 3 * * *", "data": {}}'`,
         ),
