@@ -137,7 +137,7 @@ function groupSection(found, chosen, ctx) {
       h(
         "span",
         { class: "quiet" },
-        `${jobs(ids.length)}, last `,
+        `${jobs(ids.length)}, last seen `,
         when(found.lastSeen),
         ` in ${queuesOf(found).join(", ")}`,
       ),
