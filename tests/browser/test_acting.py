@@ -115,14 +115,20 @@ def test_a_delayed_job_is_promoted_and_a_waiting_one_cancelled(
     assert client.ok("GetState", id=job_id)["state"] == "unknown"
 
 
-def test_an_active_job_has_no_buttons(site: Site, client: Client, queue: str, open_page: OpenPage) -> None:
+def test_an_active_job_can_be_taken_from_its_worker_and_nothing_else(
+    site: Site, client: Client, queue: str, open_page: OpenPage
+) -> None:
     push(client, queue)
     pulled = client.ok("PULL", queue=queue, timeout=1000)
     client.ok("Progress", id=pulled["job"]["id"], progress=40, message="halfway")
     page, _ = open_page(site, f"#/job/{pulled['job']['id']}")
-    expect(page.locator(".head .actions").first).to_contain_text("A worker holds this job")
-    expect(page.locator(".head .actions").first.get_by_role("button")).to_have_count(0)
     expect(page.locator("main")).to_contain_text("40 % halfway")
+    buttons = page.locator(".head .actions").first.get_by_role("button")
+    expect(buttons).to_have_text(["Cancel"])
+    buttons.click()
+    page.get_by_role("dialog").get_by_role("button", name="Cancel").click()
+    expect(page.locator("h1")).to_contain_text(queue)
+    assert client.ok("GetState", id=pulled["job"]["id"])["state"] == "unknown"
 
 
 def test_the_keyboard_is_enough(site: Site, client: Client, queue: str, open_page: OpenPage) -> None:

@@ -191,6 +191,7 @@ export const clearConcurrency = (name) => call("DELETE", `${q(name)}/concurrency
 export const setRateLimit = (name, limit, duration) => call("PUT", `${q(name)}/rate-limit`, { limit, duration });
 export const clearRateLimit = (name) => call("DELETE", `${q(name)}/rate-limit`);
 export const cancel = (id) => call("DELETE", j(id));
+export const cancelActive = (id) => call("DELETE", `${j(id)}?force=true`);
 export const promote = (id) => post(`${j(id)}/promote`);
 export const discard = (id) => post(`${j(id)}/discard`);
 export const deleteCron = (name) => call("DELETE", `/crons/${encodeURIComponent(name)}`);

@@ -159,7 +159,7 @@ export const ALLOWED = {
   delayed: ["promote", "cancel", "discard"],
   failed: ["retry", "remove"],
   completed: ["again"],
-  active: [],
+  active: ["stop"],
 };
 const VERBS = {
   retry: {
@@ -191,6 +191,14 @@ const VERBS = {
     run: (job) => api.cancel(job.id),
     told: "It is cancelled",
     ask: "The job is removed and will not run.",
+    leaves: true,
+  },
+  stop: {
+    word: "Cancel",
+    style: "danger",
+    run: (job) => api.cancelActive(job.id),
+    told: "It is cancelled",
+    ask: "The job is removed. Its worker learns of that with its next heartbeat; what it has done stays done.",
     leaves: true,
   },
   discard: { word: "Move to failures", run: (job) => api.discard(job.id), told: "It is among the failures" },
@@ -226,8 +234,6 @@ export function view({ job, logs, family, names }, ctx) {
         "div",
         { class: "actions" },
         (ALLOWED[job.state] ?? []).map((name) => button(name, job, ctx)),
-        job.state === "active" &&
-          h("span", { class: "quiet" }, "A worker holds this job; it can be changed when the worker lets go."),
       ),
     ),
     h(
