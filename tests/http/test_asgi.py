@@ -22,6 +22,7 @@ from websockets.typing import Subprotocol
 
 from headrace.embedded import EmbeddedEngine
 from headrace.server.asgi import AsgiApp
+from tests.http.test_sse import is_cut_off, never_reading
 from tests.http.webserver import Http, SseClient, free_port
 
 T = TypeVar("T")
@@ -163,6 +164,20 @@ def test_events_stream_and_replay(site: Site, http: Http, queue: str) -> None:
     with SseClient(site.http_port, f"/queue/events/queues/{queue}", Last_Event_ID=told.id) as stream:
         assert [event.data["jobId"] for event in stream.take(1)] == [later]
     eventually(lambda: site.home.engine.figures.transports["sse"]() == 0)
+
+
+def test_a_stream_that_never_reads_is_cut_off(site: Site, http: Http, queue: str) -> None:
+    deaf = never_reading(site.http_port, "/queue/events")
+    with SseClient(site.http_port, f"/queue/events/queues/{queue}?events=job:*") as reading:
+        streams = site.home.engine.figures.transports["sse"]
+        eventually(lambda: streams() == 2)
+        jobs = [{"data": 0, "name": "n" * 250} for _ in range(500)]
+        for _ in range(60):
+            http.ok("POST", f"/queue/queues/{queue}/jobs/bulk", {"jobs": jobs})
+            reading.take(500)
+            if streams() == 1:
+                break
+        assert is_cut_off(deaf)
 
 
 async def test_a_websocket_takes_commands_and_tells_events(site: Site, queue: str) -> None:

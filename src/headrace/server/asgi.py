@@ -128,6 +128,8 @@ class Pipe:
         self._buffer = bytearray()
         self._is_closed = False
         self._filled = asyncio.Event()
+        self.is_cut = asyncio.Event()
+        """The client is to be cut off, whatever is still being sent to it."""
 
     def write(self, data: bytes | bytearray) -> None:
         if not self._is_closed:
@@ -148,6 +150,7 @@ class Pipe:
 
     def abort(self) -> None:
         self._buffer.clear()
+        self.is_cut.set()
         self.close()
 
     async def take(self) -> bytes:
@@ -315,10 +318,10 @@ async def _stream(line: Line, first: bytes, receive: Receive, send: Send) -> Non
             part = await pipe.take()
         await send({"type": "http.response.body", "body": b""})
 
-    await _until_first(pump(), _disconnected(receive))
+    await _until_first(pump(), _disconnected(receive), pipe.is_cut.wait())
 
 
-async def _until_first(*works: Awaitable[None]) -> None:
+async def _until_first(*works: Awaitable[object]) -> None:
     """Run several until one of them ends."""
     tasks = {asyncio.ensure_future(work) for work in works}
     try:
