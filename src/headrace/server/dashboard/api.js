@@ -165,9 +165,11 @@ export async function workerNames() {
   return new Map(workers.map((worker) => [worker.id, called(worker)]));
 }
 
-/** Schedules by their next run: {name, queue, schedule, ..., upcoming: [time], recent: [{at, jobId, state}]}. */
-export const crons = async () =>
-  (await get("/dashboard/crons", { limit: 200 })).crons.map(({ cron, ...runs }) => ({ ...cron, ...runs }));
+/** The schedules that run next: {total, crons: [{name, queue, ..., upcoming: [time], recent: [{at, jobId, state}]}]}. */
+export async function crons() {
+  const { crons: rows, total } = await get("/dashboard/crons", { limit: 200 });
+  return { total, crons: rows.map(({ cron, ...runs }) => ({ ...cron, ...runs })) };
+}
 
 // -- acting ----------------------------------------------------------------------------------------------------
 

@@ -31,7 +31,7 @@ const outcomes = (cron) =>
     }),
   );
 
-export function view(crons, ctx) {
+export function view({ crons, total }, ctx) {
   if (!crons.length) {
     return [
       h("h1", {}, "Schedules"),
@@ -50,6 +50,7 @@ export function view(crons, ctx) {
   }
   return [
     h("h1", {}, "Schedules"),
+    crons.length < total && h("p", { class: "quiet" }, `The ${count(crons.length)} of ${count(total)} that run next.`),
     h(
       "table",
       { class: "cards" },
