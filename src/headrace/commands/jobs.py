@@ -31,6 +31,7 @@ from headrace.model import (
     CustomId,
     Dedup,
     DelayMs,
+    FlowId,
     GroupId,
     JobId,
     JobName,
@@ -103,6 +104,7 @@ class JobOptions(Command[Any], tag=False, kw_only=True):
     dedup: Dedup | None = None
     debounce_id: ShortText | None = None
     debounce_ttl: TtlMs | None = None
+    flow_id: FlowId | None = None
     # How many jobs its group may hold at most; asked only while pushing.
     group_max_size: Annotated[int, positive("groupMaxSize")] | None = None
 

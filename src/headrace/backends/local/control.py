@@ -36,6 +36,7 @@ class Control(Delivery):
             raise Refused("Job not found or cannot be cancelled")
         now = self._clock.now_ms()
         self._emit(EventName.REMOVED, job, now).prev = job.state.word
+        self._tell_flow(job, "cancelled", now)
         self._remove(job, Verb.CANCEL)
 
     def _active(self, job_id: str) -> Job:

@@ -84,6 +84,7 @@ class Delivery(Settlement):
         if ttl is None or now <= job.created + ttl:
             return False
         self._emit(EventName.EXPIRED, job, now)
+        self._tell_flow(job, "expired", now)
         self._remove(job, Verb.EXPIRE)
         return True
 
