@@ -90,15 +90,13 @@ class Frames:
 
 _encode_into: Final = _encoder.encode_into
 _pack_length: Final = _HEADER.pack_into
-_NO_LENGTH: Final = b"\0\0\0\0"
 
 
 def append_reply(out: bytearray, reply: Struct, req_id: Raw | bytes) -> int:
     """Append one reply frame to `out`; its length. A reply has fewer than fifteen keys: one more fits its header."""
     start = len(out)
-    out += _NO_LENGTH
     body = start + 4
-    _encode_into(reply, out, body)
+    _encode_into(reply, out, body)  # leaves room for the length
     if req_id:
         out[body] += 1
         out += _REQ_ID_KEY
@@ -151,6 +149,11 @@ _decode_any: Final = msgspec.msgpack.Decoder(ext_hook=lambda code, data: msgspec
 _typed_decode: Final[Callable[[bytes], Command[Any]]] = msgspec.msgpack.Decoder(
     Union[tuple(spec.type for spec in REGISTRY.values())]  # noqa: UP007 - built at run time
 ).decode
+
+
+def decode_commands(frames: list[bytes]) -> list[Command[Any]]:
+    """The commands in these frames if each is as it should be; else an error, and `decode_command` tells which."""
+    return list(map(_typed_decode, frames))
 
 
 def decode_command(frame: bytes) -> Command[Any]:
