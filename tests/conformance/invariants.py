@@ -128,7 +128,8 @@ def _check_leases(backend: LocalBackend, jobs: list[Job]) -> None:
     for job in jobs:
         assert (job.lease is not None) == (job.state is State.ACTIVE), f"{job} and its lease disagree"
         if job.lease is not None:
-            assert watched[job.seq] == job.lease.bucket
+            assert job.lease.bucket is not None
+            assert watched[job.seq] == job.lease.bucket.number
             if job.lease.holder is not None:
                 assert job.lease.holder.get(job.id) == job.lease.serial
 

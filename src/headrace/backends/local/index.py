@@ -239,7 +239,7 @@ class LeaseWheel:
         self._heap: list[int] = []
 
     def bucket_at(self, due_mono: int) -> Bucket:
-        """Where jobs due at that moment are kept; whoever puts one in notes the number in its lease."""
+        """Where jobs due at that moment are kept; whoever puts one in notes it in its lease."""
         number = due_mono // self.GRAIN
         bucket = self._buckets.get(number)
         if bucket is None:
@@ -252,13 +252,11 @@ class LeaseWheel:
         bucket = self.bucket_at(due_mono)
         bucket.jobs[job.seq] = job
         assert job.lease is not None
-        job.lease.bucket = bucket.number
+        job.lease.bucket = bucket
 
     def discard(self, job: Job) -> None:
-        if job.lease is not None:
-            bucket = self._buckets.get(job.lease.bucket)
-            if bucket is not None:
-                bucket.jobs.pop(job.seq, None)
+        if job.lease is not None and job.lease.bucket is not None:
+            job.lease.bucket.jobs.pop(job.seq, None)
 
     def next_due(self) -> int | None:
         while self._heap and not self._buckets[self._heap[0]].jobs:

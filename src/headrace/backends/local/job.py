@@ -15,7 +15,7 @@ from headrace.model import AttemptRecord, Burial, JobLinks, JobSettings, Timelin
 from headrace.states import State
 
 if TYPE_CHECKING:
-    from headrace.backends.local.index import Queue
+    from headrace.backends.local.index import Bucket, Queue
 
 
 class History(Struct, omit_defaults=True):
@@ -51,7 +51,8 @@ class Lease(Struct, gc=False):
     started_mono: int
     holder: dict[str, int] | None
     renewals: int = 0
-    bucket: int = -1
+    bucket: Bucket | None = None
+    """Where on the wheel of leases the job stands."""
 
 
 class Ended(Struct, gc=False):
