@@ -13,15 +13,17 @@ import math
 import re
 import struct
 from collections.abc import Callable
+from contextlib import suppress
+from operator import attrgetter
 from typing import Any, Final, Union
 
 import msgspec
 from msgspec import NODEFAULT, UNSET, Raw, Struct, inspect
 
 from headrace.commands import REGISTRY
-from headrace.commands._base import Command, ErrorReply
+from headrace.commands._base import SHORT_FORMS, Command, ErrorReply
 from headrace.errors import InvalidCommand, ProtocolViolation, UnknownCommand
-from headrace.model import MAX_FRAME_BYTES, NIL
+from headrace.model import MAX_FRAME_BYTES, NIL, is_queue_name
 
 UNDEFINED: Final = b"\xd4\x00\x00"
 _HEADER: Final = struct.Struct(">I")
@@ -151,8 +153,22 @@ _typed_decode: Final[Callable[[bytes], Command[Any]]] = msgspec.msgpack.Decoder(
 ).decode
 
 
+_short_forms: Final = [
+    (_encoder.encode("cmd") + _encoder.encode(name), msgspec.msgpack.Decoder(form).decode)
+    for name, form in SHORT_FORMS.items()
+]
+_queue: Final = attrgetter("queue")
+
+
 def decode_commands(frames: list[bytes]) -> list[Command[Any]]:
     """The commands in these frames if each is as it should be; else an error, and `decode_command` tells which."""
+    for mark, decode in _short_forms:
+        if mark in frames[0]:
+            with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                commands = list(map(decode, frames))
+                # Commands in a row mostly name one queue, and its name is looked at once.
+                if all(map(is_queue_name, set(map(_queue, commands)))):
+                    return commands
     return list(map(_typed_decode, frames))
 
 

@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field, msgpack
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field, msgpack, structs
 
 from headrace.backends.base import Ack, Claim, Demand, GroupDemand
-from headrace.commands._base import Command, Flag, Reply, command
+from headrace.commands._base import Command, Flag, Reply, command, short_form
 from headrace.errors import HeadraceError, InvalidCommand, Refused
 from headrace.model import (
     MAX_DATA_BYTES,
@@ -40,6 +40,7 @@ from headrace.model import (
     Priority,
     QueueName,
     Repeat,
+    ShortQueueName,
     ShortText,
     Text,
     TimeoutMs,
@@ -224,16 +225,40 @@ class Push(JobOptions, tag_field="cmd", tag="PUSH", kw_only=True):
 
     @staticmethod
     async def together(commands: Sequence[Push], engine: Engine, peer: Peer) -> list[Reply | HeadraceError]:
-        queue = commands[0].queue
-        alike = 0
-        for push in commands:
-            size = len(push.data)
-            if size > MAX_DATA_BYTES or size == len(UNDEFINED) or push.queue != queue or not is_plain(push):
-                break
-            alike += 1
-        if alike < 2:
-            return []
-        return [Pushed(job_id) for job_id in await engine.backend.insert_plain(queue, commands[:alike])]
+        plain = list(itertools.takewhile(is_plain, commands))
+        return await _push_together(plain, engine)
+
+
+@short_form(Push)
+class ShortPush(Command[Pushed], tag="PUSH", kw_only=True, forbid_unknown_fields=True):
+    """A PUSH without any of the thirty options: decoded in half the time, and plain without a look at each of them."""
+
+    queue: ShortQueueName
+    data: Raw
+    name: JobName | None = None
+    priority: Priority = 0
+    delay: DelayMs = 0
+    timestamp: TimestampMs | None = None
+
+    async def run(self, engine: Engine, peer: Peer) -> Pushed:
+        return await Push(**structs.asdict(self)).run(engine, peer)
+
+    @staticmethod
+    async def together(commands: Sequence[ShortPush], engine: Engine, peer: Peer) -> list[Reply | HeadraceError]:
+        return await _push_together(commands, engine)
+
+
+async def _push_together(pushes: Sequence[Push | ShortPush], engine: Engine) -> list[Reply | HeadraceError]:
+    """Push the first ones of these plain jobs at once: as many as go to one queue with data as it should be."""
+    alike = 0
+    for push in pushes:
+        size = len(push.data)
+        if size > MAX_DATA_BYTES or size == len(UNDEFINED) or push.queue != pushes[0].queue:
+            break
+        alike += 1
+    if alike < 2:
+        return []
+    return [Pushed(job_id) for job_id in await engine.backend.insert_plain(pushes[0].queue, pushes[:alike])]
 
 
 @command(
@@ -360,6 +385,13 @@ class Pull(Command[Pulled], tag="PULL"):
         demand = Demand(alike, first.owner or None, first.lock_ttl, None if first.detach else peer.held)
         claims = await engine.backend.claim(first.queue, demand)
         return [_pulled(claim, with_token=bool(first.owner)) for claim in claims]
+
+
+@short_form(Pull)
+class ShortPull(Pull, tag="PULL"):
+    """The same, but for who looks at the name of the queue."""
+
+    queue: ShortQueueName
 
 
 def _pulled(claim: Claim | None, *, with_token: bool) -> Pulled:

@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 
 from msgspec import Raw, Struct
 
-from headrace.commands import REGISTRY
+from headrace.commands import BY_TYPE
 from headrace.commands._base import Command, ErrorReply, Reply
 from headrace.engine.engine import Engine
 from headrace.errors import (
@@ -40,7 +40,7 @@ log: Final = logging.getLogger("headrace.server")
 MAX_IN_FLIGHT: Final = 50
 MAX_AUTH_FAILURES: Final = 5
 MAX_BURST: Final = 128
-_TOGETHER: Final = {spec.type: spec.type.together for spec in REGISTRY.values() if hasattr(spec.type, "together")}
+_TOGETHER: Final = {kind: kind.together for kind in BY_TYPE if hasattr(kind, "together")}
 MAX_OUTBOX: Final = 8 * 1024 * 1024
 """With more than this to send, further commands wait for the next tick: a burst of questions with large answers must
 not pile all of them up."""
