@@ -177,7 +177,7 @@ def _check_row(job: Job, row: tuple[object, ...], payload: bytes | None) -> None
     state = State.WAITING if job.state is State.ACTIVE else job.state
     head = (job.seq, job.id, job.queue.name, int(state), job.priority, job.created, job.run_at, job.finished)
     assert row[:11] == (*head, job.attempts, job.stalls, job.name)
-    data, settings, links, history, result = row[11:]
+    data, settings, links, history, result = row[11:16]
     if job.data is not None:
         assert job.data == (payload if job.size > LARGE_BYTES else data)
     assert _decoded(settings, JobSettings, DEFAULT_SETTINGS) == job.settings
