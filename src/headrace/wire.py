@@ -14,7 +14,6 @@ import re
 import struct
 from collections.abc import Callable
 from contextlib import suppress
-from operator import attrgetter
 from typing import Any, Final, Union
 
 import msgspec
@@ -153,22 +152,19 @@ _typed_decode: Final[Callable[[bytes], Command[Any]]] = msgspec.msgpack.Decoder(
 ).decode
 
 
-_short_forms: Final = [
-    (_encoder.encode("cmd") + _encoder.encode(name), msgspec.msgpack.Decoder(form).decode)
-    for name, form in SHORT_FORMS.items()
-]
-_queue: Final = attrgetter("queue")
+_decode_short: Final[Callable[[bytes], Command[Any]]] = msgspec.msgpack.Decoder(
+    Union[tuple(SHORT_FORMS.get(name, spec.type) for name, spec in REGISTRY.items())]  # noqa: UP007
+).decode
+_short_types: Final = frozenset(SHORT_FORMS.values())
 
 
 def decode_commands(frames: list[bytes]) -> list[Command[Any]]:
     """The commands in these frames if each is as it should be; else an error, and `decode_command` tells which."""
-    for mark, decode in _short_forms:
-        if mark in frames[0]:
-            with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-                commands = list(map(decode, frames))
-                # Commands in a row mostly name one queue, and its name is looked at once.
-                if all(map(is_queue_name, set(map(_queue, commands)))):
-                    return commands
+    with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        commands: list[Any] = list(map(_decode_short, frames))
+        # Commands that come in a row mostly name one queue: its name is looked at once.
+        if all(map(is_queue_name, {command.queue for command in commands if type(command) in _short_types})):
+            return commands
     return list(map(_typed_decode, frames))
 
 

@@ -8,7 +8,7 @@ in one go, with one call of the backend, and answers as many of the first ones a
 run one by one. It must give each the reply that `run` would have given.
 
 A command with many options may have a short form (@short_form): a struct with the few fields that most senders use and
-`forbid_unknown_fields`. Frames that come in a row are tried as that first, see wire.decode_commands.
+`forbid_unknown_fields`. Frames that come in a row are read as that if possible, see wire.decode_commands.
 
 To add a command: write its class in the module of its category, decorate it with @command, run `make docs`, and give
 it a test in tests/protocol. Field limits belong to headrace.model, texts of errors beside them.

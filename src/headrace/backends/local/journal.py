@@ -72,6 +72,7 @@ _MARK: Final = struct.Struct(">QQQQQdd")
 """The mark in a row: number of the last event, then the counters. Of one size, so that it is replaced in place, and in
 an order in which the newest is the greatest."""
 _seq: Final = operator.attrgetter("seq")
+_ending: Final = operator.attrgetter("finished", "result")
 _WAITING: Final = int(State.WAITING)
 _ACTIVE: Final = State.ACTIVE
 _PROBE_BYTES: Final = 16_384
@@ -226,11 +227,14 @@ class Journal:
 
     def finish(self, job: Job) -> None:
         """The job completed. A plain one that was stored before needs only a narrow update."""
-        if self.keeps_jobs and not self._is_new(job):
-            if job.history is None and job.seq not in self.changed and job.seq not in self.rewritten:
-                self.finished[job.seq] = job
-            else:
-                self.touch(job)
+        if not self.keeps_jobs:
+            return
+        seq = job.seq
+        is_marked = seq in self.plain or seq in self.new or seq in self.changed or seq in self.rewritten
+        if job.history is None and not is_marked:
+            self.finished[seq] = job
+        else:
+            self.touch(job)
 
     def rewrite(self, job: Job) -> None:
         """Its payload changed too."""
@@ -338,7 +342,10 @@ class Journal:
         """Complete plain jobs. Neighbours that ended in the same millisecond without result share one statement."""
         single: list[Row] = []
         run: list[Job] = []
-        for job in sorted(self.finished.values(), key=_seq):
+        jobs = sorted(self.finished.values(), key=_seq)
+        if jobs[-1].seq - jobs[0].seq == len(jobs) - 1 and set(map(_ending, jobs)) == {(jobs[0].finished, None)}:
+            jobs, run = [], jobs  # an ACKB of what a PULLB gave: seen at once instead of job by job
+        for job in jobs:
             if run and (job.seq != run[-1].seq + 1 or job.finished != run[-1].finished or job.result is not None):
                 self._finish_run(run, single)
                 run = []
