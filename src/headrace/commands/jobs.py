@@ -340,6 +340,7 @@ async def _fitting(engine: Engine, claims: list[Claim]) -> list[Claim]:
     return claims[:fitting]
 
 
+_wish: Final = attrgetter("queue", "owner", "lock_ttl", "detach", "group")
 _PULL_ERRORS = ("timeout must be at most 60000", "timeout must be at least 0")
 
 
@@ -374,17 +375,15 @@ class Pull(Command[Pulled], tag="PULL"):
     @staticmethod
     async def together(commands: Sequence[Pull], engine: Engine, peer: Peer) -> list[Reply | HeadraceError]:
         first = commands[0]
-        wish = (first.queue, first.owner, first.lock_ttl, first.detach, None)
-        alike = 1
-        for pull in commands[1:]:
-            if (pull.queue, pull.owner, pull.lock_ttl, pull.detach, pull.group) != wish:
-                break
-            alike += 1
+        wishes = list(map(_wish, commands))
+        alike = len(list(itertools.takewhile(wishes[0].__eq__, wishes)))
         if alike < 2 or first.group is not None:
             return []
         demand = Demand(alike, first.owner or None, first.lock_ttl, None if first.detach else peer.held)
         claims = await engine.backend.claim(first.queue, demand)
-        return [_pulled(claim, with_token=bool(first.owner)) for claim in claims]
+        if not first.owner:
+            return [Pulled(claim.job) for claim in claims]
+        return [Pulled(claim.job, claim.token) for claim in claims]
 
 
 @short_form(Pull)

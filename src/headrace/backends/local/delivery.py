@@ -25,7 +25,6 @@ from headrace.views import encode_plain_active
 PROMOTE_SLICE: Final = 1000
 
 # Members of an enum are looked up through its metaclass; on the hot path they are plain globals.
-_WAITING: Final = State.WAITING
 _ACTIVE: Final = State.ACTIVE
 
 
@@ -40,7 +39,7 @@ class Delivery(Settlement):
         if self._due:
             self._promote_due(now)
         config = q.config
-        if config.paused or not q.counts[_WAITING]:
+        if config.paused or not q.waiting:
             return []
         mono = self._clock.monotonic_ms()
         is_limited = config.concurrency is not None or config.rate_limit is not None
@@ -67,7 +66,7 @@ class Delivery(Settlement):
         """How many jobs the limits of the queue let out now; sets a timer when it is the rate that holds them back."""
         room = wanted
         if q.config.concurrency is not None:
-            room = min(room, q.config.concurrency - q.counts[State.ACTIVE])
+            room = min(room, q.config.concurrency - len(q.active))
         limit = q.config.rate_limit
         if limit is not None:
             room = min(room, int(self._bucket(q, limit, mono).peek(mono) + 1e-9))
@@ -96,17 +95,18 @@ class Delivery(Settlement):
         """Lease jobs to who asked; `usual` is where plain jobs of this claim wait to be looked at."""
         # _move spelled out: this is the hottest transition, and the ready order has given the jobs up already.
         owner, lease_ms, holder = demand.owner, demand.lease_ms, demand.holder
-        until, active, figures, totals = mono + int(lease_ms), q.active, q.figures, self._totals
+        until, active, figures, epoch = mono + int(lease_ms), q.active, q.figures, self._epoch
+        note_claimed, tell = self._claimed.append, self._events.append
         claims: list[Claim] = []
+        waited_ms = 0
         for job in jobs:
             self._lease_serial = serial = self._lease_serial + 1
             token = self.ids.at(now) if owner is not None else None
             timeout = job.settings.timeout
-            q.counts[_WAITING] -= 1
+            q.waiting -= 1
             if job.priority > 0:
                 q.prioritized -= 1
             job.state = _ACTIVE
-            q.counts[_ACTIVE] += 1
             active[job.seq] = job
             job.started = now
             job.ended = None
@@ -124,19 +124,15 @@ class Delivery(Settlement):
             if job.history is not None:
                 self._note(job, "active", now)
             self._event_seq = seq = self._event_seq + 1
-            self._events.append(
-                Event(seq, now, "pulled", self._epoch, q.name, job.id, job.name, job.attempts + 1, owner)
-            )
-            self._claimed.append(job)
-            totals.pulled += 1
-            waited = now - job.run_at
-            if waited > 0:
-                totals.wait_ms += waited
-                figures.wait_ms += waited
-                figures.wait[waited.bit_length()] += 1
-            else:
-                figures.wait[0] += 1
+            tell(Event(seq, now, "pulled", epoch, q.name, job.id, job.name, job.attempts + 1, owner))
+            note_claimed(job)
+            waited = max(0, now - job.run_at)
+            waited_ms += waited
+            figures.wait[waited.bit_length()] += 1
             claims.append(Claim(self._show_to_worker(job, now), token))
+        self._totals.pulled += len(claims)
+        self._totals.wait_ms += waited_ms
+        figures.wait_ms += waited_ms
         return claims
 
     def _show_to_worker(self, job: Job, now: int) -> Raw:

@@ -312,7 +312,6 @@ class Queue:
         "bucket",
         "completed",
         "config",
-        "counts",
         "custom_ids",
         "delayed",
         "encoded_name",
@@ -328,6 +327,7 @@ class Queue:
         "prioritized",
         "ready",
         "turn",
+        "waiting",
         "wake_mono",
         "watchers",
     )
@@ -337,7 +337,7 @@ class Queue:
         self.encoded_name = msgspec.msgpack.encode(name)
         self.config = QueueConfig()
         self.ready = ReadyOrder()
-        self.counts = [0] * (len(State) + 1)
+        self.waiting = 0
         self.prioritized = 0
         self.delayed: dict[int, Job] = {}
         self.active: dict[int, Job] = {}
@@ -358,6 +358,11 @@ class Queue:
         self.wake_mono = 0
         self.minutes: dict[str, dict[int, int]] = {"completed": {}, "failed": {}}
         self.figures = QueueFigures()
+
+    @property
+    def counts(self) -> list[int]:
+        """How many jobs are in each state, by its number."""
+        return [0, self.waiting, *map(len, self.places[State.DELAYED :]), 0]
 
     def jobs_in(self, state: State) -> Iterator[Job]:
         return self.ready.live() if state is State.WAITING else iter(self.places[state].values())

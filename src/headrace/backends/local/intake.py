@@ -127,7 +127,7 @@ class Intake(Store):
             for job in jobs:
                 self._enter(job)
         else:
-            queue.counts[_WAITING] += len(jobs)
+            queue.waiting += len(jobs)
             self._ready.add(queue.name)
 
     async def insert_flow(self, nodes: Sequence[FlowNode]) -> list[Raw]:

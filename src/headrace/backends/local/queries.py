@@ -268,7 +268,7 @@ class Queries(Control):
 
     def oldest_waiting_ms(self, queue: str) -> float | None:
         q = self._queues.get(queue)
-        oldest = q.ready.oldest() if q is not None and q.counts[State.WAITING] else None
+        oldest = q.ready.oldest() if q is not None and q.waiting else None
         return None if oldest is None else float(max(0, self._clock.now_ms() - oldest.run_at))
 
     async def latest_failures(self, queue: str | None, limit: int) -> tuple[list[Failure], int]:

@@ -36,7 +36,6 @@ from headrace.states import State, Verb
 
 _MAX_FAILURES: Final = 100
 _COMPLETE: Final = Verb.COMPLETE
-_ACTIVE: Final = State.ACTIVE
 _COMPLETED: Final = State.COMPLETED
 _DEFAULT_DLQ: Final = DlqConfig()
 
@@ -131,8 +130,6 @@ class Settlement(Intake):
             del queue.active[job.seq]
             self._drop_lease(job)
             job.state = _COMPLETED
-            queue.counts[_ACTIVE] -= 1
-            queue.counts[_COMPLETED] += 1
             queue.completed[job.seq] = self._completed[job.seq] = job
         else:
             self._move(job, _COMPLETE)

@@ -114,8 +114,8 @@ class Store:
 
     def _leave(self, job: Job) -> None:
         queue, state = job.queue, job.state
-        queue.counts[state] -= 1
         if state is _WAITING:
+            queue.waiting -= 1
             if job.priority > 0:
                 queue.prioritized -= 1
             queue.ready.note_removed(job)
@@ -130,8 +130,8 @@ class Store:
 
     def _enter(self, job: Job) -> None:
         queue, state = job.queue, job.state
-        queue.counts[state] += 1
         if state is _WAITING:
+            queue.waiting += 1
             if job.priority > 0:
                 queue.prioritized += 1
             queue.ready.push(job)
