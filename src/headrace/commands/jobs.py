@@ -483,7 +483,10 @@ class Acknowledge(Command[Settled], tag="ACK"):
 
     @staticmethod
     async def together(commands: Sequence[Acknowledge], engine: Engine, peer: Peer) -> list[Reply | HeadraceError]:
-        acks = [Ack(c.id, c.token or None, given_result(c.result), c.remove_on_complete) for c in commands]
+        acks = [
+            Ack(c.id, c.token or None, None if c.result is UNSET else given_result(c.result), c.remove_on_complete)
+            for c in commands
+        ]
         outcomes = await engine.backend.complete_each(acks)
         return [_APPLIED if o is True else Settled(data=NotApplied()) if o is False else o for o in outcomes]
 

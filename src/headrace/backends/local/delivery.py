@@ -109,16 +109,17 @@ class Delivery(Settlement):
             job.state = _ACTIVE
             active[job.seq] = job
             job.started = now
-            job.ended = None
+            if job.ended is not None:  # looking costs far less than setting
+                job.ended = None
             timeout_mono = mono + int(timeout) if timeout else None
-            job.lease = lease = Lease(serial, token, owner, lease_ms, until, timeout_mono, now, mono, mono, holder)
+            place = usual if job.settings is DEFAULT_SETTINGS else None
+            job.lease = Lease(serial, token, owner, lease_ms, until, timeout_mono, now, mono, mono, holder, place)
             if holder is not None:
                 holder[job.id] = serial
             if q.is_grouped:
                 self._leave_turn(q, job)
-            if usual is not None and job.settings is DEFAULT_SETTINGS:
-                usual.jobs[job.seq] = job
-                lease.bucket = usual
+            if place is not None:
+                place.jobs[job.seq] = job
             else:
                 self._wheel.add(job, self._next_look(job))
             if job.history is not None:

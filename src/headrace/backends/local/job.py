@@ -50,9 +50,9 @@ class Lease(Struct, gc=False):
     heartbeat_mono: int
     started_mono: int
     holder: dict[str, int] | None
-    renewals: int = 0
     bucket: Bucket | None = None
     """Where on the wheel of leases the job stands."""
+    renewals: int = 0
 
 
 class Ended(Struct, gc=False):

@@ -119,7 +119,8 @@ class Settlement(Intake):
         lease = job.lease
         token, worker = (ack.token, None) if lease is None else (lease.token, lease.owner)
         queue = job.queue
-        job.result = ack.result
+        if job.result is not ack.result:
+            job.result = ack.result
         job.finished = now
         if job.history is not None:
             self._note(job, "completed", now)

@@ -160,7 +160,8 @@ class Store:
         if lease is None:
             return
         self._ended_leases.append((job.seq, lease, job.started))
-        self._wheel.discard(job)
+        if lease.bucket is not None:
+            lease.bucket.jobs.pop(job.seq, None)
         if lease.holder is not None:
             lease.holder.pop(job.id, None)
         job.lease = None
