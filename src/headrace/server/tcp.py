@@ -11,9 +11,10 @@ from typing import Final
 
 from headrace.config import Settings
 from headrace.engine.engine import Engine
-from headrace.errors import StorageUnavailable
+from headrace.errors import Refused, StorageUnavailable
 from headrace.server.session import Budget, Session
 from headrace.server.ticker import Parcels, Release, Ticker
+from headrace.server.valve import Valve
 from headrace.wire import encode_error
 
 log: Final = logging.getLogger("headrace.server")
@@ -28,8 +29,7 @@ class Connection(asyncio.Protocol):
         self._server = server
         self._transport: asyncio.Transport | None = None
         self._partial_timer: asyncio.TimerHandle | None = None
-        self._is_reading = True
-        self._is_choked = False
+        self._valve = Valve(_BACKLOG_LIMIT)
         self._parcels = Parcels(self._write)
         self.session: Session
 
@@ -50,7 +50,7 @@ class Connection(asyncio.Protocol):
         if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         if server.is_full:
-            self._transport.write(encode_error("Too many connections", b""))  # type: ignore[union-attr]
+            self._transport.write(encode_error(Refused("Too many connections"), b""))  # type: ignore[union-attr]
             self._transport.close()  # type: ignore[union-attr]
 
     def data_received(self, data: bytes) -> None:
@@ -95,8 +95,8 @@ class Connection(asyncio.Protocol):
         held = self.session.take_held()
         fill = self._parcels.hold()
 
-        def let_go(error: BaseException | None) -> None:
-            fill(held.out if error is None else held.without_promises(f"Storage error: not synced to disk ({error})"))
+        def let_go(error: StorageUnavailable | None) -> None:
+            fill(held.out if error is None else held.without_promises(error))
 
         return let_go
 
@@ -107,33 +107,27 @@ class Connection(asyncio.Protocol):
         transport.write(out)
         if self.session.is_closing:
             transport.close()
-        elif self._is_choked and transport.get_write_buffer_size() > self._server.settings.tcp_max_write_queue_bytes:
+        elif (
+            self._valve.is_choked
+            and transport.get_write_buffer_size() > self._server.settings.tcp_max_write_queue_bytes
+        ):
             log.warning("%s does not read its replies: disconnected", self.session.address)
             transport.abort()
-        elif not self._is_reading:
+        elif not self._valve.is_open:
             self._set_reading()
 
     def pause_writing(self) -> None:
-        self._is_choked = True
+        self._valve.is_choked = True
         self.session.choke(True)
         self._set_reading()
 
     def resume_writing(self) -> None:
-        self._is_choked = False
+        self._valve.is_choked = False
         self.session.choke(False)
         self._set_reading()
 
     def _set_reading(self) -> None:
-        """Read only from clients that read, and not more than can be worked off."""
-        transport = self._transport
-        if transport is None or transport.is_closing():
-            return
-        wanted = not self._is_choked and self.session.backlog_size <= _BACKLOG_LIMIT
-        if wanted and not self._is_reading:
-            transport.resume_reading()
-        elif not wanted and self._is_reading:
-            transport.pause_reading()
-        self._is_reading = wanted
+        self._valve.set(self._transport, self.session.backlog_size)
 
     def close(self) -> None:
         if self._transport is not None:
