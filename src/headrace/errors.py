@@ -15,6 +15,7 @@
     ├── ProtocolViolation       the byte stream cannot be trusted any more: reply, then close
     └── ClientError             noticed on this side of the wire; never a reply
         ├── ConnectionLost      what became of the command is unknown
+        │   └── Unreachable     it was not sent at all
         ├── CommandTimeout
         ├── ClientClosed
         ├── JobFailed           the job whose result was wanted failed for good
@@ -121,6 +122,12 @@ class ConnectionLost(ClientError, ConnectionError):
 
     def __init__(self, message: str = "Connection lost") -> None:
         super().__init__(message)
+
+
+class Unreachable(ConnectionLost):
+    """There is no connection that the command could have been sent over: nothing was done."""
+
+    code = "unreachable"
 
 
 class CommandTimeout(ClientError, TimeoutError):
