@@ -161,9 +161,9 @@ class JobVerbs(Shell, Generic[T]):
 
     @verb
     async def children_values(self) -> dict[str, Any]:
-        """The results of its children, by their ids."""
+        """The results of its children, by `<queue>:<id>`."""
         found = await self._ask(queries.GetChildrenValues(id=self.id))
-        return {job_id: decode_payload(value) for job_id, value in found.data.values.items()}
+        return {child: decode_payload(value) for child, value in found.data.values.items()}
 
     @verb
     async def failed_children(self) -> dict[str, str]:

@@ -142,6 +142,8 @@ def wire_options(options: Mapping[str, Any], now_ms: Callable[[], float]) -> dic
             fields["delay"] = max(0, moment_ms(value) - now_ms())
         elif name == "dedup":
             dedup = Dedup(value) if isinstance(value, str) else value
+            if not isinstance(dedup, Dedup):
+                raise InvalidCommand(f"dedup is a key or a Dedup, not {value!r}")
             fields["unique_key"], fields["dedup"] = dedup.key, dedup.wire()
         elif name in _FIELDS:
             field, convert = _FIELDS[name]
