@@ -103,8 +103,8 @@ class Conversation:
 
     @property
     def is_pipelined(self) -> bool:
-        """Whether commands overtake each other. Before the greeting: as far as is known."""
-        return self._window > 1 if self.is_ready else self._options.pipelining
+        """Whether replies may overtake each other, as the greeting has shown."""
+        return self._window > 1
 
     def ask(self, question: Question[Any]) -> None:
         if len(self._waiting) >= MAX_WAITING:

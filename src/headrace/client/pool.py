@@ -55,11 +55,12 @@ class Pool:
         return connected[self._next % len(connected)] if connected else chosen
 
     def _pick_to_block(self) -> Link:
+        is_pipelined = all(link.is_pipelined for link in self._links)
         link = self._rotate()
-        if link.is_pipelined and link.blocking < MAX_BLOCKING:
+        if is_pipelined and link.blocking < MAX_BLOCKING:
             return link
         for link in self._waiting_links:
-            if link.blocking < (MAX_BLOCKING if link.is_pipelined else 1):
+            if link.blocking < (MAX_BLOCKING if is_pipelined else 1):
                 return link
         if len(self._waiting_links) < MAX_WAITING_LINKS:
             self._waiting_links.append(Link(self._options, is_patient=True))
