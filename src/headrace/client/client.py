@@ -105,7 +105,7 @@ class Client:
             self.line.closers[self] = self._end
 
     async def _end(self) -> None:
-        self._has_ended = True
+        self.is_closed = self._has_ended = True
         if self._standing_channel() is None and self._opening is not None:
             await asyncio.wait([self._opening])
         channel, self._channel = self._channel, None
