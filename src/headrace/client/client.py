@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from headrace.client.channel import Channel, LinkHealth
+from headrace.client.channel import Channel, Done, LinkHealth
 from headrace.client.line import Line, Mailbox, shared_line
 from headrace.commands._base import Command, Reply
 from headrace.errors import ClientClosed, HeadraceError
@@ -60,14 +60,14 @@ class Client:
         self._post(command, partial(_settle, future), timeout)
         return future.result()
 
-    def _post(self, command: Command[R], done: Callable[[R | HeadraceError], None], timeout: float | None) -> None:
+    def _post(self, command: Command[R], done: Done[R], timeout: float | None) -> None:
         if self.is_closed:
             raise ClientClosed
         self.line.post(partial(self.submit, command, done, self.timeout if timeout is None else timeout))
 
     # -- on the line ---------------------------------------------------------------------------------------------------
 
-    def submit(self, command: Command[R], done: Callable[[R | HeadraceError], None], timeout: float) -> None:
+    def submit(self, command: Command[R], done: Done[R], timeout: float) -> None:
         """Ask from the line's own thread."""
         channel = self._standing_channel()
         if channel is not None:

@@ -17,6 +17,7 @@ from typing import Any, Final, Generic, TypeVar
 import msgspec
 from msgspec import Raw, Struct
 
+from headrace.client.channel import Done
 from headrace.client.policy import MAX_WAITING, ConnectionOptions
 from headrace.commands._base import BY_TYPE, Command, Flag, Reply
 from headrace.commands.connection import CAPABILITIES, ERROR_CODES, PROTOCOL_VERSION, Auth, Hello
@@ -33,7 +34,6 @@ from headrace.errors import (
 from headrace.frames import HEADER, Frames
 
 R = TypeVar("R", bound=Reply)
-Done = Callable[[R | HeadraceError], None]
 
 _encode: Final = msgspec.msgpack.Encoder().encode
 _encode_into: Final = msgspec.msgpack.Encoder().encode_into

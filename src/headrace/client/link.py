@@ -15,8 +15,8 @@ from typing import Any, Final, TypeVar, cast
 
 from msgspec import Raw
 
-from headrace.client.channel import Channel, Hear, LinkChange, LinkHealth, decode_event
-from headrace.client.conversation import Conversation, Done, Question
+from headrace.client.channel import Channel, Done, Hear, LinkChange, LinkHealth, decode_event
+from headrace.client.conversation import Conversation, Question
 from headrace.client.policy import ConnectionOptions, LinkState, Vitals, reconnect_delay
 from headrace.commands._base import Command, Reply
 from headrace.commands.monitoring import Ping

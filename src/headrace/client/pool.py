@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import Final, TypeVar
 
-from headrace.client.channel import Channel, Hear, LinkChange, LinkHealth
-from headrace.client.conversation import Done
+from headrace.client.channel import Channel, Done, Hear, LinkChange, LinkHealth
 from headrace.client.link import Link
 from headrace.client.policy import MAX_BLOCKING, ConnectionOptions, LinkState
 from headrace.commands._base import BY_TYPE, Command, Flag, Reply
