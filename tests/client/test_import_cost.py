@@ -10,7 +10,7 @@ from pathlib import Path
 BASE = "import asyncio, msgspec"
 CLIENT = "import headrace; from headrace.client.queue import Queue; from headrace.connect import open_client"
 MAX_CPU_S = 0.030
-ROUNDS = 8
+ROUNDS = 5
 
 
 def run(code: str, cache: Path) -> str:
