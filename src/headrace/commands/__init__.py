@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from headrace.commands import dedup as dedup
     from headrace.commands import dlq as dlq
     from headrace.commands import families as families
+    from headrace.commands import flows as flows
     from headrace.commands import groups as groups
     from headrace.commands import jobs as jobs
     from headrace.commands import limits as limits
