@@ -1,5 +1,5 @@
 """Everything that can be asked. Modules are loaded when they are first touched (`commands.queues`), and all of them by
-whoever takes REGISTRY from here.
+whoever takes REGISTRY or BY_TYPE from here.
 
 Reading order: `_base` (what a command is), `jobs` (the core), then any of the others. To add a module: put it into this
 folder, give it a docstring and name it below for type checkers.
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from headrace.commands import queues as queues
     from headrace.commands import webhooks as webhooks
     from headrace.commands import workers as workers
-    from headrace.commands._base import REGISTRY
+    from headrace.commands._base import BY_TYPE, REGISTRY
 
-__all__ = ["ABSENT", "REGISTRY", "Command", "ErrorReply", "Flag", "Ok", "Reply", "Route", "Spec"]
+__all__ = ["ABSENT", "BY_TYPE", "REGISTRY", "Command", "ErrorReply", "Flag", "Ok", "Reply", "Route", "Spec"]
 
 
 def __getattr__(name: str) -> Any:
@@ -43,8 +43,8 @@ def __getattr__(name: str) -> Any:
     names = [module.name for module in pkgutil.iter_modules(__path__)]
     if name in names:
         return import_module(f"{__name__}.{name}")
-    if name != "REGISTRY":
+    if name not in ("REGISTRY", "BY_TYPE"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     for found in names:
         import_module(f"{__name__}.{found}")
-    return _base.REGISTRY
+    return getattr(_base, name)
