@@ -35,7 +35,7 @@ class Arguments:
     def __init__(self, function: Callable[..., Any]) -> None:
         self._name = function.__qualname__
         signature = inspect.signature(function)
-        hints = typing.get_type_hints(function, include_extras=True)
+        hints = _type_hints(function)
         self.context_name = next(
             (name for name, hint in hints.items() if hint is JobContext and name != "return"), None
         )
@@ -99,6 +99,16 @@ class Arguments:
         """The result of a job as the type that the function declares."""
         value = decode_payload(encoded)
         return value if self._returns in (Any, None) else converted(value, self._returns)
+
+
+def _type_hints(function: Callable[..., Any]) -> dict[str, Any]:
+    try:
+        return typing.get_type_hints(function, include_extras=True)
+    except NameError as error:
+        raise InvalidCommand(
+            f"the annotations of {function.__qualname__} cannot be read: {error}. A task converts its arguments by "
+            "them, so import their types at run time (not below TYPE_CHECKING, nor inside a function)"
+        ) from None
 
 
 def converted(value: Any, wanted: Any) -> Any:
