@@ -10,6 +10,7 @@ import pytest
 
 from headrace import Headrace
 from tests.serverprocess import ServerProcess
+from tests.worker.workerprocess import Marks
 
 MakeApp = Callable[..., Headrace]
 
@@ -45,3 +46,8 @@ async def server_app(server: ServerProcess, queue: str) -> AsyncIterator[Headrac
     app = Headrace(f"headrace://127.0.0.1:{server.port}", queue=queue)
     yield app
     await app.close()
+
+
+@pytest.fixture
+def marks(tmp_path: Path, queue: str) -> Marks:
+    return Marks(tmp_path / "marks", queue)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import sys
 import threading
 from typing import Any
@@ -96,7 +97,7 @@ async def test_a_failed_job_is_tried_again_after_its_backoff(app: Headrace, queu
         job = await app.queue().add("j", attempts=3, backoff=Backoff.fixed(0.1))
         assert await job.result(timeout=10) == "at last"
     assert [attempt[:2] for attempt in tries] == [(1, False), (2, False), (3, True)]
-    assert all(later[2] - earlier[2] > 0.04 for earlier, later in zip(tries, tries[1:], strict=False))
+    assert all(later[2] - earlier[2] > 0.04 for earlier, later in itertools.pairwise(tries))
 
 
 async def test_a_job_out_of_attempts_is_a_dead_letter_with_reason_and_stack(app: Headrace, queue: str) -> None:
@@ -164,7 +165,7 @@ async def test_a_cancellation_that_a_handler_made_itself_is_a_failure(app: Headr
 async def test_a_result_that_is_no_data_is_a_failure_that_says_so(app: Headrace, queue: str) -> None:
     async with Worker(app.client, queue, lambda job: object()):
         job = await app.queue().add("j", attempts=3)
-        with pytest.raises(JobFailed, match="plain values only, not builtins.object"):
+        with pytest.raises(JobFailed, match=r"plain values only, not builtins\.object"):
             await job.result(timeout=10)
 
 
