@@ -41,7 +41,7 @@ _LINGER: Final = 0.001
 _SIGN_OF_LIFE: Final = 10.0
 _RETRY_AFTER: Final = 1.0
 _DRY_FOR: Final = 0.05
-"""Seconds for which a queue that was found empty is passed over while others have jobs."""
+"""Seconds for which a queue that had nothing more is passed over while others have jobs."""
 _PATIENCE: Final = 0.1
 """Seconds for which a job that found no free slot waits for one here."""
 _MAX_BATCH_BYTES: Final = 8 * 1024 * 1024
@@ -117,7 +117,7 @@ class Attendant:
         self._ready: deque[Holding] = deque()
         self._asked: set[str] = set()
         self._dry: dict[str, float] = {}
-        """Queues that were found empty, and until when that counts."""
+        """Queues that had nothing more, and until when that counts."""
         self._rotation = deque(self._queues)
         self._settled: list[Holding] = []
         self._is_connected = False
@@ -308,7 +308,8 @@ class Attendant:
                 return
             tokens = outcome.tokens or [None] * len(outcome.jobs)
             self._take([Holding(decode_job(job), token) for job, token in zip(outcome.jobs, tokens, strict=True)])
-            self._dry[queue] = 0.0 if outcome.jobs else self._loop.time() + _DRY_FOR
+            # Fewer than asked for: that was all it had.
+            self._dry[queue] = 0.0 if len(outcome.jobs) == count else self._loop.time() + _DRY_FOR
             self._plan_pump()
 
         self._submit(pull, pulled, wait)
