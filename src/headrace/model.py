@@ -23,20 +23,18 @@ NIL: Final = b"\xc0"
 UNDEFINED: Final = b"\xd4\x00\x00"  # how JavaScript packers write a value that is not there
 MAX_SAFE_INTEGER: Final = 2**53 - 1  # the last integer that JavaScript counts to
 
-QueueName = Annotated[
-    str,
-    Meta(
-        min_length=1,
-        max_length=256,
-        pattern=r"^[a-zA-Z0-9_\-.:]+$(?!\n)",
-        extra={
-            "required": "Queue name is required",
-            "min_length": "Queue name is required",
-            "max_length": "Queue name too long (max 256 characters)",
-            "pattern": "Queue name contains invalid characters",
-        },
-    ),
+_QUEUE_TEXTS: Final = {
+    "required": "Queue name is required",
+    "min_length": "Queue name is required",
+    "max_length": "Queue name too long (max 256 characters)",
+    "pattern": "Queue name contains invalid characters",
+}
+QueueName = Annotated[str, Meta(min_length=1, max_length=256, pattern=r"^[a-zA-Z0-9_\-.:]+$(?!\n)", extra=_QUEUE_TEXTS)]
+EVERY_QUEUE: Final = "*"
+WatchedQueue = Annotated[
+    str, Meta(min_length=1, max_length=256, pattern=r"^(\*|[a-zA-Z0-9_\-.:]+)$(?!\n)", extra=_QUEUE_TEXTS)
 ]
+"""A queue, or EVERY_QUEUE."""
 JobName = Annotated[
     str,
     Meta(
