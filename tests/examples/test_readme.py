@@ -129,7 +129,7 @@ def test_the_systemd_unit_starts_a_server_and_gives_it_time_to_stop() -> None:
     unit.read_string(block)
     program, *arguments = shlex.split(unit["Service"]["ExecStart"])
     assert Path(program).name == "headrace"
-    assert _parser().parse_args(arguments).data_path == "/var/lib/headrace/headrace.db"
+    assert _parser(["serve"]).parse_args(arguments).data_path == "/var/lib/headrace/headrace.db"
     assert int(unit["Service"]["TimeoutStopSec"]) * 1000 > Settings().shutdown_timeout_ms
 
 

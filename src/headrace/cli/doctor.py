@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 
-def add_doctor(subcommands: Any) -> None:
-    parser = subcommands.add_parser(
-        "doctor",
-        help="check a database file",
-        description="Check a database file and its event log while no server has it open. Exit code 0: healthy.",
-    )
+def prepare(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Check a database file and its event log while no server has it open. Exit code 0: healthy."
     parser.add_argument("--data-path", metavar="FILE", default="headrace.db", help="(default: headrace.db)")
     parser.set_defaults(run=run)
 
