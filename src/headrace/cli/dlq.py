@@ -30,13 +30,11 @@ _GROUPS: Final = (
     Column("COUNT", is_number=True),
     Column("LAST", is_number=True),
     Column("ERROR", gives_way=True),
-    Column("FOR EXAMPLE"),
 )
 _EACH: Final = (
     Column("AGE", is_number=True),
     Column("TRIES", is_number=True),
     Column("NAME", gives_way=True),
-    Column("REASON"),
     Column("ERROR", gives_way=True),
     Column("ID"),
 )
@@ -90,13 +88,12 @@ def show(arguments: argparse.Namespace, queue: SyncQueue) -> int:
             Styled(notation.count(group.count), "red"),
             notation.age(group.last_seen, now_ms),
             notation.one_line(group.error),
-            group.job_ids[0],
         ]
         for group in found.groups
     ]
     print_table(_GROUPS, rows)
     examined = "" if found.examined == found.total else f" (the newest {found.examined:,} of them were looked at)"
-    note(f"{total:,} in all{examined}; `headrace dlq {queue.name} retry` lets them run again")
+    note(f"{total:,} in all{examined}; --each shows each, `headrace dlq {queue.name} retry` runs them again")
     return 0
 
 
@@ -120,8 +117,7 @@ def _row(letter: DeadLetter, now_ms: float) -> list[Cell]:
         notation.duration(max(0.0, now_ms - letter.entered_at)),
         str(job.attempts),
         notation.one_line(job.name),
-        letter.reason,
-        Styled(notation.first_line(letter.error), "red"),
+        Styled(notation.first_line(letter.error) or letter.reason, "red"),
         notation.one_line(job.id),
     ]
 

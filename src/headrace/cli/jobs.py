@@ -19,7 +19,7 @@ _COLUMNS: Final = (
     Column("AGE", is_number=True),
     Column("TRY", is_number=True),
     Column("NAME", gives_way=True),
-    Column("DATA OR ERROR", gives_way=True),
+    Column("ABOUT", gives_way=True),
     Column("ID"),
 )
 

@@ -202,6 +202,7 @@ def progress(what: str, total: float | None, *, is_quiet: bool = False) -> Itera
         console=Console(stderr=True, highlight=False, markup=False),
         refresh_per_second=4,
         expand=True,
+        transient=True,
     )
     began = time.monotonic()
     with bar:

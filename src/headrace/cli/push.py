@@ -113,8 +113,11 @@ def _push_file(arguments: argparse.Namespace) -> int:
     with open_records(arguments.file) as source, connected(arguments) as client:
         plan = (_planned(record, arguments, options) for record in _skipped(read_records(source, kind), arguments.skip))
         total = None if arguments.file == "-" else os.fstat(source.fileno()).st_size
+        upload = _Upload(arguments, client)
         with progress(f"push {arguments.queue}", total) as advance:
-            return _Upload(arguments, client, advance).run(plan)
+            upload.run(plan, advance)
+        upload.summarize()
+    return Exit.OK
 
 
 def _skipped(records: Iterator[Record], number: int) -> Iterator[Record]:
@@ -193,33 +196,31 @@ def _batches(plan: Iterable[Planned]) -> Iterator[list[Planned]]:
 class _Upload:
     """Sends batches one after the other and knows how far it got."""
 
-    def __init__(self, arguments: argparse.Namespace, client: Client, advance: Advance) -> None:
+    def __init__(self, arguments: argparse.Namespace, client: Client) -> None:
         from headrace.client.queue import SyncQueue
 
         self._arguments = arguments
         self._client = client
-        self._advance = advance
         self._queue: SyncQueue = SyncQueue(client, arguments.queue)
         self._has_ids = arguments.id_column is not None
         self._sent = 0
+        self._known = self._duplicates()
+        self._began = time.monotonic()
 
-    def run(self, plan: Iterable[Planned]) -> int:
+    def run(self, plan: Iterable[Planned], advance: Advance) -> None:
         from headrace.errors import HeadraceError
 
-        began, known = time.monotonic(), self._duplicates()
         try:
             for batch in _batches(plan):
                 self._send(batch)
                 self._sent += len(batch)
-                self._advance(batch[-1].record.end, self._sent)
+                advance(batch[-1].record.end, self._sent)
         except HeadraceError as error:
             error.add_note(self._how_to_go_on())
             raise
         except KeyboardInterrupt:
             note(f"\ninterrupted: {self._how_to_go_on()}")
             raise
-        self._summarize(time.monotonic() - began, self._duplicates() - known)
-        return Exit.OK
 
     def _send(self, batch: list[Planned]) -> None:
         from headrace.errors import CommandTimeout, ConnectionLost, InvalidCommand
@@ -253,8 +254,9 @@ class _Upload:
         )
         return int(sample[1]) if sample else 0
 
-    def _summarize(self, seconds: float, known: int) -> None:
-        added = self._sent - min(known, self._sent)
+    def summarize(self) -> None:
+        seconds = time.monotonic() - self._began
+        added = self._sent - min(self._duplicates() - self._known, self._sent)
         if self._arguments.as_json:
             summary = {"queue": self._queue.name, "read": self._sent, "added": added, "known": self._sent - added}
             print_json({**summary, "skipped": self._arguments.skip, "seconds": round(seconds, 3)})
