@@ -53,7 +53,7 @@ def _prepare_add(actions: Any) -> None:
     parser.add_argument("--tz", metavar="ZONE", help="time zone of the expression, such as Europe/Berlin")
     parser.add_argument("--data", metavar="JSON", help="data of its jobs; @FILE reads a file")
     parser.add_argument("--job-name", metavar="NAME", help="name of its jobs (default: that of the schedule)")
-    parser.add_argument("--priority", type=int, default=0, metavar="N")
+    parser.add_argument("--priority", type=int, default=0, metavar="N", help="of its jobs (default: 0)")
     parser.add_argument("--limit", type=int, metavar="N", help="end after so many runs")
     parser.add_argument("--overlap", action="store_true", help="run even while the job of the run before lives")
     parser.add_argument("--catch-up", action="store_true", help="make up for runs missed while nobody served")

@@ -45,7 +45,12 @@ def add_job_flags(parser: argparse.ArgumentParser) -> None:
     for name, settings in JOB_FLAGS.items():
         rest = {key: value for key, value in settings.items() if key != "flag"}
         group.add_argument(settings.get("flag", f"--{name.replace('_', '-')}"), dest=name, default=None, **rest)
-    group.add_argument("--dedup-mode", choices=("simple", "throttle", "debounce"), default="simple")
+    group.add_argument(
+        "--dedup-mode",
+        choices=("simple", "throttle", "debounce"),
+        default="simple",
+        help="throttle: none for the time of --dedup-ttl; debounce: the newest replaces the one that waits",
+    )
     group.add_argument("--dedup-ttl", metavar="SPAN", help="how long the key is kept (throttle, debounce)")
 
 

@@ -178,6 +178,7 @@ def confirm(question: str, is_sure: bool) -> None:
         raise Refused("nothing was done")
 
 
+_LABEL: Final = 28
 Advance = Callable[[float, int], None]
 
 
@@ -206,7 +207,7 @@ def progress(what: str, total: float | None, *, is_quiet: bool = False) -> Itera
     )
     began = time.monotonic()
     with bar:
-        task = bar.add_task(what, total=total, told="")
+        task = bar.add_task(notation.one_line(what, _LABEL), total=total, told="")
 
         def advance(done: float, jobs: int) -> None:
             per_second = jobs / max(0.001, time.monotonic() - began)

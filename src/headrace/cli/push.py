@@ -208,7 +208,7 @@ class _Upload:
         self._began = time.monotonic()
 
     def run(self, plan: Iterable[Planned], advance: Advance) -> None:
-        from headrace.errors import HeadraceError
+        from headrace.errors import ClientError, HeadraceError
 
         try:
             for batch in _batches(plan):
@@ -216,10 +216,10 @@ class _Upload:
                 self._sent += len(batch)
                 advance(batch[-1].record.end, self._sent)
         except HeadraceError as error:
-            error.add_note(self._how_to_go_on())
+            error.add_note(self._how_to_go_on(is_unsure=isinstance(error, ClientError)))
             raise
         except KeyboardInterrupt:
-            note(f"\ninterrupted: {self._how_to_go_on()}")
+            note(f"\ninterrupted: {self._how_to_go_on(is_unsure=True)}")
             raise
 
     def _send(self, batch: list[Planned]) -> None:
@@ -235,12 +235,13 @@ class _Upload:
             except InvalidCommand as error:
                 raise _blamed(error, batch) from None
 
-    def _how_to_go_on(self) -> str:
+    def _how_to_go_on(self, *, is_unsure: bool) -> str:
         done = self._arguments.skip + self._sent
         told = f"{notation.jobs(self._sent)} of {self._arguments.file} were added"
         if self._has_ids:
             return f"{told}; push the same file again: what is there is not added twice"
-        return f"{told}; go on behind them with --skip {done} (a batch that was under way may be there too)"
+        doubt = "; the batch that was under way may be there too" if is_unsure else ""
+        return f"{told}; go on behind them with --skip {done}{doubt}"
 
     def _duplicates(self) -> int:
         """How many pushes to the queue met a job that was there already, as far as the server remembers."""

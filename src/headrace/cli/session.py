@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 DEFAULT_URL: Final = "headrace://localhost:6789"
 EMBEDDED: Final = ("sqlite", "memory")
+SERVERS: Final = ("headrace", "bunqueue")
+"""Schemes of connections; with an `s` behind them they use TLS."""
 _CLOSING_S: Final = 10.0
 
 
@@ -141,7 +143,7 @@ def connected(arguments: argparse.Namespace, patience_s: float | None = None) ->
     url = url_of(arguments)
     parts = urlsplit(url)
     options: dict[str, object] = {}
-    if parts.scheme not in EMBEDDED:
+    if parts.scheme.removesuffix("s") in SERVERS:
         given = parse_qs(parts.query)
         if "token" not in given and os.environ.get("HEADRACE_TOKEN"):
             options["token"] = os.environ["HEADRACE_TOKEN"]
