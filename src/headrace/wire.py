@@ -284,6 +284,14 @@ def _literal(_: _Explainer, raw: Raw, kind: inspect.LiteralType, path: Path) -> 
     return value
 
 
+def _enum(_: _Explainer, raw: Raw, kind: inspect.EnumType, path: Path) -> Any:
+    value = _decode_any(raw)
+    words = [member.value for member in kind.cls]
+    if value not in words:
+        raise _Fault("choice", f"{path} must be one of: {', '.join(words)}")
+    return kind.cls(value)
+
+
 def _list(explainer: _Explainer, raw: Raw, kind: inspect.ListType | inspect.VarTupleType, path: Path) -> list[Any]:
     try:
         items = _decode_items(raw)
@@ -355,7 +363,7 @@ def _kinds_for(byte: int) -> tuple[type, ...]:
     if 0x90 <= byte <= 0x9F or byte in (0xDC, 0xDD):
         return (inspect.ListType, inspect.VarTupleType)
     if 0xA0 <= byte <= 0xBF or byte in (0xD9, 0xDA, 0xDB):
-        return (inspect.StrType, inspect.LiteralType)
+        return (inspect.StrType, inspect.LiteralType, inspect.EnumType)
     if byte in (0xC2, 0xC3):
         return (inspect.BoolType,)
     return ()
@@ -367,6 +375,7 @@ _RULES: Final[dict[type, _Rule]] = {
     inspect.StrType: _str,
     inspect.BoolType: _bool,
     inspect.LiteralType: _literal,
+    inspect.EnumType: _enum,
     inspect.ListType: _list,
     inspect.VarTupleType: _tuple,
     inspect.StructType: _struct,

@@ -45,12 +45,13 @@ EXTENSIONS = _names("""
     RemoveGroupRateLimit GetGroupRateLimitTtl SetGroupConcurrency GetGroupConcurrency RemoveGroupConcurrency
     PauseGroup ResumeGroup IsGroupPaused RateLimitGroup
     DashboardOverview DashboardQueues DashboardQueue DashboardHistory DashboardFailures
-    Health Ready HeapStats QueuesSummary DlqPage
+    Health Ready HeapStats QueuesSummary DlqPage SearchJobs DashboardCrons ReleaseLeases
+    FlowStart FlowAdvance FlowGet FlowList FlowWait
 """)
 
 CATEGORIES = {
     "Core", "Query", "Control", "DLQ", "Cron", "Monitoring", "Workers", "Webhooks", "Rate", "Logs", "Auth",
-    "Families", "Groups", "Dedup", "Events", "Dashboard",
+    "Families", "Flows", "Groups", "Dedup", "Events", "Dashboard",
 }  # fmt: skip
 
 ALL = list(REGISTRY.values())
@@ -127,7 +128,13 @@ def test_only_auth_is_open() -> None:
 
 
 def test_only_waiting_commands_block() -> None:
-    assert {spec.name for spec in ALL if Flag.BLOCKING in spec.flags} == {"PULL", "PULLB", "WaitJob", "Auth"}
+    assert {spec.name for spec in ALL if Flag.BLOCKING in spec.flags} == {
+        "PULL",
+        "PULLB",
+        "WaitJob",
+        "FlowWait",
+        "Auth",
+    }
 
 
 @pytest.mark.parametrize("stored", [JobSettings, JobLinks])

@@ -19,6 +19,7 @@ from headrace.errors import HeadraceError
 
 COMMANDS: Final[dict[str, str]] = {
     "serve": "run a server in the foreground",
+    "worker": "run the tasks of an app",
     "push": "add a job, or many from a file",
     "pull": "take jobs out and show them",
     "job": "look at one job, steer it, wait for it",

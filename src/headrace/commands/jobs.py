@@ -31,6 +31,7 @@ from headrace.model import (
     CustomId,
     Dedup,
     DelayMs,
+    FlowId,
     GroupId,
     JobId,
     JobName,
@@ -103,6 +104,7 @@ class JobOptions(Command[Any], tag=False, kw_only=True):
     dedup: Dedup | None = None
     debounce_id: ShortText | None = None
     debounce_ttl: TtlMs | None = None
+    flow_id: FlowId | None = None
     # How many jobs its group may hold at most; asked only while pushing.
     group_max_size: Annotated[int, positive("groupMaxSize")] | None = None
 
@@ -380,18 +382,23 @@ def _pulled(claim: Claim | None, *, with_token: bool) -> Pulled:
     errors=(*_PULL_ERRORS, "count must be at least 1", "count must be at most 1000"),
 )
 class PullBatch(Command[PulledBatch], tag="PULLB"):
-    """Take up to `count` jobs. With `timeout` it waits for the first one and then takes what is there."""
+    """Take up to `count` jobs. With `timeout` it waits for the first one and then takes what is there.
+
+    As with PULL they go back to their queue when the connection closes, unless `detach` was set.
+    """
 
     queue: QueueName
     count: Annotated[int, Meta(ge=1, le=1000)]
     timeout: PollMs = 0
     owner: ShortText | None = None
     lock_ttl: LeaseMs = 30_000
+    detach: bool = False
     group: GroupPull | None = None
 
     async def run(self, engine: Engine, peer: Peer) -> PulledBatch:
         group = self.group.demand() if self.group is not None else None
-        demand = Demand(self.count, self.owner or None, self.lock_ttl, peer.held, group)
+        holder = None if self.detach else peer.held
+        demand = Demand(self.count, self.owner or None, self.lock_ttl, holder, group)
         claims = await _fitting(engine, await engine.pull(self.queue, demand, self.timeout))
         tokens = [claim.token for claim in claims] if self.owner else UNSET
         return PulledBatch(jobs=[claim.job for claim in claims], tokens=tokens)

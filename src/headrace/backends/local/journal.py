@@ -473,6 +473,11 @@ class Journal:
     def records(self, kind: str) -> Iterator[tuple[str, bytes]]:
         yield from self.db.execute("SELECT key, value FROM record WHERE kind=?", (kind,))
 
+    def select(self, sql: str, *params: Any) -> list[tuple[Any, ...]]:
+        """Rows as they are now, with what this tick has changed so far."""
+        self.run_early()
+        return list(self.db.execute(sql, params))
+
     def logs(self, seq: int) -> list[tuple[int, str, str]]:
         self.run_early()
         return list(self.db.execute("SELECT at, level, message FROM log WHERE job=? ORDER BY entry", (seq,)))

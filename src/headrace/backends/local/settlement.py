@@ -301,12 +301,17 @@ class Settlement(Intake):
         self._count_minute(job.queue, "failed", now)
         self._count_failure(job.queue, now)
         self._release_key(job)
+        self._tell_flow(job, error or reason.value, now)
         if job.settings.remove_on_fail if remove is None else remove:
             self._child_failed(job, error, now)
             self._remove(job)
         else:
             self._bury(job, now, reason, error)
             self._child_failed(job, error, now)
+
+    def _tell_flow(self, job: Job, error: str, now: int) -> None:
+        """A job of a workflow ended without success: have somebody decide how the workflow goes on."""
+        raise NotImplementedError
 
     def _bury(self, job: Job, now: int, reason: DeadLetterReason, error: str | None) -> None:
         history = job.remember()
