@@ -8,6 +8,7 @@ same in the browser: change both. Text that came from outside is made harmless h
 from __future__ import annotations
 
 import json
+import math
 from datetime import datetime, tzinfo
 from typing import Any, Final
 
@@ -19,15 +20,20 @@ DAY: Final = 24 * HOUR
 _SPARKS: Final = "▁▂▃▄▅▆▇█"
 
 
+def _whole(value: float) -> str:
+    """Halves go up, as in the browser; Python's own rounding goes to the even number."""
+    return f"{math.floor(value + 0.5):,}"
+
+
 def _short(value: float) -> str:
-    return f"{value:.1f}".removesuffix(".0") if value < 100 else f"{value:,.0f}"
+    return f"{value:.1f}".removesuffix(".0") if value < 100 else _whole(value)
 
 
 def count(value: float | None) -> str:
     if value is None:
         return NOTHING
     if abs(value) < 9999.5:
-        return f"{value:,.0f}"
+        return _whole(value)
     if abs(value) < 999_500:
         return f"{_short(value / 1e3)} k"
     return f"{_short(value / 1e6)} M" if value < 999.5e6 else f"{_short(value / 1e9)} G"
@@ -44,14 +50,14 @@ def duration(ms: float | None) -> str:
     if ms < 0.95:
         return "0 ms"
     if ms < 999.5:
-        return f"{ms:.0f} ms"
+        return f"{_whole(ms)} ms"
     if ms < 59.5 * SECOND:
-        return f"{_short(ms / SECOND)} s" if ms < 9950 else f"{ms / SECOND:.0f} s"
+        return f"{_short(ms / SECOND)} s" if ms < 9950 else f"{_whole(ms / SECOND)} s"
     if ms < 59.5 * MINUTE:
-        return f"{ms / MINUTE:.0f} min"
+        return f"{_whole(ms / MINUTE)} min"
     if ms < 47.5 * HOUR:
-        return f"{_short(ms / HOUR)} h" if ms < 10 * HOUR else f"{ms / HOUR:.0f} h"
-    return f"{ms / DAY:.0f} d"
+        return f"{_short(ms / HOUR)} h" if ms < 10 * HOUR else f"{_whole(ms / HOUR)} h"
+    return f"{_whole(ms / DAY)} d"
 
 
 def age(time_ms: float | None, now_ms: float) -> str:
@@ -60,7 +66,7 @@ def age(time_ms: float | None, now_ms: float) -> str:
     gone = now_ms - time_ms
     if abs(gone) < 2 * SECOND:
         return "now"
-    whole = round(abs(gone) / SECOND) * SECOND if abs(gone) < MINUTE else abs(gone)
+    whole = math.floor(abs(gone) / SECOND + 0.5) * SECOND if abs(gone) < MINUTE else abs(gone)
     return f"{duration(whole)} ago" if gone >= 0 else f"in {duration(whole)}"
 
 

@@ -164,7 +164,7 @@ def test_completed_jobs_run_again_and_dead_letters_go(cli: Cli, client: Client, 
     [
         ("promote", "only delayed"),
         ("retry", "only jobs that have ended"),
-        ("cancel", "not begun"),
+        ("cancel", "--force"),
         ("remove", "worker"),
     ],
 )
@@ -177,6 +177,14 @@ def test_what_the_state_does_not_allow_is_refused_with_1(
     assert refused.code == 1
     assert f"job {job_id} is active, so it cannot be" in refused.err
     assert hint in refused.err
+
+
+def test_force_cancels_a_job_that_runs(cli: Cli, client: Client, queue: str) -> None:
+    job_id = push(client, queue)
+    token = client.ok("PULL", queue=queue, owner="w")["token"]
+    assert cli("job", job_id, "cancel").code == 1
+    assert cli.ok("job", job_id, "cancel", "--force", "--json").document == {"id": job_id, "state": "unknown"}
+    assert not client.call("JobHeartbeat", id=job_id, token=token)["ok"]
 
 
 def test_a_job_that_is_not_there_ends_with_3(cli: Cli) -> None:
@@ -248,6 +256,15 @@ def test_states_limit_and_order_choose_the_jobs(cli: Cli, client: Client, queue:
     assert shown("--offset", "4") == ids[4:]
     assert shown("--state", "delayed", "--state", "waiting", "--limit", "3") == ids[:3]
     assert cli.ok("jobs", queue, "--state", "failed").err == f"{queue} has no failed jobs\n"
+
+
+def test_a_text_finds_the_jobs_that_have_it(cli: Cli, client: Client, queue: str) -> None:
+    number = 1300
+    client.ok("PUSHB", queue=queue, jobs=[{"data": {"to": f"user{n}@example.com"}} for n in range(number)])
+    found = cli.ok("jobs", queue, "--search", "user77@", "--json").lines
+    assert [job["data"] for job in found] == [{"to": "user77@example.com"}]
+    assert len(cli.ok("jobs", queue, "--search", "example.com", "--limit", "1200", "--json").lines) == 1200
+    assert cli.ok("jobs", queue, "--search", "nowhere").err == f"{queue} has no such jobs with 'nowhere' in them\n"
 
 
 def test_on_a_narrow_terminal_a_row_stays_one_line_with_its_whole_id(cli: Cli, client: Client, queue: str) -> None:

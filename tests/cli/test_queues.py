@@ -167,6 +167,21 @@ def test_dead_letters_run_again_or_go(cli: Cli, client: Client, queue: str) -> N
     assert cli("dlq", queue, "remove").code == 2
 
 
+def test_one_kind_of_error_can_be_retried_or_removed_alone(cli: Cli, client: Client, queue: str) -> None:
+    ids = [bury(client, queue, f"the bank did not answer within {n} s") for n in range(3)]
+    other = bury(client, queue, "no such customer")
+    shown = cli.ok("dlq", queue, "--each", "--error", "customer", "--json").lines
+    assert [letter["job"]["id"] for letter in shown] == [other]
+    assert cli.ok("dlq", queue, "retry", "--error", "bank").out == f"retried 3 dead letters of {queue}\n"
+    assert {state(client, job_id) for job_id in ids} == {"waiting"}
+    assert cli.ok("dlq", queue, "remove", "--error", "bank", "--yes", "--json").document["removed"] == 0
+    assert state(client, other) == "failed"
+    asked = cli("dlq", queue, "remove", "--error", "customer")
+    assert asked.code == 2
+    assert "Remove 1 dead letter" in asked.err
+    assert cli.ok("dlq", queue, "remove", "--error", "customer", "--yes", "--json").document["removed"] == 1
+
+
 # -- cron --------------------------------------------------------------------------------------------------------------
 
 

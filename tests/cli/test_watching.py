@@ -14,6 +14,8 @@ import pytest
 from tests.cli.terminal import Cli, Terminal
 from tests.cli.test_jobs import bury, complete, push
 from tests.cli.test_queues import fill
+from tests.integration.faultydisk import fill as fill_disk
+from tests.integration.faultydisk import small_disk
 from tests.scale import scaled
 from tests.serverprocess import ServerProcess
 from tests.wireclient import Client
@@ -58,6 +60,25 @@ def test_a_server_that_hangs_is_not_healthy(offline: Cli, tmp_path: Path) -> Non
             assert time.monotonic() - began < 10
         finally:
             os.kill(server.pid, signal.SIGCONT)
+
+
+def test_a_full_disk_is_told_with_1(offline: Cli, tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 8) as disk, ServerProcess(disk / "headrace.db") as server:
+        url = ("--url", f"headrace://127.0.0.1:{server.port}")
+        fill_disk(disk / "ballast")
+        (tmp_path / "big.json").write_text(f'"{"x" * 300_000}"')
+        deadline = time.monotonic() + 20
+        while (refused := offline("push", "q", "n", "@big.json", *url)).code == 0:
+            assert time.monotonic() < deadline
+        assert refused.code == 1
+        assert "headrace health" in refused.err
+        ill = offline("health", *url)
+        assert ill.code == 1
+        assert "the disk refuses writes: " in ill.out
+        assert offline.ok("top", "--once", *url).out.startswith("✕ The disk refuses writes: ")
+        (disk / "ballast").unlink()
+        while offline("health", *url).code:
+            assert time.monotonic() < deadline
 
 
 # -- events ------------------------------------------------------------------------------------------------------------

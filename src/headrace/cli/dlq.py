@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from headrace import notation
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from headrace.backends.base import DeadLetter
     from headrace.client.queue import SyncQueue
 
+_PAGE: Final = 500
 _GROUPS: Final = (
     Column("COUNT", is_number=True),
     Column("LAST", is_number=True),
@@ -54,6 +56,9 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("ids", metavar="ID", nargs="*", help="retry, remove: the dead letters that are meant")
     parser.add_argument("--each", action="store_true", help="list: one line for each instead of groups")
     parser.add_argument("--limit", type=int, metavar="N", help="list: lines at most (default: 20); retry: the N oldest")
+    parser.add_argument(
+        "--error", metavar="TEXT", help="list --each, retry, remove: only those with this in their error"
+    )
     parser.add_argument("--reason", metavar="REASON", help="retry: only those, such as stalled or timeout")
     add_yes_flag(parser)
     add_client_flags(parser)
@@ -71,7 +76,7 @@ def show(arguments: argparse.Namespace, queue: SyncQueue) -> int:
     limit = 20 if arguments.limit is None else arguments.limit
     total = queue.dlq.stats().total
     if arguments.each:
-        return _show_each(arguments, queue.dlq.list(limit), total)
+        return _show_each(arguments, list(islice(_letters(queue, arguments.error), limit)), total)
     from headrace.commands.dashboard import DashboardFailures
 
     found = queue.call(DashboardFailures(queue=queue.name, limit=limit)).data
@@ -104,7 +109,7 @@ def _show_each(arguments: argparse.Namespace, letters: list[DeadLetter], total: 
         return 0
     now_ms = time.time() * 1000
     print_table(_EACH, [_row(letter, now_ms) for letter in letters])
-    if len(letters) < total:
+    if arguments.error is None and len(letters) < total:
         note(f"{len(letters):,} of {total:,}; more with --limit N")
     return 0
 
@@ -122,8 +127,24 @@ def _row(letter: DeadLetter, now_ms: float) -> list[Cell]:
     ]
 
 
+def _letters(queue: SyncQueue, error: str | None) -> Iterator[DeadLetter]:
+    """All dead letters, or those whose error has this text in it, page by page."""
+    offset = 0
+    while page := queue.dlq.list(_PAGE, offset):
+        yield from (letter for letter in page if error is None or error in (letter.error or ""))
+        offset += len(page)
+
+
+def _ids_with(queue: SyncQueue, arguments: argparse.Namespace) -> list[str]:
+    from headrace.client.job import decode_job
+
+    return [decode_job(letter.job).id for letter in islice(_letters(queue, arguments.error), arguments.limit)]
+
+
 def retry(arguments: argparse.Namespace, queue: SyncQueue) -> int:
-    if arguments.ids:
+    if arguments.error is not None:
+        arguments.ids += _ids_with(queue, arguments)
+    if arguments.ids or arguments.error is not None:
         missing = [job_id for job_id in arguments.ids if not queue.dlq.retry(job_id)]
         return _tell(arguments, queue, "retried", len(arguments.ids) - len(missing), missing)
     count = queue.dlq.retry(limit=arguments.limit, reason=arguments.reason)
@@ -131,24 +152,29 @@ def retry(arguments: argparse.Namespace, queue: SyncQueue) -> int:
 
 
 def remove(arguments: argparse.Namespace, queue: SyncQueue) -> int:
-    if not arguments.ids:
-        raise UsageError("which ones? Name their ids, or use `purge` for all")
+    if arguments.error is not None:
+        arguments.ids += _ids_with(queue, arguments)
+        confirm(f"Remove {_count(len(arguments.ids))} of {queue.name}", arguments.yes)
+    elif not arguments.ids:
+        raise UsageError("which ones? Name their ids or an --error, or use `purge` for all")
     missing = [job_id for job_id in arguments.ids if not queue.dlq.remove(job_id)]
     return _tell(arguments, queue, "removed", len(arguments.ids) - len(missing), missing)
 
 
 def purge(arguments: argparse.Namespace, queue: SyncQueue) -> int:
-    total = queue.dlq.stats().total
-    letters = "dead letter" if total == 1 else "dead letters"
-    confirm(f"Remove {total:,} {letters} of {queue.name}", arguments.yes)
+    confirm(f"Remove {_count(queue.dlq.stats().total)} of {queue.name}", arguments.yes)
     return _tell(arguments, queue, "removed", queue.dlq.purge(), [])
+
+
+def _count(number: int) -> str:
+    return f"{number:,} dead {'letter' if number == 1 else 'letters'}"
 
 
 def _tell(arguments: argparse.Namespace, queue: SyncQueue, verb: str, count: int, missing: list[str]) -> int:
     if arguments.as_json:
         print_json({"queue": queue.name, verb: count, "missing": missing})
     else:
-        print_line(f"{verb} {count:,} dead {'letter' if count == 1 else 'letters'} of {queue.name}")
+        print_line(f"{verb} {_count(count)} of {queue.name}")
     if missing:
         raise NotFound(f"no dead letters of {queue.name}: {', '.join(missing)}")
     return Exit.OK

@@ -47,6 +47,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--timeout", metavar="SPAN", default="5m", help="wait: how long at most (default: 5m)")
     parser.add_argument("--token", metavar="TOKEN", help="ack, fail, discard: the token that `headrace pull` printed")
+    parser.add_argument("--force", action="store_true", help="cancel: also a job that runs")
     parser.add_argument("--result", metavar="JSON", help="ack: the result")
     parser.add_argument("--error", metavar="TEXT", help="fail: what went wrong")
     add_client_flags(parser)
@@ -267,9 +268,13 @@ def wait(subject: _Subject) -> None:
 
 
 def cancel(subject: _Subject) -> None:
-    """withdraw it if it has not begun"""
-    if not subject.handle.cancel():
-        raise subject.refuse("cancelled", "only jobs that have not begun can be")
+    """withdraw it if it has not begun; with --force also while a worker has it"""
+    if subject.arguments.force:
+        from headrace.commands.control import Cancel
+
+        subject.client.ask_blocking(Cancel(id=subject.info.id, force=True))
+    elif not subject.handle.cancel():
+        raise subject.refuse("cancelled", "only jobs that have not begun can be; --force takes it from its worker")
     subject.done("cancelled")
 
 

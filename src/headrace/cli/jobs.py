@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace import notation
@@ -11,9 +12,14 @@ from headrace.cli.output import Cell, Column, Styled, note, print_json_line, pri
 from headrace.cli.session import add_client_flags, connected
 
 if TYPE_CHECKING:
+    from msgspec import Raw
+
+    from headrace.client.client import Client
     from headrace.client.job import JobInfo
 
 STATES: Final = ("waiting", "prioritized", "delayed", "active", "completed", "failed", "waiting-children")
+_MAX_FOUND: Final = 500
+"""Jobs that one search may find."""
 _COLUMNS: Final = (
     Column("STATE"),
     Column("AGE", is_number=True),
@@ -31,6 +37,9 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--limit", type=int, default=20, metavar="N", help="how many at most (default: 20)")
     parser.add_argument("--offset", type=int, default=0, metavar="N", help="leave out the first N (default: 0)")
     parser.add_argument("--newest", action="store_true", help="the newest first")
+    parser.add_argument(
+        "--search", metavar="TEXT", help="only those with this in their id, name, tags, error or data, the newest first"
+    )
     add_client_flags(parser)
     parser.set_defaults(run=run)
 
@@ -43,17 +52,9 @@ def add_state_flag(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from headrace.client.job import decode_job
-    from headrace.commands.queries import GetJobs
 
     with connected(arguments) as client:
-        asked = GetJobs(
-            queue=arguments.queue,
-            state=arguments.state,
-            limit=arguments.limit,
-            offset=arguments.offset,
-            asc=not arguments.newest,
-        )
-        found = client.ask_blocking(asked).jobs
+        found = _page(client, arguments) if arguments.search is None else list(_search(client, arguments))
     if arguments.as_json:
         for job in found:
             print_json_line(job)
@@ -63,12 +64,44 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     now_ms = time.time() * 1000
     print_table(_COLUMNS, [_row(decode_job(job), now_ms) for job in found])
-    if len(found) == arguments.limit:
+    if len(found) == arguments.limit and arguments.search is None:
         note(f"the first {arguments.limit}; more with --limit N or --offset {arguments.offset + arguments.limit}")
     return 0
 
 
+def _page(client: Client, arguments: argparse.Namespace) -> list[Raw]:
+    from headrace.commands.queries import GetJobs
+
+    asked = GetJobs(
+        queue=arguments.queue,
+        state=arguments.state,
+        limit=arguments.limit,
+        offset=arguments.offset,
+        asc=not arguments.newest,
+    )
+    return client.ask_blocking(asked).jobs
+
+
+def _search(client: Client, arguments: argparse.Namespace) -> Iterator[Raw]:
+    """One request looks at so many jobs; the next ones go on from there until enough are found."""
+    from headrace.commands.queries import SearchJobs
+
+    left, cursor = arguments.limit, None
+    while left > 0:
+        limit = min(left, _MAX_FOUND)
+        asked = SearchJobs(
+            queue=arguments.queue, text=arguments.search, state=arguments.state, limit=limit, cursor=cursor
+        )
+        page = client.ask_blocking(asked)
+        yield from page.jobs
+        left, cursor = left - len(page.jobs), page.cursor
+        if cursor is None:
+            return
+
+
 def _nothing(arguments: argparse.Namespace) -> str:
+    if arguments.search is not None:
+        return f"{arguments.queue} has no such jobs with {arguments.search!r} in them"
     if arguments.state:
         return f"{arguments.queue} has no {' or '.join(arguments.state)} jobs"
     return f'{arguments.queue} has no jobs; add one with: headrace push {arguments.queue} NAME \'{{"some": "data"}}\''
