@@ -14,7 +14,7 @@ import pytest
 from headrace.cli.main import COMMANDS, _parser
 from headrace.cli.session import EXIT_CODES, Exit
 from headrace.commands import REGISTRY, Flag
-from tests.cli.terminal import Cli, environment
+from tests.cli.terminal import COMMAND, Cli, environment
 from tests.cli.test_jobs import push
 from tests.scale import scaled
 from tests.serverprocess import ServerProcess
@@ -118,6 +118,14 @@ def test_two_commands_cannot_have_one_file_open(offline: Cli, server: ServerProc
     assert str(server.pid) in done.err
 
 
+def test_doctor_tells_machines_too(offline: Cli) -> None:
+    offline.ok("push", "mail", "n", "1", "--url", "sqlite:///own.db")
+    report = offline.ok("doctor", "--data-path", "own.db", "--json").document
+    assert report["healthy"] is True
+    assert any("mail: 1 waiting" in fact for fact in report["facts"])
+    assert offline("doctor", "--data-path", "gone.db", "--json").code == 1
+
+
 # -- errors ------------------------------------------------------------------------------------------------------------
 
 
@@ -127,6 +135,14 @@ def test_with_json_an_error_is_json_too(cli: Cli) -> None:
     assert (done.code, done.out) == (3, "")
     assert (told["error"], told["code"], told["exit"]) == ("there is no job nobody", "not_found", 3)
     assert told["hints"]
+
+
+def test_output_that_cannot_be_written_is_told(cli: Cli) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [*COMMAND, "stats"], stdout=full, stderr=subprocess.PIPE, text=True, env=environment(cli.url), timeout=30
+        )
+    assert (done.returncode, done.stderr) == (1, "headrace: [Errno 28] No space left on device\n")
 
 
 def test_every_exit_code_is_described_on_the_page() -> None:

@@ -213,6 +213,7 @@ def test_schedules_are_added_listed_and_deleted(cli: Cli, client: Client, queue:
     cli.ok("cron", "add", "often", queue, "--every", "90s", "--limit", "3")
     table = cli.ok("cron", "list", "--queue", queue).out
     assert "0 9 * * mon  Europe/Berlin" in table
+    assert "every 1m30s" in table
     assert "0 of 3" in table
     assert [cron["name"] for cron in cli.ok("cron", "list", "--queue", queue, "--json").lines] == ["weekly", "often"]
     for name in ("weekly", "often"):

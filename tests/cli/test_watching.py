@@ -189,6 +189,14 @@ def test_top_says_when_the_server_is_gone_and_goes_on_when_it_is_back(offline: C
         server.kill()
 
 
+def test_a_terminated_top_puts_the_terminal_back(cli: Cli) -> None:
+    with cli.on_terminal("top") as terminal:
+        terminal.wait_for("q quits")
+        terminal.process.terminate()
+        assert terminal.end() == 143
+    assert "\x1b[?1049l" in terminal.raw
+
+
 def test_colours_go_when_nobody_wants_them(cli: Cli, client: Client, queue: str) -> None:
     push(client, queue)
     with cli.on_terminal("jobs", queue, NO_COLOR="1") as terminal:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from headrace import notation
+from headrace.durations import milliseconds, written
 
 ROOT = Path(__file__).resolve().parents[2]
 COUNTS = [0, 1, 7, 999, 1000, 1234, 9999, 10_000, 12_345, 99_949, 99_951, 123_456, 999_499, 999_500, 4_100_000, 2e9]
@@ -72,3 +73,8 @@ def test_terminal_and_dashboard_write_the_same() -> None:
 )
 def test_what_is_written(shown: str, wanted: str) -> None:
     assert shown == wanted
+
+
+@pytest.mark.parametrize("ms", [0, 1, 999, 1000, 90_000, 3_600_000, 90_061_001, 604_800_000])
+def test_a_span_is_written_as_it_is_read(ms: int) -> None:
+    assert milliseconds(written(ms)) == ms

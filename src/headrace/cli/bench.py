@@ -63,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
             print_json_line(_document(result))
     else:
         print_table(_COLUMNS, [_row(result) for result in results])
-        note("latencies are those of one request, and for `push many` of a batch of 1,000; the queue is gone again")
+        note("times are those of one request, of `push many` those of one batch; the queue is gone again")
     return 0
 
 

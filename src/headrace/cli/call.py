@@ -11,7 +11,7 @@ from headrace.cli.session import Exit, UsageError, add_client_flags, advised, co
 if TYPE_CHECKING:
     from headrace.commands import Spec
 
-_COMMANDS: Final = (Column("COMMAND"), Column("WHAT IT DOES", gives_way=True))
+_COMMANDS: Final = (Column("ABOUT"), Column("COMMAND"), Column("WHAT IT DOES", gives_way=True))
 _FIELDS: Final = (Column("FIELD"), Column("TYPE", gives_way=True), Column("DEFAULT", gives_way=True))
 
 
@@ -149,10 +149,10 @@ def _list_all(arguments: argparse.Namespace) -> int:
         for spec in REGISTRY.values():
             print_json_line({"command": spec.name, "category": spec.category, "summary": _summary(spec)})
         return Exit.OK
-    for category in dict.fromkeys(spec.category for spec in REGISTRY.values()):
-        print_line(f"\n{category}", "bold")
-        specs = [spec for spec in REGISTRY.values() if spec.category == category]
-        print_table(_COMMANDS, [[spec.name, _summary(spec)] for spec in specs])
+    specs = sorted(REGISTRY.values(), key=lambda spec: spec.category)
+    firsts = {spec.category: spec for spec in reversed(specs)}
+    rows = [[spec.category if firsts[spec.category] is spec else "", spec.name, _summary(spec)] for spec in specs]
+    print_table(_COMMANDS, rows)
     return Exit.OK
 
 

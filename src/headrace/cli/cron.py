@@ -101,11 +101,13 @@ def show_all(arguments: argparse.Namespace) -> int:
 def _row(cron: CronView, now_ms: float) -> list[Cell]:
     from msgspec import UNSET
 
+    from headrace.durations import written
+
     runs = notation.count(cron.executions)
     return [
         notation.one_line(cron.name),
         cron.queue,
-        notation.one_line(cron.schedule or f"every {notation.duration(cron.repeat_every)}"),
+        notation.one_line(cron.schedule or f"every {written(cron.repeat_every or 0)}"),
         "" if cron.timezone is UNSET else str(cron.timezone),
         notation.age(cron.next_run, now_ms),
         runs if cron.max_limit is UNSET else f"{runs} of {cron.max_limit}",

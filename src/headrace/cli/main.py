@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import Final
 
 from headrace import __version__
-from headrace.cli.session import Exit, report
+from headrace.cli.session import Exit, abandon_stdout, report
 from headrace.errors import HeadraceError
 
 COMMANDS: Final[dict[str, str]] = {
@@ -68,8 +68,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return report(error, arguments.as_json)
     except KeyboardInterrupt:
         return Exit.INTERRUPTED
-    except BrokenPipeError:
-        from headrace.cli.output import abandon_stdout
-
+    except OSError as error:  # nobody reads any more (`| head`), or what is printed cannot be written
         abandon_stdout()
+        if not isinstance(error, BrokenPipeError):
+            print(f"headrace: {error}", file=sys.stderr)
         return Exit.FAILED

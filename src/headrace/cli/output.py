@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -153,11 +152,6 @@ def print_payload(value: Any, indent: str = "") -> None:
 def _visible(text: str) -> str:
     """The same JSON with everything escaped that a terminal might obey."""
     return text if text.isprintable() else "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
-
-
-def abandon_stdout() -> None:
-    """Nobody reads any more (`| head`): what is still buffered must not raise at the end."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 # -- stderr ------------------------------------------------------------------------------------------------------------

@@ -112,7 +112,7 @@ def _push_file(arguments: argparse.Namespace) -> int:
     options = job_options(arguments)
     with open_records(arguments.file) as source, connected(arguments) as client:
         plan = (_planned(record, arguments, options) for record in _skipped(read_records(source, kind), arguments.skip))
-        total = None if arguments.file == "-" else os.fstat(source.fileno()).st_size
+        total = os.fstat(source.fileno()).st_size or None  # a pipe does not know
         upload = _Upload(arguments, client)
         with progress(f"push {arguments.queue}", total) as advance:
             upload.run(plan, advance)

@@ -12,7 +12,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 from urllib.parse import parse_qs, urlsplit
 
@@ -100,6 +100,11 @@ def report(error: errors.HeadraceError, as_json: bool) -> int:
     return code
 
 
+def abandon_stdout() -> None:
+    """What is still buffered must not raise once more when the process ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 # -- which server ------------------------------------------------------------------------------------------------------
 
 
@@ -157,4 +162,5 @@ def connected(arguments: argparse.Namespace, patience_s: float | None = None) ->
         yield client
     finally:
         if release_client(client):
-            client.close().result(_CLOSING_S)
+            with suppress(TimeoutError):  # the process ends now, and with it the connection
+                client.close().result(_CLOSING_S)

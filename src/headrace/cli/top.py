@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import select
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -161,6 +162,7 @@ def _watch(client: Client, picture: Picture, interval: float, url: Any) -> None:
 
     place = f"{url.hostname}:{url.port or 6789}" if url.hostname else url.path
     trouble: str | None = None
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # the terminal has to be put back
     with _keys() as pressed, Live(console=console(), screen=True, auto_refresh=False) as live:
         while True:
             live.update(_drawn(picture, place, trouble), refresh=True)
