@@ -15,6 +15,7 @@
     ├── ProtocolViolation       the byte stream cannot be trusted any more: reply, then close
     └── ClientError             noticed on this side of the wire; never a reply
         ├── ConnectionLost      what became of the command is unknown
+        │   └── Unreachable     it was not sent at all
         ├── CommandTimeout
         ├── ClientClosed
         ├── JobFailed           the job whose result was wanted failed for good
@@ -123,6 +124,12 @@ class ConnectionLost(ClientError, ConnectionError):
         super().__init__(message)
 
 
+class Unreachable(ConnectionLost):
+    """There is no connection that the command could have been sent over: nothing was done."""
+
+    code = "unreachable"
+
+
 class CommandTimeout(ClientError, TimeoutError):
     """No reply came in time. The command may have been carried out."""
 
@@ -178,6 +185,7 @@ def _kinds() -> dict[str, type[HeadraceError]]:
     waiting = HeadraceError.__subclasses__()
     while waiting:
         kind = waiting.pop()
-        kinds[kind.code] = kind
+        if "code" in vars(kind):  # an error that only carries more than its parent is told as its parent
+            kinds[kind.code] = kind
         waiting.extend(kind.__subclasses__())
     return kinds

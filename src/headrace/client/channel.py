@@ -7,12 +7,13 @@ A channel lives on the loop of its `line`; nothing here may be called from anoth
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, Protocol, TypeVar
+from typing import Final, NamedTuple, Protocol, TypeVar
 
 import msgspec
 from msgspec import Struct
 
 from headrace.client.conversation import Done
+from headrace.client.policy import LinkState
 from headrace.commands._base import Command, Reply
 
 R = TypeVar("R", bound=Reply)
@@ -45,12 +46,30 @@ LinkChange = Callable[[bool], None]
 """Called with True when the channel is (again) able to ask, with False when it lost its peer."""
 
 
+class LinkHealth(NamedTuple):
+    """How one socket is doing."""
+
+    state: LinkState
+    latency: float | None
+    """Seconds that the greeting or the last ping took."""
+    errors: int
+    """How often it was lost or could not be made."""
+    in_flight: int
+
+
 class Channel(Protocol):
     def submit(self, command: Command[R], done: Done[R], timeout: float) -> None:
         """Ask; `done` is called once, at the latest after `timeout` seconds."""
 
     def open_own(self, hear: Hear | None = None, changed: LinkChange | None = None) -> Channel:
         """A channel of its own beside this one: for a worker, or for somebody who listens to events."""
+
+    @property
+    def health(self) -> list[LinkHealth]:
+        """One entry per socket; none where there is no socket."""
+
+    def force_reconnect(self) -> None:
+        """Give all sockets up and make new ones."""
 
     async def start(self) -> None:
         """Return when the first answer can be had; raise when it cannot be had."""

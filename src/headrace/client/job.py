@@ -15,7 +15,7 @@ from headrace.client.payloads import decode_payload, encode_payload
 from headrace.client.verbs import AsyncShell, Shell, SyncShell, verb
 from headrace.commands import control, dlq, families, logs, queries
 from headrace.durations import Duration, milliseconds, seconds
-from headrace.errors import HeadraceError, JobFailed, JobTimeout, NotFound
+from headrace.errors import ConnectionLost, JobFailed, JobTimeout, NotFound, Refused, Unreachable
 from headrace.model import Log, TimelineEntry
 
 T = TypeVar("T")
@@ -121,12 +121,18 @@ class JobVerbs(Shell, Generic[T]):
         deadline = None if timeout is None else time.monotonic() + seconds(timeout, "timeout")
         while True:
             left = _LONGEST_WAIT if deadline is None else min(_LONGEST_WAIT, deadline - time.monotonic())
-            waited = await self._ask(
-                control.WaitJob(id=self.id, timeout=max(0, int(left * 1000))), max(left, 0) + self._client.timeout
-            )
-            if waited.completed:
-                return waited
-            state = (await self._ask(queries.GetState(id=self.id))).state
+            wait = control.WaitJob(id=self.id, timeout=max(0, int(left * 1000)))
+            try:
+                waited = await self._ask(wait, max(left, 0) + self._client.timeout)
+                if waited.completed:
+                    return waited
+                state = (await self._ask(queries.GetState(id=self.id))).state
+            except Unreachable:
+                raise
+            except ConnectionLost:
+                continue  # asking again changes nothing, and waits for the connection that comes
+            if state == "completed":
+                continue
             if state == "failed":
                 return waited
             if state == "unknown":
@@ -155,9 +161,9 @@ class JobVerbs(Shell, Generic[T]):
 
     @verb
     async def children_values(self) -> dict[str, Any]:
-        """The results of its children, by their ids."""
+        """The results of its children, by `<queue>:<id>`."""
         found = await self._ask(queries.GetChildrenValues(id=self.id))
-        return {job_id: decode_payload(value) for job_id, value in found.data.values.items()}
+        return {child: decode_payload(value) for child, value in found.data.values.items()}
 
     @verb
     async def failed_children(self) -> dict[str, str]:
@@ -179,7 +185,7 @@ class JobVerbs(Shell, Generic[T]):
         """Withdraw it if it has not begun. False: it was too late for that."""
         try:
             await self._ask(control.Cancel(id=self.id))
-        except HeadraceError:
+        except (NotFound, Refused):
             if (await self._ask(queries.GetState(id=self.id))).state == "unknown":
                 raise NotFound(f"Job not found: {self.id}") from None
             return False
