@@ -218,6 +218,8 @@ class TimelineEntry(Struct, omit_defaults=True):
     timestamp: float
     error: str | None = None
     attempt: int | None = None
+    worker: str | None = None
+    """Who began the attempt, if it gave a name."""
 
 
 class AttemptRecord(Struct, rename="camel"):

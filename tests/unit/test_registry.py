@@ -45,7 +45,7 @@ EXTENSIONS = _names("""
     RemoveGroupRateLimit GetGroupRateLimitTtl SetGroupConcurrency GetGroupConcurrency RemoveGroupConcurrency
     PauseGroup ResumeGroup IsGroupPaused RateLimitGroup
     DashboardOverview DashboardQueues DashboardQueue DashboardHistory DashboardFailures
-    Health Ready HeapStats QueuesSummary DlqPage ReleaseLeases
+    Health Ready HeapStats QueuesSummary DlqPage SearchJobs DashboardCrons ReleaseLeases
 """)
 
 CATEGORIES = {

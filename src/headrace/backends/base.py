@@ -62,6 +62,14 @@ class Claim(Struct, gc=False):
     token: str | None
 
 
+class SearchPage(Struct, frozen=True):
+    """What a search came across; `cursor` is where to look further, None when everything was looked at."""
+
+    jobs: list[Raw]
+    examined: int
+    cursor: int | None
+
+
 class Ack(Struct, gc=False):
     """One completion: `result` is encoded, None when the worker gave none."""
 
@@ -316,7 +324,18 @@ class Backend(Protocol):
         """State, result and error for WaitJob. NotFound: Job not found."""
 
     async def jobs(self, queue: str, states: Sequence[str] | None, offset: int, limit: int, asc: bool) -> list[Raw]:
-        """Jobs by creation; a list of states is a union. ReplyTooLarge when they would not fit one frame."""
+        """Jobs by creation; a list of states is a union. ReplyTooLarge when they would not fit one frame.
+
+        In a long queue the order may be that of arrival, which differs where clients gave a `timestamp`.
+        """
+
+    async def search(
+        self, queue: str, text: str, states: Sequence[str] | None, limit: int, before: int | None
+    ) -> SearchPage:
+        """Jobs with `text` in id, name, tags, error or payload, newest first; sliced.
+
+        Looks at a bounded number of jobs, at those before the cursor `before` if it is given.
+        """
 
     async def counts(self, queue: str) -> Counts: ...
 

@@ -125,7 +125,7 @@ class Delivery(Settlement):
             self._wheel.add(job, self._next_look(job))
         self._claimed.append(job)
         if job.history is not None:
-            self._note(job, "active", now)
+            self._note(job, "active", now, worker=demand.owner)
         self._event_seq = seq = self._event_seq + 1
         self._events.append(
             Event(seq, now, "pulled", self._epoch, queue.name, job.id, job.name, job.attempts + 1, demand.owner)

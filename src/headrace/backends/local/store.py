@@ -232,9 +232,18 @@ class Store:
         if body is not None and (self.wants_bodies or job.queue.watchers):
             self._bodies[event.seq] = body
 
-    def _note(self, job: Job, state: str, now: int, *, error: str | None = None, attempt: int | None = None) -> None:
+    def _note(
+        self,
+        job: Job,
+        state: str,
+        now: int,
+        *,
+        error: str | None = None,
+        attempt: int | None = None,
+        worker: str | None = None,
+    ) -> None:
         timeline = job.remember().timeline
-        timeline.append(TimelineEntry(state, float(now), error, attempt))
+        timeline.append(TimelineEntry(state, float(now), error, attempt, worker))
         if len(timeline) > MAX_TIMELINE:
             del timeline[1]
 
@@ -280,6 +289,12 @@ class Store:
             )
         )
 
+    def _whole_history(self, job: Job) -> bytes:
+        """The history as queries show it: with the worker, also while it runs the first attempt."""
+        if job.history is None and job.lease is not None and job.lease.owner is not None:
+            return rich_history(HistoryView(0, 0, None, None, job.beginnings()))
+        return self._history_body(job)
+
     def _show(self, job: Job) -> Raw:
         """The job as a puller sees it."""
         return encode_job(job, job.queue.encoded_name, self._data(job), self._history_body(job))
@@ -290,7 +305,7 @@ class Store:
             job,
             job.queue.encoded_name,
             self._data(job),
-            self._history_body(job),
+            self._whole_history(job),
             state=job.state.word,
             result=self._result(job),
             failed_reason=self._failed_reason(job),
