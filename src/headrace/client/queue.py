@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, Generic, Literal, TypedDict, TypeVar, Unpack
 
@@ -26,10 +25,6 @@ State = Literal["waiting", "prioritized", "delayed", "active", "completed", "fai
 BATCH: Final = 1000
 """Jobs per command when many are added."""
 _MAX_BATCH_BYTES: Final = 8 * 1024 * 1024
-
-
-def now_ms() -> float:
-    return time.time() * 1000
 
 
 class NewJob(msgspec.Struct, kw_only=True):
@@ -78,7 +73,7 @@ class QueueVerbs(Shell, Generic[JobType]):
     @verb
     async def add(self, name: str, data: Any = None, **options: Unpack[Options]) -> JobType:
         """Add one job. With a `job_id` or `dedup` key that is taken, the job that has it."""
-        fields = wire_options({**self.defaults, **options}, now_ms)
+        fields = wire_options({**self.defaults, **options}, self._client.clock.now_ms)
         push = jobs.Push(queue=self.name, name=name, data=encode_payload(data), **fields)
         return self.job((await self._ask(push)).id, name)
 
@@ -94,7 +89,7 @@ class QueueVerbs(Shell, Generic[JobType]):
     def _entry(self, job: NewJob | tuple[str, Any]) -> jobs.PushEntry:
         if isinstance(job, tuple):
             job = NewJob(name=job[0], data=job[1])
-        fields = wire_options({**self.defaults, **job.options}, now_ms)
+        fields = wire_options({**self.defaults, **job.options}, self._client.clock.now_ms)
         return jobs.PushEntry(name=job.name, data=encode_payload(job.data), **fields)
 
     # -- looking -------------------------------------------------------------------------------------------------------
@@ -130,7 +125,7 @@ class QueueVerbs(Shell, Generic[JobType]):
 
     @verb
     async def count(self) -> int:
-        """How many jobs wait or are delayed."""
+        """How many jobs it holds, whatever their state."""
         return (await self._ask(queries.CountJobs(queue=self.name))).count
 
     @verb
