@@ -291,7 +291,6 @@ class Headrace(AsyncShell):
             if schedule.task.queue in queues:
                 await self.queue(schedule.task.queue).schedule(
                     schedule.name,
-                    self.envelope(schedule.task),
                     cron_expression=schedule.cron,
                     every=schedule.every,
                     tz=schedule.tz,
