@@ -35,10 +35,16 @@ log: Final = logging.getLogger("headrace.engine")
 Listener = Callable[[list[Event], dict[int, bytes]], None]
 
 _ENDS: Final = frozenset(("completed", "failed", "removed", "expired"))
+_FLOW_ENDS: Final = frozenset(("flow-completed", "flow-failed", "flow-cancelled"))
 _MAINTAIN_EVERY_MS: Final = 1000
 _PROBE_EVERY_MS: Final = 250
 _GUESSING_WINDOW_MS: Final = 60_000
 _MAX_GUESSERS: Final = 10_000
+
+
+def _flow_key(flow_id: str) -> str:
+    """Under which its waiters are kept, beside those of jobs, which have no colon in front."""
+    return f":flow:{flow_id}"
 
 
 class Engine:
@@ -128,6 +134,12 @@ class Engine:
         ended: Outcome | None = await self.waiters.park_job(job_id, deadline)
         return ended
 
+    async def wait_flow(self, flow_id: str, timeout_ms: float) -> None:
+        """Until the flow has ended, or time is up."""
+        flow = await self.backend.flow(flow_id)
+        if flow is not None and not flow.status.is_final and timeout_ms > 0 and not self._is_stopping:
+            await self.waiters.park_job(_flow_key(flow_id), self.clock.monotonic_ms() + int(timeout_ms))
+
     # -- the tick ------------------------------------------------------------------------------------------------------
 
     def settle(self) -> list[Event]:
@@ -177,7 +189,10 @@ class Engine:
         for event in self.backend.uncommitted_events():
             if event.event == "failed" and not event.terminal:
                 continue
-            if event.event in _ENDS:
+            if event.event in _FLOW_ENDS:
+                for waiter in self.waiters.take_job(_flow_key(event.job)):
+                    waiter.finish(None)
+            elif event.event in _ENDS:
                 for waiter in self.waiters.take_job(event.job):
                     waiter.finish(self._outcome(event))
 
@@ -226,6 +241,7 @@ class Engine:
             self.figures.sample()
             await self.history.sample()
             self.backend.retire_completed()
+            self.backend.retire_flows()
 
     # -- connections ---------------------------------------------------------------------------------------------------
 
