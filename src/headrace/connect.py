@@ -11,7 +11,6 @@ go.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import threading
 from collections.abc import Callable
@@ -20,12 +19,13 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from msgspec import Struct
+
 from headrace.client.channel import Channel
 from headrace.client.client import Client
 from headrace.client.policy import ConnectionOptions
-from headrace.config import ConfigError
 from headrace.durations import seconds
-from headrace.errors import InvalidCommand
+from headrace.errors import ConfigError, InvalidCommand
 
 DEFAULT_URL: Final = "headrace://localhost:6789"
 _REMOTE: Final = {"headrace": False, "bunqueue": False, "headraces": True, "bunqueues": True}
@@ -35,8 +35,7 @@ _TRUTHS: Final = {"true": True, "1": True, "false": False, "0": False}
 _Key = tuple[Any, ...]
 
 
-@dataclasses.dataclass
-class _Shared:
+class _Shared(Struct):
     client: Client
     users: int = 0
 
@@ -115,7 +114,7 @@ def _file_of(url: str) -> Path:
 def connection_options(url: str, **options: Any) -> ConnectionOptions:
     """The options of a URL, and those given by name on top of them."""
     parts = urlsplit(url)
-    known = {field.name: field.default for field in dataclasses.fields(ConnectionOptions)}
+    known = dict(zip(ConnectionOptions.__struct_fields__, ConnectionOptions.__struct_defaults__, strict=True))
     chosen: dict[str, Any] = {}
     try:
         if parts.hostname:

@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 from msgspec import Struct
 
 from headrace.backends.local.backend import BOUNDED_LOG, LocalBackend
-from headrace.client.channel import Channel, Hear, LinkChange, LinkHealth, decode_event
-from headrace.client.conversation import Done, reply_decoder
+from headrace.client.channel import Channel, Done, Hear, LinkChange, LinkHealth, decode_event
+from headrace.client.conversation import reply_decoder
 from headrace.clock import Clock, SystemClock
 from headrace.commands._base import Command, Reply
 from headrace.engine.engine import Engine

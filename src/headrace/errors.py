@@ -13,6 +13,7 @@
     ├── NotSupported            this backend cannot do it
     ├── StorageUnavailable      the disk or the engine behind the backend refuses writes
     ├── Internal                a bug of ours: logged, and told without its insides
+    ├── ConfigError             a setting or a URL that cannot be used; never a reply
     ├── ProtocolViolation       the byte stream cannot be trusted any more: reply, then close
     └── ClientError             noticed on this side of the wire; never a reply
         ├── ConnectionLost      what became of the command is unknown
@@ -106,6 +107,10 @@ class Internal(HeadraceError):
 
     def __init__(self) -> None:
         super().__init__("Internal server error")
+
+
+class ConfigError(HeadraceError):
+    code = "config"
 
 
 class ProtocolViolation(HeadraceError):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -134,7 +134,14 @@ class _SyncEars:
 async def until(condition: Callable[[], Any]) -> None:
     """Wait for a condition, with a bound."""
     async with asyncio.timeout(BOUND_S):
-        while not condition():
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+
+async def reaches(ask: Callable[[], Awaitable[Any]], wanted: Any) -> None:
+    """Ask until the answer is the one that is wanted, with a bound."""
+    async with asyncio.timeout(BOUND_S):
+        while await ask() != wanted:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
 
 

@@ -24,8 +24,8 @@ from starlette.responses import JSONResponse
 from starlette.routing import Mount, Route
 
 from headrace import Headrace
-from headrace.config import ConfigError
 from headrace.contrib.asgi import Dashboard, lifespan
+from headrace.errors import ConfigError
 from tests.examples import pages
 from tests.http.webserver import free_port
 

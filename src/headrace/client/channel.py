@@ -6,17 +6,19 @@ A channel lives on the loop of its `line`; nothing here may be called from anoth
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import Final, NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import msgspec
-from msgspec import Struct
+from msgspec import Raw, Struct
 
-from headrace.client.conversation import Done
 from headrace.client.policy import LinkState
 from headrace.commands._base import Command, Reply
+from headrace.errors import HeadraceError
 
 R = TypeVar("R", bound=Reply)
+Done = Callable[[R | HeadraceError], None]
 
 
 class EventView(Struct, rename="camel"):
@@ -39,7 +41,14 @@ class EventView(Struct, rename="camel"):
         return self.event_type in ("completed", "removed") or (self.event_type == "failed" and bool(self.terminal))
 
 
-decode_event: Final = msgspec.msgpack.Decoder(EventView, strict=False, ext_hook=lambda code, data: None).decode
+@functools.cache
+def _decoder() -> msgspec.msgpack.Decoder[EventView]:
+    return msgspec.msgpack.Decoder(EventView, strict=False, ext_hook=lambda code, data: None)
+
+
+def decode_event(encoded: bytes | Raw) -> EventView:
+    return _decoder().decode(encoded)
+
 
 Hear = Callable[[EventView], None]
 LinkChange = Callable[[bool], None]

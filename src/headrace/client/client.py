@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from headrace.client.channel import Channel, LinkHealth
+from headrace.client.channel import Channel, Done, LinkHealth
 from headrace.client.line import Line, Mailbox, shared_line
 from headrace.clock import Clock, SystemClock
 from headrace.commands._base import Command, Reply
@@ -65,14 +65,14 @@ class Client:
         self._post(command, partial(_settle, future), timeout)
         return future.result()
 
-    def _post(self, command: Command[R], done: Callable[[R | HeadraceError], None], timeout: float | None) -> None:
+    def _post(self, command: Command[R], done: Done[R], timeout: float | None) -> None:
         if self.is_closed:
             raise ClientClosed
         self.line.post(partial(self.submit, command, done, self.timeout if timeout is None else timeout))
 
     # -- on the line ---------------------------------------------------------------------------------------------------
 
-    def submit(self, command: Command[R], done: Callable[[R | HeadraceError], None], timeout: float) -> None:
+    def submit(self, command: Command[R], done: Done[R], timeout: float) -> None:
         """Ask from the line's own thread."""
         channel = self._standing_channel()
         if channel is not None:
@@ -110,7 +110,7 @@ class Client:
             self.line.closers[self] = self._end
 
     async def _end(self) -> None:
-        self._has_ended = True
+        self.is_closed = self._has_ended = True
         if self._standing_channel() is None and self._opening is not None:
             await asyncio.wait([self._opening])
         channel, self._channel = self._channel, None

@@ -17,6 +17,7 @@ from typing import Any, Final, Generic, TypeVar
 import msgspec
 from msgspec import Raw, Struct
 
+from headrace.client.channel import Done
 from headrace.client.policy import MAX_WAITING, ConnectionOptions
 from headrace.commands._base import BY_TYPE, Command, Flag, Reply
 from headrace.commands.connection import CAPABILITIES, ERROR_CODES, PROTOCOL_VERSION, Auth, Hello
@@ -33,7 +34,6 @@ from headrace.errors import (
 from headrace.frames import HEADER, Frames
 
 R = TypeVar("R", bound=Reply)
-Done = Callable[[R | HeadraceError], None]
 
 _encode: Final = msgspec.msgpack.Encoder().encode
 _encode_into: Final = msgspec.msgpack.Encoder().encode_into
@@ -103,8 +103,8 @@ class Conversation:
 
     @property
     def is_pipelined(self) -> bool:
-        """Whether commands overtake each other. Before the greeting: as far as is known."""
-        return self._window > 1 if self.is_ready else self._options.pipelining
+        """Whether replies may overtake each other, as the greeting has shown."""
+        return self._window > 1
 
     def ask(self, question: Question[Any]) -> None:
         if len(self._waiting) >= MAX_WAITING:

@@ -131,9 +131,9 @@ def _make_line() -> Line:
 
 def _stop_line() -> None:
     global _line
-    line, _line = _line, None
-    if line is not None:
-        line.stop()
+    if _line is not None:
+        _line.stop()
+        _line = None
 
 
 def _forget_line() -> None:

@@ -15,8 +15,8 @@ from typing import Any, Final, TypeVar, cast
 
 from msgspec import Raw
 
-from headrace.client.channel import Channel, Hear, LinkChange, LinkHealth, decode_event
-from headrace.client.conversation import Conversation, Done, Question
+from headrace.client.channel import Channel, Done, Hear, LinkChange, LinkHealth, decode_event
+from headrace.client.conversation import Conversation, Question
 from headrace.client.policy import ConnectionOptions, LinkState, Vitals, reconnect_delay
 from headrace.commands._base import Command, Reply
 from headrace.commands.monitoring import Ping
@@ -51,6 +51,8 @@ class Link(asyncio.Protocol):
         """Seconds that the greeting or the last ping took."""
         self.errors = 0
         """How often the link was lost or could not be made."""
+        self.is_pipelined = options.pipelining
+        """Whether replies may overtake each other, as far as is known."""
         self._is_patient = is_patient
         """Whether the server was reached before: then it is away and will come back, and commands wait for it."""
         self._loop = asyncio.get_running_loop()
@@ -87,10 +89,6 @@ class Link(asyncio.Protocol):
     @property
     def blocking(self) -> int:
         return self._conversation.blocking
-
-    @property
-    def is_pipelined(self) -> bool:
-        return self._conversation.is_pipelined
 
     def submit(self, command: Command[R], done: Done[R], timeout: float) -> None:
         question = Question(command, done)
@@ -212,6 +210,7 @@ class Link(asyncio.Protocol):
             await self._greeting
         self.state = LinkState.CONNECTED
         self.latency = self._loop.time() - began
+        self.is_pipelined = self._conversation.is_pipelined
         self._is_patient = True
         self._vitals.success()
         self._plan_ping()

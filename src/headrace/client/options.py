@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, Literal, TypedDict
+
+from msgspec import Struct
 
 from headrace import model
 from headrace.durations import Duration, milliseconds, moment_ms
 from headrace.errors import InvalidCommand
 
 
-@dataclass(frozen=True, slots=True)
-class Backoff:
+class Backoff(Struct, frozen=True):
     """How long a failed job waits before its next attempt. The server adds jitter to both kinds."""
 
     kind: Literal["fixed", "exponential"]
@@ -34,8 +34,7 @@ class Backoff:
         return model.Backoff(self.kind, milliseconds(self.delay, "backoff.delay"), longest)
 
 
-@dataclass(frozen=True, slots=True)
-class Dedup:
+class Dedup(Struct, frozen=True):
     """Keep a second job with the same key out.
 
     simple: while the first one has not ended. throttle: for `ttl` from the first one on. debounce: the newest
@@ -54,8 +53,7 @@ class Dedup:
         return None if ttl is None else model.Dedup(ttl, extend=replaces, replace=replaces)
 
 
-@dataclass(frozen=True, slots=True)
-class RateLimit:
+class RateLimit(Struct, frozen=True):
     """At most `max` jobs per span of time, over all workers."""
 
     max: float

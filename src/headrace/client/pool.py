@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import Final, TypeVar
 
-from headrace.client.channel import Channel, Hear, LinkChange, LinkHealth
-from headrace.client.conversation import Done
+from headrace.client.channel import Channel, Done, Hear, LinkChange, LinkHealth
 from headrace.client.link import Link
 from headrace.client.policy import MAX_BLOCKING, ConnectionOptions, LinkState
 from headrace.commands._base import BY_TYPE, Command, Flag, Reply
@@ -55,11 +54,12 @@ class Pool:
         return connected[self._next % len(connected)] if connected else chosen
 
     def _pick_to_block(self) -> Link:
+        is_pipelined = all(link.is_pipelined for link in self._links)
         link = self._rotate()
-        if link.is_pipelined and link.blocking < MAX_BLOCKING:
+        if is_pipelined and link.blocking < MAX_BLOCKING:
             return link
         for link in self._waiting_links:
-            if link.blocking < (MAX_BLOCKING if link.is_pipelined else 1):
+            if link.blocking < (MAX_BLOCKING if is_pipelined else 1):
                 return link
         if len(self._waiting_links) < MAX_WAITING_LINKS:
             self._waiting_links.append(Link(self._options, is_patient=True))

@@ -13,8 +13,9 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any
 
-from headrace.config import ConfigError, Settings
+from headrace.config import Settings
 from headrace.embedded import LocalPeer
+from headrace.errors import ConfigError
 from headrace.server.asgi import AsgiApp, Receive, Scope, Send
 from headrace.tasks.app import Headrace
 

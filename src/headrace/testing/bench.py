@@ -14,8 +14,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from headrace.client.channel import Channel, Hear
-from headrace.client.conversation import Done
+from headrace.client.channel import Channel, Done, Hear
 from headrace.client.job import decode_job
 from headrace.client.options import given_options
 from headrace.client.payloads import decode_payload
