@@ -137,7 +137,7 @@ class Client:
 
         async def change() -> None:
             await self._end()
-            self._has_ended = False
+            self.is_closed = self._has_ended = False
             self._make = make or self._own_make
             self.clock = clock or SystemClock()
 
