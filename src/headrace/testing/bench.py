@@ -193,7 +193,8 @@ class Drainer(TaskWorker):
             try:
                 while (holding := await self._next()) is not None:
                     if len(runs) == limit:
-                        await self._client.ask(_given_back(holding))
+                        holding.given_back()
+                        await self._client.ask(_outcome_of(holding))
                         raise HeadraceError(
                             f"{limit} jobs ran and {holding.info.name!r} is still ready: if no task enqueues itself "
                             "for ever, allow more with drain(limit=...)"
@@ -216,8 +217,7 @@ class Drainer(TaskWorker):
     async def _run_one(self, holding: Holding) -> Run:
         context = JobContext(holding.info, self._tell, self.state)
         await asyncio.create_task(self._process_one(holding, context))
-        assert holding.outcome is not None
-        await self._client.ask(holding.outcome)
+        await self._client.ask(_outcome_of(holding))
         info = holding.info
         return Run(info.id, info.queue, info.name, context.attempt, self._errors.pop(info.id, None))
 
@@ -238,10 +238,10 @@ class Drainer(TaskWorker):
             thread.join(_GRACE)
 
 
-def _given_back(holding: Holding) -> Command[Any]:
-    holding.given_back()
-    assert holding.outcome is not None
-    return holding.outcome
+def _outcome_of(holding: Holding) -> Command[Any]:
+    outcome: Command[Any] | None = holding.outcome
+    assert outcome is not None
+    return outcome
 
 
 class AppBench:
