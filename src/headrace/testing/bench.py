@@ -201,7 +201,7 @@ class Drainer(TaskWorker):
                         )
                     runs.append(await self._run_one(holding))
             finally:
-                await self._put_away()
+                self._put_away()
         return runs
 
     async def _next(self) -> Holding | None:
@@ -228,19 +228,19 @@ class Drainer(TaskWorker):
         self._errors[holding.info.id] = error
         super()._failed(holding, error)
 
-    async def _put_away(self) -> None:
+    def _put_away(self) -> None:
         """Leave neither threads nor processes behind, but for handlers that outlived their time limit."""
-        if self._threads is None:
-            return
-        await self._in_thread(self._children.stop)
-        self._threads.shutdown(wait=False)
-        for thread in self._threads._threads:
-            thread.join(_GRACE)
+        self._children.stop()
+        if self._threads is not None:
+            self._threads.shutdown(wait=False)
+            for thread in self._threads._threads:
+                thread.join(_GRACE)
 
 
 def _outcome_of(holding: Holding) -> Command[Any]:
-    outcome: Command[Any] | None = holding.outcome
+    outcome = holding.outcome
     assert outcome is not None
+    outcome.token = holding.token
     return outcome
 
 
