@@ -221,7 +221,7 @@ class Engine:
             self.workers.expire()
             self.figures.sample()
             await self.history.sample()
-            self.backend.retire_completed()
+            await self.backend.retire_completed()
 
     # -- connections ---------------------------------------------------------------------------------------------------
 

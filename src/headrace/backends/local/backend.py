@@ -469,7 +469,7 @@ class LocalBackend(Records):
         """A live subscriber of the queue came (+1) or went (-1)."""
         self._queue(queue).watchers += change
 
-    def retire_completed(self, limit: int = 512) -> int:
+    async def retire_completed(self, limit: int = 512) -> int:
         """Drop completed jobs beyond the kept number or age; how many went."""
         horizon = None
         if self.completed_retention_ms is not None:

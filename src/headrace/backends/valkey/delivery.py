@@ -1,0 +1,127 @@
+"""How jobs go out and come back unfinished: claim, leases, release, and what time does to both."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final
+
+import msgspec
+from msgspec import UNSET
+
+from headrace.backends.base import Claim, Demand, GroupDemand
+from headrace.backends.valkey.arguments import Claiming, Renewal, Text, flat
+from headrace.backends.valkey.hashes import StoredJob, read_hash, show
+from headrace.backends.valkey.settlement import Settlement
+
+RECLAIM_IDLE_MS: Final = 30_000
+"""After this silence an entry that a Node worker took is looked at."""
+_MAX_STALLS: Final = 1
+
+
+class Delivery(Settlement):
+    async def claim(self, queue: str, demand: Demand) -> list[Claim]:
+        if demand.count <= 0:
+            return []
+        base, self._serial = self._serial, self._serial + demand.count
+        now = self._clock.now_ms()
+        token = self.ids.at(now)
+        asked = Claiming(
+            demand.count, self.broker, demand.owner, token, base, int(demand.lease_ms), _group(demand.group)
+        )
+        reply = await self._call("claim", queue, *flat(asked))
+        jobs = [job for hashed in reply[0] if (job := read_hash(queue, hashed)) is not None]
+        return [self._handed_out(job, demand, now) for job in jobs]
+
+    def _handed_out(self, job: StoredJob, demand: Demand, now: int) -> Claim:
+        shown_id = job.shown_id()
+        self._remember(shown_id, job.queue) if job.is_ours else None
+        if demand.holder is not None and job.serial is not None:
+            serial = int(job.serial.rpartition(":")[2])
+            demand.holder[shown_id] = serial
+            self._holders[shown_id] = demand.holder
+        event = self._emit("pulled", job.queue, now, shown_id, job.name)
+        event.attempt = job.attempts + 1
+        event.worker = demand.owner
+        self._count_wait(job.queue, now - job.run_at)
+        return Claim(show(job), job.token if demand.owner is not None else None)
+
+    # -- giving back ---------------------------------------------------------------------------------------------------
+
+    async def release(self, held: dict[str, int]) -> None:
+        by_queue: dict[str, list[Text]] = {}
+        for shown_id, serial in list(held.items()):
+            place = await self._place(shown_id)
+            if place is not None:
+                by_queue.setdefault(place[0], []).extend((place[1], f"{self.broker}:{serial}"))
+        for queue, args in by_queue.items():
+            await self._call("release", queue, *args)
+        for shown_id in list(held):
+            if self._holders.get(shown_id) is held:
+                del self._holders[shown_id]
+        held.clear()
+
+    async def extend(self, job_id: str, token: str | None, duration_ms: float | None, *, force: bool = False) -> bool:
+        place = await self._place(job_id)
+        if place is None:
+            return False
+        duration = None if duration_ms is None else int(duration_ms)
+        reply = await self._call("extend", place[0], *flat(Renewal(place[1], token, duration, force)))
+        return bool(reply[0][0])
+
+    # -- what time does ------------------------------------------------------------------------------------------------
+
+    def next_due_ms(self) -> int | None:
+        """The earliest moment (monotonic) at which `sweep` has work."""
+        due = min(self._dues.values(), default=None)
+        return None if due is None else due - self._clock.now_ms() + self._clock.monotonic_ms()
+
+    async def sweep(self) -> None:
+        now = self._clock.now_ms()
+        due = [queue for queue, at in self._dues.items() if at <= now]
+        for queue in due:
+            del self._dues[queue]
+            self._ready.add(queue)
+        await asyncio.gather(*map(self._sweep_queue, due))
+
+    async def _sweep_queue(self, queue: str) -> None:
+        reply = await self._call("sweep", queue, repr(self._rng()))
+        if reply[0]:
+            await self._forget_places(queue, [job_id.decode() for job_id in reply[0]])
+
+    async def _forget_places(self, queue: str, gone: list[str]) -> None:
+        """Jobs with chosen ids were removed: their lookup keys may go, unless a new job has the id by now."""
+        for job_id in gone:
+            key = self._keys.lookup(job_id)
+            exists = await self._server.call(self._keys.meta(queue), "EXISTS", self._keys.job(queue, job_id))
+            if not exists and await self._server.call(key, "GET", key) == queue.encode():
+                await self._server.call(key, "DEL", key)
+        await self._server.call(self._keys.meta(queue), "LTRIM", f"{self._keys.of(queue)}:hr:gone", len(gone), -1)
+
+    async def look_after(self) -> None:
+        """The slow round over all queues: what other brokers planned and did not live to do, and dead Node workers."""
+        for queue in await self._queue_names():
+            await self._sweep_queue(queue)
+            await self._reclaim(queue)
+
+    async def _reclaim(self, queue: str) -> None:
+        cursor: Any = "0-0"
+        for _ in range(20):
+            reply = await self._call("reclaim", queue, str(RECLAIM_IDLE_MS), str(_MAX_STALLS), cursor, self.broker)
+            cursor = reply[0]
+            if cursor == b"0-0":
+                return
+
+
+def _group(demand: GroupDemand | None) -> bytes:
+    if demand is None:
+        return b""
+    asked: dict[str, Any] = {}
+    if demand.concurrency is not None:
+        asked["concurrency"] = demand.concurrency
+    if demand.limit_max is not None and demand.limit_duration is not None:
+        asked |= {"limitMax": demand.limit_max, "limitDuration": demand.limit_duration}
+    if demand.affinity is None:
+        asked["isUngrouped"] = True
+    elif demand.affinity is not UNSET:
+        asked["affinity"] = demand.affinity
+    return msgspec.json.encode(asked)

