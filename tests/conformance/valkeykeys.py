@@ -60,7 +60,7 @@ def _check_dependents(client: Any, keys: list[str], views: list[QueueKeys]) -> N
     for (prefix, job_id), h in known.items():
         if h["state"] != b"waiting-children" or "hh" not in h:
             continue
-        past = msgspec.msgpack.decode(h["hh"], type=Past)
+        past = msgspec.json.decode(h["hh"], type=Past)
         for dependency in past.pending:
             home = past.homes.get(dependency, prefix)
             waiting = client.lrange(f"{home}:hr:dependents:{dependency}", 0, -1)

@@ -1,7 +1,7 @@
 """Jobs as Valkey has them: hashes with glide-mq's fields and our own, to and from the shapes of the rest of Headrace.
 
-Payloads are JSON where JSON gives back the very same bytes of MessagePack; otherwise the bytes are kept in a field of
-their own and the JSON beside them is what Node workers can make of it.
+Every field is text. Payloads are JSON where JSON gives back the very same bytes of MessagePack; otherwise those bytes are
+kept in a field of their own (base64) and the JSON beside them is what Node workers can make of it.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ MAX_PAYLOAD_BYTES: Final = 1_048_576
 _from_msgpack: Final = msgspec.msgpack.Decoder().decode
 _from_json: Final = msgspec.json.Decoder().decode
 _to_json: Final = msgspec.json.Encoder().encode
-_decode_settings: Final = msgspec.msgpack.Decoder(JobSettings).decode
-_decode_links: Final = msgspec.msgpack.Decoder(JobLinks).decode
+_decode_settings: Final = msgspec.json.Decoder(JobSettings).decode
+_decode_links: Final = msgspec.json.Decoder(JobLinks).decode
 
 
 class Attempt(Struct):
@@ -73,13 +73,13 @@ class Past(Struct):
     """Key prefixes of the queues of relatives that are in another queue."""
 
 
-_decode_past: Final = msgspec.msgpack.Decoder(Past).decode
+_decode_past: Final = msgspec.json.Decoder(Past).decode
 
 # -- payloads ---------------------------------------------------------------------------------------------------------
 
 
 def to_fields(payload: bytes, what: str = "Job data") -> tuple[bytes, bytes]:
-    """JSON and, where JSON does not give the same bytes back, the payload itself."""
+    """JSON and, where JSON does not give the same bytes back, the payload itself in base64."""
     try:
         text = _to_json(_from_msgpack(payload))
         is_exact = encode(_from_json(text)) == payload
@@ -87,12 +87,12 @@ def to_fields(payload: bytes, what: str = "Job data") -> tuple[bytes, bytes]:
         text, is_exact = b"null", False
     if max(len(text), len(payload)) > MAX_PAYLOAD_BYTES:
         raise InvalidCommand(f"{what} too large for this backend (max 1 MB)")
-    return text, b"" if is_exact else payload
+    return text, b"" if is_exact else base64.b64encode(payload)
 
 
 def from_fields(text: bytes | None, raw: bytes | None) -> bytes:
     if raw:
-        return raw
+        return base64.b64decode(raw)
     if not text:
         return NIL
     try:

@@ -17,9 +17,14 @@ local function str(number)
   return string.format('%.0f', number)
 end
 
--- A map as MessagePack; an empty table would be taken for an empty list.
-local function pack_map(map)
-  return next(map) == nil and '\128' or cmsgpack.pack(map)
+-- A map as JSON. Fields of a job are text, so that any client can read its hash. Empty lists are left out: an empty
+-- table does not tell whether it is a list.
+local function to_text(map)
+  local kept = {}
+  for name, value in pairs(map) do
+    if type(value) ~= 'table' or next(value) ~= nil then kept[name] = value end
+  end
+  return cjson.encode(kept)
 end
 
 local function refuse(kind, text)

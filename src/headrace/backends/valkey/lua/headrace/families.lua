@@ -95,24 +95,41 @@ do
     return call('SCARD', p .. ':deps:' .. parent.id) - number(parent, 'depsCompleted')
   end
 
-  -- A parent that a flow of glide-mq made: it goes to the stream when its last child is done.
-  local function tell_flow_parent(child)
-    local parent_id, parent_queue = child.h.parentId, child.h.parentQueue
-    if not parent_id or not parent_queue or is_ours(child) then return end
-    local prefix = string.match(child.queue.p, '^(.*):{') .. ':{' .. parent_queue .. '}'
-    local parent = find(queue_at(prefix), parent_id)
+  local function flow_parent(child)
+    local id, queue = child.h.parentId, child.h.parentQueue
+    if not id or not queue or is_ours(child) then return nil end
+    -- The protocol's text calls it a prefix, Node writes a name: both are understood.
+    local prefix = string.find(queue, '{', 1, true) and queue or string.match(child.queue.p, '^(.*):{') .. ':{' .. queue .. '}'
+    return find(queue_at(prefix), id)
+  end
+
+  -- A parent that a flow of glide-mq made: its last child is done, so its own delay and priority count.
+  local function unblock_flow_parent(parent)
+    leave(parent)
+    local delay, priority = number(parent, 'delay'), number(parent, 'priority')
+    if delay > 0 then
+      put(parent, 'run', str(NOW + delay))
+      enter_delayed(parent)
+    elseif priority > 0 then
+      put(parent, 'state', 'prioritized')
+      call('ZADD', parent.queue.p .. ':scheduled', str(priority * BAND), parent.id)
+      wake(parent.queue)
+    else
+      enter_waiting(parent)
+    end
+    announce(parent.queue, 'active', parent.id)
+    tell('waiting', parent, { prev = 'waiting-children' })
+  end
+
+  local function settle_flow_child(child)
+    local parent = flow_parent(child)
     if not parent then return end
     local left = count_child(parent, child)
-    if left and left <= 0 and parent.h.state == 'waiting-children' then
-      call('SREM', prefix .. ':hr:blocked', parent.id)
-      enter_waiting(parent)
-      announce(parent.queue, 'active', parent.id)
-      tell('waiting', parent, { prev = 'waiting-children' })
-    end
+    if left and left <= 0 and parent.h.state == 'waiting-children' then unblock_flow_parent(parent) end
   end
 
   function child_done(job)
-    tell_flow_parent(job)
+    settle_flow_child(job)
     local waiting = waiting_for(job)
     if #waiting == 0 then return end
     call('UNLINK', dependents_key(job.queue, job.id))
@@ -136,9 +153,23 @@ do
     bury_or_remove(parent, 'unknown', text)
   end
 
+  -- The policy of a child in a flow of glide-mq, which stands in its options.
+  local function apply_flow_policy(child, text)
+    local parent, policy = flow_parent(child), settings(child)
+    if not parent or parent.h.state ~= 'waiting-children' then return end
+    if policy.failParentOnFailure then
+      fail_parent(parent, 'Child job ' .. child.id .. ' failed: ' .. text)
+    elseif policy.continueParentOnFailure then
+      unblock_flow_parent(parent)
+    elseif policy.ignoreDependencyOnFailure or policy.removeDependencyOnFailure then
+      settle_flow_child(child)
+    end
+  end
+
   -- Apply the child's failure policy to everything that waits for it. Without one they stay blocked.
   local function apply_policy(child, text)
     local policy = settings(child)
+    apply_flow_policy(child, text)
     local key = child.queue.name .. ':' .. child.id
     for _, waiting in ipairs(waiting_for(child)) do
       local parent = by_member(waiting)

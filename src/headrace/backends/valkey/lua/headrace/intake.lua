@@ -136,8 +136,8 @@ do
     if new.priority ~= '0' then fields.hp = new.priority end
     if extra then
       fields.birth, fields.hg, fields.uk, fields.ci = extra.birth, extra.groupId, extra.uniqueKey, extra.customId
-      fields.hs = extra.settings and pack_map(extra.settings) or nil
-      fields.hl = extra.links and pack_map(extra.links) or nil
+      fields.hs = extra.settings and to_text(extra.settings) or nil
+      fields.hl = extra.links and to_text(extra.links) or nil
     end
     for field, value in pairs(fields) do put(job, field, value) end
     return job

@@ -73,6 +73,12 @@ do
     settings.removeOnComplete = opts.removeOnComplete
     settings.removeOnFail = opts.removeOnFail
     settings.lockDuration = tonumber(opts.lockDuration)
+    for _, policy in ipairs({ 'fail', 'continue' }) do
+      settings[policy .. 'ParentOnFailure'] = opts[policy .. 'ParentOnFailure'] == true
+    end
+    for _, policy in ipairs({ 'ignore', 'remove' }) do
+      settings[policy .. 'DependencyOnFailure'] = opts[policy .. 'DependencyOnFailure'] == true
+    end
     return settings
   end
 
@@ -83,7 +89,7 @@ do
       if not is_ours(job) then
         job.settings = settings_of_opts(job)
       elseif job.h.hs then
-        job.settings = setmetatable(cmsgpack.unpack(job.h.hs), { __index = DEFAULTS })
+        job.settings = setmetatable(cjson.decode(job.h.hs), { __index = DEFAULTS })
       else
         job.settings = DEFAULTS
       end
@@ -92,16 +98,16 @@ do
   end
 
   function change_setting(job, name, value)
-    local own = job.h.hs and cmsgpack.unpack(job.h.hs) or {}
+    local own = job.h.hs and cjson.decode(job.h.hs) or {}
     own[name] = value
-    put(job, 'hs', pack_map(own))
+    put(job, 'hs', to_text(own))
     job.settings = nil
   end
 
   -- -- links and history --------------------------------------------------------------------------------------------------
 
   function links(job)
-    if not job.links then job.links = job.h.hl and cmsgpack.unpack(job.h.hl) or NO_LINKS end
+    if not job.links then job.links = job.h.hl and cjson.decode(job.h.hl) or NO_LINKS end
     return job.links
   end
 
@@ -116,7 +122,7 @@ do
   function history(job)
     if not job.history then
       if job.h.hh then
-        job.history = cmsgpack.unpack(job.h.hh)
+        job.history = cjson.decode(job.h.hh)
       else
         local created = tonumber(job.h.timestamp) or 0
         local first = run_at(job) > created and 'delayed' or 'waiting'
@@ -156,8 +162,8 @@ do
   -- -- writing ------------------------------------------------------------------------------------------------------------
 
   function write(job)
-    if job.links_changed then job.h.hl = pack_map(job.links) end
-    if job.history_changed then job.h.hh = pack_map(job.history) end
+    if job.links_changed then job.h.hl = to_text(job.links) end
+    if job.history_changed then job.h.hh = to_text(job.history) end
     local set, gone = {}, {}
     for field in pairs(job.w) do
       local value = job.h[field]
