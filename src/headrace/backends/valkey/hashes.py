@@ -1,7 +1,7 @@
 """Jobs as Valkey has them: hashes with glide-mq's fields and our own, to and from the shapes of the rest of Headrace.
 
-Every field is text. Payloads are JSON where JSON gives back the very same bytes of MessagePack; otherwise those bytes are
-kept in a field of their own (base64) and the JSON beside them is what Node workers can make of it.
+Every field is text. Payloads are JSON where JSON gives back the very same bytes of MessagePack; otherwise those bytes
+are kept in a field of their own (base64) and the JSON beside them is what Node workers can make of it.
 """
 
 from __future__ import annotations
