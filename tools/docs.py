@@ -136,6 +136,8 @@ def reply_lines(spec: Spec, structs: dict[str, inspect.StructType]) -> Lines:
 
 def reply_type_text(field: inspect.Field, structs: dict[str, inspect.StructType]) -> str:
     text = type_text(field.type, structs, with_null=True)
+    if isinstance(field.type, inspect.Metadata) and (field.type.extra or {}).get("nullable"):
+        text += " or null"
     # Jobs are put together from encoded parts, so their type does not say what they are; their name does.
     return text.replace("any", "[Job](#the-job-object)") if field.name in ("job", "jobs") else text
 

@@ -12,7 +12,13 @@
     ├── NotSupported            this backend cannot do it
     ├── StorageUnavailable      the disk or the engine behind the backend refuses writes
     ├── Internal                a bug of ours: logged, and told without its insides
-    └── ProtocolViolation       the byte stream cannot be trusted any more: reply, then close
+    ├── ProtocolViolation       the byte stream cannot be trusted any more: reply, then close
+    └── ClientError             noticed on this side of the wire; never a reply
+        ├── ConnectionLost      what became of the command is unknown
+        ├── CommandTimeout
+        ├── ClientClosed
+        ├── JobFailed           the job whose result was wanted failed for good
+        └── JobTimeout          the job whose result was wanted did not end in time
 
 Errors are raised where they are noticed and become replies in one place (`server.session`). The message is what
 the client reads, so it follows the protocol reference word for word where that gives a text.
@@ -20,7 +26,8 @@ the client reads, so it follows the protocol reference word for word where that 
 
 from __future__ import annotations
 
-from typing import ClassVar
+from functools import cache
+from typing import ClassVar, Final
 
 
 class HeadraceError(Exception):
@@ -98,3 +105,79 @@ class Internal(HeadraceError):
 class ProtocolViolation(HeadraceError):
     code = "protocol_violation"
     closes = True
+
+
+# -- on the client's side ----------------------------------------------------------------------------------------------
+
+
+class ClientError(HeadraceError):
+    code = "client"
+
+
+class ConnectionLost(ClientError, ConnectionError):
+    """The link broke while a command was under way: it may or may not have been carried out."""
+
+    code = "connection_lost"
+
+    def __init__(self, message: str = "Connection lost") -> None:
+        super().__init__(message)
+
+
+class CommandTimeout(ClientError, TimeoutError):
+    """No reply came in time. The command may have been carried out."""
+
+    code = "command_timeout"
+
+
+class ClientClosed(ClientError):
+    code = "client_closed"
+
+    def __init__(self, message: str = "The client is closed") -> None:
+        super().__init__(message)
+
+
+class JobFailed(ClientError):
+    """The job ended without a result. `reason` is what its worker reported."""
+
+    code = "job_failed"
+
+    def __init__(self, job_id: str, reason: str) -> None:
+        super().__init__(f"Job {job_id} failed: {reason}")
+        self.job_id = job_id
+        self.reason = reason
+
+
+class JobTimeout(ClientError, TimeoutError):
+    """The job did not end in time. It goes on: ask again, or cancel it."""
+
+    code = "job_timeout"
+
+
+# -- errors out of replies ---------------------------------------------------------------------------------------------
+
+
+def error_of(code: str | None, text: str) -> HeadraceError:
+    """The error that a reply tells of. Other servers of the protocol send no code: then the text has to do."""
+    kind = _kinds().get(code or _CODE_BY_TEXT.get(text.split(":")[0], ""), Refused)
+    error = kind.__new__(kind)
+    Exception.__init__(error, text)
+    return error
+
+
+_CODE_BY_TEXT: Final = {
+    "Not authenticated": NotAuthenticated.code,
+    "Invalid token": NotAuthenticated.code,
+    "Unknown command": UnknownCommand.code,
+    "Rate limit exceeded": RateLimited.code,
+}
+
+
+@cache
+def _kinds() -> dict[str, type[HeadraceError]]:
+    kinds = {}
+    waiting = HeadraceError.__subclasses__()
+    while waiting:
+        kind = waiting.pop()
+        kinds[kind.code] = kind
+        waiting.extend(kind.__subclasses__())
+    return kinds

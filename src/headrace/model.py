@@ -85,6 +85,10 @@ DlqAgeMs = Annotated[float, Meta(ge=1, le=100 * YEAR_MS)]
 MaxEntries = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 
 
+RawOrNull = Annotated[Raw, Meta(extra={"nullable": True})]
+"""An encoded value or null. (msgspec does not decode into `Raw | None`.)"""
+
+
 class Backoff(Struct, frozen=True, rename="camel"):
     """How long to wait before attempt n+1."""
 

@@ -43,7 +43,7 @@ class Verb(IntEnum):
     BLOCK = 7  # steps back until its children are done
     UNBLOCK = 8  # the last dependency is settled
     REVIVE = 9  # brought back from completed or failed
-    CANCEL = 10  # withdrawn before it ran
+    CANCEL = 10  # withdrawn: before it ran, or by force from under its worker
     EXPIRE = 11  # its time to live ran out before it ran
     REMOVE = 12  # cleaned, drained, obliterated, or not kept after its end
 
@@ -69,6 +69,7 @@ NEXT: Final[dict[State, dict[Verb, State]]] = {
     },
     State.ACTIVE: {
         **_LEAVING,
+        Verb.CANCEL: State.REMOVED,
         Verb.COMPLETE: State.COMPLETED,
         Verb.RETRY: State.DELAYED,
         Verb.BURY: State.FAILED,

@@ -1,9 +1,9 @@
-"""Frames and codec: bytes to commands, replies to bytes. Does no I/O; knows all quirks of JavaScript clients.
+"""The codec: frames to commands, replies to frames. Does no I/O; knows all quirks of JavaScript clients.
 
-A frame is a 4-byte big-endian length and that many bytes of MessagePack. Decoding is optimistic: one typed decode
-into the union of all commands, limits included. Only when that refuses a frame is it taken apart field by field
-(`_Explainer`), which either cleans up what is legal in the protocol but not in the types (JavaScript's `undefined` as
-extension 0, null for an absent option, whole numbers as floats) or finds the exact text for what is wrong.
+Decoding is optimistic: one typed decode into the union of all commands, limits included. Only when that refuses a
+frame is it taken apart field by field (`_Explainer`), which either cleans up what is legal in the protocol but not in
+the types (JavaScript's `undefined` as extension 0, null for an absent option, whole numbers as floats) or finds the
+exact text for what is wrong.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import math
 import re
-import struct
 from collections.abc import Callable
 from typing import Any, Final, Union
 
@@ -20,76 +19,20 @@ from msgspec import NODEFAULT, UNSET, Raw, Struct, inspect
 
 from headrace.commands import REGISTRY
 from headrace.commands._base import Command, ErrorReply
-from headrace.errors import InvalidCommand, ProtocolViolation, UnknownCommand
-from headrace.model import MAX_FRAME_BYTES, NIL
+from headrace.errors import HeadraceError, InvalidCommand, UnknownCommand
+from headrace.frames import HEADER
+from headrace.model import NIL
 
 UNDEFINED: Final = b"\xd4\x00\x00"
-_HEADER: Final = struct.Struct(">I")
 _REQ_ID_KEY: Final = b"\xa5reqId"
 _encoder: Final = msgspec.msgpack.Encoder()
-
-
-# -- frames ------------------------------------------------------------------------------------------------------------
-
-
-class Frames:
-    """Splits a byte stream into length-prefixed frames.
-
-    A large frame is collected in pieces and joined once, so that 64 MB arriving in small reads costs linear time.
-    """
-
-    def __init__(self, limit: int = MAX_FRAME_BYTES) -> None:
-        self._limit = limit
-        self._pieces: list[bytes] = []
-        self._held = 0
-        self._need = 4
-        self.violation: ProtocolViolation | None = None
-
-    @property
-    def is_partial(self) -> bool:
-        """Whether a frame has begun and not ended."""
-        return self._held > 0
-
-    def feed(self, data: bytes) -> list[bytes]:
-        """All frames that `data` completes, up to one whose length exceeds the limit: that becomes `violation`."""
-        if self._held:
-            self._pieces.append(data)
-            self._held += len(data)
-            if self._held < self._need:
-                return []
-            data = b"".join(self._pieces)
-            self._pieces.clear()
-            self._held = 0
-        return self._split(data)
-
-    def _split(self, data: bytes) -> list[bytes]:
-        frames: list[bytes] = []
-        at, end = 0, len(data)
-        while end - at >= 4:
-            (length,) = _HEADER.unpack_from(data, at)
-            if length > self._limit:
-                text = f"Frame too large: {length} bytes exceeds maximum {self._limit}"
-                self.violation = ProtocolViolation(text)
-                return frames
-            stop = at + 4 + length
-            if stop > end:
-                self._need = stop - at
-                break
-            frames.append(data[at + 4 : stop])
-            at = stop
-        else:
-            self._need = 4
-        if at < end:
-            self._pieces.append(data[at:] if at else data)
-            self._held = end - at
-        return frames
 
 
 # -- replies -----------------------------------------------------------------------------------------------------------
 
 
 _encode_into: Final = _encoder.encode_into
-_pack_length: Final = _HEADER.pack_into
+_pack_length: Final = HEADER.pack_into
 _NO_LENGTH: Final = b"\0\0\0\0"
 
 
@@ -115,14 +58,8 @@ def encode_reply(reply: Struct, req_id: Raw | bytes) -> bytes:
     return bytes(out)
 
 
-def encode_error(error: str, req_id: Raw | bytes) -> bytes:
-    return encode_reply(ErrorReply(error=error), req_id)
-
-
-def encode_frame(value: Any) -> bytes:
-    """A frame with any content: what clients and tests send, and server pushes."""
-    body = _encoder.encode(value)
-    return _HEADER.pack(len(body)) + body
+def encode_error(error: HeadraceError, req_id: Raw | bytes) -> bytes:
+    return encode_reply(ErrorReply.of(error), req_id)
 
 
 # -- commands ----------------------------------------------------------------------------------------------------------

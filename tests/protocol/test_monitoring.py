@@ -172,12 +172,13 @@ def test_a_job_heartbeat_is_refused_for_wrong_tokens_and_jobs_not_active(client:
     assert client.error("JobHeartbeat", id="nobody") == text
 
 
-def test_a_batch_of_heartbeats_counts_those_that_were_noted(client: Client, queue: str) -> None:
+def test_a_batch_of_heartbeats_counts_those_that_were_noted_and_names_the_others(client: Client, queue: str) -> None:
     ids = [push(client, queue) for _ in range(3)]
     tokens = client.ok("PULLB", queue=queue, count=2, owner="w")["tokens"]
     reply = client.call("JobHeartbeatB", ids=ids, tokens=[tokens[0], "", "x"])
-    assert reply == {"ok": True, "data": {"ok": True, "count": 2}}
-    assert client.call("JobHeartbeatB", ids=ids)["data"] == {"ok": True, "count": 2}
+    assert reply == {"ok": True, "data": {"ok": True, "count": 2, "lost": [ids[2]]}}
+    assert client.call("JobHeartbeatB", ids=ids)["data"] == {"ok": True, "count": 2, "lost": [ids[2]]}
+    assert client.call("JobHeartbeatB", ids=ids[:2])["data"] == {"ok": True, "count": 2}
     assert client.call("JobHeartbeatB", ids=[])["data"] == {"ok": True, "count": 0}
     error = client.error("JobHeartbeatB", ids=ids, tokens=["t"])
     assert error == "JobHeartbeatB tokens length must match ids length"

@@ -1,10 +1,10 @@
-"""RegisterWorker, UnregisterWorker, ListWorkers."""
+"""RegisterWorker, UnregisterWorker, ListWorkers, ReleaseLeases, and jobs that are taken away from their worker."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from tests.protocol.steps import UUID7, eventually
+from tests.protocol.steps import OK, UUID7, eventually, push, state, take
 from tests.serverprocess import ServerProcess
 from tests.wireclient import Client
 
@@ -115,3 +115,49 @@ def test_register_worker_refuses_wrong_fields(client: Client, queue: str) -> Non
     assert client.error("RegisterWorker", name="w", queues=["a b"]) == "Queue name contains invalid characters"
     error = client.error("RegisterWorker", name="w", queues=[queue], concurrency=-1)
     assert error == "concurrency must be at least 0"
+
+
+# -- leases of a worker whose connection broke -------------------------------------------------------------------------
+
+
+def test_release_leases_gives_back_what_the_owner_does_not_name(
+    server: ServerProcess, client: Client, queue: str
+) -> None:
+    ids = [push(client, queue) for _ in range(3)]
+    with server.client() as leaving:
+        pulled = leaving.ok("PULLB", queue=queue, count=3, owner="me", detach=True)
+    others = push(client, queue)
+    take(client, queue, owner="somebody else")
+    assert client.call("ReleaseLeases", owner="me", queues=[queue, "empty"], keep=[ids[1]]) == {"ok": True, "count": 2}
+    assert [state(client, job_id) for job_id in (*ids, others)] == ["waiting", "active", "waiting", "active"]
+    again, _ = take(client, queue)
+    assert (again["id"], again["attempts"], again["stallCount"]) == (ids[0], 0, 0)
+    assert client.call("ACK", id=ids[1], token=pulled["tokens"][1]) == OK
+    assert client.error("ACK", id=ids[2], token=pulled["tokens"][2]) == (
+        f"Job not found or not in processing state: {ids[2]}"
+    )
+
+
+def test_a_detached_batch_survives_its_connection(server: ServerProcess, client: Client, queue: str) -> None:
+    job_id = push(client, queue)
+    with server.client() as leaving:
+        (token,) = leaving.ok("PULLB", queue=queue, count=1, owner="me", detach=True)["tokens"]
+    client.ok("ListWorkers")
+    assert state(client, job_id) == "active"
+    assert client.call("ACK", id=job_id, token=token) == OK
+
+
+# -- taking a job away from its worker ---------------------------------------------------------------------------------
+
+
+def test_an_active_job_is_cancelled_by_force_only_and_its_worker_hears_of_it(client: Client, queue: str) -> None:
+    job_id, kept = push(client, queue), push(client, queue)
+    _, token = take(client, queue)
+    _, kept_token = take(client, queue)
+    assert client.error("Cancel", id=job_id) == "Job not found or cannot be cancelled"
+    assert client.call("Cancel", id=job_id, force=True) == OK
+    assert state(client, job_id) == "unknown"
+    beat = client.ok("JobHeartbeatB", ids=[job_id, kept], tokens=[token, kept_token])
+    assert beat["data"] == {"ok": True, "count": 1, "lost": [job_id]}
+    assert client.error("ACK", id=job_id, token=token) == f"Job not found or not in processing state: {job_id}"
+    assert client.call("ACK", id=kept, token=kept_token) == OK

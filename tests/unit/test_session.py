@@ -18,8 +18,8 @@ from headrace.backends.local.slices import run_now
 from headrace.clock import ManualClock
 from headrace.engine.engine import Engine
 from headrace.errors import StorageUnavailable
+from headrace.frames import Frames, encode_frame
 from headrace.server.session import MAX_IN_FLIGHT, Budget, Session
-from headrace.wire import Frames, encode_frame
 
 
 class BrokenJournal(Journal):

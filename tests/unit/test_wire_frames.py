@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.commands._base import ErrorReply, Ok
-from headrace.wire import Frames, append_reply
+from headrace.frames import Frames
+from headrace.wire import append_reply
 
 bodies = st.lists(st.binary(max_size=40), max_size=12)
 

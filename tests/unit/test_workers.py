@@ -22,6 +22,7 @@ class Connection:
         self.held: dict[str, int] | None = {}
         self.workers: set[str] = set()
         self.auth_failures = 0
+        self.wants_codes = False
 
     def subscribe(self, queue: str | None) -> None:
         raise AssertionError("nobody subscribes here")

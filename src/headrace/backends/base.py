@@ -15,7 +15,7 @@ To add a verb: declare it here with its contract, extend tests/conformance, then
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Final, Protocol
 
 from msgspec import UNSET, Raw, Struct, UnsetType
@@ -294,6 +294,9 @@ class Backend(Protocol):
     async def release(self, held: dict[str, int]) -> None:
         """Give back the jobs (id -> lease serial) of a closed connection, counting no attempt."""
 
+    async def release_leases(self, queue: str, owner: str, keep: Collection[str]) -> int:
+        """Give back the jobs of a queue that are leased to `owner`, but for those whose ids are in `keep`; how many."""
+
     async def extend(self, job_id: str, token: str | None, duration_ms: float | None, *, force: bool = False) -> bool:
         """Renew a lease by `duration_ms`, or by its own length. Without token: only the heartbeat is noted, unless
         `force`. False when the job is not active or the token is wrong."""
@@ -331,7 +334,8 @@ class Backend(Protocol):
         """Errors of failed children that the parent went on without."""
 
     # -- control of one job ----------------------------------------------------------------------------------------
-    async def cancel(self, job_id: str) -> None: ...
+    async def cancel(self, job_id: str, *, force: bool = False) -> None:
+        """Withdraw a job that has not begun; with `force` also one that is active, whose worker loses its lease."""
 
     async def set_progress(self, job_id: str, progress: float, message: str | None) -> None: ...
 

@@ -18,7 +18,9 @@ import enum
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
-from msgspec import Raw, Struct
+from msgspec import UNSET, Raw, Struct, UnsetType
+
+from headrace.errors import HeadraceError
 
 if TYPE_CHECKING:
     from headrace.engine.engine import Engine
@@ -38,8 +40,15 @@ class Ok(Reply):
 
 
 class ErrorReply(Struct):
+    """`code` is the kind of the error, for clients that asked for it in Hello; the protocol knows the text alone."""
+
     error: str
     ok: bool = False
+    code: str | UnsetType = UNSET
+
+    @classmethod
+    def of(cls, error: HeadraceError, peer: Peer | None = None) -> ErrorReply:
+        return cls(str(error), code=error.code if peer is not None and peer.wants_codes else UNSET)
 
 
 R = TypeVar("R", bound=Reply)
@@ -107,8 +116,11 @@ class Spec(Struct, frozen=True):
     errors: tuple[str, ...]
 
 
-class Command(Struct, Generic[R], tag_field="cmd", rename="camel", kw_only=True):
-    """Base of all commands. `req_id` is echoed byte for byte, whatever its type."""
+class Command(Struct, Generic[R], tag_field="cmd", rename="camel", kw_only=True, omit_defaults=True):
+    """Base of all commands. `req_id` is echoed byte for byte, whatever its type.
+
+    Clients encode the same classes: what was not asked for does not travel.
+    """
 
     req_id: Raw = ABSENT
 

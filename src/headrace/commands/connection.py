@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 PROTOCOL_VERSION = 2
 CAPABILITIES = ("pipelining",)
+ERROR_CODES = "error-codes"
+"""A capability that a client may tell of: then errors come with their `code` beside the text."""
 # Clients check for this name; it says which protocol is spoken, not which program speaks it.
 SERVER = "bunqueue"
 
@@ -37,6 +39,7 @@ class Hello(Command[Greeting], tag="Hello"):
     capabilities: list[ShortText] | None = None
 
     async def run(self, engine: Engine, peer: Peer) -> Greeting:
+        peer.wants_codes = ERROR_CODES in (self.capabilities or ())
         return Greeting(
             protocol_version=PROTOCOL_VERSION,
             capabilities=list(CAPABILITIES),

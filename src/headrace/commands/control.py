@@ -28,12 +28,16 @@ TOKEN_ERRORS = ("Lock token required for job <id>", "Invalid or expired lock tok
     errors=("Job not found or cannot be cancelled",),
 )
 class Cancel(Command[Ok], tag="Cancel"):
-    """Withdraw a job that has not begun: waiting, delayed or waiting for children."""
+    """Withdraw a job that has not begun: waiting, delayed or waiting for children.
+
+    With `force` also an active one: its worker loses the lease and learns of it with its next heartbeat.
+    """
 
     id: JobId
+    force: bool = False
 
     async def run(self, engine: Engine, peer: Peer) -> Ok:
-        await engine.backend.cancel(self.id)
+        await engine.backend.cancel(self.id, force=self.force)
         return Ok()
 
 

@@ -39,6 +39,7 @@ from headrace.model import (
     PollMs,
     Priority,
     QueueName,
+    RawOrNull,
     Repeat,
     ShortText,
     Text,
@@ -284,10 +285,13 @@ class GroupPull(Struct, frozen=True):
         )
 
 
-class Pulled(Reply):
-    """`token` is there when an owner was named: null when there was no job."""
+_NO_JOB: Final = Raw(NIL)
 
-    job: Raw | None
+
+class Pulled(Reply):
+    """`job` is null when there was none. `token` is there when an owner was named: null when there was no job."""
+
+    job: RawOrNull
     token: str | UnsetType | None = UNSET
 
 
@@ -364,7 +368,7 @@ class Pull(Command[Pulled], tag="PULL"):
 
 def _pulled(claim: Claim | None, *, with_token: bool) -> Pulled:
     if claim is None:
-        return Pulled(job=None, token=None if with_token else UNSET)
+        return Pulled(job=_NO_JOB, token=None if with_token else UNSET)
     return Pulled(job=claim.job, token=claim.token if with_token else UNSET)
 
 
@@ -376,18 +380,23 @@ def _pulled(claim: Claim | None, *, with_token: bool) -> Pulled:
     errors=(*_PULL_ERRORS, "count must be at least 1", "count must be at most 1000"),
 )
 class PullBatch(Command[PulledBatch], tag="PULLB"):
-    """Take up to `count` jobs. With `timeout` it waits for the first one and then takes what is there."""
+    """Take up to `count` jobs. With `timeout` it waits for the first one and then takes what is there.
+
+    As with PULL they go back to their queue when the connection closes, unless `detach` was set.
+    """
 
     queue: QueueName
     count: Annotated[int, Meta(ge=1, le=1000)]
     timeout: PollMs = 0
     owner: ShortText | None = None
     lock_ttl: LeaseMs = 30_000
+    detach: bool = False
     group: GroupPull | None = None
 
     async def run(self, engine: Engine, peer: Peer) -> PulledBatch:
         group = self.group.demand() if self.group is not None else None
-        demand = Demand(self.count, self.owner or None, self.lock_ttl, peer.held, group)
+        holder = None if self.detach else peer.held
+        demand = Demand(self.count, self.owner or None, self.lock_ttl, holder, group)
         claims = await _fitting(engine, await engine.pull(self.queue, demand, self.timeout))
         tokens = [claim.token for claim in claims] if self.owner else UNSET
         return PulledBatch(jobs=[claim.job for claim in claims], tokens=tokens)

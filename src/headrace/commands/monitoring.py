@@ -274,8 +274,11 @@ class AliveReply(Reply):
 
 
 class AliveCount(Struct):
+    """`lost` names the jobs that are not the caller's any more; it is left out when there are none."""
+
     count: int
     ok: bool = True
+    lost: list[str] | UnsetType = UNSET
 
 
 class AliveBatchReply(Reply):
@@ -333,7 +336,7 @@ class JobHeartbeatBatch(Command[AliveBatchReply], tag="JobHeartbeatB"):
     async def run(self, engine: Engine, peer: Peer) -> AliveBatchReply:
         check_lengths("JobHeartbeatB", self.ids, tokens=self.tokens)
         tokens = self.tokens or [None] * len(self.ids)
-        count = 0
-        for job_id, token in zip(self.ids, tokens, strict=True):
-            count += await engine.backend.extend(job_id, token or None, None)
-        return AliveBatchReply(data=AliveCount(count=count))
+        extend = engine.backend.extend
+        pairs = zip(self.ids, tokens, strict=True)
+        lost = [job_id for job_id, token in pairs if not await extend(job_id, token or None, None)]
+        return AliveBatchReply(data=AliveCount(count=len(self.ids) - len(lost), lost=lost or UNSET))

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from headrace.commands._base import Command, Reply, command
+from headrace.commands._base import Command, Flag, Reply, command
 from headrace.commands.dlq import Removal, Removed
+from headrace.commands.queries import Counted
 from headrace.errors import NotFound
-from headrace.model import Count, QueueName, ShortText, TimestampMs
+from headrace.model import Count, JobId, QueueName, ShortText, TimestampMs
 
 if TYPE_CHECKING:
     from headrace.engine.engine import Engine
@@ -104,6 +105,25 @@ class UnregisterWorker(Command[Removed], tag="UnregisterWorker"):
             raise NotFound("Worker not found")
         peer.workers.discard(self.worker_id)
         return Removed(data=Removal(removed=True))
+
+
+@command(Counted, category="Workers", flags=Flag.WRITE)
+class ReleaseLeases(Command[Counted], tag="ReleaseLeases"):
+    """Give back the jobs leased to `owner` but for those it names; says how many.
+
+    A worker whose connection broke asks this on the next one: jobs whose hand-over was lost on the way wait again at
+    once, with no attempt counted, and those it still works on stay its own (if they were pulled with `detach`).
+    """
+
+    owner: ShortText
+    queues: list[QueueName]
+    keep: tuple[JobId, ...] = ()
+
+    async def run(self, engine: Engine, peer: Peer) -> Counted:
+        keep = frozenset(self.keep)
+        return Counted(
+            count=sum([await engine.backend.release_leases(queue, self.owner, keep) for queue in self.queues])
+        )
 
 
 @command(WorkersFound, category="Workers", http=("GET /workers", "GET /queues/{queue}/workers"))

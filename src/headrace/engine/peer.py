@@ -18,6 +18,8 @@ class Peer(Protocol):
     workers: set[str]
     """Ids of the workers registered over this connection; they vanish with it."""
     auth_failures: int
+    wants_codes: bool
+    """Whether its errors say of which kind they are."""
 
     def subscribe(self, queue: str | None) -> None:
         """Send this connection the events of one queue from now on; None ends it."""

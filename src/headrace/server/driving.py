@@ -46,6 +46,7 @@ class Driver(Generic[Key]):
         self.held = held
         self.workers: set[str] = set()
         self.auth_failures = 0
+        self.wants_codes = False
         self._engine = engine
         self._backend = engine.backend
         self._stir = stir

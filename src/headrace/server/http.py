@@ -241,7 +241,7 @@ class HttpConnection(asyncio.Protocol):
         answers = self.session.take()
         fill = self._parcels.hold()
 
-        def let_go(error: BaseException | None) -> None:
+        def let_go(error: StorageUnavailable | None) -> None:
             if error is None:
                 fill(self._encode(answers))
             else:
@@ -330,10 +330,10 @@ class HttpConnection(asyncio.Protocol):
         self.server.left(self)
 
 
-def _unsynced(response: Response, error: BaseException) -> Response:
+def _unsynced(response: Response, error: StorageUnavailable) -> Response:
     if not response.promises:
         return response
-    return error_response(StorageUnavailable(f"Storage error: not synced to disk ({error})"))
+    return error_response(error)
 
 
 # -- the server --------------------------------------------------------------------------------------------------------

@@ -324,6 +324,7 @@ class _Nobody:
     is_authenticated = True
     held: dict[str, int] | None = None
     auth_failures = 0
+    wants_codes = False
 
     def __init__(self) -> None:
         self.workers: set[str] = set()

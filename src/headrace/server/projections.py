@@ -7,16 +7,12 @@ is read from the log again. To add an event: EventName in headrace.model, and it
 
 from __future__ import annotations
 
-import struct
 from typing import Any, Final
 
-import msgspec
 from msgspec import Raw, Struct
 
+from headrace.frames import encode_frame
 from headrace.model import EVENT_WORDS, Event, js_number
-
-_encode: Final = msgspec.msgpack.Encoder().encode
-_HEADER: Final = struct.Struct(">I")
 
 # Events of the log that the TCP protocol knows; the others are for the lake, SSE and WebSocket.
 _TCP_EVENTS: Final = frozenset(
@@ -42,6 +38,12 @@ _TCP_EVENTS: Final = frozenset(
 
 def tcp_event_frame(event: Event, body: bytes | None) -> bytes | None:
     """The push frame of an event, or None when the protocol has no word for it."""
+    shown = tcp_event(event, body)
+    return None if shown is None else encode_frame({"type": "event", "event": shown})
+
+
+def tcp_event(event: Event, body: bytes | None) -> dict[str, Any] | None:
+    """What a subscriber is told of an event, or None when the protocol has no word for it."""
     if event.event not in _TCP_EVENTS:
         return None
     shown: dict[str, Any] = {
@@ -51,8 +53,7 @@ def tcp_event_frame(event: Event, body: bytes | None) -> bytes | None:
         "timestamp": float(event.ts),
     }
     _PARTICULARS.get(event.event, _nothing)(event, body, shown)
-    payload = _encode({"type": "event", "event": shown})
-    return _HEADER.pack(len(payload)) + payload
+    return shown
 
 
 def _nothing(event: Event, body: bytes | None, shown: dict[str, Any]) -> None:

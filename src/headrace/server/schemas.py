@@ -56,6 +56,8 @@ class Schemas:
 
     def of(self, kind: inspect.Type) -> Schema:
         while isinstance(kind, inspect.Metadata):
+            if (kind.extra or {}).get("nullable"):
+                return {"anyOf": [self.of(kind.type), {"type": "null"}]}
             kind = kind.type
         made = _RULES[type(kind)](self, kind)
         return {name: value for name, value in made.items() if value is not None}

@@ -26,12 +26,14 @@ from headrace.errors import (
     Internal,
     NotAuthenticated,
     RateLimited,
+    ReplyTooLarge,
     StorageUnavailable,
 )
+from headrace.frames import Frames
 from headrace.model import MAX_FRAME_BYTES, NIL, UNDEFINED, Event
 from headrace.server.driving import Driver, Work
 from headrace.server.projections import tcp_event_frame
-from headrace.wire import Frames, Undecodable, append_reply, decode_command
+from headrace.wire import Undecodable, append_reply, decode_command
 
 log: Final = logging.getLogger("headrace.server")
 
@@ -42,6 +44,7 @@ _TOGETHER: Final = {spec.type: spec.type.together for spec in REGISTRY.values() 
 MAX_OUTBOX: Final = 8 * 1024 * 1024
 """With more than this to send, further commands wait for the next tick: a burst of questions with large answers must
 not pile all of them up."""
+_TOO_LARGE: Final = ReplyTooLarge("Reply exceeds 64 MB: ask for less with a lower limit")
 NO_ID: Final = (b"", NIL, UNDEFINED)
 """Request ids that tell no reply from another."""
 
@@ -52,13 +55,13 @@ class Held(NamedTuple):
     out: bytearray
     durable: list[tuple[int, int, bytes]]
 
-    def without_promises(self, error: str) -> bytearray:
+    def without_promises(self, error: StorageUnavailable) -> bytearray:
         """The same replies with every promise replaced by an error: the sync failed."""
         kept = bytearray()
         at = 0
         for start, end, req_id in self.durable:
             kept += self.out[at:start]
-            append_reply(kept, ErrorReply(error=error), req_id)
+            append_reply(kept, ErrorReply.of(error), req_id)
             at = end
         return kept + self.out[at:]
 
@@ -204,7 +207,7 @@ class Session(Driver[bytes | Raw]):
         if not out:
             self._stir(self)
         for command, reply in zip(commands, replies, strict=False):
-            shown = ErrorReply(error=str(reply)) if isinstance(reply, HeadraceError) else reply
+            shown = ErrorReply.of(reply, self) if isinstance(reply, HeadraceError) else reply
             append_reply(out, shown, command.req_id)
             self._request_ids.append(command.req_id)
 
@@ -241,7 +244,7 @@ class Session(Driver[bytes | Raw]):
             self.is_closing = True
 
     def _refuse(self, error: HeadraceError, key: bytes | Raw) -> None:
-        self._answer(ErrorReply(error=str(error)), key)
+        self._answer(ErrorReply.of(error, self), key)
 
     # -- waiting commands ----------------------------------------------------------------------------------------------
 
@@ -277,7 +280,7 @@ class Session(Driver[bytes | Raw]):
         start = len(out)
         if append_reply(out, reply, key) > MAX_FRAME_BYTES:
             del out[start:]
-            append_reply(out, ErrorReply(error="Reply exceeds 64 MB: ask for less with a lower limit"), key)
+            append_reply(out, ErrorReply.of(_TOO_LARGE, self), key)
         self._request_ids.append(key)
         if self._backend.sync_requests:
             self._backend.sync_requests = 0
@@ -306,7 +309,7 @@ class Session(Driver[bytes | Raw]):
 
     def spoil(self, error: StorageUnavailable) -> None:
         """The commit failed: every reply of the tick becomes that error."""
-        reply = ErrorReply(error=str(error))
+        reply = ErrorReply.of(error, self)
         self._out = bytearray()
         for req_id in self._request_ids:
             append_reply(self._out, reply, req_id)

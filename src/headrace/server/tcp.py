@@ -11,7 +11,7 @@ from typing import Final
 
 from headrace.config import Settings
 from headrace.engine.engine import Engine
-from headrace.errors import StorageUnavailable
+from headrace.errors import Refused, StorageUnavailable
 from headrace.server.session import Budget, Session
 from headrace.server.ticker import Parcels, Release, Ticker
 from headrace.wire import encode_error
@@ -50,7 +50,7 @@ class Connection(asyncio.Protocol):
         if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         if server.is_full:
-            self._transport.write(encode_error("Too many connections", b""))  # type: ignore[union-attr]
+            self._transport.write(encode_error(Refused("Too many connections"), b""))  # type: ignore[union-attr]
             self._transport.close()  # type: ignore[union-attr]
 
     def data_received(self, data: bytes) -> None:
@@ -95,8 +95,8 @@ class Connection(asyncio.Protocol):
         held = self.session.take_held()
         fill = self._parcels.hold()
 
-        def let_go(error: BaseException | None) -> None:
-            fill(held.out if error is None else held.without_promises(f"Storage error: not synced to disk ({error})"))
+        def let_go(error: StorageUnavailable | None) -> None:
+            fill(held.out if error is None else held.without_promises(error))
 
         return let_go
 

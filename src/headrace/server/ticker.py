@@ -24,7 +24,7 @@ log: Final = logging.getLogger("headrace.server")
 _LATE_MS: Final = 1000
 _RELEASE_PAUSES: Final = (0.1, 0.2, 0.4)
 
-Release = Callable[[BaseException | None], None]
+Release = Callable[[StorageUnavailable | None], None]
 """Lets go of what an outlet held: the sync is over, and failed if there is an error."""
 
 
@@ -175,10 +175,12 @@ class Ticker:
             let_go(future.exception())
 
         def let_go(error: BaseException | None) -> None:
+            failure = None
             if error is not None:
                 log.error("a durable write could not be synced: %s", error)
+                failure = StorageUnavailable(f"Storage error: not synced to disk ({error})")
             for release in releases:
-                release(error)
+                release(failure)
 
         try:
             self._engine.backend.mend_sync()

@@ -21,7 +21,8 @@ from wsproto.events import BytesMessage, CloseConnection, Message, Ping, TextMes
 from wsproto.utilities import ProtocolError
 
 from headrace.commands._base import ErrorReply, Reply
-from headrace.errors import HeadraceError, StorageUnavailable
+from headrace.errors import HeadraceError, InvalidCommand, StorageUnavailable
+from headrace.frames import Frames
 from headrace.server.exchange import Request, Response
 from headrace.server.jsonwire import InvalidJson, from_json, packed_to_json
 from headrace.server.live import MAX_UNREAD, Happening, Hub
@@ -30,7 +31,6 @@ from headrace.server.routes import BadRequest, TooMany, checked_queue
 from headrace.server.session import Session
 from headrace.server.sse import check_patterns
 from headrace.server.ticker import Parcels, Release
-from headrace.wire import Frames
 
 if TYPE_CHECKING:
     from headrace.server.http import HttpConnection
@@ -188,7 +188,7 @@ class WebSocket:
         try:
             value = from_json(text)
         except InvalidJson:
-            self.session.answer(ErrorReply(error="Invalid JSON"), b"")
+            self.session.answer(ErrorReply.of(InvalidCommand("Invalid JSON")), b"")
             return
         name = value.get("cmd") if isinstance(value, dict) else None
         if name in ("Subscribe", "Unsubscribe"):
@@ -201,7 +201,7 @@ class WebSocket:
         try:
             given = _patterns_of(value, is_required=name == "Subscribe")
         except HeadraceError as error:
-            self.session.answer(ErrorReply(error=str(error)), req_id)
+            self.session.answer(ErrorReply.of(error), req_id)
             return
         had = set() if self._writer is legacy_event else set(self.choice.patterns)
         chosen = had | set(given) if name == "Subscribe" else had - set(given or had)
@@ -234,8 +234,8 @@ class WebSocket:
         held = self.session.take_held()
         fill = self._parcels.hold()
 
-        def let_go(error: BaseException | None) -> None:
-            out = held.out if error is None else held.without_promises(f"Storage error: not synced to disk ({error})")
+        def let_go(error: StorageUnavailable | None) -> None:
+            out = held.out if error is None else held.without_promises(error)
             fill(self._messages(out))
 
         return let_go

@@ -30,9 +30,9 @@ _QUEUED: Final = (State.WAITING, State.DELAYED)
 class Control(Delivery):
     # -- one job -------------------------------------------------------------------------------------------------------
 
-    async def cancel(self, job_id: str) -> None:
+    async def cancel(self, job_id: str, *, force: bool = False) -> None:
         job = self._get(job_id, "Job not found or cannot be cancelled")
-        if job.state not in _UNSTARTED:
+        if job.state not in _UNSTARTED and not (force and job.state is State.ACTIVE):
             raise Refused("Job not found or cannot be cancelled")
         now = self._clock.now_ms()
         self._emit(EventName.REMOVED, job, now).prev = job.state.word

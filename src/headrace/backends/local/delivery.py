@@ -7,6 +7,7 @@ so that a step of the wall clock neither expires nor prolongs them.
 from __future__ import annotations
 
 import heapq
+from collections.abc import Collection
 from typing import Final
 
 from msgspec import Raw
@@ -248,6 +249,17 @@ class Delivery(Settlement):
             self._emit(EventName.RELEASED, job, now).worker = job.lease.owner
             self._back_to_waiting(job)
             job.ended = None
+
+    async def release_leases(self, queue: str, owner: str, keep: Collection[str]) -> int:
+        q = self._queues.get(queue)
+        leases = {job.id: job.lease for job in q.active.values()} if q is not None else {}
+        lost = {
+            job_id: lease.serial
+            for job_id, lease in leases.items()
+            if lease is not None and lease.owner == owner and job_id not in keep
+        }
+        await self.release(lost)
+        return len(lost)
 
     def _back_to_waiting(self, job: Job) -> None:
         """RELEASE: in front of what came after it, with no attempt counted."""

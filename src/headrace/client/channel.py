@@ -1,0 +1,58 @@
+"""What a client asks through: sockets to a server, or an engine in this process. Both look like this.
+
+A channel lives on the loop of its `line`; nothing here may be called from another thread. Replies come as calls of
+`done`, with the reply or with the error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, Protocol, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from headrace.client.conversation import Done
+from headrace.commands._base import Command, Reply
+
+R = TypeVar("R", bound=Reply)
+
+
+class EventView(Struct, rename="camel"):
+    """What a queue tells of itself as it happens. Which fields are set depends on `event_type`."""
+
+    event_type: str
+    queue: str
+    job_id: str = ""
+    timestamp: float = 0.0
+    progress: float | None = None
+    error: str | None = None
+    terminal: bool | None = None
+    prev: str | None = None
+    delay: float | None = None
+    data: object = None
+
+    @property
+    def is_final(self) -> bool:
+        """Whether nothing more will happen to the job by itself."""
+        return self.event_type in ("completed", "removed") or (self.event_type == "failed" and bool(self.terminal))
+
+
+decode_event: Final = msgspec.msgpack.Decoder(EventView, strict=False, ext_hook=lambda code, data: None).decode
+
+Hear = Callable[[EventView], None]
+LinkChange = Callable[[bool], None]
+"""Called with True when the channel is (again) able to ask, with False when it lost its peer."""
+
+
+class Channel(Protocol):
+    def submit(self, command: Command[R], done: Done[R], timeout: float) -> None:
+        """Ask; `done` is called once, at the latest after `timeout` seconds."""
+
+    def open_own(self, hear: Hear | None = None, changed: LinkChange | None = None) -> Channel:
+        """A channel of its own beside this one: for a worker, or for somebody who listens to events."""
+
+    async def start(self) -> None:
+        """Return when the first answer can be had; raise when it cannot be had."""
+
+    async def close(self) -> None: ...

@@ -1,0 +1,217 @@
+"""One side of a connection without its socket: greeting, numbering, matching replies to commands.
+
+The greeting: Hello first; a server that answers `Not authenticated` gets the token and another Hello. A server of
+protocol 1, or one that does not know Hello, is asked one thing at a time. Until the greeting is over commands wait,
+later they wait while the window is full.
+
+Rules: no I/O and no clock. The shell (`link`) sends what `take` gives, feeds `receive`, and calls `lose` at the end.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final, Generic, TypeVar
+
+import msgspec
+from msgspec import Raw, Struct
+
+from headrace.client.policy import MAX_BLOCKING, MAX_WAITING, ConnectionOptions
+from headrace.commands._base import BY_TYPE, Command, Flag, Reply
+from headrace.commands.connection import CAPABILITIES, ERROR_CODES, PROTOCOL_VERSION, Auth, Hello
+from headrace.errors import (
+    ConnectionLost,
+    HeadraceError,
+    NotAuthenticated,
+    ProtocolViolation,
+    Refused,
+    UnknownCommand,
+    error_of,
+)
+from headrace.frames import HEADER, Frames
+
+R = TypeVar("R", bound=Reply)
+Done = Callable[[R | HeadraceError], None]
+
+_encode: Final = msgspec.msgpack.Encoder().encode
+_encode_into: Final = msgspec.msgpack.Encoder().encode_into
+
+
+class Question(Generic[R]):
+    """A command on its way, and who waits for its reply."""
+
+    __slots__ = ("command", "deadline", "done", "is_blocking", "is_over", "number", "timeout")
+
+    def __init__(self, command: Command[R], done: Done[R]) -> None:
+        self.command = command
+        self.done = done
+        self.is_blocking = bool(BY_TYPE[type(command)].flags & Flag.BLOCKING)
+        self.is_over = False
+        self.number = 0
+        self.timeout = 0.0
+        self.deadline = float("inf")
+
+    def end(self, outcome: R | HeadraceError) -> None:
+        if not self.is_over:
+            self.is_over = True
+            self.done(outcome)
+
+
+class _Envelope(Struct, rename="camel"):
+    ok: bool = True
+    req_id: int | None = None
+    error: str | None = None
+    code: str | None = None
+    event: Raw = Raw(b"")
+
+
+_open: Final = msgspec.msgpack.Decoder(_Envelope, strict=False).decode
+
+
+@functools.cache
+def _reply_decoder(command: type[Command[Any]]) -> Callable[[bytes], Any]:
+    return msgspec.msgpack.Decoder(BY_TYPE[command].reply, strict=False).decode
+
+
+class Conversation:
+    def __init__(self, options: ConnectionOptions, on_event: Callable[[Raw], None]) -> None:
+        self._options = options
+        self._on_event = on_event
+        self._frames = Frames()
+        self._out = bytearray()
+        self._waiting: deque[Question[Any]] = deque()
+        self._asked: dict[int, Question[Any]] = {}
+        self._blocking = 0
+        self._last_number = 0
+        self._window = 0
+        self.is_ready = False
+        self.failure: HeadraceError | None = None
+        """Why the greeting did not succeed."""
+
+    # -- asking --------------------------------------------------------------------------------------------------------
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._asked)
+
+    @property
+    def has_room_to_block(self) -> bool:
+        """Whether one more command may wait for an event without holding up others."""
+        return self._blocking < MAX_BLOCKING
+
+    def ask(self, question: Question[Any]) -> None:
+        if len(self._waiting) >= MAX_WAITING:
+            question.end(ConnectionLost(f"No connection, and {MAX_WAITING} commands wait for one already"))
+            return
+        self._waiting.append(question)
+        if self.is_ready:
+            self._send_waiting()
+
+    def take(self) -> bytearray:
+        """The bytes to send now."""
+        out, self._out = self._out, bytearray()
+        return out
+
+    def _send_waiting(self) -> None:
+        while self._waiting and len(self._asked) < self._window:
+            question = self._waiting.popleft()
+            if not question.is_over:
+                self._send(question)
+
+    def _send(self, question: Question[Any]) -> None:
+        self._last_number += 1
+        question.number = self._last_number
+        question.command.req_id = Raw(_encode(question.number))
+        self._asked[question.number] = question
+        self._blocking += question.is_blocking
+        out = self._out
+        start = len(out)
+        out += b"\0\0\0\0"
+        _encode_into(question.command, out, start + 4)
+        HEADER.pack_into(out, start, len(out) - start - 4)
+
+    def open_questions(self) -> list[Question[Any]]:
+        return [question for question in (*self._asked.values(), *self._waiting) if not question.is_over]
+
+    # -- the greeting --------------------------------------------------------------------------------------------------
+
+    def greet(self) -> None:
+        hello = Hello(protocol_version=PROTOCOL_VERSION, capabilities=[*CAPABILITIES, ERROR_CODES])
+        self._send(Question(hello, self._greeted))
+
+    def _greeted(self, outcome: Any) -> None:
+        if isinstance(outcome, NotAuthenticated):
+            token = self._options.current_token()
+            if token is None:
+                self.failure = NotAuthenticated("The server wants a token: headrace://host:6789?token=...")
+            else:
+                self._send(Question(Auth(token=token), self._authenticated))
+        elif isinstance(outcome, UnknownCommand):
+            self._begin(1)
+        elif isinstance(outcome, HeadraceError):
+            self.failure = outcome
+        else:
+            self._begin(outcome.protocol_version)
+
+    def _authenticated(self, outcome: Any) -> None:
+        if isinstance(outcome, HeadraceError):
+            self.failure = outcome
+        else:
+            self.greet()
+
+    def _begin(self, version: int) -> None:
+        self.is_ready = True
+        self._window = self._options.max_in_flight if version >= 2 and self._options.pipelining else 1
+        self._send_waiting()
+
+    # -- hearing -------------------------------------------------------------------------------------------------------
+
+    def receive(self, data: bytes) -> None:
+        for frame in self._frames.feed(data):
+            self._hear(frame)
+        if self._frames.violation is not None:
+            raise self._frames.violation
+
+    def _hear(self, frame: bytes) -> None:
+        try:
+            envelope = _open(frame)
+        except msgspec.MsgspecError as error:
+            raise ProtocolViolation(f"The server sent something that is no reply: {error}") from None
+        if envelope.event and envelope.req_id is None:
+            self._on_event(envelope.event)
+            return
+        question = self._match(envelope.req_id)
+        if question is not None:
+            self._blocking -= question.is_blocking
+            question.end(self._outcome(frame, envelope, question.command))
+            if self._waiting and self.is_ready:
+                self._send_waiting()
+
+    def _match(self, number: int | None) -> Question[Any] | None:
+        if number is not None:
+            return self._asked.pop(number, None)
+        # Protocol 1 echoes no number: it answers one command at a time.
+        return self._asked.pop(next(iter(self._asked))) if len(self._asked) == 1 else None
+
+    def _outcome(self, frame: bytes, envelope: _Envelope, command: Command[Any]) -> Any:
+        if not envelope.ok:
+            return error_of(envelope.code, envelope.error or "Refused without a reason")
+        try:
+            return _reply_decoder(type(command))(frame)
+        except msgspec.MsgspecError as error:
+            return Refused(f"The reply to {type(command).__name__} is not understood: {error}")
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    def lose(self, error: HeadraceError) -> None:
+        """The link is gone: what was asked on it is lost; what only waited may be asked on the next one."""
+        asked, self._asked = self._asked, {}
+        self._blocking = 0
+        for question in asked.values():
+            question.end(error)
+
+    def take_waiting(self) -> list[Question[Any]]:
+        waiting = [question for question in self._waiting if not question.is_over]
+        self._waiting.clear()
+        return waiting

@@ -1,0 +1,136 @@
+"""Hearing what happens in a queue, as it happens: `async for event in events` or `for event in events`.
+
+Events come over a connection of their own. When it was lost and made again, an event `gap` says so: what happened
+meanwhile was not heard. A listener that is too slow loses the oldest events, and is told so by a `gap` too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue as queues
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Iterator
+from typing import Any, Final
+
+from headrace.client.channel import Channel, EventView
+from headrace.client.client import Client
+from headrace.commands.connection import SubscribeEvents
+from headrace.errors import ClientClosed, HeadraceError
+
+MAX_UNHEARD: Final = 10_000
+
+
+class QueueEvents:
+    """The events of one queue from the moment it is entered (`async with` or `with`) until it is left."""
+
+    def __init__(self, client: Client, queue: str) -> None:
+        self._client = client
+        self.queue = queue
+        self._channel: Channel | None = None
+        self._heard: deque[EventView] = deque()
+        self._lock = threading.Condition()
+        self._waiters: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
+        self._was_connected = False
+        self._is_closed = False
+
+    # -- on the line ---------------------------------------------------------------------------------------------------
+
+    async def _open(self) -> None:
+        home = await self._client.channel()
+        self._channel = home.open_own(self._hear, self._changed)
+        await self._channel.start()
+        await self._subscribe()
+
+    async def _subscribe(self) -> None:
+        assert self._channel is not None
+        subscribed: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._channel.submit(SubscribeEvents(queue=self.queue), subscribed.set_result, self._client.timeout)
+        outcome = await subscribed
+        if isinstance(outcome, HeadraceError):
+            raise outcome
+
+    def _changed(self, is_connected: bool) -> None:
+        """After the first connection it is the link that comes back by itself: then subscribe again."""
+        if is_connected and self._was_connected and self._channel is not None:
+            self._channel.submit(SubscribeEvents(queue=self.queue), self._resumed, self._client.timeout)
+        self._was_connected = self._was_connected or is_connected
+
+    def _resumed(self, outcome: object) -> None:
+        if not isinstance(outcome, HeadraceError):
+            self._hear(EventView(event_type="gap", queue=self.queue))
+
+    def _hear(self, event: EventView) -> None:
+        with self._lock:
+            if len(self._heard) >= MAX_UNHEARD:
+                self._heard.clear()
+                self._heard.append(EventView(event_type="gap", queue=self.queue))
+            self._heard.append(event)
+        self._wake()
+
+    def _wake(self) -> None:
+        with self._lock:
+            self._lock.notify_all()
+            waiters = list(self._waiters)
+        for loop, awake in waiters:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(awake.set)
+
+    async def _close(self) -> None:
+        if self._channel is not None:
+            await self._channel.close()
+
+    # -- for threads ---------------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> QueueEvents:
+        self._client.line.run(self._open).result()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end()
+        self._client.line.run(self._close).result()
+
+    def get(self, timeout: float | None = None) -> EventView:
+        """The next event; queue.Empty when none came within `timeout` seconds."""
+        with self._lock:
+            if not self._lock.wait_for(lambda: self._heard or self._is_closed, timeout):
+                raise queues.Empty
+            if not self._heard:
+                raise ClientClosed
+            return self._heard.popleft()
+
+    def __iter__(self) -> Iterator[EventView]:
+        while True:
+            try:
+                yield self.get()
+            except ClientClosed:
+                return
+
+    # -- for coroutines ------------------------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> QueueEvents:
+        await asyncio.wrap_future(self._client.line.run(self._open))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._end()
+        await asyncio.wrap_future(self._client.line.run(self._close))
+
+    async def __aiter__(self) -> AsyncIterator[EventView]:
+        awake = asyncio.Event()
+        me = (asyncio.get_running_loop(), awake)
+        self._waiters.append(me)
+        try:
+            while True:
+                awake.clear()
+                while self._heard:
+                    yield self._heard.popleft()
+                if self._is_closed:
+                    return
+                await awake.wait()
+        finally:
+            self._waiters.remove(me)
+
+    def _end(self) -> None:
+        self._is_closed = True
+        self._wake()

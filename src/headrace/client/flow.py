@@ -1,0 +1,129 @@
+"""Families of jobs added at once: a parent runs when its children have ended. All of a flow is stored, or nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Generic, Literal, TypeVar
+
+from headrace.client.client import Client
+from headrace.client.job import Job, SyncJob
+from headrace.client.options import Options, wire_options
+from headrace.client.payloads import encode_payload
+from headrace.client.queue import JobType, now_ms
+from headrace.client.verbs import AsyncShell, Shell, SyncShell, verb
+from headrace.commands.families import FlowEntry, PushFlow
+from headrace.commands.jobs import PushEntry
+from headrace.ids import IdSource
+
+OnFailure = Literal["block", "fail", "continue", "ignore", "remove"]
+
+# What becomes of the parent when the child fails for good. `block`: it waits on, until the child is retried.
+_POLICIES: Final[dict[OnFailure, dict[str, Any]]] = {
+    "block": {},
+    "fail": {"fail_parent_on_failure": True},
+    "continue": {"continue_parent_on_failure": True},
+    "ignore": {"ignore_dependency_on_failure": True},
+    "remove": {"remove_dependency_on_failure": True},
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlowJob:
+    """One job of a flow and those that have to end before it."""
+
+    queue: str
+    name: str
+    data: Any = None
+    options: Options = field(default_factory=lambda: Options())
+    children: Sequence[FlowJob] = ()
+    on_failure: OnFailure = "fail"
+    """What a final failure of this job means for its parent."""
+
+
+J = TypeVar("J", Job[Any], SyncJob[Any])
+
+
+@dataclass(frozen=True)
+class FlowTree(Generic[J]):
+    """The jobs that a flow became."""
+
+    job: J
+    children: list[FlowTree[J]]
+
+    def __iter__(self) -> Iterator[J]:
+        """All jobs, parents before their children."""
+        yield self.job
+        for child in self.children:
+            yield from child
+
+
+class FlowVerbs(Shell, Generic[JobType]):
+    _job_type: type[JobType]
+
+    def __init__(self, client: Client) -> None:
+        super().__init__(client)
+        self._ids = IdSource()
+
+    @verb
+    async def add(self, flow: FlowJob) -> FlowTree[JobType]:
+        """Add a tree of jobs, all or none."""
+        entries: list[FlowEntry] = []
+        tree = self._plan(flow, None, entries)
+        await self._ask(PushFlow(jobs=entries))
+        return tree
+
+    @verb
+    async def add_chain(self, steps: Sequence[FlowJob]) -> list[JobType]:
+        """Add jobs that run one after the other; the first one given is the first to run."""
+        if not steps:
+            return []
+        entries: list[FlowEntry] = []
+        tree = self._plan(_nested(steps), None, entries)
+        await self._ask(PushFlow(jobs=entries))
+        return _last_to_first(tree)
+
+    def _plan(self, flow: FlowJob, parent: str | None, entries: list[FlowEntry]) -> FlowTree[JobType]:
+        options = dict(flow.options)
+        job_id = str(options.pop("job_id", None) or self._ids.next())
+        children = [self._plan(child, job_id, entries) for child in flow.children]
+        ids = tuple(child.job.id for child in children)
+        entry = PushEntry(
+            name=flow.name,
+            data=encode_payload(flow.data),
+            parent_id=parent,
+            children_ids=ids,
+            depends_on=ids,
+            **(_POLICIES[flow.on_failure] if parent is not None else {}),
+            **wire_options(options, now_ms),
+        )
+        entries.append(FlowEntry(id=job_id, queue=flow.queue, input=entry))
+        return FlowTree(self._job_type(self._client, job_id, flow.queue, flow.name), children)
+
+
+def _nested(steps: Sequence[FlowJob]) -> FlowJob:
+    first, *later = steps
+    for step in later:
+        first = replace(step, children=(*step.children, first))
+    return first
+
+
+def _last_to_first(tree: FlowTree[JobType]) -> list[JobType]:
+    jobs = []
+    while True:
+        jobs.append(tree.job)
+        if not tree.children:
+            return jobs[::-1]
+        tree = tree.children[-1]
+
+
+class FlowProducer(FlowVerbs[Job[Any]], AsyncShell):
+    """Adds flows, for coroutines."""
+
+    _job_type = Job
+
+
+class SyncFlowProducer(FlowVerbs[SyncJob[Any]], SyncShell):
+    """Adds flows, for threads."""
+
+    _job_type = SyncJob

@@ -1,0 +1,223 @@
+"""A job as its producer sees it: a handle to ask about it, and a picture of it at one moment."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any, Final, Generic, TypeVar, cast
+
+import msgspec
+from msgspec import Raw, Struct
+
+from headrace.client.client import Client
+from headrace.client.payloads import decode_payload, encode_payload
+from headrace.client.verbs import AsyncShell, Shell, SyncShell, verb
+from headrace.commands import control, dlq, families, logs, queries
+from headrace.durations import Duration, milliseconds, seconds
+from headrace.errors import HeadraceError, JobFailed, JobTimeout, NotFound
+from headrace.model import Log, TimelineEntry
+
+T = TypeVar("T")
+
+_LONGEST_WAIT: Final = 30.0
+"""Seconds for which one command waits for a job; who waits longer asks again."""
+
+
+class JobInfo(Struct, rename="camel", kw_only=True):
+    """A job at one moment. Times are ms since the epoch; `data` and `result` are decoded when they are read."""
+
+    id: str
+    queue: str = ""
+    state: str = "unknown"
+    encoded_data: Raw = msgspec.field(default=Raw(b""), name="data")
+    encoded_result: Raw = msgspec.field(default=Raw(b""), name="returnvalue")
+    given_name: str | None = msgspec.field(default=None, name="name")
+    priority: int = 0
+    attempts: int = 0
+    max_attempts: int = 3
+    stall_count: int = 0
+    progress: float = 0
+    progress_message: str | None = None
+    failed_reason: str | None = None
+    stacktrace: list[str] | None = None
+    created_at: float = 0
+    run_at: float = 0
+    started_at: float | None = None
+    completed_at: float | None = None
+    timeout: float | None = None
+    custom_id: str | None = None
+    unique_key: str | None = None
+    group_id: str | None = None
+    parent_id: str | None = None
+    depends_on: list[str] = []
+    children_ids: list[str] = []
+    tags: list[str] = []
+    timeline: list[TimelineEntry] = []
+
+    @property
+    def data(self) -> Any:
+        return decode_payload(self.encoded_data)
+
+    @property
+    def result(self) -> Any:
+        return decode_payload(self.encoded_result)
+
+    @property
+    def name(self) -> str:
+        """Its name; clients of some languages keep it inside the data."""
+        if self.given_name is not None:
+            return self.given_name
+        name = self.data.get("name") if isinstance(self.data, dict) else None
+        return name if isinstance(name, str) else "default"
+
+    @property
+    def created(self) -> datetime:
+        return datetime.fromtimestamp(self.created_at / 1000, UTC)
+
+
+decode_job: Final = msgspec.msgpack.Decoder(JobInfo, strict=False).decode
+
+
+class JobVerbs(Shell, Generic[T]):
+    """What can be asked and told about one job."""
+
+    def __init__(
+        self, client: Client, job_id: str, queue: str, name: str = "", decode: Callable[[Any], T] | None = None
+    ) -> None:
+        super().__init__(client)
+        self.id = job_id
+        self.queue = queue
+        self.name = name
+        self._decode = decode or cast("Callable[[Any], T]", decode_payload)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.id} of {self.queue}>"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, JobVerbs) and other.id == self.id
+
+    def __hash__(self) -> int:
+        return hash(self.id)
+
+    # -- its end -------------------------------------------------------------------------------------------------------
+
+    @verb
+    async def result(self, timeout: Duration | None = None) -> T:
+        """What the job returned. JobFailed when it failed for good, JobTimeout when it has not ended in time."""
+        ended = await self._end(timeout)
+        if ended is None:
+            raise JobTimeout(f"Job {self.id} did not end within {timeout}; it goes on")
+        if not ended.completed:
+            raise JobFailed(self.id, (await self._info()).failed_reason or "no reason was given")
+        return self._decode(ended.result or Raw(b""))
+
+    @verb
+    async def wait(self, timeout: Duration | None = None) -> bool:
+        """Wait for its end, however it ends; False when it has not ended in time."""
+        return await self._end(timeout) is not None
+
+    async def _end(self, timeout: Duration | None) -> control.Waited | None:
+        deadline = None if timeout is None else time.monotonic() + seconds(timeout, "timeout")
+        while True:
+            left = _LONGEST_WAIT if deadline is None else min(_LONGEST_WAIT, deadline - time.monotonic())
+            waited = await self._ask(
+                control.WaitJob(id=self.id, timeout=max(0, int(left * 1000))), max(left, 0) + self._client.timeout
+            )
+            if waited.completed:
+                return waited
+            state = (await self._ask(queries.GetState(id=self.id))).state
+            if state == "failed":
+                return waited
+            if state == "unknown":
+                raise NotFound(f"Job {self.id} was removed: what became of it is not known any more")
+            if deadline is not None and time.monotonic() >= deadline:
+                return None
+
+    # -- looking -------------------------------------------------------------------------------------------------------
+
+    @verb
+    async def info(self) -> JobInfo:
+        """The job as it is now. NotFound when it is not kept any more."""
+        return await self._info()
+
+    async def _info(self) -> JobInfo:
+        return decode_job((await self._ask(queries.GetJob(id=self.id))).job)
+
+    @verb
+    async def state(self) -> str:
+        """`unknown` when it is not kept any more."""
+        return (await self._ask(queries.GetState(id=self.id))).state
+
+    @verb
+    async def logs(self) -> list[Log]:
+        return (await self._ask(logs.GetLogs(id=self.id))).data.logs
+
+    @verb
+    async def children_values(self) -> dict[str, Any]:
+        """The results of its children, by their ids."""
+        found = await self._ask(queries.GetChildrenValues(id=self.id))
+        return {job_id: decode_payload(value) for job_id, value in found.data.values.items()}
+
+    @verb
+    async def failed_children(self) -> dict[str, str]:
+        """Errors of failed children that the parent went on without, by `<queue>:<id>`."""
+        return (await self._ask(families.GetFailedChildrenValues(id=self.id))).values
+
+    # -- telling -------------------------------------------------------------------------------------------------------
+
+    @verb
+    async def log(self, message: str, level: str = "info") -> None:
+        await self._ask(logs.AddLog(id=self.id, message=message, level=cast("Any", level)))
+
+    @verb
+    async def set_progress(self, percent: float, message: str | None = None) -> None:
+        await self._ask(control.Progress(id=self.id, progress=percent, message=message))
+
+    @verb
+    async def cancel(self) -> bool:
+        """Withdraw it if it has not begun. False: it was too late for that."""
+        try:
+            await self._ask(control.Cancel(id=self.id))
+        except HeadraceError:
+            if (await self._ask(queries.GetState(id=self.id))).state == "unknown":
+                raise NotFound(f"Job not found: {self.id}") from None
+            return False
+        return True
+
+    @verb
+    async def promote(self) -> None:
+        """Let a delayed job run now."""
+        await self._ask(control.Promote(id=self.id))
+
+    @verb
+    async def retry(self) -> None:
+        """Let a dead letter run again with fresh attempts."""
+        retried = await self._ask(dlq.RetryDeadLetters(queue=self.queue, job_id=self.id))
+        if not retried.count:
+            raise NotFound(f"Job {self.id} is no dead letter of {self.queue}")
+
+    @verb
+    async def update(self, data: Any) -> None:
+        await self._ask(control.Update(id=self.id, data=encode_payload(data)))
+
+    @verb
+    async def set_priority(self, priority: int) -> None:
+        await self._ask(control.ChangePriority(id=self.id, priority=priority))
+
+    @verb
+    async def set_delay(self, delay: Duration) -> None:
+        await self._ask(control.ChangeDelay(id=self.id, delay=milliseconds(delay, "delay")))
+
+    @verb
+    async def discard(self) -> None:
+        """Make it a dead letter now."""
+        await self._ask(control.Discard(id=self.id))
+
+
+class Job(JobVerbs[T], AsyncShell):
+    """A job, for coroutines: `await job.result()`."""
+
+
+class SyncJob(JobVerbs[T], SyncShell):
+    """A job, for threads: `job.result()`."""

@@ -1,0 +1,111 @@
+"""The thread in which this process talks to queues: one loop for all sockets and embedded engines.
+
+Callers, in whatever thread or loop they live, only post work to it and get answers posted back. So a handler that
+blocks its own loop holds up neither heartbeats nor other callers, and the synchronous and asynchronous faces of the
+client are the same thing behind two doors. After a fork the child makes a line of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import os
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+Work = Callable[[], None]
+
+
+class Mailbox:
+    """Work for the thread of one loop, from any thread. However much is posted meanwhile, it is woken once."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self._work: deque[Work] = deque()
+        self._is_rung = False
+
+    def post(self, work: Work) -> None:
+        self._work.append(work)
+        if not self._is_rung:
+            self._is_rung = True
+            self.loop.call_soon_threadsafe(self._deliver)
+
+    def _deliver(self) -> None:
+        # Cleared first: what is posted from now on rings again, what was posted before is in the queue already.
+        self._is_rung = False
+        for _ in range(len(self._work)):
+            self._work.popleft()()
+
+
+class Line:
+    """A thread with a loop. `post` and `run` may be called from any thread."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self.loop = _new_loop()
+        self.mailbox = Mailbox(self.loop)
+        self.post = self.mailbox.post
+        self._thread = threading.Thread(target=self._run, name="headrace-line", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        self.loop.run_forever()
+
+    def run(self, make: Callable[[], Coroutine[Any, Any, T]]) -> Future[T]:
+        """Run a coroutine on the line."""
+        future: Future[T] = Future()
+
+        def begin() -> None:
+            task = self.loop.create_task(make())
+            task.add_done_callback(lambda done: _copy(done, future))
+
+        self.post(begin)
+        return future
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the caller is on the line's own thread, where waiting for it would last for ever."""
+        return threading.current_thread() is self._thread
+
+    def stop(self) -> None:
+        if self.pid == os.getpid() and self._thread.is_alive():
+            self.loop.call_soon_threadsafe(self.loop.stop)
+            self._thread.join(timeout=5)
+
+
+def _copy(done: asyncio.Task[T], future: Future[T]) -> None:
+    if done.cancelled():
+        future.cancel()
+    elif (error := done.exception()) is not None:
+        future.set_exception(error)
+    else:
+        future.set_result(done.result())
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    if sys.platform == "win32":
+        return asyncio.new_event_loop()
+    else:
+        import uvloop
+
+        return uvloop.new_event_loop()
+
+
+_lock = threading.Lock()
+_line: Line | None = None
+
+
+def shared_line() -> Line:
+    """The line of this process."""
+    global _line
+    with _lock:
+        if _line is None or _line.pid != os.getpid():
+            _line = Line()
+            atexit.register(_line.stop)
+        return _line

@@ -1,0 +1,140 @@
+"""What can be said about a job when it is added: Python names and units in, wire fields out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final, Literal, TypedDict
+
+from headrace import model
+from headrace.durations import Duration, milliseconds, moment_ms
+from headrace.errors import InvalidCommand
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """How long a failed job waits before its next attempt. The server adds jitter to both kinds."""
+
+    kind: Literal["fixed", "exponential"]
+    delay: Duration
+    max: Duration | None = None
+
+    @classmethod
+    def fixed(cls, delay: Duration) -> Backoff:
+        return cls("fixed", delay)
+
+    @classmethod
+    def exponential(cls, delay: Duration = 1, max: Duration | None = None) -> Backoff:
+        """`delay`, then twice that, and so on, up to `max` (an hour if not given)."""
+        return cls("exponential", delay, max)
+
+    def wire(self) -> model.Backoff:
+        longest = None if self.max is None else milliseconds(self.max, "backoff.max")
+        return model.Backoff(self.kind, milliseconds(self.delay, "backoff.delay"), longest)
+
+
+@dataclass(frozen=True, slots=True)
+class Dedup:
+    """Keep a second job with the same key out.
+
+    simple: while the first one has not ended. throttle: for `ttl` from the first one on. debounce: the newest
+    replaces the one that waits, and `ttl` begins anew.
+    """
+
+    key: str
+    mode: Literal["simple", "throttle", "debounce"] = "simple"
+    ttl: Duration | None = None
+
+    def wire(self) -> model.Dedup | None:
+        if self.mode != "simple" and self.ttl is None:
+            raise InvalidCommand(f"dedup mode {self.mode!r} needs a ttl")
+        ttl = None if self.ttl is None else milliseconds(self.ttl, "dedup.ttl")
+        replaces = self.mode == "debounce"
+        return None if ttl is None else model.Dedup(ttl, extend=replaces, replace=replaces)
+
+
+@dataclass(frozen=True, slots=True)
+class RateLimit:
+    """At most `max` jobs per span of time, over all workers."""
+
+    max: float
+    per: Duration = 1
+
+
+class Options(TypedDict, total=False):
+    """Options of a job. Durations are seconds, timedelta or text such as "30s"."""
+
+    priority: int
+    delay: Duration
+    at: datetime
+    """Run it then, instead of after a delay."""
+    attempts: int
+    backoff: Backoff | Duration
+    timeout: Duration
+    """How long one attempt may take."""
+    ttl: Duration
+    """How long the job may wait before it is too late to run it."""
+    job_id: str
+    """An id of your own: adding it again gives the job that is there."""
+    dedup: Dedup | str
+    group: str
+    tags: Sequence[str]
+    lifo: bool
+    durable: bool
+    """Answer only when the disk has it: survives a power cut."""
+    depends_on: Sequence[str]
+    parent: str
+    remove_on_complete: bool
+    remove_on_fail: bool
+    keep_logs: int
+    stall_timeout: Duration
+
+
+def _span(name: str) -> Callable[[Any], float]:
+    return lambda value: milliseconds(value, name)
+
+
+def _backoff(value: Backoff | Duration) -> Any:
+    return value.wire() if isinstance(value, Backoff) else milliseconds(value, "backoff")
+
+
+# Python name -> wire field and how its value gets there.
+_FIELDS: Final[Mapping[str, tuple[str, Callable[[Any], Any]]]] = {
+    "priority": ("priority", int),
+    "delay": ("delay", _span("delay")),
+    "attempts": ("max_attempts", int),
+    "backoff": ("backoff", _backoff),
+    "timeout": ("timeout", _span("timeout")),
+    "ttl": ("ttl", _span("ttl")),
+    "job_id": ("custom_id", str),
+    "group": ("group_id", str),
+    "tags": ("tags", tuple),
+    "lifo": ("lifo", bool),
+    "durable": ("durable", bool),
+    "depends_on": ("depends_on", tuple),
+    "parent": ("parent_id", str),
+    "remove_on_complete": ("remove_on_complete", bool),
+    "remove_on_fail": ("remove_on_fail", bool),
+    "keep_logs": ("keep_logs", int),
+    "stall_timeout": ("stall_timeout", _span("stall_timeout")),
+}
+
+
+def wire_options(options: Mapping[str, Any], now_ms: Callable[[], float]) -> dict[str, Any]:
+    """The fields of a push. Options that are None count as not given; unknown ones are refused by name."""
+    fields: dict[str, Any] = {}
+    for name, value in options.items():
+        if value is None:
+            continue
+        if name == "at":
+            fields["delay"] = max(0, moment_ms(value) - now_ms())
+        elif name == "dedup":
+            dedup = Dedup(value) if isinstance(value, str) else value
+            fields["unique_key"], fields["dedup"] = dedup.key, dedup.wire()
+        elif name in _FIELDS:
+            field, convert = _FIELDS[name]
+            fields[field] = convert(value)
+        else:
+            raise InvalidCommand(f"unknown job option {name!r}; there are: at, dedup, {', '.join(_FIELDS)}")
+    return fields

@@ -1,0 +1,72 @@
+"""Job data and results as bytes: what Python values become on the wire, and what they are when they come back.
+
+Rules: data only, never code (no pickle). Dataclasses, msgspec structs and pydantic models travel as maps, sets as
+lists, UUID and Decimal as text, datetimes as MessagePack timestamps. JavaScript clients read a 64-bit integer as a
+BigInt, so integers beyond 32 bits travel as floats and those that a float cannot hold are refused.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, Final
+
+import msgspec
+from msgspec import Raw
+
+from headrace.errors import InvalidCommand
+from headrace.model import MAX_SAFE_INTEGER, js_number
+
+
+def _foreign(value: Any) -> Any:
+    """What msgspec does not know: pydantic models (any version) say themselves what they hold."""
+    dump = getattr(value, "model_dump", None)
+    if dump is not None:
+        return dump(mode="json")
+    raise TypeError(f"{type(value).__module__}.{type(value).__qualname__}")
+
+
+_encode: Final = msgspec.msgpack.Encoder(enc_hook=_foreign, decimal_format="string").encode
+# The bytes with which MessagePack introduces unsigned and signed 64-bit integers.
+_WIDE: Final = (b"\xcf", b"\xd3")
+
+
+def encode_payload(value: Any) -> Raw:
+    """The value as opaque bytes."""
+    try:
+        encoded = _encode(value)
+        # These bytes may also occur inside texts and floats; then the walk finds nothing to change.
+        if _WIDE[0] in encoded or _WIDE[1] in encoded:
+            encoded = _encode(_narrowed(msgspec.to_builtins(value, enc_hook=_foreign, builtin_types=_KEPT)))
+    except TypeError as error:
+        raise InvalidCommand(f"job data may hold plain values only, not {error}") from None
+    except (OverflowError, RecursionError, ValueError) as error:
+        raise InvalidCommand(f"job data cannot be encoded: {error}") from None
+    return Raw(encoded)
+
+
+_KEPT: Final = (bytes, bytearray, datetime)
+
+
+def _narrowed(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {_narrowed(key): _narrowed(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_narrowed(item) for item in value]
+    if isinstance(value, int) and not isinstance(value, bool):
+        if abs(value) > MAX_SAFE_INTEGER:
+            raise InvalidCommand(f"the integer {value} is too large for other languages: send it as text")
+        return js_number(value)
+    return value
+
+
+def _undefined(code: int, data: memoryview) -> Any:
+    """JavaScript's `undefined` is extension 0; other extensions are left to whoever understands them."""
+    return None if code == 0 else msgspec.msgpack.Ext(code, bytes(data))
+
+
+_decode: Final = msgspec.msgpack.Decoder(ext_hook=_undefined, strict=False).decode
+
+
+def decode_payload(encoded: bytes | Raw) -> Any:
+    """The plain Python value of encoded data: dicts, lists, texts, numbers, None."""
+    return _decode(encoded) if encoded else None

@@ -1,0 +1,362 @@
+"""A queue as its users see it: put jobs in, look at them, steer them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, Generic, Literal, TypedDict, TypeVar, Unpack
+
+import msgspec
+
+from headrace.backends.base import DeadLetter, DlqStats
+from headrace.client.client import Client
+from headrace.client.job import Job, JobInfo, SyncJob, decode_job
+from headrace.client.options import Options, RateLimit, wire_options
+from headrace.client.payloads import encode_payload
+from headrace.client.verbs import AsyncShell, Shell, SyncShell, verb
+from headrace.commands import cron, dlq, jobs, limits, queries, queues, workers
+from headrace.durations import Duration, milliseconds
+from headrace.errors import InvalidCommand, NotFound
+from headrace.model import DlqConfig, StallConfig
+
+JobType = TypeVar("JobType", Job[Any], SyncJob[Any])
+
+State = Literal["waiting", "prioritized", "delayed", "active", "completed", "failed", "waiting-children"]
+
+BATCH: Final = 1000
+"""Jobs per command when many are added."""
+_MAX_BATCH_BYTES: Final = 8 * 1024 * 1024
+
+
+def now_ms() -> float:
+    return time.time() * 1000
+
+
+class NewJob(msgspec.Struct, kw_only=True):
+    """One of the jobs that are added together."""
+
+    name: str | None = None
+    data: Any = None
+    options: Options = {}
+
+
+class StallChange(TypedDict, total=False):
+    enabled: bool
+    stall_interval: Duration
+    max_stalls: int
+    grace_period: Duration
+
+
+class DlqChange(TypedDict, total=False):
+    auto_retry: bool
+    auto_retry_interval: Duration
+    max_auto_retries: int
+    max_age: Duration | None
+    """None keeps dead letters whatever their age."""
+    max_entries: int
+
+
+class QueueVerbs(Shell, Generic[JobType]):
+    """Everything a queue can be asked. `_job` makes the handle that fits the face."""
+
+    _job_type: type[JobType]
+
+    def __init__(self, client: Client, name: str, defaults: Options | None = None) -> None:
+        super().__init__(client)
+        self.name = name
+        self.defaults: Options = defaults or {}
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name}>"
+
+    def job(self, job_id: str, name: str = "") -> JobType:
+        """A handle on a job of this queue; nothing is asked yet."""
+        return self._job_type(self._client, job_id, self.name, name)
+
+    # -- adding --------------------------------------------------------------------------------------------------------
+
+    @verb
+    async def add(self, name: str, data: Any = None, **options: Unpack[Options]) -> JobType:
+        """Add one job. With a `job_id` or `dedup` key that is taken, the job that has it."""
+        fields = wire_options({**self.defaults, **options}, now_ms)
+        push = jobs.Push(queue=self.name, name=name, data=encode_payload(data), **fields)
+        return self.job((await self._ask(push)).id, name)
+
+    @verb
+    async def add_many(self, new: Iterable[NewJob | tuple[str, Any]]) -> list[JobType]:
+        """Add many jobs in few commands, in this order. Each command is whole: all of its jobs or none."""
+        added: list[JobType] = []
+        for entries in batches(self._entry(job) for job in new):
+            ids = (await self._ask(jobs.PushBatch(queue=self.name, jobs=entries))).ids
+            added += [self.job(job_id, entry.name or "") for job_id, entry in zip(ids, entries, strict=True)]
+        return added
+
+    def _entry(self, job: NewJob | tuple[str, Any]) -> jobs.PushEntry:
+        if isinstance(job, tuple):
+            job = NewJob(name=job[0], data=job[1])
+        fields = wire_options({**self.defaults, **job.options}, now_ms)
+        return jobs.PushEntry(name=job.name, data=encode_payload(job.data), **fields)
+
+    # -- looking -------------------------------------------------------------------------------------------------------
+
+    @verb
+    async def get_job(self, job_id: str) -> JobInfo | None:
+        """A job by its id or by the `job_id` it was added with; None when there is none."""
+        try:
+            return decode_job((await self._ask(queries.GetJob(id=job_id))).job)
+        except NotFound:
+            pass
+        try:
+            return decode_job((await self._ask(queries.GetJobByCustomId(custom_id=job_id))).job)
+        except NotFound:
+            return None
+
+    @verb
+    async def get_jobs(
+        self, *states: State, limit: int = 100, offset: int = 0, newest_first: bool = False
+    ) -> list[JobInfo]:
+        """Jobs in these states (all if none is named), a page at a time."""
+        wanted: list[str] | None = list(states) or None
+        found = await self._ask(
+            queries.GetJobs(queue=self.name, state=wanted, limit=limit, offset=offset, asc=not newest_first)
+        )
+        return [decode_job(job) for job in found.jobs]
+
+    @verb
+    async def counts(self) -> dict[str, int]:
+        """How many jobs there are by state. `prioritized` is a part of `waiting`."""
+        counts = (await self._ask(queries.GetJobCounts(queue=self.name))).counts
+        return msgspec.to_builtins(counts)  # type: ignore[no-any-return]
+
+    @verb
+    async def count(self) -> int:
+        """How many jobs wait or are delayed."""
+        return (await self._ask(queries.CountJobs(queue=self.name))).count
+
+    @verb
+    async def counts_per_priority(self) -> dict[int, int]:
+        found = await self._ask(queries.GetCountsPerPriority(queue=self.name))
+        return {int(priority): count for priority, count in found.counts.items()}
+
+    @verb
+    async def workers(self) -> list[workers.WorkerView]:
+        return (await self._ask(workers.ListWorkers(queue=self.name))).data.workers
+
+    # -- steering ------------------------------------------------------------------------------------------------------
+
+    @verb
+    async def pause(self) -> None:
+        """Hand out no more jobs; those that run go on. Outlives a restart."""
+        await self._ask(queues.Pause(queue=self.name))
+
+    @verb
+    async def resume(self) -> None:
+        await self._ask(queues.Resume(queue=self.name))
+
+    @verb
+    async def is_paused(self) -> bool:
+        return (await self._ask(queues.IsPaused(queue=self.name))).paused
+
+    @verb
+    async def drain(self) -> int:
+        """Remove all jobs that wait or are delayed."""
+        return (await self._ask(queues.Drain(queue=self.name))).count
+
+    @verb
+    async def obliterate(self) -> None:
+        """Remove the queue with everything in it."""
+        await self._ask(queues.Obliterate(queue=self.name))
+
+    @verb
+    async def clean(self, older_than: Duration = 0, state: State | None = None, limit: int = 1000) -> list[str]:
+        """Remove jobs that are older than this; the ids of those that went. Active ones stay."""
+        grace = milliseconds(older_than, "older_than")
+        return (await self._ask(queues.Clean(queue=self.name, grace=grace, state=state, limit=limit))).ids
+
+    @verb
+    async def promote_all(self, count: int | None = None) -> int:
+        """Let delayed jobs run now: all, or the `count` oldest."""
+        return (await self._ask(queues.PromoteJobs(queue=self.name, count=count))).count
+
+    @verb
+    async def retry_completed(self, job_id: str | None = None) -> int:
+        """Let completed jobs run once more."""
+        return (await self._ask(dlq.RetryCompleted(queue=self.name, id=job_id))).count
+
+    # -- limits --------------------------------------------------------------------------------------------------------
+
+    @verb
+    async def limit_rate(self, limit: RateLimit | None, ttl: Duration | None = None) -> None:
+        """Hand out at most so many jobs per span, over all workers; None lifts the limit."""
+        if limit is None:
+            await self._ask(limits.RateLimitClear(queue=self.name))
+            return
+        span = milliseconds(limit.per, "per")
+        lasting = None if ttl is None else milliseconds(ttl, "ttl")
+        await self._ask(limits.RateLimit(queue=self.name, limit=limit.max, duration=span, ttl=lasting))
+
+    @verb
+    async def limit_concurrency(self, limit: int | None) -> None:
+        """Let at most so many jobs run at once, over all workers; None lifts the limit."""
+        if limit is None:
+            await self._ask(limits.ClearConcurrency(queue=self.name))
+        else:
+            await self._ask(limits.SetConcurrency(queue=self.name, limit=limit))
+
+    @verb
+    async def limits(self) -> limits.LimitsView:
+        return (await self._ask(limits.GetQueueLimits(queue=self.name))).data.limits
+
+    @verb
+    async def set_stalls(self, **change: Unpack[StallChange]) -> None:
+        """Change when an active job without a lease counts as abandoned."""
+        await self._ask(queues.SetStallConfig(queue=self.name, config=_change(queues.StallConfigChange, change)))
+
+    @verb
+    async def stalls(self) -> StallConfig:
+        return (await self._ask(queues.GetStallConfig(queue=self.name))).config
+
+    # -- schedules -----------------------------------------------------------------------------------------------------
+
+    @verb
+    async def schedule(
+        self,
+        name: str,
+        data: Any = None,
+        *,
+        cron_expression: str | None = None,
+        every: Duration | None = None,
+        tz: str | None = None,
+        job_name: str | None = None,
+        priority: int = 0,
+        limit: int | None = None,
+        overlap: bool = False,
+        catch_up: bool = False,
+    ) -> cron.CronView:
+        """Create or replace a schedule; names are unique over all queues.
+
+        `overlap` lets a run begin while the one before lives; `catch_up` makes up for runs missed while nobody served.
+        """
+        if (cron_expression is None) == (every is None):
+            raise InvalidCommand("a schedule has either a cron expression or an interval (every=...)")
+        asked = cron.Cron(
+            name=name,
+            queue=self.name,
+            data=encode_payload(data),
+            schedule=cron_expression,
+            repeat_every=None if every is None else milliseconds(every, "every"),
+            timezone=tz,
+            job_name=job_name or name,
+            priority=priority,
+            max_limit=limit,
+            prevent_overlap=not overlap,
+            skip_missed_on_restart=not catch_up,
+        )
+        return (await self._ask(asked)).cron
+
+    @verb
+    async def schedules(self) -> list[cron.CronView]:
+        return [found for found in (await self._ask(cron.CronList())).crons if found.queue == self.name]
+
+    @verb
+    async def unschedule(self, name: str) -> bool:
+        """False when there was no such schedule."""
+        try:
+            await self._ask(cron.CronDelete(name=name))
+        except NotFound:
+            return False
+        return True
+
+
+class DlqVerbs(Shell):
+    """The dead letters of a queue."""
+
+    def __init__(self, client: Client, queue: str) -> None:
+        super().__init__(client)
+        self.queue = queue
+
+    @verb
+    async def list(self, limit: int = 100, offset: int = 0) -> list[DeadLetter]:
+        return (await self._ask(dlq.PageDeadLetters(queue=self.queue, limit=limit, offset=offset))).entries
+
+    @verb
+    async def stats(self) -> DlqStats:
+        return (await self._ask(dlq.GetDlqStats(queue=self.queue))).data.stats
+
+    @verb
+    async def retry(self, job_id: str | None = None, *, limit: int | None = None, reason: str | None = None) -> int:
+        """Let dead letters run again: one, the oldest, those with a reason, or all. Returns how many."""
+        chosen = None if reason is None else dlq.GivenFilter(reason=reason)
+        asked = dlq.RetryDeadLetters(queue=self.queue, job_id=job_id, count=limit, filter=chosen)
+        return (await self._ask(asked)).count
+
+    @verb
+    async def remove(self, job_id: str) -> bool:
+        """False when there was no such dead letter."""
+        return (await self._ask(dlq.RemoveDeadLetter(queue=self.queue, job_id=job_id))).data.removed
+
+    @verb
+    async def purge(self) -> int:
+        """Remove all of them."""
+        return (await self._ask(dlq.PurgeDeadLetters(queue=self.queue))).count
+
+    @verb
+    async def configure(self, **change: Unpack[DlqChange]) -> None:
+        """Change what happens to dead letters by themselves."""
+        await self._ask(queues.SetDlqConfig(queue=self.queue, config=_change(queues.DlqConfigChange, change)))
+
+    @verb
+    async def config(self) -> DlqConfig:
+        return (await self._ask(queues.GetDlqConfig(queue=self.queue))).config
+
+
+class Dlq(DlqVerbs, AsyncShell): ...
+
+
+class SyncDlq(DlqVerbs, SyncShell): ...
+
+
+class Queue(QueueVerbs[Job[Any]], AsyncShell):
+    """A queue, for coroutines: `await queue.add("send", {"to": "a@b.c"})`."""
+
+    _job_type = Job
+
+    @property
+    def dlq(self) -> Dlq:
+        return Dlq(self._client, self.name)
+
+
+class SyncQueue(QueueVerbs[SyncJob[Any]], SyncShell):
+    """A queue, for threads: `queue.add("send", {"to": "a@b.c"})`."""
+
+    _job_type = SyncJob
+
+    @property
+    def dlq(self) -> SyncDlq:
+        return SyncDlq(self._client, self.name)
+
+
+_SPANS: Final = frozenset(("stall_interval", "grace_period", "auto_retry_interval", "max_age"))
+
+
+def _change(kind: type[Any], change: Mapping[str, Any]) -> Any:
+    fields = {}
+    for name, value in change.items():
+        if name not in kind.__struct_fields__:
+            raise InvalidCommand(f"unknown setting {name!r}; there are: {', '.join(kind.__struct_fields__)}")
+        fields[name] = milliseconds(value, name) if name in _SPANS and value is not None else value
+    return kind(**fields)
+
+
+def batches(entries: Iterable[jobs.PushEntry]) -> Iterable[list[jobs.PushEntry]]:
+    """The entries in lists that fit one command each."""
+    batch: list[jobs.PushEntry] = []
+    size = 0
+    for entry in entries:
+        if batch and (len(batch) >= BATCH or size + len(entry.data) > _MAX_BATCH_BYTES):
+            yield batch
+            batch, size = [], 0
+        batch.append(entry)
+        size += len(entry.data)
+    if batch:
+        yield batch

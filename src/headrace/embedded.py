@@ -1,0 +1,189 @@
+"""The engine in this process: the same commands as over a socket, without the socket.
+
+An `EmbeddedEngine` owns a database file (or memory) and ends ticks as the server does: what is asked in one turn of the
+loop shares one commit, and nothing is answered before it. Each client of it is a `LocalPeer`, as each connection of a
+server is a session.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any, TypeVar
+
+from msgspec import Struct
+
+from headrace.backends.local.backend import BOUNDED_LOG, LocalBackend
+from headrace.client.channel import Channel, Hear, LinkChange, decode_event
+from headrace.client.conversation import Done
+from headrace.clock import Clock, SystemClock
+from headrace.commands._base import Command, Reply
+from headrace.engine.engine import Engine
+from headrace.errors import ClientClosed, CommandTimeout, HeadraceError, StorageUnavailable
+from headrace.model import Event
+from headrace.server.driving import Driver, Work
+from headrace.server.projections import tcp_event
+from headrace.server.ticker import Release, Ticker
+from headrace.views import encode
+
+R = TypeVar("R", bound=Reply)
+
+
+class EmbeddedEngine:
+    """An engine on the running loop. `path` None keeps everything in memory."""
+
+    def __init__(self, path: Path | None, clock: Clock | None = None) -> None:
+        self.path = path
+        backend = LocalBackend(path, log_limits=BOUNDED_LOG)
+        self.engine = Engine(backend, clock or SystemClock())
+        self.ticker: Ticker
+        self._peers: set[LocalPeer] = set()
+
+    async def start(self) -> None:
+        self.ticker = Ticker(self.engine, asyncio.get_running_loop())
+        await self.engine.start()
+        self.ticker.start()
+
+    def open_peer(self, hear: Hear | None = None, *, owns_home: bool = False) -> LocalPeer:
+        """A channel to this engine; one that owns it stops it when it is closed."""
+        peer = LocalPeer(self, hear, owns_home)
+        self._peers.add(peer)
+        return peer
+
+    def drop_peer(self, peer: LocalPeer) -> None:
+        self._peers.discard(peer)
+        self.ticker.give_back(peer)
+
+    async def stop(self) -> None:
+        for peer in list(self._peers):
+            await peer.close()
+        while self.ticker.is_busy:  # noqa: ASYNC110 - only until this tick and the syncs under way end
+            await asyncio.sleep(0.001)
+        self.ticker.stop()
+        await self.engine.stop()
+
+
+class Asked:
+    """A command under way: whom to tell of its outcome, once."""
+
+    __slots__ = ("_done", "timeout", "timer")
+
+    def __init__(self, done: Done[Any], timeout: float) -> None:
+        self._done: Done[Any] | None = done
+        self.timeout = timeout
+        self.timer: asyncio.TimerHandle | None = None
+
+    def end(self, outcome: Any) -> None:
+        done, self._done = self._done, None
+        if self.timer is not None:
+            self.timer.cancel()
+        if done is not None:
+            done(outcome)
+
+
+class LocalPeer(Driver[Asked]):
+    """A channel to an engine on the same loop, and an outlet of its ticker."""
+
+    def __init__(self, home: EmbeddedEngine, hear: Hear | None, owns_home: bool) -> None:
+        loop = asyncio.get_running_loop()
+        super().__init__(home.engine, "embedded", stir=home.ticker.stir, later=loop.call_soon, held={})
+        self.home = home
+        self._owns_home = owns_home
+        self._loop = loop
+        self._hear = hear
+        self._answers: list[tuple[Asked, Any]] = []
+        self._durable: list[tuple[Asked, Any]] = []
+        self._suspended: set[Asked] = set()
+        self._subscription: str | None = None
+        self._is_closed = False
+
+    # -- Channel -------------------------------------------------------------------------------------------------------
+
+    def submit(self, command: Command[R], done: Done[R], timeout: float) -> None:
+        if self._is_closed:
+            done(ClientClosed())
+        else:
+            self._start(command, Asked(done, timeout))
+
+    def open_own(self, hear: Hear | None = None, changed: LinkChange | None = None) -> Channel:
+        peer = self.home.open_peer(hear)
+        if changed is not None:
+            self._loop.call_soon(changed, True)
+        return peer
+
+    async def start(self) -> None:
+        """An engine in the same process answers from the beginning."""
+
+    async def close(self) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self.subscribe(None)
+        self._give_up()
+        self.home.drop_peer(self)
+        for asked in list(self._suspended):
+            asked.end(ClientClosed())
+        if self._owns_home:
+            await self.home.stop()
+
+    # -- Driver --------------------------------------------------------------------------------------------------------
+
+    def _suspend(self, work: Work, suspended: object, command: Command[Any], key: Asked) -> None:
+        name = type(command).__struct_config__.tag
+        late = CommandTimeout(f"{name} got no answer within {key.timeout:g} s")
+        key.timer = self._loop.call_later(key.timeout, key.end, late)
+        self._suspended.add(key)
+        super()._suspend(work, suspended, command, key)
+
+    def _ended(self, key: Asked) -> None:
+        self._suspended.discard(key)
+
+    def _answer(self, reply: Struct, key: Asked) -> None:
+        self._collect(key, reply)
+
+    def _refuse(self, error: HeadraceError, key: Asked) -> None:
+        self._collect(key, error)
+
+    def _collect(self, asked: Asked, outcome: Any) -> None:
+        if self._backend.sync_requests:
+            self._backend.sync_requests = 0
+            self._durable.append((asked, outcome))
+        else:
+            self._answers.append((asked, outcome))
+        self._stir(self)
+
+    def subscribe(self, queue: str | None) -> None:
+        if self._subscription is not None:
+            self._engine.unsubscribe(self._subscription, self)
+        self._subscription = queue
+        if queue is not None:
+            self._engine.subscribe(queue, self)
+
+    def deliver(self, event: Event, body: bytes | None) -> None:
+        shown = tcp_event(event, body)
+        if shown is not None and self._hear is not None:
+            self._hear(decode_event(encode(shown)))
+
+    # -- Outlet: what the ticker lets out ------------------------------------------------------------------------------
+
+    @property
+    def is_durable(self) -> bool:
+        return bool(self._durable)
+
+    def hold(self) -> Release:
+        held, self._durable = self._durable, []
+
+        def let_go(error: StorageUnavailable | None) -> None:
+            for asked, outcome in held:
+                asked.end(outcome if error is None else error)
+
+        return let_go
+
+    def spoil(self, error: StorageUnavailable) -> None:
+        self._answers = [(asked, error) for asked, _ in self._answers + self._durable]
+        self._durable = []
+
+    def flush(self) -> None:
+        answers, self._answers = self._answers, []
+        for asked, outcome in answers:
+            asked.end(outcome)
