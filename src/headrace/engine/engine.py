@@ -9,26 +9,30 @@ commits once for all of them, and returns the events to publish; only then do re
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import logging
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Raw
 
 from headrace.addresses import DEFAULT_RULES, UrlRules
 from headrace.backends.base import Claim, Demand, FlowNode, Outcome
-from headrace.backends.local.backend import LocalBackend
 from headrace.backends.local.slices import run_now
 from headrace.clock import Clock
+from headrace.engine.claims import ClaimLoops
 from headrace.engine.crons import Crons
 from headrace.engine.figures import MAX_QUEUES, Figures
 from headrace.engine.history import History
 from headrace.engine.peer import Peer
 from headrace.engine.waiters import Waiter, Waiters
 from headrace.engine.workers import WorkerRegistry
-from headrace.errors import NotAuthenticated, StorageUnavailable
+from headrace.errors import HeadraceError, NotAuthenticated, StorageUnavailable
 from headrace.model import Event, JobSpec
+
+if TYPE_CHECKING:
+    from headrace.backends import AnyBackend
 
 log: Final = logging.getLogger("headrace.engine")
 
@@ -44,7 +48,7 @@ _MAX_GUESSERS: Final = 10_000
 class Engine:
     def __init__(
         self,
-        backend: LocalBackend,
+        backend: AnyBackend,
         clock: Clock,
         *,
         tokens: Sequence[str] = (),
@@ -61,6 +65,8 @@ class Engine:
         self.webhook_rules = webhook_rules
         self.alarm = backend.alarm
         self.waiters = Waiters(self.alarm)
+        self.claims = ClaimLoops(backend, self.waiters, self.run)
+        self._tasks: set[asyncio.Task[None]] = set()
         self.workers = WorkerRegistry(clock, self.ids, worker_timeout_ms)
         self.crons = Crons(backend, clock, self.workers)
         self.figures = Figures(backend, clock, self.workers, self.crons, connections, metrics_max_queues)
@@ -74,6 +80,8 @@ class Engine:
         self._is_stopping = False
 
     async def start(self) -> None:
+        if not self.backend.is_local:
+            self.backend.on_end = self.hear_of_end
         await self.backend.open()
         await self.crons.start()
         self.backend.commit()
@@ -83,6 +91,8 @@ class Engine:
         self._set_alarm()
 
     async def stop(self) -> None:
+        for task in list(self._tasks):
+            task.cancel()
         if not self.backend.is_degraded:
             self.backend.commit()
         await self.backend.close()
@@ -92,6 +102,23 @@ class Engine:
         self._is_stopping = True
         for waiter in self.waiters.everybody():
             waiter.finish(None)
+
+    def run(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do something that nobody waits for: at once on a local backend, else as a task of its own."""
+        if self.backend.is_local:
+            run_now(work)
+            return
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ran)
+
+    def _ran(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, HeadraceError):
+            log.warning("%s", error)
+        elif error is not None:
+            log.error("work in the background failed", exc_info=error)
 
     def uptime_ms(self) -> int:
         return self.clock.monotonic_ms() - self._started_mono
@@ -113,6 +140,11 @@ class Engine:
         if claims or timeout_ms <= 0 or self._is_stopping:
             return claims
         deadline = self.clock.monotonic_ms() + int(timeout_ms)
+        if not self.backend.is_local and await self.backend.announce_waiting(queue, timeout_ms):
+            # What another broker pushed before it heard of us woke nobody here.
+            claims = await self.backend.claim(queue, demand)
+            if claims:
+                return claims
         return await self.waiters.park_pull(queue, demand, deadline) or []
 
     async def wait_job(self, job_id: str, timeout_ms: float) -> Outcome | None:
@@ -125,8 +157,26 @@ class Engine:
         deadline = self.clock.monotonic_ms() + int(timeout_ms)
         # The job may not be kept after its end: have its result come with the event.
         self.backend.wants_bodies = True
-        ended: Outcome | None = await self.waiters.park_job(job_id, deadline)
+        waiter = self.waiters.park_job(job_id, deadline)
+        if not self.backend.is_local:
+            await self._look_again(waiter, timeout_ms)
+        ended: Outcome | None = await waiter
         return ended
+
+    async def _look_again(self, waiter: Waiter, timeout_ms: float) -> None:
+        """The job may have ended at another broker before that one knew that somebody waits here."""
+        assert not self.backend.is_local
+        try:
+            await self.backend.announce_awaited(waiter.key, timeout_ms)
+            outcome = await self.backend.outcome(waiter.key)
+        except HeadraceError:
+            if waiter.is_over:
+                return  # it ended, was not kept, and its end was told
+            self.waiters.cancel(waiter)
+            raise
+        if outcome.state in _ENDS:
+            for parked in self.waiters.take_job(waiter.key):
+                parked.finish(outcome)
 
     # -- the tick ------------------------------------------------------------------------------------------------------
 
@@ -164,7 +214,12 @@ class Engine:
         self.alarm.ring_by(self._next_maintenance)
 
     def _serve_parked_pulls(self) -> None:
-        for queue in self.backend.take_ready():
+        ready = self.backend.take_ready()
+        if not self.backend.is_local:
+            for queue in ready:
+                self.claims.wake(queue)
+            return
+        for queue in ready:
             for waiter in self.waiters.pulls(queue):
                 assert waiter.demand is not None
                 claims = run_now(self.backend.claim(queue, waiter.demand))
@@ -182,8 +237,15 @@ class Engine:
                     waiter.finish(self._outcome(event))
 
     def _outcome(self, event: Event) -> Outcome:
-        result = run_now(self.backend.result(event.job)) if event.event == "completed" else None
-        return Outcome(event.event, result or self.backend.body_of(event), event.error)
+        body = self.backend.body_of(event)
+        if event.event == "completed" and self.backend.is_local:
+            body = run_now(self.backend.result(event.job)) or body
+        return Outcome(event.event, body, event.error)
+
+    def hear_of_end(self, job_id: str, outcome: Outcome) -> None:
+        """A job ended at another broker: whoever waits for it here is told."""
+        for waiter in self.waiters.take_job(job_id):
+            waiter.finish(outcome)
 
     def cancel(self, waiter: Waiter) -> None:
         self.waiters.cancel(waiter)
@@ -222,6 +284,16 @@ class Engine:
             self.figures.sample()
             await self.history.sample()
             await self.backend.retire_completed()
+            await self._look_after_others()
+
+    async def _look_after_others(self) -> None:
+        """Other brokers share the backend: do what a dead one left undone, learn of schedules it was given."""
+        if self.backend.is_local:
+            return
+        await self.backend.look_after()
+        await self.crons.replan()
+        for queue in self.waiters.pulled_queues():
+            self.claims.wake(queue)
 
     # -- connections ---------------------------------------------------------------------------------------------------
 

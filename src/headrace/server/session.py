@@ -187,7 +187,7 @@ class Session(Driver[bytes | Raw]):
 
     def _run_together(self, commands: list[Command[Any]]) -> int:
         """Run the first ones with one call of the backend; how many were answered."""
-        if not self.is_authenticated or self._backend.is_degraded:
+        if not self.is_authenticated or self._backend.is_degraded or not self._backend.is_local:
             return 0
         work = _TOGETHER[type(commands[0])](commands, self._engine, self)
         try:

@@ -13,7 +13,7 @@ import random
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -54,7 +54,7 @@ MAX_READ_BYTES: Final = 1 << 20
 
 
 class LocalBackend(Records):
-    is_local = True
+    is_local: Final[Literal[True]] = True
 
     def __init__(
         self,

@@ -4,22 +4,42 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
+from msgspec import Struct
 
-from headrace.backends.base import Counts, StorageStatus
-from headrace.backends.local.eventlog import LogLimits, MemoryLog
+from headrace.backends.base import Counts, Outcome, StorageStatus
+from headrace.backends.local.eventlog import LogLimits, MemoryLog, Roll
+from headrace.backends.valkey.hashes import from_fields
 from headrace.backends.valkey.library import ensure_libraries
 from headrace.backends.valkey.records import Records
 from headrace.backends.valkey.transport import Standalone, Transport
 from headrace.backends.valkey.url import ValkeyUrl, parse_url
+from headrace.backends.valkey.wakes import Wakes
 from headrace.clock import Clock, SystemClock
-from headrace.errors import StorageUnavailable
 from headrace.model import Event
 
 _decode_event: Final = msgspec.json.Decoder(Event).decode
 MAX_READ_BYTES: Final = 1 << 20
+
+
+class Ended(Struct):
+    """The end of a job as a function publishes it."""
+
+    queue: str
+    job: str
+    state: str
+    error: str | None = None
+    value: str | None = None
+    raw: str | None = None
+
+
+_decode_ended: Final = msgspec.json.Decoder(Ended).decode
+
+
+def _nobody(*_: object) -> None:
+    """Nobody listens."""
 
 
 def transport_of(url: ValkeyUrl) -> Transport:
@@ -27,7 +47,7 @@ def transport_of(url: ValkeyUrl) -> Transport:
 
 
 class ValkeyBackend(Records):
-    is_local = False
+    is_local: Final[Literal[False]] = False
 
     def __init__(
         self,
@@ -49,18 +69,40 @@ class ValkeyBackend(Records):
         self._log = MemoryLog(LogLimits(), epoch=self._epoch)
         self._published: list[Event] = []
         self._published_bodies: dict[int, bytes] = {}
-        self._trouble: StorageStatus | None = None
+        self.on_wake: Callable[[], None] = _nobody
+        """Called when another broker brought news: the server should end a tick."""
+        self.on_end: Callable[[str, Outcome], None] = _nobody
+        """Called with the id and the outcome of a job that ended at another broker."""
+        self._wakes = Wakes(self.url, [self._keys.wake, self._keys.ended], self._hear, self._hear_all)
 
     async def open(self) -> None:
         await self._server.open()
         self.library_owner = await ensure_libraries(self._server.primaries())
+        await self._wakes.open()
         self._epoch = self._clock.now_ms()
         self._log.epoch = self._epoch
         for queue in await self._queue_names():
             self._look_at(queue, self._clock.now_ms())
 
     async def close(self) -> None:
+        await self._wakes.close()
         await self._server.close()
+
+    # -- other brokers -------------------------------------------------------------------------------------------------
+
+    def _hear(self, channel: bytes, message: bytes) -> None:
+        if channel.decode() == self._keys.wake:
+            self._ready.add(message.decode())
+        else:
+            ended = _decode_ended(message)
+            value = None if ended.value is None else from_fields(ended.value.encode(), (ended.raw or "").encode())
+            self.on_end(ended.job, Outcome(ended.state, value, ended.error))
+        self.on_wake()
+
+    def _hear_all(self) -> None:
+        """Messages may have been lost: every queue deserves a look."""
+        self._ready.update(self._seen)
+        self.on_wake()
 
     # -- what the engine collects --------------------------------------------------------------------------------------
 
@@ -139,25 +181,41 @@ class ValkeyBackend(Records):
 
     # -- storage -------------------------------------------------------------------------------------------------------
 
-    @property
-    def is_degraded(self) -> bool:
-        return self._trouble is not None
+    is_degraded = False
+    """Every call answers for itself: a server that is away fails the calls made meanwhile."""
 
     def check_writable(self) -> None:
-        if self._trouble is not None:
-            raise StorageUnavailable(self._trouble.error or "Storage is unavailable")
+        """Only the server can tell."""
+
+    def probe(self) -> bool:
+        return True
 
     def storage_status(self) -> StorageStatus:
-        return self._trouble or StorageStatus(False, None, None)
+        return StorageStatus(False, None, None)
 
     def size_bytes(self) -> int:
         return 0
+
+    # What a local backend does between a tick and its reply: here a reply leaves when the server has answered.
+
+    def take_sync(self) -> bool:
+        return False
+
+    def sync(self) -> None: ...
+
+    def mend_sync(self) -> None: ...
+
+    def roll_log(self) -> Roll | None:
+        return None
+
+    def publish(self, roll: Roll) -> None: ...
 
     async def compact(self) -> None:
         """Valkey looks after its own memory."""
 
     def total_counts(self) -> Counts:
-        return Counts()
+        """As of the last slow round, which is at most a second ago."""
+        return self._total_counts
 
     def oldest_waiting_ms(self, queue: str) -> float | None:
         return None

@@ -11,7 +11,7 @@ import asyncio
 import ssl
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import libvalkey
 
@@ -37,18 +37,20 @@ class _Pipe(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self.answered = 0
         self.is_open = True
+        self.lost = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's transports are of classes of their own
 
     def data_received(self, data: bytes) -> None:
         self._reader.feed(data)
         try:
             while (reply := self._reader.gets()) is not False:
-                if self._on_push is not None and not self._waiting:
+                if self._on_push is not None and isinstance(reply, list) and reply[0] == b"message":
                     self._on_push(reply)
                     continue
+                if self._on_push is not None and not self._waiting:
+                    continue  # one more answer to a SUBSCRIBE of several channels
                 self.answered += 1
                 future = self._waiting.popleft()
                 if future.done():
@@ -65,6 +67,8 @@ class _Pipe(asyncio.Protocol):
 
     def fail(self, text: str) -> None:
         self.is_open = False
+        if not self.lost.done():
+            self.lost.set_result(None)
         waiting, self._waiting = self._waiting, deque()
         for future in waiting:
             if not future.done():
@@ -101,6 +105,7 @@ class Connection:
     def __init__(self, url: ValkeyUrl, host: str, port: int, *, on_push: Callable[[Any], None] | None = None) -> None:
         self._url = url
         self.host, self.port = host, port
+        self.timeout_s = url.timeout_s
         self._on_push = on_push
         self._pipe: _Pipe | None = None
         self._opening: asyncio.Task[_Pipe] | None = None
@@ -108,8 +113,6 @@ class Connection:
         self._refused_until = 0.0
         self._watch: asyncio.TimerHandle | None = None
         self._is_closed = False
-        self.on_open: Callable[[], None] | None = None
-        """Called after every connect: the server may be another one than before."""
 
     async def call(self, *command: Argument) -> Any:
         packed = libvalkey.pack_command(command)
@@ -141,11 +144,16 @@ class Connection:
         self._watch = None
         if not pipe.in_flight or pipe is not self._pipe:
             return
-        if pipe.answered == answered and self._on_push is None:
+        if pipe.answered == answered:
             pipe.fail(f"Valkey did not answer within {self._url.timeout_s:g} s")
             return
         loop = asyncio.get_running_loop()
         self._watch = loop.call_later(self._url.timeout_s, self._check_progress, pipe, pipe.answered)
+
+    async def lost(self) -> None:
+        """Return when the connection breaks."""
+        if self._pipe is not None and self._pipe.is_open:
+            await asyncio.shield(self._pipe.lost)
 
     # -- connecting ----------------------------------------------------------------------------------------------------
 
@@ -174,8 +182,6 @@ class Connection:
             raise StorageUnavailable(f"Valkey at {self.host}:{self.port} cannot be reached: {text}") from error
         self._failures = 0
         self._pipe = pipe
-        if self.on_open is not None:
-            self.on_open()
         return pipe
 
     async def _dial(self) -> _Pipe:

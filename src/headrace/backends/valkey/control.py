@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -37,8 +37,15 @@ class Control(Delivery):
         queue, own_id = await self._locate(job_id, missing)
         return await self._call(verb, queue, own_id, *args)
 
-    async def cancel(self, job_id: str) -> None:
-        await self._act("cancel", job_id, missing="Job not found or cannot be cancelled")
+    async def cancel(self, job_id: str, *, force: bool = False) -> None:
+        await self._act("cancel", job_id, plain(force), missing="Job not found or cannot be cancelled")
+
+    async def release_leases(self, queue: str, owner: str, keep: Collection[str]) -> int:
+        active = [job for job in await self._jobs_in(queue, ["active"]) if job.owner == owner]
+        lost = [job for job in active if job.shown_id() not in keep and job.serial is not None]
+        if lost:
+            await self._call("release", queue, *(text for job in lost for text in (job.id, job.serial or "")))
+        return len(lost)
 
     async def set_progress(self, job_id: str, progress: float, message: str | None) -> None:
         shown = plain(min(100, max(0, progress)))
@@ -192,7 +199,9 @@ class Control(Delivery):
 
     async def set_concurrency(self, queue: str, limit: int | None) -> None:
         await self._register(queue)
-        await self._call("setMeta", queue, "globalConcurrency", plain(limit))
+        # For Node 0 means no limit, so holding everything back is a field of its own.
+        fields = ("globalConcurrency", plain(limit or None), "hrHold", "1" if limit == 0 else "")
+        await self._call("setMeta", queue, *fields)
 
     async def limits(self, queue: str) -> QueueLimits:
         most, duration, until, ttl, concurrency, maxed = await self._call("limits", queue)

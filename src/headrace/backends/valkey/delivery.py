@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, Struct
 
-from headrace.backends.base import Claim, Demand, GroupDemand
+from headrace.backends.base import Claim, Counts, Demand, GroupDemand
 from headrace.backends.valkey.arguments import Claiming, Renewal, Text, flat
 from headrace.backends.valkey.hashes import StoredJob, read_hash, show
 from headrace.backends.valkey.settlement import Settlement
@@ -16,6 +17,12 @@ from headrace.backends.valkey.settlement import Settlement
 RECLAIM_IDLE_MS: Final = 30_000
 """After this silence an entry that a Node worker took is looked at."""
 _MAX_STALLS: Final = 1
+_ANNOUNCE_MS: Final = 30_000
+"""How much longer than needed others are told that somebody waits: the next pull need not say it again."""
+
+
+class _Named(Struct):
+    id: str
 
 
 class Delivery(Settlement):
@@ -60,6 +67,35 @@ class Delivery(Settlement):
                 del self._holders[shown_id]
         held.clear()
 
+    async def release_claims(self, queue: str, claims: Sequence[Claim]) -> None:
+        """Jobs that were claimed for somebody who is gone: they wait again."""
+        for claim in claims:
+            shown_id = msgspec.msgpack.decode(bytes(claim.job), type=_Named).id
+            job = await self._find(shown_id)
+            if job is not None and job.serial is not None and job.serial.startswith(self.broker):
+                await self._call("release", queue, job.id, job.serial)
+            self._let_go(shown_id)
+
+    # -- who waits here ------------------------------------------------------------------------------------------------
+
+    async def announce_waiting(self, queue: str, timeout_ms: float) -> bool:
+        """Tell other brokers that a pull waits for jobs of the queue; False when they know already."""
+        return await self._announce(queue, queue, "hrParked", timeout_ms)
+
+    async def announce_awaited(self, job_id: str, timeout_ms: float) -> bool:
+        """Tell other brokers that somebody waits for the end of a job."""
+        queue, _ = await self._locate(job_id)
+        return await self._announce(f"!{queue}", queue, "hrAwaited", timeout_ms)
+
+    async def _announce(self, what: str, queue: str, field: str, timeout_ms: float) -> bool:
+        now = self._clock.now_ms()
+        if self._waiting_until.get(what, 0) >= now + timeout_ms:
+            return False
+        until = now + int(timeout_ms) + _ANNOUNCE_MS
+        await self._call("announceWaiting", queue, field, str(until))
+        self._waiting_until[what] = until
+        return True
+
     async def extend(self, job_id: str, token: str | None, duration_ms: float | None, *, force: bool = False) -> bool:
         place = await self._place(job_id)
         if place is None:
@@ -99,9 +135,16 @@ class Delivery(Settlement):
 
     async def look_after(self) -> None:
         """The slow round over all queues: what other brokers planned and did not live to do, and dead Node workers."""
-        for queue in await self._queue_names():
-            await self._sweep_queue(queue)
-            await self._reclaim(queue)
+        names = await self._queue_names()
+        await asyncio.gather(*map(self._sweep_queue, names), *map(self._reclaim, names))
+        total = Counts()
+        for counted in await asyncio.gather(*map(self.counts, names)):
+            for field in Counts.__struct_fields__:
+                setattr(total, field, getattr(total, field) + getattr(counted, field))
+        self._total_counts = total
+
+    async def counts(self, queue: str) -> Counts:
+        raise NotImplementedError
 
     async def _reclaim(self, queue: str) -> None:
         cursor: Any = "0-0"

@@ -25,6 +25,10 @@ DIFFERENT: Final[dict[str, str]] = {
     "event stream",
     "acknowledgements of several queues": "in a cluster a batch is all or none for each queue",
     "job ids": "jobs of Node producers go by `<queue>:<number>`",
+    "order of replies": "replies leave when Valkey has answered, so errors noticed before that overtake: clients match "
+    "them by `reqId`",
+    "statistics": "counts over all queues are at most a second old",
+    "TrimEvents": "cuts the queue's event stream on Valkey, which Node's QueueEvents reads",
 }
 """Behaves otherwise."""
 

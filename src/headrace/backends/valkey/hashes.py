@@ -142,6 +142,7 @@ class StoredJob(Struct):
     failed_reason: str | None
     birth: str
     token: str | None
+    owner: str | None
     serial: str | None
     is_ours: bool
     successor: str | None
@@ -195,6 +196,7 @@ def read_hash(queue: str, flat: list[Any]) -> StoredJob | None:
         _reason(h, past),
         h.get(b"birth", h.get(b"id", b"")).decode().rjust(36, "0"),
         _text(h, b"tok"),
+        _text(h, b"own"),
         _text(h, b"ser"),
         is_ours,
         _text(h, b"next"),

@@ -15,7 +15,6 @@ from headrace.backends.valkey.differences import refuse
 from headrace.backends.valkey.hashes import show, to_fields
 from headrace.backends.valkey.keys import marked
 from headrace.backends.valkey.store import Store
-from headrace.errors import NotFound
 from headrace.model import DEFAULT_SETTINGS, Backoff, JobLinks, JobSettings, JobSpec, is_plain, links_of, settings_of
 
 BULK: Final = 500
@@ -23,9 +22,8 @@ BULK: Final = 500
 
 
 class Intake(Store):
-    needs_sync = False
-    """A job of this tick asked for `durable`."""
     sync_requests = 0
+    """A durable push returns when the disk has it: no reply has to wait any longer."""
 
     async def insert_one(self, queue: str, spec: JobSpec) -> str:
         return (await self.insert(queue, [spec]))[0]
@@ -61,20 +59,24 @@ class Intake(Store):
         return ids
 
     async def _insert_rich(self, queue: str, specs: Sequence[JobSpec]) -> list[str]:
-        await self._check_durable(specs)
+        is_synced = any(getattr(spec, "durable", False) for spec in specs)
+        if is_synced:
+            await self._require_aof()
         now = self._clock.now_ms()
         free = await self._free_ids(queue, specs)
         args: list[Text] = ["jobs"]
         others: list[str] = []
         for spec in specs:
             args += flat(await self._new_job(queue, spec, now, free, others))
-        reply = await self._call("insert", queue, *args, others=self._same_slot(queue, others))
+        reply = await self._call("insert", queue, *args, others=self._same_slot(queue, others), is_synced=is_synced)
         ids = [job_id.decode() for job_id in reply[0]]
         for job_id in ids:
             self._remember(job_id, queue)
         return ids
 
     async def insert_flow(self, nodes: Sequence[FlowNode]) -> list[Raw]:
+        if not nodes:
+            return []
         queues = list(dict.fromkeys(node.queue for node in nodes))
         others = self._same_slot(queues[0], queues[1:])
         for queue in queues:
@@ -144,20 +146,17 @@ class Intake(Store):
             extra.is_id_free, extra.birth = True, job_id
         if links.parent_id is not None and links.parent_id != LINK_LATER:
             extra.parent = await self._tie(queue, links.parent_id, others, homes)
-            if extra.parent is None:
-                raise NotFound(f"Parent job not found: {links.parent_id}")
         for dependency in dict.fromkeys(links.depends_on):
-            extra.depends_on.append(await self._tie(queue, dependency, others, homes) or Tie(dependency))
+            extra.depends_on.append(await self._tie(queue, dependency, others, homes))
 
-    async def _tie(self, queue: str, job_id: str, others: list[str], homes: dict[str, str]) -> Tie | None:
+    async def _tie(self, queue: str, job_id: str, others: list[str], homes: dict[str, str]) -> Tie:
+        """Where a relative is; one that cannot be found is looked for in the same queue, and refused there."""
         if job_id in homes:
             home: str | None = homes[job_id]
         else:
             place = await self._place(job_id)
             home = None if place is None else place[0]
-        if home is None:
-            return None
-        if home != queue:
+        if home is not None and home != queue:
             others.append(home)
             return Tie(job_id, self._keys.of(home))
         return Tie(job_id)
@@ -208,17 +207,10 @@ class Intake(Store):
             event.delay = run_at - now
         self._count(event)
 
-    async def _check_durable(self, specs: Sequence[JobSpec]) -> None:
-        if any(getattr(spec, "durable", False) for spec in specs):
-            await self._require_aof()
-            self.needs_sync = True
-            self.sync_requests += 1
-
     async def _require_aof(self) -> None:
-        """Durable pushes need a server that writes an append-only file."""
-        key = self._keys.queues
-        reply: list[Any] = await self._server.call(key, "CONFIG", "GET", "appendonly")
-        if b"yes" not in reply:
+        """Durable pushes need a server that writes an append-only file and can tell when it has."""
+        info: bytes = await self._server.call(self._keys.queues, "INFO", "persistence")
+        if b"aof_enabled:1" not in info:
             refuse("durable without an append-only file")
 
 

@@ -20,6 +20,7 @@ class Keys:
         self.webhooks = f"{prefix}:hr:webhooks"
         self.crons = f"{prefix}:hr:cron-queues"
         self.wake = f"{prefix}:hr:wake"
+        self.ended = f"{prefix}:hr:ended"
 
     def of(self, queue: str) -> str:
         return f"{self.prefix}:{{{queue}}}"

@@ -13,8 +13,7 @@ from headrace.backends.valkey.arguments import Completion, Failing, Successor, T
 from headrace.backends.valkey.hashes import StoredJob, to_fields
 from headrace.backends.valkey.intake import Intake
 from headrace.backends.valkey.keys import marked
-from headrace.backends.valkey.store import error_of
-from headrace.errors import HeadraceError, NotFound
+from headrace.errors import HeadraceError, NotFound, error_of
 from headrace.model import Event, JobLinks
 from headrace.schedules import next_repeat
 

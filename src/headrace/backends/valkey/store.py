@@ -17,31 +17,16 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from headrace.backends.base import DURATION_BUCKETS, QueueFigures, Totals
+from headrace.backends.base import DURATION_BUCKETS, Counts, QueueFigures, Totals
 from headrace.backends.valkey.arguments import Text
 from headrace.backends.valkey.hashes import StoredJob, read_hash
 from headrace.backends.valkey.keys import Keys, mark, mark_of
 from headrace.backends.valkey.transport import Transport
 from headrace.clock import Alarm, Clock
-from headrace.errors import (
-    HeadraceError,
-    Internal,
-    InvalidCommand,
-    LeaseLost,
-    NotFound,
-    NotSupported,
-    Refused,
-)
+from headrace.errors import NotFound, error_of
 from headrace.ids import IdSource
 from headrace.model import DAY_MS, Event
 
-_ERRORS: Final[dict[str, type[HeadraceError]]] = {
-    "not_found": NotFound,
-    "refused": Refused,
-    "lease_lost": LeaseLost,
-    "invalid_command": InvalidCommand,
-    "not_supported": NotSupported,
-}
 _LEAVING: Final = frozenset(("completed", "failed", "stalled", "released", "delayed", "waiting-children", "removed"))
 _MAX_PLACES: Final = 200_000
 
@@ -74,10 +59,6 @@ _decode_news: Final = msgspec.msgpack.Decoder(tuple[list[News], list[str], float
 _PARTICULARS: Final = News.__struct_fields__[3:]
 
 
-def error_of(kind: str, text: str) -> HeadraceError:
-    return _ERRORS[kind](text) if kind in _ERRORS else Internal()
-
-
 class Store:
     def __init__(self, transport: Transport, prefix: str, clock: Clock, rng: Callable[[], float]) -> None:
         self._server = transport
@@ -104,16 +85,22 @@ class Store:
         self._bodies: dict[int, bytes] = {}
         self._watched: dict[str, int] = {}
         self.wants_bodies = False
+        self._waiting_until: dict[str, int] = {}
+        """Until when other brokers know that somebody waits here: for jobs of a queue, or (with !) for ends of jobs."""
         self._totals = Totals()
+        self._total_counts = Counts()
         self._figures: dict[str, QueueFigures] = {"": QueueFigures()}
         self._minutes: dict[tuple[str, str], dict[int, int]] = {}
 
     # -- calling -------------------------------------------------------------------------------------------------------
 
-    async def _call(self, verb: str, queue: str, *args: Text, others: Sequence[str] = ()) -> list[Any]:
+    async def _call(
+        self, verb: str, queue: str, *args: Text, others: Sequence[str] = (), is_synced: bool = False
+    ) -> list[Any]:
         """One function call on one queue: its reply without the news, which is taken in."""
         keys = [self._keys.meta(name) for name in (queue, *others)]
-        reply = await self._server.fcall(f"headrace_{verb}", keys, (str(self._clock.now_ms()), *args))
+        call = self._server.fcall_synced if is_synced else self._server.fcall
+        reply = await call(f"headrace_{verb}", keys, (str(self._clock.now_ms()), *args))
         if reply[0] == b"!":
             raise error_of(reply[1].decode(), reply[2].decode())
         self._see(queue)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from headrace.backends.valkey.connection import Argument, Connection, ServerError
@@ -30,19 +29,23 @@ class Transport(Protocol):
 
     async def fcall(self, function: str, keys: Sequence[str], args: Sequence[Argument]) -> Any: ...
 
+    async def fcall_synced(self, function: str, keys: Sequence[str], args: Sequence[Argument]) -> Any:
+        """`fcall` that returns when the server's append-only file has the writes."""
+
 
 class Standalone:
     is_cluster = False
 
-    def __init__(self, url: ValkeyUrl, on_open: Callable[[], None] | None = None) -> None:
+    def __init__(self, url: ValkeyUrl) -> None:
         self._connection = Connection(url, *url.hosts[0])
-        self._connection.on_open = on_open
+        self._syncing = Connection(url, *url.hosts[0])
 
     async def open(self) -> None:
         await self._connection.call("PING")
 
     async def close(self) -> None:
         await self._connection.close()
+        await self._syncing.close()
 
     def primaries(self) -> list[Connection]:
         return [self._connection]
@@ -60,14 +63,27 @@ class Standalone:
     async def fcall(self, function: str, keys: Sequence[str], args: Sequence[Argument]) -> Any:
         return await answer(self._connection.call("FCALL", function, len(keys), *keys, *args))
 
+    async def fcall_synced(self, function: str, keys: Sequence[str], args: Sequence[Argument]) -> Any:
+        return await call_synced(self._syncing, ("FCALL", function, len(keys), *keys, *args))
+
+
+async def call_synced(connection: Connection, command: Command) -> Any:
+    """On a connection of its own: waiting for the disk holds up everything behind it."""
+    wait = ("WAITAOF", 1, 0, int(connection.timeout_s * 1000) - 100)
+    reply, synced = await connection.call_many([command, wait])
+    for one in (reply, synced):
+        if isinstance(one, ServerError):
+            raise refusal(one) from one
+    if synced[0] < 1:
+        raise StorageUnavailable("Storage error: not synced to disk in time")
+    return reply
+
 
 async def answer(work: Any) -> Any:
     try:
         return await work
     except ServerError as error:
         raise refusal(error) from error
-    except asyncio.CancelledError:
-        raise
 
 
 def refusal(error: Exception) -> StorageUnavailable:

@@ -88,10 +88,24 @@ local function tell_queue(word, queue, extra)
   return event
 end
 
+local function is_end(event)
+  return event.event == 'completed' or event.event == 'removed' or event.event == 'expired' or event.terminal
+end
+
+-- Somebody may wait for the end of the job at another broker.
+local function publish_end(event, job)
+  local awaited = meta(job.queue).hrAwaited
+  if not awaited or tonumber(awaited) <= NOW then return end
+  local ended = { queue = event.queue, job = job.id, state = event.event, error = event.error }
+  if event.event == 'completed' and not job.h.hn then ended.value, ended.raw = job.h.returnvalue, job.h.hr end
+  call('PUBLISH', string.match(job.queue.p, '^(.*):{') .. ':hr:ended', cjson.encode(ended))
+end
+
 local function tell(word, job, extra)
   local event = tell_queue(word, job.queue, extra)
   event.job = job.id
   event.name = job.h.name ~= '' and job.h.name or nil
+  if is_end(event) then publish_end(event, job) end
   return event
 end
 

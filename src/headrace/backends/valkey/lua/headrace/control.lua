@@ -26,7 +26,9 @@ do
 
   verb('cancel', function(queue, args)
     local job = get(queue, args[2], 'Job not found or cannot be cancelled')
-    if not is_unstarted(job) then refuse('refused', 'Job not found or cannot be cancelled') end
+    if not is_unstarted(job) and not (args[3] == '1' and job.h.state == 'active') then
+      refuse('refused', 'Job not found or cannot be cancelled')
+    end
     withdraw(job)
   end)
 
@@ -265,6 +267,12 @@ do
     wake(queue)
   end)
 
+  -- Until when somebody waits at a broker: for jobs (hrParked) or for the end of one (hrAwaited).
+  verb('announceWaiting', function(queue, args)
+    local known = tonumber(meta(queue)[args[2]] or '') or 0
+    if tonumber(args[3]) > known then call('HSET', queue.p .. ':meta', args[2], args[3]) end
+  end)
+
   -- After hrStall or hrDlq changed: active jobs are looked at anew, dead letters planned anew.
   verb('setStalls', function(queue, args)
     call('HSET', queue.p .. ':meta', 'hrStall', args[2])
@@ -298,8 +306,8 @@ do
       local ends = tonumber(m.hrLimitUntil)
       ttl = ends and math.max(0, ends - NOW) or bucket_wait(bucket) or 0
     end
-    local concurrency = tonumber(m.globalConcurrency)
-    return { bucket and m.rateLimitMax or '', bucket and m.rateLimitDuration or '', bucket and m.hrLimitUntil or '', str(ttl), m.globalConcurrency or '', concurrency and active_count(queue) >= concurrency and 1 or 0 }
+    local concurrency = m.hrHold and 0 or tonumber(m.globalConcurrency)
+    return { bucket and m.rateLimitMax or '', bucket and m.rateLimitDuration or '', bucket and m.hrLimitUntil or '', str(ttl), concurrency and str(concurrency) or '', concurrency and active_count(queue) >= concurrency and 1 or 0 }
   end)
 
   -- Remove the given jobs while they are in one of the given states (comma list, or `any`); ids of those removed.
@@ -379,7 +387,7 @@ do
         call('SCARD', p .. ':hr:blocked'),
         prioritized + listed,
         meta(queue).paused == '1' and 1 or 0,
-        tonumber(meta(queue).globalConcurrency) or -1,
+        meta(queue).hrHold and 0 or tonumber(meta(queue).globalConcurrency) or -1,
       },
     }
   end)

@@ -46,6 +46,7 @@ do
 
   -- How many jobs the limits of the queue let out now, its bucket, and when to try again.
   function room(queue, wanted)
+    if meta(queue).hrHold then return 0, nil end
     local concurrency = tonumber(meta(queue).globalConcurrency)
     if concurrency and concurrency > 0 then wanted = math.min(wanted, concurrency - active_count(queue)) end
     local bucket = queue_bucket(queue)

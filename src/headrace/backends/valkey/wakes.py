@@ -1,0 +1,66 @@
+"""News from other brokers: jobs came to a queue where somebody waits here, or a job ended that somebody waits for.
+
+Subscribed on a connection of its own, made anew when it breaks. What is missed meanwhile is found by the slow round of
+every second (`look_after`), so a lost message costs time and never a job.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Final
+
+from headrace.backends.valkey.connection import Connection
+from headrace.backends.valkey.url import ValkeyUrl
+from headrace.errors import StorageUnavailable
+
+_PING_EVERY_S: Final = 5.0
+_PAUSE_S: Final = 0.2
+
+Heard = Callable[[bytes, bytes], None]
+
+
+class Wakes:
+    def __init__(self, url: ValkeyUrl, channels: list[str], heard: Heard, mended: Callable[[], None]) -> None:
+        self._connection = Connection(url, *url.hosts[0], on_push=self._take)
+        self._channels = channels
+        self._heard = heard
+        self._mended = mended
+        self._task: asyncio.Task[None] | None = None
+
+    async def open(self) -> None:
+        await self._connection.call("SUBSCRIBE", *self._channels)
+        self._task = asyncio.create_task(self._keep())
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+        await self._connection.close()
+
+    def _take(self, message: list[Any]) -> None:
+        self._heard(message[1], message[2])
+
+    async def _keep(self) -> None:
+        while True:
+            try:
+                await asyncio.wait_for(self._connection.lost(), _PING_EVERY_S)
+            except TimeoutError:
+                await self._ping()
+                continue
+            await self._subscribe_again()
+
+    async def _ping(self) -> None:
+        try:
+            await self._connection.call("PING")
+        except StorageUnavailable:
+            await self._subscribe_again()
+
+    async def _subscribe_again(self) -> None:
+        while True:
+            try:
+                await self._connection.call("SUBSCRIBE", *self._channels)
+            except StorageUnavailable:
+                await asyncio.sleep(_PAUSE_S)
+            else:
+                self._mended()
+                return
