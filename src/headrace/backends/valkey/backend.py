@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final, Literal
 
 import msgspec
@@ -18,6 +19,7 @@ from headrace.backends.valkey.transport import Standalone, Transport
 from headrace.backends.valkey.url import ValkeyUrl, parse_url
 from headrace.backends.valkey.wakes import Wakes
 from headrace.clock import Clock, SystemClock
+from headrace.errors import StorageUnavailable
 from headrace.model import Event
 
 _decode_event: Final = msgspec.json.Decoder(Event).decode
@@ -86,6 +88,8 @@ class ValkeyBackend(Records):
 
     async def close(self) -> None:
         await self._wakes.close()
+        with suppress(StorageUnavailable):
+            await self._unregister_worker()
         await self._server.close()
 
     # -- other brokers -------------------------------------------------------------------------------------------------

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -16,6 +18,8 @@ from headrace.backends.valkey.settlement import Settlement
 
 RECLAIM_IDLE_MS: Final = 30_000
 """After this silence an entry that a Node worker took is looked at."""
+WORKER_TTL_MS: Final = 30_000
+"""For how long a broker stands among the workers of a queue after its last sign of life."""
 _MAX_STALLS: Final = 1
 _ANNOUNCE_MS: Final = 30_000
 """How much longer than needed others are told that somebody waits: the next pull need not say it again."""
@@ -32,6 +36,7 @@ class Delivery(Settlement):
         base, self._serial = self._serial, self._serial + demand.count
         now = self._clock.now_ms()
         token = self.ids.at(now)
+        self._claimed_at[queue] = now
         asked = Claiming(
             demand.count, self.broker, demand.owner, token, base, int(demand.lease_ms), _group(demand.group)
         )
@@ -136,6 +141,7 @@ class Delivery(Settlement):
     async def look_after(self) -> None:
         """The slow round over all queues: what other brokers planned and did not live to do, and dead Node workers."""
         names = await self._queue_names()
+        await self._register_worker()
         await asyncio.gather(*map(self._sweep_queue, names), *map(self._reclaim, names))
         total = Counts()
         for counted in await asyncio.gather(*map(self.counts, names)):
@@ -145,6 +151,25 @@ class Delivery(Settlement):
 
     async def counts(self, queue: str) -> Counts:
         raise NotImplementedError
+
+    async def _register_worker(self) -> None:
+        """Be among the workers that Node's getWorkers lists, for queues that somebody pulled from lately."""
+        now = self._clock.now_ms()
+        if now < self._next_registration:
+            return
+        self._next_registration = now + WORKER_TTL_MS // 2
+        busy = [queue for queue, at in self._claimed_at.items() if now - at < WORKER_TTL_MS]
+        active = [sum(1 for job_id in self._holders if self._places.get(job_id) == queue) for queue in busy]
+        commands = []
+        for queue, count in zip(busy, active, strict=True):
+            shown = {"addr": socket.gethostname(), "pid": os.getpid(), "startedAt": self._epoch, "activeJobs": count}
+            key = f"{self._keys.of(queue)}:w:{self.broker}"
+            commands.append((key, ("SET", key, msgspec.json.encode(shown), "PX", WORKER_TTL_MS)))
+        await self._server.call_many(commands)
+
+    async def _unregister_worker(self) -> None:
+        keys = [f"{self._keys.of(queue)}:w:{self.broker}" for queue in self._claimed_at]
+        await self._server.call_many([(key, ("DEL", key)) for key in keys])
 
     async def _reclaim(self, queue: str) -> None:
         cursor: Any = "0-0"

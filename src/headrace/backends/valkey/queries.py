@@ -83,17 +83,18 @@ class Queries(Control):
 
     async def _waiting_ids(self, queue: str) -> list[str]:
         p, meta = self._keys.of(queue), self._keys.meta(queue)
-        ready, lifo, priority, scheduled, entries = await self._server.call_many(
+        ready, lifo, priority, scheduled, entries, parked = await self._server.call_many(
             [
                 (meta, ("ZRANGE", f"{p}:hr:ready", 0, -1)),
                 (meta, ("LRANGE", f"{p}:lifo", 0, -1)),
                 (meta, ("LRANGE", f"{p}:priority", 0, -1)),
                 (meta, ("ZRANGEBYSCORE", f"{p}:scheduled", 2**42, "+inf")),
                 (meta, ("XRANGE", f"{p}:stream", "-", "+")),
+                (meta, ("SMEMBERS", f"{p}:hr:parked")),
             ]
         )
         streamed = [_job_of(entry) for entry in entries]
-        listed = [job_id.decode() for job_id in (*lifo, *priority, *scheduled)]
+        listed = [job_id.decode() for job_id in (*lifo, *priority, *scheduled, *parked)]
         return [*(member[_RANK_LENGTH:].decode() for member in ready), *listed, *streamed]
 
     async def _active_ids(self, queue: str) -> list[str]:

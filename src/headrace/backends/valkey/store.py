@@ -78,6 +78,8 @@ class Store:
         self._holders: dict[str, dict[str, int]] = {}
         """Who counts a job among those it holds: taken off when the job leaves its hands."""
         self._dues: dict[str, int] = {}
+        self._claimed_at: dict[str, int] = {}
+        self._next_registration = 0
         self._ready: set[str] = set()
         self._event_seq = 0
         self._epoch = 1

@@ -379,7 +379,7 @@ do
     local listed = call('ZCOUNT', p .. ':scheduled', str(BAND), '+inf')
     return {
       {
-        call('XLEN', p .. ':stream') - in_stream + call('LLEN', p .. ':lifo') + call('LLEN', p .. ':priority') + call('ZCARD', p .. ':hr:ready') + listed,
+        call('XLEN', p .. ':stream') - in_stream + call('LLEN', p .. ':lifo') + call('LLEN', p .. ':priority') + call('ZCARD', p .. ':hr:ready') + listed + call('SCARD', p .. ':hr:parked'),
         call('ZCARD', p .. ':scheduled') - listed + call('ZCARD', p .. ':hr:delayed'),
         in_stream + (tonumber(call('GET', p .. ':list-active')) or 0),
         call('ZCARD', p .. ':completed'),

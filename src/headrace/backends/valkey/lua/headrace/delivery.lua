@@ -293,6 +293,14 @@ do
     return true
   end
 
+  -- Somebody goes without: when the next delayed job is due, whoever pushed it.
+  local function next_job_due(queue)
+    for _, key in ipairs({ ':scheduled', ':hr:delayed' }) do
+      local at = tonumber(call('ZRANGE', queue.p .. key, 0, 0, 'WITHSCORES')[2])
+      if at and at < BAND then due_at(at) end
+    end
+  end
+
   local function claim(queue, args)
     local demand = {
       count = tonumber(args[2]),
@@ -330,6 +338,7 @@ do
       bucket.tokens = math.max(0, bucket.tokens - nth)
       save_bucket(queue, bucket)
     end
+    if nth < demand.count then next_job_due(queue) end
     return { claims }
   end
 
@@ -362,7 +371,11 @@ do
     local renewed = {}
     for i = 2, #args - 3, 4 do
       local job, token, duration = find(queue, args[i]), args[i + 1], tonumber(args[i + 2])
-      local is_ok = job and job.h.state == 'active' and job.h.hb and (token == '' or job.h.tok == token) and job.h.revoked ~= '1'
+      local is_ok = job and job.h.state == 'active' and job.h.hb and (token == '' or job.h.tok == token)
+      if is_ok and job.h.revoked == '1' then
+        fail_for_good(job, 'revoked') -- who holds it learns it from this answer
+        is_ok = false
+      end
       renewed[#renewed + 1] = is_ok and 1 or 0
       if is_ok then
         put(job, 'hb', str(NOW))

@@ -179,6 +179,7 @@ do
     leave(job)
     put(job, 'state', 'group-waiting')
     call('ZADD', queue.p .. ':groupq:' .. key, number(job, 'orderingSeq'), job.id)
+    call('SADD', queue.p .. ':hr:parked', job.id)
     if wait and wait > 0 then
       call('ZADD', queue.p .. ':ratelimited', str(NOW + wait), key)
       due_at(NOW + wait)

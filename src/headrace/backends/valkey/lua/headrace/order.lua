@@ -62,7 +62,8 @@ do
   function enter_waiting(job, is_new)
     local queue = job.queue
     put(job, 'state', 'waiting')
-    if is_plain_order(job) and (is_new or is_newest(job)) then
+    -- Jobs of Node producers stay where Node workers look for them, even if that costs them their place.
+    if is_plain_order(job) and (is_new or not is_ours(job) or is_newest(job)) then
       append(job)
     else
       local member = rank(job) .. job.id
@@ -161,6 +162,7 @@ do
       call('SREM', p .. ':hr:blocked', job.id)
     elseif state == 'group-waiting' then
       call('ZREM', p .. ':groupq:' .. (job.h.groupKey or job.h.orderingKey or ''), job.id)
+      call('SREM', p .. ':hr:parked', job.id)
     else
       call('ZREM', p .. ':' .. state, job.id)
       if state == 'failed' then call('ZREM', p .. ':hr:burials', job.id) end

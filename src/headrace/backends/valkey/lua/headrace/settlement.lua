@@ -27,6 +27,7 @@ do
     local unknown = 'Job not found or not in processing state: ' .. id
     if not job then refuse('not_found', unknown) end
     local h = job.h
+    if h.state == 'active' and h.revoked == '1' then refuse('lease_lost', 'Job was revoked: ' .. id) end
     if h.state == 'active' and h.hb then
       if not h.tok or h.tok == token then return job end
       if token == '' then refuse('lease_lost', 'Lock token required for job ' .. id) end
