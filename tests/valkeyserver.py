@@ -1,8 +1,12 @@
-"""A real Valkey server for tests: started on a free port in a folder of its own, ended with the test."""
+"""A real Valkey server for tests: started on a free port in a folder of its own, ended with the test.
+
+HEADRACE_VALKEY_SERVER names another program to test against, such as Redis 7's redis-server.
+"""
 
 from __future__ import annotations
 
 import atexit
+import os
 import shutil
 import socket
 import subprocess
@@ -23,8 +27,9 @@ def free_port() -> int:
 
 
 class ValkeyServer:
-    def __init__(self, folder: Path, *options: str, port: int | None = None) -> None:
+    def __init__(self, folder: Path, *options: str, port: int | None = None, binary: str | None = None) -> None:
         self.folder = folder
+        self.binary = binary or os.environ.get("HEADRACE_VALKEY_SERVER") or str(get_binary_path())
         self.options = options
         self.port = port or free_port()
         self.process: subprocess.Popen[bytes] | None = None
@@ -37,7 +42,7 @@ class ValkeyServer:
         self.folder.mkdir(parents=True, exist_ok=True)
         base = ("--bind", "127.0.0.1", "--port", str(self.port), "--dir", str(self.folder), "--save", "")
         with (self.folder / "server.log").open("ab") as log:
-            self.process = subprocess.Popen([str(get_binary_path()), *base, *self.options], stdout=log, stderr=log)
+            self.process = subprocess.Popen([self.binary, *base, *self.options], stdout=log, stderr=log)
         self._await_answer()
         return self
 

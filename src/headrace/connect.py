@@ -3,6 +3,7 @@
     sqlite:///path.db        an engine in this process on one file (sqlite:////abs/path.db for an absolute path)
     memory://                an engine in this process, gone with it; memory://name is shared by that name
     headrace://host:6789     a server; ?token=...; headraces:// with TLS; bunqueue:// is the same
+    valkey://host:6379/0     an engine in this process on shared queues, without any server; ?prefix=glide
 
 Options of a connection may stand in the query: ?pool_size=2&command_timeout=5s. Clients of one URL share what is
 behind it.
@@ -26,6 +27,7 @@ from headrace.durations import seconds
 
 DEFAULT_URL: Final = "headrace://localhost:6789"
 _REMOTE: Final = {"headrace": False, "bunqueue": False, "headraces": True, "bunqueues": True}
+_ON_VALKEY: Final = ("valkey", "valkeys", "valkey+cluster", "valkeys+cluster", "redis", "rediss")
 _SPANS: Final = frozenset(("command_timeout", "connect_timeout", "ping_interval"))
 
 
@@ -80,7 +82,11 @@ def _make_client(url: str, options: dict[str, Any]) -> Client:
         return Client(lambda: _open_embedded(path))
     if scheme == "memory":
         return Client(lambda: _open_embedded(None))
-    raise ConfigError(f"{url!r} is no URL of a queue: use sqlite:///file.db, memory:// or headrace://host:6789")
+    if scheme in _ON_VALKEY:
+        return Client(lambda: _open_on_valkey(url))
+    raise ConfigError(
+        f"{url!r} is no URL of a queue: use sqlite:///file.db, memory://, headrace://host:6789 or valkey://host:6379"
+    )
 
 
 def _file_of(url: str) -> Path:
@@ -136,6 +142,18 @@ async def _open_pool(options: ConnectionOptions) -> Channel:
         await pool.close()
         raise
     return pool
+
+
+async def _open_on_valkey(url: str) -> Channel:
+    try:
+        from headrace.backends.valkey.backend import ValkeyBackend
+    except ImportError as error:
+        raise ConfigError(f"{error.name} is missing: pip install headrace[valkey]") from error
+    from headrace.embedded import EmbeddedEngine
+
+    home = EmbeddedEngine(None, backend=ValkeyBackend(url))
+    await home.start()
+    return home.open_peer(owns_home=True)
 
 
 async def _open_embedded(path: Path | None) -> Channel:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec import Struct
 
@@ -26,16 +26,18 @@ from headrace.server.projections import tcp_event
 from headrace.server.ticker import Release, Ticker
 from headrace.views import encode
 
+if TYPE_CHECKING:
+    from headrace.backends import AnyBackend
+
 R = TypeVar("R", bound=Reply)
 
 
 class EmbeddedEngine:
-    """An engine on the running loop. `path` None keeps everything in memory."""
+    """An engine on the running loop. `path` None keeps everything in memory, `backend` somewhere else."""
 
-    def __init__(self, path: Path | None, clock: Clock | None = None) -> None:
+    def __init__(self, path: Path | None, clock: Clock | None = None, *, backend: AnyBackend | None = None) -> None:
         self.path = path
-        backend = LocalBackend(path, log_limits=BOUNDED_LOG)
-        self.engine = Engine(backend, clock or SystemClock())
+        self.engine = Engine(backend or LocalBackend(path, log_limits=BOUNDED_LOG), clock or SystemClock())
         self.ticker: Ticker
         self._peers: set[LocalPeer] = set()
 

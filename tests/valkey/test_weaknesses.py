@@ -1,7 +1,7 @@
 """What glide-mq's own library (version 93) gets wrong and ours must not: one test per known weakness.
 
-Some are shown elsewhere: pause and flows in test_producers, revocation and dead workers in test_workers, concurrency over
-several brokers in test_fleet.
+Some are shown elsewhere: pause and flows in test_producers, revocation and dead workers in test_workers, concurrency
+over several brokers in test_fleet.
 """
 
 from __future__ import annotations

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 
 import pytest
 
+import valkey
 from headrace.errors import LeaseLost
 from tests.conformance.rig import Rig, spec
 from tests.valkey.foreign import Foreign
@@ -181,10 +183,8 @@ class TestTakingOverFromOthers:
 
     def _take_as_node(self, rig: Rig, foreign: Foreign, count: int = 1) -> list[str]:
         stream = foreign.key("stream")
-        try:
+        with suppress(valkey.ResponseError):  # the group is there already
             foreign.client.xgroup_create(stream, "workers", "0", mkstream=True)
-        except Exception as error:
-            assert "BUSYGROUP" in str(error)
         reply = foreign.client.xreadgroup("workers", "worker-1-abc", {stream: ">"}, count=count)
         entries = reply[0][1] if isinstance(reply, list) else next(iter(reply.values()))[0]
         ids = [fields["jobId"] for _, fields in entries]

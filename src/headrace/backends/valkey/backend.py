@@ -218,8 +218,12 @@ class ValkeyBackend(Records):
         """Valkey looks after its own memory."""
 
     def total_counts(self) -> Counts:
-        """As of the last slow round, which is at most a second ago."""
-        return self._total_counts
+        """As the slow round last saw them."""
+        total = Counts()
+        for counted in self._counted.values():
+            for field in Counts.__struct_fields__:
+                setattr(total, field, getattr(total, field) + getattr(counted, field))
+        return total
 
     def oldest_waiting_ms(self, queue: str) -> float | None:
         return None

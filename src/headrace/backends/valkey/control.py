@@ -289,19 +289,9 @@ class Control(Delivery):
 _QUEUE_KEYS: Final = (
     *("id", "stream", "scheduled", "completed", "failed", "meta", "dedup", "ordering", "ratelimited", "lifo"),
     *("priority", "list-active", "rate", "metrics:completed", "metrics:failed"),
-    *(
-        "hr:ready",
-        "hr:delayed",
-        "hr:active",
-        "hr:blocked",
-        "hr:burials",
-        "hr:parked",
-        "hr:keys",
-        "hr:ids",
-        "hr:gone",
-        "hr:turn",
-    ),
-    *("hr:count", "hr:groups-active", "hr:group-config", "hr:held", "hr:buckets", "hr:satisfied", "hr:group:"),
+    *("hr:ready", "hr:delayed", "hr:active", "hr:blocked", "hr:burials", "hr:parked", "hr:keys", "hr:ids", "hr:gone"),
+    *("hr:turn", "hr:count", "hr:groups-active", "hr:group-config", "hr:held", "hr:buckets", "hr:satisfied"),
+    "hr:group:",
 )
 
 

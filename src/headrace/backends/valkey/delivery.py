@@ -21,6 +21,8 @@ RECLAIM_IDLE_MS: Final = 30_000
 WORKER_TTL_MS: Final = 30_000
 """For how long a broker stands among the workers of a queue after its last sign of life."""
 _MAX_STALLS: Final = 1
+ROUND_CALLS: Final = 10
+_ROUND_SLICE: Final = 20
 _ANNOUNCE_MS: Final = 30_000
 """How much longer than needed others are told that somebody waits: the next pull need not say it again."""
 
@@ -139,15 +141,18 @@ class Delivery(Settlement):
         await self._server.call(self._keys.meta(queue), "LTRIM", f"{self._keys.of(queue)}:hr:gone", len(gone), -1)
 
     async def look_after(self) -> None:
-        """The slow round over all queues: what other brokers planned and did not live to do, and dead Node workers."""
-        names = await self._queue_names()
+        """The slow round: what other brokers planned and did not live to do, and jobs of dead Node workers.
+
+        Called every second. A few queues are looked at each time, many by and by: within ROUND_CALLS calls all of them.
+        """
         await self._register_worker()
+        if not self._round:
+            self._round = await self._queue_names()
+            self._counted = {name: known for name, known in self._counted.items() if name in self._registered}
+        size = max(_ROUND_SLICE, len(self._registered) // ROUND_CALLS + 1)
+        names, self._round = self._round[:size], self._round[size:]
         await asyncio.gather(*map(self._sweep_queue, names), *map(self._reclaim, names))
-        total = Counts()
-        for counted in await asyncio.gather(*map(self.counts, names)):
-            for field in Counts.__struct_fields__:
-                setattr(total, field, getattr(total, field) + getattr(counted, field))
-        self._total_counts = total
+        self._counted.update(zip(names, await asyncio.gather(*map(self.counts, names)), strict=True))
 
     async def counts(self, queue: str) -> Counts:
         raise NotImplementedError

@@ -9,8 +9,8 @@ from headrace.errors import NotSupported
 NOT_SUPPORTED: Final[dict[str, str]] = {
     "families across queues in a cluster": "parents, children and dependencies must be in one queue, because a call "
     "reaches one slot only",
-    "durable without an append-only file": "`durable: true` waits for the append-only file of the server; switch it on "
-    "with `appendonly yes`",
+    "durable without an append-only file": "`durable: true` waits for the append-only file of the server: it needs "
+    "`appendonly yes` and Valkey, or Redis 7.2",
 }
 """Refused by name with `not supported on this backend`, and why."""
 
@@ -27,7 +27,7 @@ DIFFERENT: Final[dict[str, str]] = {
     "job ids": "jobs of Node producers go by `<queue>:<number>`",
     "order of replies": "replies leave when Valkey has answered, so errors noticed before that overtake: clients match "
     "them by `reqId`",
-    "statistics": "counts over all queues are at most a second old",
+    "statistics": "counts over all queues are some seconds old; with more than 200 queues up to ten",
     "TrimEvents": "cuts the queue's event stream on Valkey, which Node's QueueEvents reads",
 }
 """Behaves otherwise."""

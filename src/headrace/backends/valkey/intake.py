@@ -209,8 +209,10 @@ class Intake(Store):
 
     async def _require_aof(self) -> None:
         """Durable pushes need a server that writes an append-only file and can tell when it has."""
-        info: bytes = await self._server.call(self._keys.queues, "INFO", "persistence")
-        if b"aof_enabled:1" not in info:
+        key = self._keys.queues
+        asked = [(key, ("INFO", "persistence")), (key, ("COMMAND", "INFO", "WAITAOF"))]
+        info, known = await self._server.call_many(asked)
+        if b"aof_enabled:1" not in info or not known or known[0] is None:
             refuse("durable without an append-only file")
 
 

@@ -90,7 +90,9 @@ class Store:
         self._waiting_until: dict[str, int] = {}
         """Until when other brokers know that somebody waits here: for jobs of a queue, or (with !) for ends of jobs."""
         self._totals = Totals()
-        self._total_counts = Counts()
+        self._counted: dict[str, Counts] = {}
+        """Jobs of each queue by state, as the slow round last saw them."""
+        self._round: list[str] = []
         self._figures: dict[str, QueueFigures] = {"": QueueFigures()}
         self._minutes: dict[tuple[str, str], dict[int, int]] = {}
 

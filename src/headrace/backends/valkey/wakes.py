@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Final
 
 from headrace.backends.valkey.connection import Connection
@@ -35,6 +36,8 @@ class Wakes:
     async def close(self) -> None:
         if self._task is not None:
             self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
         await self._connection.close()
 
     def _take(self, message: list[Any]) -> None:
