@@ -1,3 +1,68 @@
-"""Headrace: a job queue that speaks the bunqueue protocol, loses nothing it acknowledged, and feeds a lake."""
+"""Headrace: a job queue that speaks the bunqueue protocol, loses nothing it acknowledged, and feeds a lake.
+
+Names are loaded when they are first used, so that importing the package costs next to nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0.dev0"
+
+if TYPE_CHECKING:
+    from headrace.client.channel import EventView as EventView
+    from headrace.client.events import QueueEvents as QueueEvents
+    from headrace.client.flow import FlowJob as FlowJob
+    from headrace.client.flow import FlowProducer as FlowProducer
+    from headrace.client.job import Job as Job
+    from headrace.client.job import JobInfo as JobInfo
+    from headrace.client.job import SyncJob as SyncJob
+    from headrace.client.options import Backoff as Backoff
+    from headrace.client.options import Dedup as Dedup
+    from headrace.client.options import RateLimit as RateLimit
+    from headrace.client.queue import NewJob as NewJob
+    from headrace.client.queue import Queue as Queue
+    from headrace.client.queue import SyncQueue as SyncQueue
+    from headrace.errors import ConnectionLost as ConnectionLost
+    from headrace.errors import HeadraceError as HeadraceError
+    from headrace.errors import JobFailed as JobFailed
+    from headrace.errors import JobTimeout as JobTimeout
+    from headrace.tasks.app import Flow as Flow
+    from headrace.tasks.app import Headrace as Headrace
+    from headrace.tasks.app import SyncHeadrace as SyncHeadrace
+    from headrace.tasks.task import Task as Task
+    from headrace.worker.context import JobContext as JobContext
+    from headrace.worker.context import current_job as current_job
+    from headrace.worker.failures import UnrecoverableError as UnrecoverableError
+    from headrace.worker.worker import Worker as Worker
+
+_HOMES = {
+    "headrace.client.channel": ("EventView",),
+    "headrace.client.events": ("QueueEvents",),
+    "headrace.client.flow": ("FlowJob", "FlowProducer"),
+    "headrace.client.job": ("Job", "JobInfo", "SyncJob"),
+    "headrace.client.options": ("Backoff", "Dedup", "RateLimit"),
+    "headrace.client.queue": ("NewJob", "Queue", "SyncQueue"),
+    "headrace.errors": ("ConnectionLost", "HeadraceError", "JobFailed", "JobTimeout"),
+    "headrace.tasks.app": ("Flow", "Headrace", "SyncHeadrace"),
+    "headrace.tasks.task": ("Task",),
+    "headrace.worker.context": ("JobContext", "current_job"),
+    "headrace.worker.failures": ("UnrecoverableError",),
+    "headrace.worker.worker": ("Worker",),
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+__all__ = ["__version__", *_HOME_OF]
+
+
+def __getattr__(name: str) -> Any:
+    module = _HOME_OF.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(module), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -5,7 +5,8 @@
     │   └── UnknownCommand
     ├── NotFound                no such job, cron, worker or webhook
     ├── Refused                 the thing exists, but not in a state that allows this
-    │   └── LeaseLost           the token is missing, wrong or outlived
+    │   ├── LeaseLost           the token is missing, wrong or outlived
+    │   └── Conflict            somebody else changed it meanwhile: look again and decide anew
     ├── NotAuthenticated
     ├── RateLimited
     ├── ReplyTooLarge           the answer would not fit a frame
@@ -61,6 +62,10 @@ class Refused(HeadraceError):
 
 class LeaseLost(Refused):
     code = "lease_lost"
+
+
+class Conflict(Refused):
+    code = "conflict"
 
 
 class NotAuthenticated(HeadraceError):

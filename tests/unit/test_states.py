@@ -40,6 +40,7 @@ ALLOWED = {
         "release": "waiting",
         "delay": "delayed",
         "block": "waiting-children",
+        "cancel": "removed",
         "remove": "removed",
     },
     "waiting-children": {

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from headrace import __version__
-from headrace.cli import doctor, serve, valkey
+from headrace.cli import doctor, serve, valkey, worker
 from headrace.errors import HeadraceError
 
 
@@ -23,6 +23,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"headrace {__version__}")
     subcommands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     serve.add_serve(subcommands)
+    worker.add_worker(subcommands)
     doctor.add_doctor(subcommands)
     valkey.add_valkey(subcommands)
     return parser

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
-import logging
 from typing import Any
 
+from headrace.cli.logs import configure_logging
 from headrace.config import SETTING_HELP, Settings, load_settings, split_tokens
 
 
@@ -48,33 +47,9 @@ _SWITCHES = ("metrics_auth", "webhook_require_https")
 def run(arguments: argparse.Namespace) -> int:
     flags = {name: value for name, value in vars(arguments).items() if name != "run"}
     settings = load_settings(flags)
-    _configure_logging(settings)
+    configure_logging(settings.log_format, settings.log_level)
     gc.disable()  # imports make many objects and no garbage; the server turns it on again when it listens
     from headrace.server.app import serve
 
     serve(settings)
     return 0
-
-
-class JsonLines(logging.Formatter):
-    """One JSON object per record, for log collectors."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        shown: dict[str, Any] = {
-            "ts": int(record.created * 1000),
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": record.getMessage(),
-        }
-        if record.exc_info:
-            shown["exception"] = self.formatException(record.exc_info)
-        return json.dumps(shown, ensure_ascii=False)
-
-
-def _configure_logging(settings: Settings) -> None:
-    handler = logging.StreamHandler()
-    if settings.log_format == "json":
-        handler.setFormatter(JsonLines())
-    else:
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
-    logging.basicConfig(level=settings.log_level.upper(), handlers=[handler])

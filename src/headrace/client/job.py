@@ -24,7 +24,7 @@ _LONGEST_WAIT: Final = 30.0
 """Seconds for which one command waits for a job; who waits longer asks again."""
 
 
-class JobInfo(Struct, rename="camel", kw_only=True):
+class JobInfo(Struct, rename="camel", kw_only=True, omit_defaults=True):
     """A job at one moment. Times are ms since the epoch; `data` and `result` are decoded when they are read."""
 
     id: str

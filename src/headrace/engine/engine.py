@@ -39,10 +39,16 @@ log: Final = logging.getLogger("headrace.engine")
 Listener = Callable[[list[Event], dict[int, bytes]], None]
 
 _ENDS: Final = frozenset(("completed", "failed", "removed", "expired"))
+_FLOW_ENDS: Final = frozenset(("flow-completed", "flow-failed", "flow-cancelled"))
 _MAINTAIN_EVERY_MS: Final = 1000
 _PROBE_EVERY_MS: Final = 250
 _GUESSING_WINDOW_MS: Final = 60_000
 _MAX_GUESSERS: Final = 10_000
+
+
+def _flow_key(flow_id: str) -> str:
+    """Under which its waiters are kept, beside those of jobs, which have no colon in front."""
+    return f":flow:{flow_id}"
 
 
 class Engine:
@@ -140,12 +146,20 @@ class Engine:
         if claims or timeout_ms <= 0 or self._is_stopping:
             return claims
         deadline = self.clock.monotonic_ms() + int(timeout_ms)
-        if not self.backend.is_local and await self.backend.announce_waiting(queue, timeout_ms):
-            # What another broker pushed before it heard of us woke nobody here.
-            claims = await self.backend.claim(queue, demand)
-            if claims:
-                return claims
-        return await self.waiters.park_pull(queue, demand, deadline) or []
+        waiter = self.waiters.park_pull(queue, demand, deadline)
+        if not self.backend.is_local:
+            await self._announce(waiter, timeout_ms)
+        return await waiter or []
+
+    async def _announce(self, waiter: Waiter, timeout_ms: float) -> None:
+        """Have other brokers wake this one for pushes; what came before they knew woke nobody, so look once more."""
+        assert not self.backend.is_local
+        try:
+            if await self.backend.announce_waiting(waiter.key, timeout_ms):
+                self.claims.wake(waiter.key)
+        except HeadraceError:
+            self.waiters.cancel(waiter)
+            raise
 
     async def wait_job(self, job_id: str, timeout_ms: float) -> Outcome | None:
         """How the job ended; None when it did not within `timeout_ms`. Answers at once when it has ended already."""
@@ -177,6 +191,12 @@ class Engine:
         if outcome.state in _ENDS:
             for parked in self.waiters.take_job(waiter.key):
                 parked.finish(outcome)
+
+    async def wait_flow(self, flow_id: str, timeout_ms: float) -> None:
+        """Until the flow has ended, or time is up."""
+        flow = await self.backend.flow(flow_id)
+        if flow is not None and not flow.status.is_final and timeout_ms > 0 and not self._is_stopping:
+            await self.waiters.park_job(_flow_key(flow_id), self.clock.monotonic_ms() + int(timeout_ms))
 
     # -- the tick ------------------------------------------------------------------------------------------------------
 
@@ -232,7 +252,10 @@ class Engine:
         for event in self.backend.uncommitted_events():
             if event.event == "failed" and not event.terminal:
                 continue
-            if event.event in _ENDS:
+            if event.event in _FLOW_ENDS:
+                for waiter in self.waiters.take_job(_flow_key(event.job)):
+                    waiter.finish(None)
+            elif event.event in _ENDS:
                 for waiter in self.waiters.take_job(event.job):
                     waiter.finish(self._outcome(event))
 
@@ -284,6 +307,7 @@ class Engine:
             self.figures.sample()
             await self.history.sample()
             await self.backend.retire_completed()
+            self.backend.retire_flows()
             await self._look_after_others()
 
     async def _look_after_others(self) -> None:

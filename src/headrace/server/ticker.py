@@ -90,7 +90,7 @@ class Ticker:
 
     def __init__(self, engine: Engine, loop: asyncio.AbstractEventLoop) -> None:
         self._engine = engine
-        self._loop = loop
+        self.loop = loop
         self._stirred: dict[Outlet, None] = {}
         self._is_scheduled = False
         self._began = 0.0
@@ -127,7 +127,7 @@ class Ticker:
             self.schedule()
         except StorageUnavailable as error:
             if pauses:
-                self._loop.call_later(pauses[0], self.give_back, peer, pauses[1:])
+                self.loop.call_later(pauses[0], self.give_back, peer, pauses[1:])
             else:
                 log.warning("jobs of %s wait for their leases to expire: %s", peer.address, error)
 
@@ -149,7 +149,7 @@ class Ticker:
         if not self._is_scheduled:
             self._is_scheduled = True
             self._began = perf_counter()
-            self._loop.call_soon(self._end)
+            self.loop.call_soon(self._end)
 
     def _end(self) -> None:
         self._is_scheduled = False
@@ -207,14 +207,14 @@ class Ticker:
         except StorageUnavailable as error:
             let_go(error)
             return
-        future = self._loop.run_in_executor(None, self._engine.backend.sync)
+        future = self.loop.run_in_executor(None, self._engine.backend.sync)
         self._syncs.add(future)
         future.add_done_callback(done)
 
     def _roll_log(self) -> None:
         roll = self._engine.backend.roll_log()
         if roll is not None:
-            self._loop.run_in_executor(None, self._engine.backend.publish, roll).add_done_callback(_tell_unsealed)
+            self.loop.run_in_executor(None, self._engine.backend.publish, roll).add_done_callback(_tell_unsealed)
 
     # -- time ----------------------------------------------------------------------------------------------------------
 
@@ -228,7 +228,7 @@ class Ticker:
             self._timer.cancel()
         self._timer_due = due
         wait = max(0, due - self._engine.clock.monotonic_ms()) / 1000
-        self._timer = self._loop.call_later(wait, self._on_time)
+        self._timer = self.loop.call_later(wait, self._on_time)
 
     def _on_time(self) -> None:
         self._timer = None
@@ -236,7 +236,7 @@ class Ticker:
         self._engine.figures.observe_lag(late / 1000)
         if late > _LATE_MS:
             # The process was stopped or the loop held up: heartbeats may lie unread in the sockets. Read them first.
-            self._loop.call_later(0.05, self._sweep)
+            self.loop.call_later(0.05, self._sweep)
         else:
             self._sweep()
 

@@ -19,10 +19,10 @@ import msgspec
 
 from headrace.backends.base import StorageStatus
 from headrace.backends.local.eventlog import EventLog, LogLimits, MemoryLog, Roll
+from headrace.backends.local.flows import Flows
 from headrace.backends.local.index import KeyHolder, Queue, QueueConfig
 from headrace.backends.local.job import History, Job, Lease
 from headrace.backends.local.journal import LARGE_BYTES, Journal, Row, describe, is_full
-from headrace.backends.local.records import Records
 from headrace.backends.local.store import group_of
 from headrace.clock import Clock, SystemClock
 from headrace.errors import StorageUnavailable
@@ -53,7 +53,7 @@ MAX_READ_BYTES: Final = 1 << 20
 """Lines of the log that one reading takes into memory: an error may be long."""
 
 
-class LocalBackend(Records):
+class LocalBackend(Flows):
     is_local: Final[Literal[True]] = True
 
     def __init__(
@@ -161,6 +161,7 @@ class LocalBackend(Records):
     def _load_small_tables(self) -> None:
         self._crons = dict(self._decoded("cron", CronEntry))
         self._webhooks = dict(self._decoded("webhook", Webhook))
+        self._load_flows()
         self.webhook_changes += 1
 
     def _decoded(self, kind: str, shape: Any) -> Iterable[tuple[str, Any]]:

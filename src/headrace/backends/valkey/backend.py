@@ -14,7 +14,7 @@ from headrace.backends.base import Counts, Outcome, StorageStatus
 from headrace.backends.local.eventlog import LogLimits, MemoryLog, Roll
 from headrace.backends.valkey.hashes import from_fields
 from headrace.backends.valkey.library import ensure_libraries
-from headrace.backends.valkey.records import Records
+from headrace.backends.valkey.refused import Refused
 from headrace.backends.valkey.transport import Standalone, Transport
 from headrace.backends.valkey.url import ValkeyUrl, parse_url
 from headrace.backends.valkey.wakes import Wakes
@@ -48,7 +48,7 @@ def transport_of(url: ValkeyUrl) -> Transport:
     return Standalone(url)
 
 
-class ValkeyBackend(Records):
+class ValkeyBackend(Refused):
     is_local: Final[Literal[False]] = False
 
     def __init__(

@@ -1,0 +1,35 @@
+"""How commands that stay in the foreground write their logs: as text for people, as JSON lines for collectors."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import Any, Final
+
+_JOB_FIELDS: Final = ("job_id", "queue", "task", "attempt", "trace_id")
+"""What the worker adds to its records, and handlers to theirs (see headrace.worker.logs)."""
+
+
+class JsonLines(logging.Formatter):
+    """One JSON object per record."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        shown: dict[str, Any] = {
+            "ts": int(record.created * 1000),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        shown |= {name: value for name in _JOB_FIELDS if (value := getattr(record, name, None)) is not None}
+        if record.exc_info:
+            shown["exception"] = self.formatException(record.exc_info)
+        return json.dumps(shown, ensure_ascii=False)
+
+
+def configure_logging(form: str, level: str) -> None:
+    handler = logging.StreamHandler()
+    if form == "json":
+        handler.setFormatter(JsonLines())
+    else:
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
+    logging.basicConfig(level=level.upper(), handlers=[handler])

@@ -1,0 +1,163 @@
+"""`headrace worker module:app`: run the tasks of an app until SIGTERM or Ctrl-C.
+
+With --processes N it is a supervisor: N workers of its own kind, started again when they die, stopped with it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from headrace.errors import HeadraceError
+
+if TYPE_CHECKING:
+    from headrace.tasks.app import Headrace
+
+log: Final = logging.getLogger("headrace.worker")
+
+_SHORT_LIFE: Final = 5.0
+_PAUSE: Final = 1.0
+
+
+def add_worker(subcommands: Any) -> None:
+    parser = subcommands.add_parser(
+        "worker",
+        help="run the tasks of an app",
+        description="Run the tasks of an app. On SIGTERM or Ctrl-C it takes no more jobs, lets those that run end "
+        "within --drain, and gives the rest back at once.",
+    )
+    parser.add_argument("app", metavar="MODULE:APP", help="where the app is, for example shop.jobs:app")
+    parser.add_argument("--queues", metavar="A,B", help="queues to work on (default: those of the app's tasks)")
+    parser.add_argument("--concurrency", type=int, default=10, metavar="N", help="jobs at once (default: 10)")
+    parser.add_argument("--processes", type=int, default=1, metavar="N", help="workers of this kind (default: 1)")
+    parser.add_argument("--drain", default="25s", metavar="TIME", help="for running jobs after a stop (default: 25s)")
+    parser.add_argument("--lease", default="30s", metavar="TIME", help="ours without a heartbeat for (default: 30s)")
+    parser.add_argument("--max-jobs-per-child", type=int, metavar="N", help="renew processes of handlers after N jobs")
+    parser.add_argument("--check", action="store_true", help="load the app, show its tasks and leave")
+    parser.add_argument("--log-format", choices=("text", "json"), default="text")
+    parser.add_argument("--log-level", default="info", metavar="LEVEL")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from headrace.cli.logs import configure_logging
+
+    configure_logging(arguments.log_format, arguments.log_level)
+    if arguments.processes > 1:
+        return Supervisor(arguments.processes).run()
+    app = load_app(arguments.app)
+    if arguments.check:
+        show(app)
+        return 0
+    if not app.tasks:
+        raise HeadraceError(f"{arguments.app} has no tasks: decorate functions with @app.task()")
+    return work(app, arguments)
+
+
+def load_app(place: str) -> Headrace:
+    from headrace.tasks.app import Headrace
+
+    module_name, _, name = place.partition(":")
+    sys.path.insert(0, os.getcwd())
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise HeadraceError(f"cannot import {module_name!r}: {error}. Run this in the folder that has it.") from error
+    app = getattr(module, name or "app", None)
+    if not isinstance(app, Headrace):
+        names = [key for key, value in vars(module).items() if isinstance(value, Headrace)]
+        hint = f"; it has {module_name}:{names[0]}" if names else ""
+        raise HeadraceError(f"{place!r} is no Headrace app{hint}")
+    return app
+
+
+def show(app: Headrace) -> None:
+    print(app.url)
+    for task in sorted(app.tasks.values(), key=lambda task: (task.queue, task.name)):
+        schedule = app.schedules.get(task.name)
+        when = f"  {schedule.cron or f'every {schedule.every}'}" if schedule else ""
+        print(f"  {task.queue:<20} {task.name:<30} {task.run_in}{when}")
+
+
+def work(app: Headrace, arguments: argparse.Namespace) -> int:
+    worker = app.worker(
+        arguments.queues.split(",") if arguments.queues else None,
+        concurrency=arguments.concurrency,
+        drain=arguments.drain,
+        lease=arguments.lease,
+        max_jobs_per_child=arguments.max_jobs_per_child,
+    )
+
+    async def main() -> None:
+        try:
+            await worker.run()
+        finally:
+            await app.close()
+
+    asyncio.run(main())
+    if worker.has_threads_left:
+        # Their jobs were given back. Waiting for threads that cannot be stopped would undo the deadline.
+        logging.shutdown()
+        os._exit(0)
+    return 0
+
+
+class Supervisor:
+    """Keeps N processes of this command alive."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._children: dict[int, tuple[subprocess.Popen[bytes], float]] = {}
+        self._is_stopping = False
+
+    def run(self) -> int:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._stop)
+        for slot in range(self._count):
+            self._start(slot)
+        while self._children:
+            self._look_after()
+            time.sleep(0.2)
+        return 0
+
+    def _start(self, slot: int) -> None:
+        command = [sys.executable, "-m", "headrace", *_without_processes(sys.argv[1:])]
+        # A group of their own: Ctrl-C reaches us alone, and we pass it on once.
+        self._children[slot] = (subprocess.Popen(command, start_new_session=True), time.monotonic())
+
+    def _look_after(self) -> None:
+        for slot, (child, began) in list(self._children.items()):
+            code = child.poll()
+            if code is None:
+                continue
+            del self._children[slot]
+            if not self._is_stopping:
+                log.error("worker process %d ended with code %s; starting another one", child.pid, code)
+                if time.monotonic() - began < _SHORT_LIFE:
+                    time.sleep(_PAUSE)
+                self._start(slot)
+
+    def _stop(self, number: int, frame: object) -> None:
+        self._is_stopping = True
+        for child, _ in self._children.values():
+            if child.poll() is None:
+                child.terminate()
+
+
+def _without_processes(argv: list[str]) -> list[str]:
+    kept: list[str] = []
+    words = iter(argv)
+    for word in words:
+        if word == "--processes":
+            next(words, None)
+        elif not word.startswith("--processes="):
+            kept.append(word)
+    return kept

@@ -1,0 +1,362 @@
+"""The app: one object made from a URL that holds tasks, schedules and middleware, and makes queues and workers.
+
+    app = Headrace("sqlite:///jobs.db")
+
+    @app.task(queue="emails", attempts=5)
+    async def send(to: str, *, subject: str = "hi") -> int: ...
+
+Making an app connects to nothing; `async with app` (or the first call) does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar, Unpack, overload
+
+from headrace.client.events import QueueEvents
+from headrace.client.flow import FlowJob, FlowProducer, FlowTree, OnFailure, SyncFlowProducer
+from headrace.client.job import Job, SyncJob
+from headrace.client.options import Options, RateLimit
+from headrace.client.queue import Queue, SyncQueue
+from headrace.client.verbs import AsyncShell, SyncShell
+from headrace.commands.queues import QueueLine
+from headrace.connect import DEFAULT_URL, open_client, release_client
+from headrace.durations import Duration
+from headrace.errors import InvalidCommand
+from headrace.tasks.task import AnyTask, Call, Signature, Task
+from headrace.worker.context import JobContext, RunIn
+from headrace.worker.failures import UnrecoverableError
+from headrace.worker.worker import Worker
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+Next = Callable[[], Awaitable[Any]]
+Middleware = Callable[[JobContext, Next], Awaitable[Any]]
+Lifespan = Callable[["Headrace"], AbstractAsyncContextManager[Any]]
+Carrier = Callable[[AnyTask], Mapping[str, Any]]
+"""Gives what should travel with the arguments of a call, such as the context of a trace."""
+
+DEFAULT_QUEUE: Final = "default"
+
+
+@dataclass(frozen=True)
+class Schedule:
+    name: str
+    task: AnyTask
+    cron: str | None
+    every: Duration | None
+    tz: str | None
+    catch_up: bool
+    overlap: bool
+
+
+@dataclass(frozen=True)
+class Flow:
+    """A call that runs when those of its children have ended."""
+
+    call: Signature
+    children: Sequence[Flow | Signature] = ()
+    on_failure: OnFailure = "fail"
+    options: Options = field(default_factory=lambda: Options())
+
+    def plan(self) -> FlowJob:
+        task = self.call.task
+        return FlowJob(
+            queue=task.queue,
+            name=task.name,
+            data=self.call.data(),
+            options={**task.app.options, **task.job_options, **self.options},
+            children=[(child if isinstance(child, Flow) else Flow(child)).plan() for child in self.children],
+            on_failure=self.on_failure,
+        )
+
+
+class TaskDecorator:
+    """What `app.task(...)` gives: makes a task of a function and keeps its types."""
+
+    def __init__(self, make: Callable[[Callable[..., Any]], AnyTask]) -> None:
+        self._make = make
+
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[JobContext, P], Coroutine[Any, Any, T]]
+    ) -> Task[P, Coroutine[Any, Any, T], T]: ...
+    @overload
+    def __call__(self, function: Callable[P, Coroutine[Any, Any, T]]) -> Task[P, Coroutine[Any, Any, T], T]: ...
+    @overload
+    def __call__(self, function: Callable[Concatenate[JobContext, P], T]) -> Task[P, T, T]: ...
+    @overload
+    def __call__(self, function: Callable[P, T]) -> Task[P, T, T]: ...
+    def __call__(self, function: Callable[..., Any]) -> AnyTask:
+        return self._make(function)
+
+
+class Headrace(AsyncShell):
+    """Tasks and queues behind one URL, for coroutines; `app.sync()` gives the same for threads."""
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        queue: str = DEFAULT_QUEUE,
+        lifespan: Lifespan | None = None,
+        connection: Mapping[str, Any] | None = None,
+        **options: Unpack[Options],
+    ) -> None:
+        """Without a URL that of HEADRACE_URL counts, else a server on this machine. `options` are those of every job,
+        `connection` those of the connection (see docs/client.md)."""
+        self.url = url or os.environ.get("HEADRACE_URL") or DEFAULT_URL
+        super().__init__(open_client(self.url, **(connection or {})))
+        self.default_queue = queue
+        self.options = options
+        self.tasks: dict[str, AnyTask] = {}
+        self.schedules: dict[str, Schedule] = {}
+        self.rate_limits: dict[str, RateLimit] = {}
+        self.state: Any = None
+        self.lifespan = lifespan
+        self._middleware: list[Middleware] = []
+        self._carriers: list[Carrier] = []
+
+    @property
+    def client(self) -> Any:
+        return self._client
+
+    async def __aenter__(self) -> Headrace:
+        await asyncio.wrap_future(self._client.connect())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close what was opened; calls under way fail."""
+        if release_client(self._client):
+            await asyncio.wrap_future(self._client.close())
+
+    # -- tasks ---------------------------------------------------------------------------------------------------------
+
+    def task(
+        self,
+        *,
+        name: str | None = None,
+        queue: str | None = None,
+        run_in: RunIn | None = None,
+        rate_limit: RateLimit | None = None,
+        **options: Unpack[Options],
+    ) -> TaskDecorator:
+        """Make a task of a function. `rate_limit` holds for its queue, over all workers."""
+
+        def make(function: Callable[..., Any]) -> AnyTask:
+            chosen = queue or self.default_queue
+            task: AnyTask = Task(self, function, name or function.__name__, chosen, options, run_in)
+            if task.run_in == "process" and task.is_async:
+                raise InvalidCommand(f"{task.name}: an async function runs on the loop, not in a process of its own")
+            if task.name in self.tasks:
+                raise InvalidCommand(f"there is a task {task.name!r} already: give this one another name=")
+            self.tasks[task.name] = task
+            if rate_limit is not None:
+                self.rate_limits[chosen] = rate_limit
+            return task
+
+        return TaskDecorator(make)
+
+    def cron(
+        self,
+        cron: str | None = None,
+        *,
+        every: Duration | None = None,
+        tz: str | None = None,
+        name: str | None = None,
+        catch_up: bool = False,
+        overlap: bool = False,
+        queue: str | None = None,
+        run_in: RunIn | None = None,
+        **options: Unpack[Options],
+    ) -> TaskDecorator:
+        """Make a task of a function and run it by a schedule, which workers enter when they start."""
+        decorate = self.task(name=name, queue=queue, run_in=run_in, **options)
+
+        def make(function: Callable[..., Any]) -> AnyTask:
+            task = decorate(function)
+            self.schedules[task.name] = Schedule(task.name, task, cron, every, tz, catch_up, overlap)
+            return task
+
+        return TaskDecorator(make)
+
+    def middleware(self, function: Middleware) -> Middleware:
+        """Run `function(context, call_next)` around every job; the first one registered is the outermost."""
+        self._middleware.append(function)
+        return function
+
+    def carry(self, carrier: Carrier) -> None:
+        """Let something travel with the arguments of every call."""
+        self._carriers.append(carrier)
+
+    def envelope(self, task: AnyTask) -> dict[str, Any]:
+        return {key: value for carrier in self._carriers for key, value in carrier(task).items()}
+
+    # -- queues, flows, events -----------------------------------------------------------------------------------------
+
+    def queue(self, name: str | None = None) -> Queue:
+        return Queue(self._client, name or self.default_queue, self.options)
+
+    @property
+    def flows(self) -> FlowProducer:
+        return FlowProducer(self._client)
+
+    async def enqueue_flow(self, flow: Flow) -> FlowTree[Job[Any]]:
+        """Add a tree of calls, all or none; a parent runs when its children have ended."""
+        return await self.flows.add(flow.plan())
+
+    def events(self, queue: str | None = None) -> QueueEvents:
+        """`async with app.events("emails") as events: async for event in events: ...`"""
+        return QueueEvents(self._client, queue or self.default_queue)
+
+    async def queues(self) -> list[QueueLine]:
+        from headrace.commands.queues import ListQueues
+
+        return (await self.call(ListQueues())).queues
+
+    # -- workers -------------------------------------------------------------------------------------------------------
+
+    def worker(
+        self,
+        queues: Sequence[str] | None = None,
+        *,
+        concurrency: int = 10,
+        lease: Duration = 30,
+        drain: Duration = 25,
+        name: str = "worker",
+        max_jobs_per_child: int | None = None,
+        fair: bool = False,
+        group_concurrency: int | None = None,
+    ) -> TaskWorker:
+        """A worker for the queues of the app's tasks, or for those named."""
+        known = sorted({task.queue for task in self.tasks.values()})
+        chosen = list(queues or known or [self.default_queue])
+        return TaskWorker(
+            self,
+            chosen,
+            concurrency=concurrency,
+            lease=lease,
+            drain=drain,
+            name=name,
+            max_jobs_per_child=max_jobs_per_child,
+            fair=fair,
+            group_concurrency=group_concurrency,
+        )
+
+    def sync(self) -> SyncHeadrace:
+        """The same app for threads: Flask, Django, scripts, notebooks."""
+        return SyncHeadrace(self)
+
+    async def enter_schedules(self, queues: Sequence[str]) -> None:
+        """Make the schedules and rate limits of these queues known; workers do so when they start."""
+        for schedule in self.schedules.values():
+            if schedule.task.queue in queues:
+                await self.queue(schedule.task.queue).schedule(
+                    schedule.name,
+                    self.envelope(schedule.task),
+                    cron_expression=schedule.cron,
+                    every=schedule.every,
+                    tz=schedule.tz,
+                    job_name=schedule.task.name,
+                    overlap=schedule.overlap,
+                    catch_up=schedule.catch_up,
+                )
+        for queue, limit in self.rate_limits.items():
+            if queue in queues:
+                await self.queue(queue).limit_rate(limit)
+
+    async def run_job(self, context: JobContext, run: Callable[[AnyTask], Awaitable[Any]]) -> Any:
+        """Find the task of a job and run it through the middleware."""
+        task = self.tasks.get(context.name)
+        if task is None:
+            known = ", ".join(sorted(self.tasks)) or "none"
+            raise UnrecoverableError(f"unknown task {context.name!r}: this worker knows {known}")
+        return await self._through(context, task, run, 0)
+
+    async def _through(
+        self, context: JobContext, task: AnyTask, run: Callable[[AnyTask], Awaitable[Any]], at: int
+    ) -> Any:
+        if at == len(self._middleware):
+            return await run(task)
+        return await self._middleware[at](context, lambda: self._through(context, task, run, at + 1))
+
+
+class TaskWorker(Worker):
+    """A worker that runs the tasks of an app."""
+
+    def __init__(self, app: Headrace, queues: Sequence[str], **options: Any) -> None:
+        super().__init__(app.client, queues, self._call, **options)
+        self._app = app
+
+    async def run(self, *, handle_signals: bool = True) -> None:
+        if self._app.lifespan is None:
+            await super().run(handle_signals=handle_signals)
+            return
+        async with self._app.lifespan(self._app) as state:
+            self.state = self._app.state = state
+            await super().run(handle_signals=handle_signals)
+
+    async def _began(self) -> None:
+        await self._app.enter_schedules(self.queues)
+
+    async def _call(self, context: JobContext) -> Any:
+        async def run(task: AnyTask) -> Any:
+            if task.run_in == "process":
+                return await self._execute(context, "process", task, _nothing)
+            bound = task.arguments.decode(context.data)
+            return await self._execute(
+                context, task.run_in, task, lambda: task.arguments.call(task.function, bound, context)
+            )
+
+        return await self._app.run_job(context, run)
+
+
+def _nothing() -> None:
+    """A process finds its function by name: there is nothing to call here."""
+
+
+class SyncHeadrace(SyncShell):
+    """An app for threads: `with app.sync() as s: s.enqueue(send, "a@b.c").result(timeout=5)`."""
+
+    def __init__(self, app: Headrace) -> None:
+        super().__init__(app.client)
+        self._app = app
+
+    def __enter__(self) -> SyncHeadrace:
+        self._client.connect().result()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if release_client(self._client):
+            self._client.close().result()
+
+    def enqueue(self, task: Task[P, Any, T] | Call[P, T], *args: P.args, **kwargs: P.kwargs) -> SyncJob[T]:
+        """Add a job for a task, or for `task.options(...)`."""
+        call = task if isinstance(task, Call) else Call(task, {})
+        job: SyncJob[T] = call.job(SyncJob, self.call(call.push(args, kwargs)).id)
+        return job
+
+    def queue(self, name: str | None = None) -> SyncQueue:
+        return SyncQueue(self._client, name or self._app.default_queue, self._app.options)
+
+    @property
+    def flows(self) -> SyncFlowProducer:
+        return SyncFlowProducer(self._client)
+
+    def enqueue_flow(self, flow: Flow) -> FlowTree[SyncJob[Any]]:
+        return self.flows.add(flow.plan())
+
+    def events(self, queue: str | None = None) -> QueueEvents:
+        """`with app.sync().events("emails") as events: for event in events: ...`"""
+        return QueueEvents(self._client, queue or self._app.default_queue)

@@ -1,0 +1,117 @@
+"""Calls as data: the arguments of a task as a payload, and the payload as arguments of the types it declares.
+
+A payload is a map {args, kwargs}; either part is left out when it is empty, and what the app adds (a trace, say) stands
+beside them. Values are converted by annotation:
+dataclasses, msgspec structs, pydantic models, datetimes, enums and containers of them. What does not fit is refused
+with the name of the parameter, before the function runs.
+"""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import msgspec
+from msgspec import Raw
+
+from headrace.client.payloads import decode_payload, encode_payload
+from headrace.errors import InvalidCommand
+from headrace.worker.context import JobContext
+
+_POSITIONAL: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+class ArgumentMismatch(InvalidCommand):
+    """The data of a job does not fit the signature of its task: no further attempt would do better."""
+
+    code = "argument_mismatch"
+
+
+class Arguments:
+    """The parameters of one function; the one annotated as JobContext is filled in by the worker."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._name = function.__qualname__
+        signature = inspect.signature(function)
+        hints = typing.get_type_hints(function, include_extras=True)
+        self.context_name = next(
+            (name for name, hint in hints.items() if hint is JobContext and name != "return"), None
+        )
+        parameters = [p for name, p in signature.parameters.items() if name != self.context_name]
+        self._signature = signature.replace(parameters=parameters)
+        self._types = {p.name: hints.get(p.name, Any) for p in parameters}
+        self._returns = hints.get("return", Any)
+        self._context_first = self.context_name is not None and self.context_name == next(iter(signature.parameters))
+
+    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> inspect.BoundArguments:
+        try:
+            return self._signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise InvalidCommand(f"{self._name}{self._signature}: {error}") from None
+
+    def payload(self, args: tuple[Any, ...], kwargs: dict[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+        """A call as data. One that the function would refuse is refused here, where it is made."""
+        self.bind(args, kwargs)
+        call: dict[str, Any] = dict(more)
+        if args:
+            call["args"] = args
+        if kwargs:
+            call["kwargs"] = kwargs
+        return call
+
+    def encode(self, args: tuple[Any, ...], kwargs: dict[str, Any], more: Mapping[str, Any]) -> Raw:
+        return encode_payload(self.payload(args, kwargs, more))
+
+    def decode(self, data: Any) -> inspect.BoundArguments:
+        """The arguments that a payload stands for."""
+        call = data if isinstance(data, dict) else {}
+        try:
+            bound = self._signature.bind(*call.get("args", ()), **call.get("kwargs", {}))
+        except TypeError as error:
+            raise ArgumentMismatch(f"the data of the job does not fit {self._name}{self._signature}: {error}") from None
+        for name, value in bound.arguments.items():
+            bound.arguments[name] = self._convert(name, value)
+        return bound
+
+    def _convert(self, name: str, value: Any) -> Any:
+        kind = self._signature.parameters[name].kind
+        wanted: Any = self._types[name]
+        if kind is inspect.Parameter.VAR_POSITIONAL:
+            wanted = list[wanted]
+        elif kind is inspect.Parameter.VAR_KEYWORD:
+            wanted = dict[str, wanted]
+        try:
+            return converted(value, wanted)
+        except (msgspec.ValidationError, ValueError, TypeError) as error:
+            raise ArgumentMismatch(f"argument {name!r} of {self._name}: {error}") from None
+
+    def call(self, function: Callable[..., Any], bound: inspect.BoundArguments, context: JobContext) -> Any:
+        """Call the function, with the context where it wants it."""
+        if self.context_name is None:
+            return function(*bound.args, **bound.kwargs)
+        if self._context_first:
+            return function(context, *bound.args, **bound.kwargs)
+        return function(*bound.args, **bound.kwargs, **{self.context_name: context})
+
+    def result(self, encoded: Raw | bytes) -> Any:
+        """The result of a job as the type that the function declares."""
+        value = decode_payload(encoded)
+        return value if self._returns in (Any, None) else converted(value, self._returns)
+
+
+def converted(value: Any, wanted: Any) -> Any:
+    return value if wanted is Any else msgspec.convert(value, wanted, strict=False, dec_hook=_foreign)
+
+
+def _foreign(wanted: type, value: Any) -> Any:
+    """What msgspec does not know: pydantic models read themselves."""
+    validate = getattr(wanted, "model_validate", None)
+    if validate is not None:
+        return validate(value)
+    if isinstance(value, wanted):
+        return value
+    raise TypeError(
+        f"a {wanted.__name__} cannot be made from data; use a dataclass, a msgspec struct or a pydantic model"
+    )

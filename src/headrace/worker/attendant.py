@@ -1,0 +1,417 @@
+"""The part of a worker that lives on the line: takes jobs, keeps their leases alive, delivers outcomes.
+
+It never polls by a timer: one PULLB per queue waits on the server, and a slot that becomes free asks for more. Jobs are
+leased to this worker by name (`owner`) and not to its connection, so a broken connection takes nothing away from a
+running handler: on the next one the worker says which jobs it has, and sends the outcomes that were not confirmed.
+
+Rules: everything here runs on the line's thread; `deliver` and `lose` post to where handlers run. At most
+`concurrency` jobs run; with several queues up to one more per queue may be held ready.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from msgspec import UNSET, Raw, Struct
+
+from headrace.client.channel import Channel
+from headrace.client.client import Client
+from headrace.client.job import JobInfo, decode_job
+from headrace.commands._base import Command
+from headrace.commands.control import MoveToWait
+from headrace.commands.jobs import Acknowledge, AcknowledgeBatch, Fail, GroupPull, PullBatch
+from headrace.commands.monitoring import Heartbeat, JobHeartbeatBatch
+from headrace.commands.workers import RegisterWorker, ReleaseLeases, UnregisterWorker
+from headrace.errors import ClientError, HeadraceError, NotFound, StorageUnavailable
+from headrace.model import NIL
+
+log: Final = logging.getLogger("headrace.worker")
+
+_POLL_SECONDS: Final = 50
+_MAX_PULL: Final = 1000
+_LINGER: Final = 0.001
+"""Seconds for which a single free slot waits for company, so that many short jobs are pulled in few commands."""
+_SIGN_OF_LIFE: Final = 10.0
+_RETRY_AFTER: Final = 1.0
+
+
+class Holding:
+    """A job that is ours: its lease, and its outcome once the handler has ended."""
+
+    __slots__ = ("info", "outcome", "token")
+
+    def __init__(self, info: JobInfo, token: str | None) -> None:
+        self.info = info
+        self.token = token
+        self.outcome: Command[Any] | None = None
+
+    def adopt(self, token: str | None) -> None:
+        """The same job under a new lease."""
+        self.token = token
+        if self.outcome is not None:
+            self.outcome.token = token  # type: ignore[attr-defined]
+
+    def completed(self, result: Raw | None) -> None:
+        self.outcome = Acknowledge(id=self.info.id, token=self.token, result=UNSET if result is None else result)
+
+    def failed(self, error: str, stack: list[str], *, unrecoverable: bool) -> None:
+        self.outcome = Fail(id=self.info.id, token=self.token, error=error, stack=stack, unrecoverable=unrecoverable)
+
+    def given_back(self) -> None:
+        self.outcome = MoveToWait(id=self.info.id, token=self.token)
+
+
+class Figures(Struct):
+    """What a worker has done since it began."""
+
+    pulled: int = 0
+    completed: int = 0
+    failed: int = 0
+    lost: int = 0
+    """Jobs whose lease was taken away or ran out while they ran."""
+
+
+class Attendant:
+    def __init__(
+        self,
+        client: Client,
+        queues: Sequence[str],
+        *,
+        name: str,
+        owner: str,
+        concurrency: int,
+        lease: float,
+        group: GroupPull | None,
+        deliver: Callable[[list[Holding]], None],
+        lose: Callable[[str], None],
+    ) -> None:
+        self.owner = owner
+        self.figures = Figures()
+        self._client = client
+        self._queues = list(queues)
+        self._name = name
+        self._concurrency = concurrency
+        self._lease = lease
+        self._group = group
+        self._deliver = deliver
+        self._lose = lose
+        self._channel: Channel | None = None
+        self._held: dict[str, Holding] = {}
+        self._running = 0
+        self._ready: deque[Holding] = deque()
+        self._asked: set[str] = set()
+        self._dry: set[str] = set()
+        self._rotation = deque(self._queues)
+        self._settled: list[Holding] = []
+        self._is_connected = False
+        self._is_stopping = False
+        self._pump_timer: asyncio.TimerHandle | None = None
+        self._timers: dict[Callable[[], None], asyncio.TimerHandle] = {}
+        self._empty: asyncio.Event = asyncio.Event()
+
+    # -- beginning and end ---------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        home = await self._client.channel()
+        self._channel = home.open_own(changed=self._changed)
+        await self._channel.start()
+        self._every(self._lease / 3, self._renew_leases)
+        self._every(_SIGN_OF_LIFE, self._give_sign_of_life)
+
+    def stop_pulling(self) -> None:
+        """Take no more jobs; those that come all the same, or were not begun, go back."""
+        self._is_stopping = True
+        while self._ready:
+            self._give_back(self._ready.popleft())
+
+    async def finish(self, timeout: float) -> None:
+        """Deliver the outcomes that are left, give back what is still held, and leave."""
+        self.stop_pulling()
+        self._check_empty()
+        try:
+            async with asyncio.timeout(timeout):
+                await self._empty.wait()
+        except TimeoutError:
+            log.warning("the outcomes of %d jobs could not be delivered", len(self._held))
+        await self._leave()
+
+    async def _leave(self) -> None:
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
+        assert self._channel is not None
+        if self._is_connected:
+            await self._tell(self._channel, UnregisterWorker(worker_id=self.owner))
+        await self._channel.close()
+        # A pull that was still waiting may have been served in its last moment: its jobs go back, too.
+        if self._is_connected:
+            await self._tell(self._client, ReleaseLeases(owner=self.owner, queues=self._queues))
+
+    async def _tell(self, where: Channel | Client, command: Command[Any]) -> None:
+        done: asyncio.Future[object] = self._loop.create_future()
+        where.submit(command, done.set_result, 5.0)
+        outcome = await done
+        if isinstance(outcome, HeadraceError):
+            log.debug("%s: %s", type(command).__name__, outcome)
+
+    def _every(self, interval: float, duty: Callable[[], None]) -> None:
+        def ring() -> None:
+            duty()
+            self._timers[duty] = self._loop.call_later(interval, ring)
+
+        self._timers[duty] = self._loop.call_later(interval, ring)
+
+    # -- the connection ------------------------------------------------------------------------------------------------
+
+    def _changed(self, is_connected: bool) -> None:
+        self._is_connected = is_connected
+        self._asked.clear()
+        self._dry.clear()
+        if not is_connected:
+            log.warning("connection lost; %d jobs go on", len(self._held))
+            return
+        self._register()
+        self._submit(ReleaseLeases(owner=self.owner, queues=self._queues, keep=tuple(self._held)), _note)
+        # Whether they were applied before the link broke is unknown, and a batch is refused as a whole: one by one.
+        for holding in list(self._held.values()):
+            if holding.outcome is not None and holding not in self._settled:
+                self._send(holding)
+        self._plan_pump()
+
+    def _register(self) -> None:
+        self._submit(
+            RegisterWorker(
+                name=self._name,
+                queues=self._queues,
+                concurrency=self._concurrency,
+                worker_id=self.owner,
+                hostname=socket.gethostname(),
+                pid=os.getpid(),
+            ),
+            _note,
+        )
+
+    def _give_sign_of_life(self) -> None:
+        def heard(outcome: object) -> None:
+            if isinstance(outcome, NotFound):
+                self._register()
+
+        if self._is_connected:
+            done = self.figures
+            self._submit(
+                Heartbeat(id=self.owner, active_jobs=self._running, processed=done.completed, failed=done.failed), heard
+            )
+
+    def _submit(self, command: Command[Any], done: Callable[[Any], None], extra: float = 0.0) -> None:
+        assert self._channel is not None
+        self._channel.submit(command, done, self._client.timeout + extra)
+
+    def tell(self, command: Command[Any]) -> None:
+        """Send progress or a log line: in order with the outcome, and nobody waits for it."""
+        if self._is_connected:
+            self._submit(command, _note)
+
+    # -- taking jobs ---------------------------------------------------------------------------------------------------
+
+    @property
+    def _free(self) -> int:
+        return self._concurrency - self._running - len(self._ready)
+
+    def _plan_pump(self) -> None:
+        """Ask for more at the end of this turn; a few free slots among many busy ones wait a moment for others."""
+        if self._pump_timer is None:
+            is_few = 0 < self._free * 4 < self._concurrency and self._running > 0
+            linger = _LINGER if is_few else 0
+            self._pump_timer = self._loop.call_later(linger, self._pump)
+
+    def _pump(self) -> None:
+        self._pump_timer = None
+        if self._is_stopping or not self._is_connected or self._free <= 0:
+            return
+        if len(self._queues) == 1:
+            if not self._asked:
+                self._pull(self._queues[0], self._free, _POLL_SECONDS)
+            return
+        self._pump_many()
+
+    def _pump_many(self) -> None:
+        """Queues that may have jobs are asked in turn; when none has, one question waits at each of them."""
+        for _ in self._queues:
+            self._rotation.rotate(-1)
+            queue = self._rotation[0]
+            if queue not in self._asked and queue not in self._dry:
+                self._pull(queue, self._free, 0)
+                return
+        share = max(1, self._free // len(self._queues))
+        for queue in self._queues:
+            if queue not in self._asked:
+                self._pull(queue, share, _POLL_SECONDS)
+
+    def _pull(self, queue: str, count: int, wait: int) -> None:
+        self._asked.add(queue)
+        count = min(count, _MAX_PULL)
+        pull = PullBatch(
+            queue=queue,
+            count=count,
+            timeout=wait * 1000,
+            owner=self.owner,
+            lock_ttl=self._lease * 1000,
+            detach=True,
+            group=self._group,
+        )
+
+        def pulled(outcome: Any) -> None:
+            self._asked.discard(queue)
+            if isinstance(outcome, HeadraceError):
+                self._pull_failed(queue, outcome)
+                return
+            tokens = outcome.tokens or [None] * len(outcome.jobs)
+            self._take([Holding(decode_job(job), token) for job, token in zip(outcome.jobs, tokens, strict=True)])
+            (self._dry.add if not outcome.jobs else self._dry.discard)(queue)
+            self._plan_pump()
+
+        self._submit(pull, pulled, wait)
+
+    def _pull_failed(self, queue: str, error: HeadraceError) -> None:
+        """A broken link comes back by itself (`_changed`); anything else is asked again after a moment."""
+        if not isinstance(error, ClientError):
+            log.error("cannot pull from %s: %s", queue, error)
+        if self._is_connected:
+            self._loop.call_later(_RETRY_AFTER, self._plan_pump)
+
+    def _take(self, holdings: list[Holding]) -> None:
+        self.figures.pulled += len(holdings)
+        for holding in holdings:
+            mine = self._held.get(holding.info.id)
+            if mine is None:
+                self._held[holding.info.id] = holding
+                self._ready.append(holding)
+            else:
+                # The server forgot our lease (a restart does) and gave us the job anew: it runs here already.
+                mine.adopt(holding.token)
+                if mine.outcome is not None:
+                    self._send(mine)
+        self._begin_ready()
+
+    def _begin_ready(self) -> None:
+        if self._is_stopping:
+            self.stop_pulling()
+            return
+        begun = []
+        while self._ready and self._running < self._concurrency:
+            begun.append(self._ready.popleft())
+            self._running += 1
+        if begun:
+            self._deliver(begun)
+
+    # -- leases --------------------------------------------------------------------------------------------------------
+
+    def _renew_leases(self) -> None:
+        held = [holding for holding in self._held.values() if holding.token is not None]
+        if not held or not self._is_connected:
+            return
+
+        def renewed(outcome: Any) -> None:
+            lost = [] if isinstance(outcome, HeadraceError) else outcome.data.lost or []
+            for job_id in lost:
+                self._lost(job_id)
+
+        ids, tokens = [holding.info.id for holding in held], [holding.token for holding in held]
+        self._submit(JobHeartbeatBatch(ids=ids, tokens=tokens), renewed)
+
+    def _lost(self, job_id: str) -> None:
+        """The job was cancelled, timed out or given to somebody else: the handler should stop."""
+        holding = self._held.get(job_id)
+        if holding is not None and holding.outcome is None:
+            self.figures.lost += 1
+            log.warning("job %s is not ours any more: it was cancelled, timed out or handed to somebody else", job_id)
+            self._lose(job_id)
+
+    # -- outcomes ------------------------------------------------------------------------------------------------------
+
+    def settle(self, holdings: list[Holding]) -> None:
+        """Handlers have ended: their slots are free, their outcomes go out with the end of this turn."""
+        self._running -= len(holdings)
+        if not self._settled:
+            self._loop.call_soon(self._flush)
+        self._settled += holdings
+        self._begin_ready()
+        self._plan_pump()
+
+    def _give_back(self, holding: Holding) -> None:
+        holding.given_back()
+        self._send(holding)
+
+    def _flush(self) -> None:
+        settled, self._settled = self._settled, []
+        acks = [holding for holding in settled if isinstance(holding.outcome, Acknowledge)]
+        if len(acks) > 1 and self._is_connected:
+            self._send_batch(acks)
+        else:
+            for holding in acks:
+                self._send(holding)
+        for holding in settled:
+            if not isinstance(holding.outcome, Acknowledge):
+                self._send(holding)
+
+    def _send_batch(self, holdings: list[Holding]) -> None:
+        results = [holding.outcome.result or Raw(NIL) for holding in holdings]  # type: ignore[union-attr]
+        batch = AcknowledgeBatch(
+            ids=[holding.info.id for holding in holdings],
+            tokens=[holding.token for holding in holdings],
+            results=results if any(result != NIL for result in results) else None,
+        )
+
+        def answered(outcome: Any) -> None:
+            if isinstance(outcome, ClientError):
+                return  # the next connection sends them again
+            if isinstance(outcome, HeadraceError):
+                for holding in holdings:
+                    self._send(holding)
+                return
+            for holding in holdings:
+                self._confirmed(holding, outcome)
+
+        self._submit(batch, answered)
+
+    def _send(self, holding: Holding) -> None:
+        if not self._is_connected:
+            return  # the next connection does
+        assert holding.outcome is not None
+        self._submit(holding.outcome, lambda outcome: self._answered(holding, outcome))
+
+    def _answered(self, holding: Holding, outcome: Any) -> None:
+        if isinstance(outcome, StorageUnavailable):
+            self._loop.call_later(_RETRY_AFTER, self._send, holding)
+        elif isinstance(outcome, ClientError):
+            if self._is_connected and self._held.get(holding.info.id) is holding:
+                self._send(holding)  # no answer in time on a link that lives
+        else:
+            if isinstance(outcome, HeadraceError):
+                log.warning("the outcome of job %s came too late: %s", holding.info.id, outcome)
+            self._confirmed(holding, outcome)
+
+    def _confirmed(self, holding: Holding, outcome: object) -> None:
+        self._held.pop(holding.info.id, None)
+        if not isinstance(outcome, HeadraceError):
+            self.figures.completed += isinstance(holding.outcome, Acknowledge)
+            self.figures.failed += isinstance(holding.outcome, Fail)
+        self._check_empty()
+
+    def _check_empty(self) -> None:
+        if not self._held:
+            self._empty.set()
+        else:
+            self._empty.clear()
+
+
+def _note(outcome: object) -> None:
+    if isinstance(outcome, HeadraceError):
+        log.debug("%s", outcome)

@@ -1,0 +1,96 @@
+"""What a handler is given about the job it runs: who it is, how to tell of progress, whether to stop.
+
+`progress` and `log` return at once: what they tell goes out in order, before the outcome of the job. `current_job()`
+gives the same object anywhere below the handler.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Any, Literal
+
+from headrace.client.job import JobInfo
+from headrace.commands._base import Command
+from headrace.commands.control import Progress
+from headrace.commands.logs import AddLog
+from headrace.errors import HeadraceError
+
+Tell = Callable[[Command[Any]], None]
+RunIn = Literal["loop", "thread", "process"]
+"""Where a handler runs: on the loop of its worker, in a thread, or in a process that can be killed."""
+
+
+class JobContext:
+    """The job at work. Safe to use from the handler's own thread, and from threads it starts."""
+
+    def __init__(self, info: JobInfo, tell: Tell, state: Any = None) -> None:
+        self.info = info
+        self.state = state
+        """What the app's lifespan yielded."""
+        self._tell = tell
+        self.run_in: RunIn = "loop"
+        self._cancelled = threading.Event()
+
+    @classmethod
+    def detached(cls) -> JobContext:
+        """The context of a task that is called as a plain function: it tells nobody."""
+        return cls(JobInfo(id="", state="active"), lambda command: None)
+
+    @property
+    def id(self) -> str:
+        return self.info.id
+
+    @property
+    def queue(self) -> str:
+        return self.info.queue
+
+    @property
+    def name(self) -> str:
+        return self.info.name
+
+    @property
+    def data(self) -> Any:
+        return self.info.data
+
+    @property
+    def attempt(self) -> int:
+        """1 for the first try."""
+        return self.info.attempts + 1
+
+    @property
+    def is_last_attempt(self) -> bool:
+        return self.attempt >= self.info.max_attempts
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the job was cancelled, ran out of time or is given back: a handler in a thread should look at it."""
+        return self._cancelled.is_set()
+
+    def wait_cancelled(self, timeout: float | None = None) -> bool:
+        """Sleep, unless the job is cancelled meanwhile."""
+        return self._cancelled.wait(timeout)
+
+    def cancel(self) -> None:
+        self._cancelled.set()
+
+    def progress(self, percent: float, message: str | None = None) -> None:
+        self._tell(Progress(id=self.id, progress=percent, message=message))
+
+    def log(self, message: str, level: Literal["info", "warn", "error"] = "info") -> None:
+        self._tell(AddLog(id=self.id, message=message, level=level))
+
+
+_current: ContextVar[JobContext] = ContextVar("headrace_job")
+
+
+def current_job() -> JobContext:
+    """The job that runs here. HeadraceError outside of a job."""
+    try:
+        return _current.get()
+    except LookupError:
+        raise HeadraceError("current_job() was called where no job runs") from None
+
+
+set_current = _current.set

@@ -1,0 +1,220 @@
+"""Handlers in processes of their own: they use other cores, and can be killed when they run too long.
+
+A child is started with `spawn`, imports the function by its name, and runs one job at a time. Both sides exchange
+encoded data, as over any other wire: nothing is pickled. A child is replaced after `max_jobs` jobs, and when it was
+killed or died.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any, Final, Literal
+
+import msgspec
+from msgspec import Raw, Struct
+
+from headrace.client.job import JobInfo
+from headrace.client.payloads import encode_payload
+from headrace.worker.context import JobContext, set_current
+from headrace.worker.failures import JobCancelled, UnrecoverableError, reason_of, stack_of
+
+_GLANCE: Final = 0.05
+"""Seconds between two looks at whether the job was cancelled."""
+
+
+class Call(Struct):
+    """What a child is asked: run this function with the context of this job."""
+
+    module: str
+    function: str
+    info: JobInfo
+
+
+class Answer(Struct, kw_only=True, omit_defaults=True):
+    """What a child says: how the call ended, or in between a thing to tell the server."""
+
+    kind: Literal["done", "failed", "progress", "log"]
+    result: Raw = Raw(b"")
+    reason: str = ""
+    stack: list[str] = []
+    is_unrecoverable: bool = False
+    percent: float = 0
+    message: str | None = None
+    level: Literal["info", "warn", "error"] = "info"
+
+
+_encode: Final = msgspec.msgpack.Encoder().encode
+_decode_call: Final = msgspec.msgpack.Decoder(Call).decode
+_decode_answer: Final = msgspec.msgpack.Decoder(Answer).decode
+
+
+class ChildDied(RuntimeError):
+    """The process of a handler ended without an answer: it was killed, ran out of memory or called exit."""
+
+
+class TimeLimitExceeded(TimeoutError):
+    """The handler ran longer than its job may, and was stopped."""
+
+
+class RemoteFailure(Exception):
+    """What was raised in the child: its reason and stack, as texts."""
+
+    def __init__(self, reason: str, stack: list[str], is_unrecoverable: bool) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.stack = stack
+        self.is_unrecoverable = is_unrecoverable
+
+
+class Child:
+    """One process and the pipe to it. Used by one thread at a time."""
+
+    def __init__(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs,), name="headrace-child", daemon=True)
+        self._process.start()
+        theirs.close()
+        self.jobs = 0
+
+    def run(self, call: Call, context: JobContext, limit: float | None) -> Raw:
+        """The encoded result of the call. The child is killed when the limit passes or the job is cancelled."""
+        self.jobs += 1
+        self._pipe.send_bytes(_encode(call))
+        deadline = float("inf") if limit is None else time.monotonic() + limit
+        while True:
+            if self._pipe.poll(_GLANCE):
+                answer = self._receive()
+                if answer.kind == "done":
+                    return answer.result
+                if answer.kind == "failed":
+                    raise RemoteFailure(answer.reason, answer.stack, answer.is_unrecoverable)
+                _pass_on(answer, context)
+            if context.cancelled:
+                self.kill()
+                raise JobCancelled
+            if time.monotonic() > deadline:
+                self.kill()
+                raise TimeLimitExceeded(f"it ran longer than {limit:g} s and was killed")
+
+    def _receive(self) -> Answer:
+        try:
+            return _decode_answer(self._pipe.recv_bytes())
+        except (EOFError, OSError):
+            self._process.join(5)
+            raise ChildDied(f"the process of the handler died (exit code {self._process.exitcode})") from None
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.is_alive()
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.join(5)
+        self._pipe.close()
+
+    def stop(self) -> None:
+        with contextlib.suppress(OSError):
+            self._pipe.send_bytes(b"")
+        self._process.join(2)
+        if self._process.is_alive():
+            self.kill()
+
+
+class Children:
+    """Idle children, kept for the next call. As many exist as calls run at once."""
+
+    def __init__(self, max_jobs: int | None = None) -> None:
+        self._max_jobs = max_jobs
+        self._idle: list[Child] = []
+        self._lock = threading.Lock()
+
+    def run(self, call: Call, context: JobContext, limit: float | None) -> Raw:
+        with self._lock:
+            child = self._idle.pop() if self._idle else None
+        child = child or Child()
+        try:
+            return child.run(call, context, limit)
+        finally:
+            self._keep(child)
+
+    def _keep(self, child: Child) -> None:
+        if not child.is_alive:
+            return
+        if self._max_jobs is not None and child.jobs >= self._max_jobs:
+            child.stop()
+            return
+        with self._lock:
+            self._idle.append(child)
+
+    def stop(self) -> None:
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for child in idle:
+            child.stop()
+
+
+def _pass_on(answer: Answer, context: JobContext) -> None:
+    if answer.kind == "progress":
+        context.progress(answer.percent, answer.message)
+    else:
+        context.log(answer.message or "", answer.level)
+
+
+# -- in the child ------------------------------------------------------------------------------------------------------
+
+
+def _serve(pipe: Connection) -> None:
+    # Ctrl-C reaches the whole group of processes: the worker decides what becomes of its children.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    while (call := _next_call(pipe)) is not None:
+        pipe.send_bytes(_encode(_answer(pipe, call)))
+    os._exit(0)
+
+
+def _next_call(pipe: Connection) -> Call | None:
+    try:
+        asked = pipe.recv_bytes()
+    except (EOFError, OSError):
+        return None
+    return _decode_call(asked) if asked else None
+
+
+def _answer(pipe: Connection, call: Call) -> Answer:
+    context = _ChildContext(call.info, pipe)
+    set_current(context)
+    try:
+        return Answer(kind="done", result=encode_payload(function_of(call.module, call.function)(context)))
+    except Exception as error:
+        is_final = isinstance(error, UnrecoverableError)
+        return Answer(kind="failed", reason=reason_of(error), stack=stack_of(error), is_unrecoverable=is_final)
+
+
+class _ChildContext(JobContext):
+    """Tells through the pipe what the context of the parent tells the server."""
+
+    def __init__(self, info: JobInfo, pipe: Connection) -> None:
+        super().__init__(info, lambda command: None)
+        self._pipe = pipe
+
+    def progress(self, percent: float, message: str | None = None) -> None:
+        self._pipe.send_bytes(_encode(Answer(kind="progress", percent=percent, message=message)))
+
+    def log(self, message: str, level: Literal["info", "warn", "error"] = "info") -> None:
+        self._pipe.send_bytes(_encode(Answer(kind="log", message=message, level=level)))
+
+
+def function_of(module: str, name: str) -> Callable[[JobContext], Any]:
+    """The function behind a name, as the child finds it; a task gives the one that reads its arguments."""
+    found: Any = importlib.import_module(module)
+    for part in name.split("."):
+        found = getattr(found, part)
+    return getattr(found, "run_in_child", found)  # type: ignore[no-any-return]

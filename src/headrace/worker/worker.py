@@ -1,0 +1,356 @@
+"""A worker: takes jobs from queues and runs a handler for each, on the loop that calls `run`.
+
+Async handlers run on that loop, plain functions in threads, and with `run_in="process"` in processes that can be
+killed. Pulling, heartbeats and outcomes are the attendant's, on a thread of its own: a handler that blocks the loop
+delays its neighbours, and nobody takes its job away (a warning names it).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import inspect
+import logging
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, Final, TypeVar
+
+from msgspec import Raw
+
+from headrace.client.client import Client
+from headrace.client.line import Mailbox
+from headrace.client.payloads import encode_payload
+from headrace.commands.jobs import GroupPull
+from headrace.durations import Duration, seconds
+from headrace.errors import ClientError, HeadraceError, InvalidCommand
+from headrace.ids import IdSource
+from headrace.worker.attendant import Attendant, Figures, Holding
+from headrace.worker.context import JobContext, RunIn, set_current
+from headrace.worker.failures import JobCancelled, UnrecoverableError, reason_of, stack_of
+from headrace.worker.processes import Call, Children, RemoteFailure, TimeLimitExceeded
+
+log: Final = logging.getLogger("headrace.worker")
+T = TypeVar("T")
+
+Handler = Callable[[JobContext], Any]
+BatchHandler = Callable[[list[JobContext]], Any]
+
+_FINISH_SECONDS: Final = 5.0
+_WATCH_EVERY: Final = 1.0
+_RETRY_START: Final = 1.0
+
+
+class Worker:
+    """`await worker.run()` works until it is told to stop; `async with worker:` works in the background."""
+
+    def __init__(
+        self,
+        client: Client,
+        queues: str | Sequence[str],
+        handler: Handler | BatchHandler,
+        *,
+        name: str = "worker",
+        concurrency: int = 10,
+        lease: Duration = 30,
+        drain: Duration = 25,
+        batch: int | None = None,
+        run_in: RunIn | None = None,
+        max_jobs_per_child: int | None = None,
+        fair: bool = False,
+        group_concurrency: int | None = None,
+        state: Any = None,
+    ) -> None:
+        """`lease` is how long a job stays ours without a heartbeat; `drain` is how long running jobs may take after a
+        stop: what runs then still is given back at once. `fair` serves the groups of a queue in turn, each with at
+        most `group_concurrency` jobs at once.
+        """
+        self.queues = [queues] if isinstance(queues, str) else list(queues)
+        if not self.queues or concurrency < 1:
+            raise InvalidCommand("a worker needs at least one queue and a concurrency of at least 1")
+        self.name = name
+        self.id = f"{name}-{IdSource().next()}"
+        self.concurrency = concurrency
+        self.state = state
+        self._client = client
+        self._handler: Any = handler
+        self._batch = batch
+        self._run_in: RunIn = run_in or ("loop" if inspect.iscoroutinefunction(handler) else "thread")
+        self._drain = seconds(drain, "drain")
+        self._lease = seconds(lease, "lease")
+        self._group = GroupPull(concurrency=group_concurrency) if fair or group_concurrency else None
+        self._children = Children(max_jobs_per_child)
+        self._threads: ThreadPoolExecutor | None = None
+        self._running: dict[str, tuple[JobContext, asyncio.Task[None]]] = {}
+        self._stopping: asyncio.Event | None = None
+        self._attendant: Attendant | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def figures(self) -> Figures:
+        """What it has done so far."""
+        return self._attendant.figures if self._attendant is not None else Figures()
+
+    # -- beginning and end ---------------------------------------------------------------------------------------------
+
+    async def run(self, *, handle_signals: bool = True) -> None:
+        """Work until `stop`, or until SIGTERM or Ctrl-C if signals are handled."""
+        loop = asyncio.get_running_loop()
+        self._stopping = asyncio.Event()
+        with _signals(loop, self.stop) if handle_signals else contextlib.nullcontext():
+            await self._begin(loop)
+            try:
+                async with self._watched(loop):
+                    await self._stopping.wait()
+            finally:
+                await self._end()
+
+    def stop(self) -> None:
+        """Take no more jobs, let those that run end within `drain`, give the rest back."""
+        if self._stopping is not None:
+            self._stopping.set()
+
+    async def __aenter__(self) -> Worker:
+        self._task = asyncio.create_task(self.run(handle_signals=False))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._task is not None
+        await asyncio.sleep(0)  # a worker that was left at once must have begun to hear of it
+        self.stop()
+        await self._task
+
+    async def _begin(self, loop: asyncio.AbstractEventLoop) -> None:
+        home = Mailbox(loop)
+        self._loop = loop
+        self._attendant = Attendant(
+            self._client,
+            self.queues,
+            name=self.name,
+            owner=self.id,
+            concurrency=self.concurrency,
+            lease=self._lease,
+            group=self._group,
+            deliver=lambda holdings: home.post(partial(self._start, holdings)),
+            lose=lambda job_id: home.post(partial(self._abandon, job_id)),
+        )
+        await self._reach_server()
+        await self._began()
+        log.info("%s works on %s, %d at once", self.id, ", ".join(self.queues), self.concurrency)
+
+    async def _began(self) -> None:
+        """What a kind of worker does when its server answers, before it takes jobs."""
+
+    async def _reach_server(self) -> None:
+        """A worker may be started before its server: it waits for it."""
+        assert self._attendant is not None
+        assert self._stopping is not None
+        while not self._stopping.is_set():
+            try:
+                await self._on_line(self._attendant.start)
+                return
+            except ClientError as error:
+                log.warning("%s; trying again", error)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._stopping.wait(), _RETRY_START)
+
+    async def _end(self) -> None:
+        assert self._attendant is not None
+        self._client.line.post(self._attendant.stop_pulling)
+        tasks = [task for _, task in self._running.values()]
+        if tasks:
+            log.info("%s stops: %d jobs have %g s to end", self.id, len(tasks), self._drain)
+            await asyncio.wait(tasks, timeout=self._drain)
+        for context, task in list(self._running.values()):
+            context.cancel()
+            task.cancel()
+        await asyncio.sleep(0)
+        await self._on_line(lambda: self._attendant.finish(_FINISH_SECONDS))  # type: ignore[union-attr]
+        if self._threads is not None:
+            self._threads.shutdown(wait=False, cancel_futures=True)
+            await asyncio.to_thread(self._children.stop)
+        log.info("%s is gone", self.id)
+
+    @property
+    def has_threads_left(self) -> bool:
+        """Whether a handler still runs in a thread although its job was given back: such a process should just end."""
+        return self._threads is not None and any(thread.is_alive() for thread in self._threads._threads)
+
+    async def _on_line(self, make: Callable[[], Any]) -> None:
+        await asyncio.wrap_future(self._client.line.run(make))
+
+    # -- running -------------------------------------------------------------------------------------------------------
+
+    def _start(self, holdings: list[Holding]) -> None:
+        if self._batch is None:
+            for holding in holdings:
+                self._spawn([holding])
+        else:
+            for at in range(0, len(holdings), self._batch):
+                self._spawn(holdings[at : at + self._batch])
+
+    def _spawn(self, holdings: list[Holding]) -> None:
+        contexts = [JobContext(holding.info, self._tell, self.state) for holding in holdings]
+        task = self._loop.create_task(self._process(holdings, contexts))
+        for context in contexts:
+            self._running[context.id] = (context, task)
+
+    def _tell(self, command: Any) -> None:
+        self._client.line.post(partial(self._attendant.tell, command))  # type: ignore[union-attr]
+
+    async def _process(self, holdings: list[Holding], contexts: list[JobContext]) -> None:
+        try:
+            if self._batch is None:
+                await self._process_one(holdings[0], contexts[0])
+            else:
+                await self._process_batch(holdings, contexts)
+        finally:
+            for context in contexts:
+                self._running.pop(context.id, None)
+            self._client.line.post(partial(self._attendant.settle, holdings))  # type: ignore[union-attr]
+
+    async def _process_one(self, holding: Holding, context: JobContext) -> None:
+        set_current(context)
+        try:
+            holding.completed(_encoded(await self._call(context)))
+        except (asyncio.CancelledError, JobCancelled):
+            holding.given_back()
+        except BaseException as error:
+            self._failed(holding, error)
+            if not isinstance(error, Exception):
+                raise
+
+    async def _process_batch(self, holdings: list[Holding], contexts: list[JobContext]) -> None:
+        try:
+            results = await self._in_place(self._run_in, partial(self._handler, contexts))
+            if results is None:
+                results = [None] * len(holdings)
+            if len(results) != len(holdings):
+                raise ValueError(f"the batch handler got {len(holdings)} jobs and returned {len(results)} results")
+        except asyncio.CancelledError:
+            for holding in holdings:
+                holding.given_back()
+            return
+        except Exception as error:
+            results = [error] * len(holdings)
+        for holding, result in zip(holdings, results, strict=True):
+            if isinstance(result, Exception):
+                self._failed(holding, result)
+            else:
+                holding.completed(_encoded(result))
+
+    async def _call(self, context: JobContext) -> Any:
+        return await self._execute(context, self._run_in, self._handler, partial(self._handler, context))
+
+    async def _execute(self, context: JobContext, run_in: RunIn, function: Any, call: Callable[[], Any]) -> Any:
+        """Run `call` where it belongs, within the time its job may take. A process finds `function` by its name."""
+        limit = None if context.info.timeout is None else context.info.timeout / 1000
+        context.run_in = run_in
+        if run_in == "process":
+            asked = Call(function.__module__, function.__qualname__, context.info)
+            return await self._in_thread(partial(self._children.run, asked, context, limit))
+        deadline = asyncio.timeout(limit)
+        try:
+            async with deadline:
+                return await self._in_place(run_in, call)
+        except TimeoutError:
+            if not deadline.expired():
+                raise  # the handler's own
+            context.cancel()
+            raise TimeLimitExceeded(f"it ran longer than {limit:g} s") from None
+
+    async def _in_place(self, run_in: RunIn, call: Callable[[], Any]) -> Any:
+        if run_in == "thread":
+            return await self._in_thread(call)
+        found = call()
+        return await found if inspect.isawaitable(found) else found
+
+    async def _in_thread(self, call: Callable[[], T]) -> T:
+        """A thread cannot be stopped: who is cancelled meanwhile waits for it no longer."""
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(self.concurrency, thread_name_prefix="headrace-job")
+        variables = contextvars.copy_context()
+        return await self._loop.run_in_executor(self._threads, variables.run, call)
+
+    def _failed(self, holding: Holding, error: BaseException) -> None:
+        if isinstance(error, RemoteFailure):
+            holding.failed(error.reason, error.stack, unrecoverable=error.is_unrecoverable)
+        else:
+            is_final = isinstance(error, (UnrecoverableError, InvalidCommand))
+            holding.failed(reason_of(error), stack_of(error), unrecoverable=is_final)
+        extra = {"job_id": holding.info.id, "queue": holding.info.queue, "task": holding.info.name}
+        log.warning("job %s of %s failed: %s", holding.info.id, holding.info.queue, error, extra=extra)
+
+    def _abandon(self, job_id: str) -> None:
+        """The job is not ours any more: tell its handler."""
+        context, task = self._running.get(job_id, (None, None))
+        if context is not None and task is not None:
+            context.cancel()
+            if context.run_in == "loop":
+                task.cancel()
+
+    # -- watching the loop ---------------------------------------------------------------------------------------------
+
+    @contextlib.asynccontextmanager
+    async def _watched(self, loop: asyncio.AbstractEventLoop) -> AsyncIterator[None]:
+        """From another thread, look whether the loop answers; if not, say where it hangs."""
+        ended = threading.Event()
+        thread = threading.get_ident()
+        watcher = threading.Thread(
+            target=_watch, args=(loop, thread, ended, self._names), name="headrace-watch", daemon=True
+        )
+        watcher.start()
+        try:
+            yield
+        finally:
+            ended.set()
+
+    def _names(self) -> list[str]:
+        return sorted({f"{context.queue}:{context.name}" for context, _ in list(self._running.values())})
+
+
+def _watch(
+    loop: asyncio.AbstractEventLoop, thread: int, ended: threading.Event, names: Callable[[], list[str]]
+) -> None:
+    while not ended.wait(_WATCH_EVERY):
+        if not names():
+            continue
+        answered = threading.Event()
+        asked = time.monotonic()
+        loop.call_soon_threadsafe(answered.set)
+        if answered.wait(_WATCH_EVERY):
+            continue
+        frame = sys._current_frames().get(thread)
+        where = "".join(traceback.format_stack(frame)[-3:]) if frame is not None else ""
+        running = ", ".join(names())
+        while not answered.wait(_WATCH_EVERY) and not ended.is_set():
+            pass
+        blocked = (time.monotonic() - asked) * 1000
+        log.warning("the event loop was blocked for %d ms while %s ran; it hung at\n%s", blocked, running, where)
+
+
+def _encoded(result: Any) -> Raw | None:
+    if result is None:
+        return None
+    return result if isinstance(result, Raw) else encode_payload(result)
+
+
+@contextlib.contextmanager
+def _signals(loop: asyncio.AbstractEventLoop, stop: Callable[[], None]) -> Any:
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    try:
+        for number in numbers:
+            loop.add_signal_handler(number, stop)
+    except (NotImplementedError, RuntimeError, ValueError) as error:
+        raise HeadraceError(f"signals can be handled in the main thread only: {error}") from error
+    try:
+        yield
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)
