@@ -80,7 +80,68 @@ class ValkeyServer:
         self.stop()
 
 
+_SLOTS = ((0, 5460), (5461, 10922), (10923, 16383))
+
+
+class ValkeyCluster:
+    """Three primaries, each with a third of the slots."""
+
+    def __init__(self, folder: Path) -> None:
+        self.nodes = [ValkeyServer(folder / str(n), *self._options()) for n in range(3)]
+
+    @staticmethod
+    def _options() -> tuple[str, ...]:
+        return ("--cluster-enabled", "yes", "--cluster-node-timeout", "5000", "--cluster-port", str(free_port()))
+
+    @property
+    def url(self) -> str:
+        return "valkey+cluster://" + ",".join(f"127.0.0.1:{node.port}" for node in self.nodes)
+
+    def start(self) -> ValkeyCluster:
+        for number, (node, slots) in enumerate(zip(self.nodes, _SLOTS, strict=True), 1):
+            client = node.start().client()
+            client.execute_command("CLUSTER ADDSLOTSRANGE", *slots)
+            client.execute_command("CLUSTER SET-CONFIG-EPOCH", number)
+        for node in self.nodes[1:]:
+            bus = node.options[node.options.index("--cluster-port") + 1]
+            self.nodes[0].client().execute_command("CLUSTER MEET", "127.0.0.1", node.port, bus)
+        deadline = time.monotonic() + 30
+        while not all("cluster_state:ok" in self._info(node) for node in self.nodes):
+            if time.monotonic() > deadline:
+                raise RuntimeError("the cluster does not come together")
+            time.sleep(0.05)
+        return self
+
+    @staticmethod
+    def _info(node: ValkeyServer) -> str:
+        info = node.client().execute_command("CLUSTER INFO")
+        return info if isinstance(info, str) else "\n".join(f"{k}:{v}" for k, v in info.items())
+
+    def flush(self) -> None:
+        for node in self.nodes:
+            node.client().flushall()
+
+    def stop(self) -> None:
+        for node in self.nodes:
+            node.stop()
+
+
 _shared: list[ValkeyServer] = []
+_shared_clusters: list[ValkeyCluster] = []
+
+
+def shared_cluster() -> ValkeyCluster:
+    """One cluster for all tests that only need keys of their own."""
+    if not _shared_clusters:
+        folder = Path(tempfile.mkdtemp(prefix="headrace-valkey-"))
+        _shared_clusters.append(ValkeyCluster(folder).start())
+        atexit.register(_end_cluster, folder)
+    return _shared_clusters[0]
+
+
+def _end_cluster(folder: Path) -> None:
+    _shared_clusters.pop().stop()
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def shared_server() -> ValkeyServer:

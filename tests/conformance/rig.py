@@ -23,7 +23,7 @@ from headrace.clock import ManualClock
 from headrace.commands.jobs import PushEntry
 from headrace.model import Event
 from tests.conformance import invariants, valkeykeys
-from tests.valkeyserver import shared_server
+from tests.valkeyserver import shared_cluster, shared_server
 
 T = TypeVar("T")
 
@@ -62,6 +62,14 @@ LOCAL_KINDS = (
     Kind("memory", _memory, invariants.check, is_persistent=False),
     Kind("sqlite", _sqlite, invariants.check, is_persistent=True),
 )
+
+
+def _cluster(folder: Path, clock: ManualClock) -> ValkeyBackend:
+    shared_cluster().flush()
+    return ValkeyBackend(f"{shared_cluster().url}?prefix=t{folder.name}", clock=clock, rng=seeded())
+
+
+CLUSTER = Kind("cluster", _cluster, lambda backend: None, is_persistent=False, is_local=False)
 VALKEY = Kind("valkey", _valkey, valkeykeys.check, is_persistent=False, is_local=False)
 KINDS = (*LOCAL_KINDS, VALKEY)
 

@@ -45,7 +45,11 @@ def _nobody(*_: object) -> None:
 
 
 def transport_of(url: ValkeyUrl) -> Transport:
-    return Standalone(url)
+    if not url.is_cluster:
+        return Standalone(url)
+    from headrace.backends.valkey.cluster import Cluster  # needs valkey-py for the slots of keys
+
+    return Cluster(url)
 
 
 class ValkeyBackend(Refused):

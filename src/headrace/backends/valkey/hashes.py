@@ -287,7 +287,11 @@ def show(job: StoredJob) -> Raw:
 
 
 def show_whole(job: StoredJob) -> Raw:
-    """The job as a query sees it: with state, returnvalue and failedReason."""
+    """The job as a query sees it: with state, returnvalue, failedReason and who works on it."""
+    if job.past is None and job.owner is not None and job.started is not None:
+        first = TimelineEntry("delayed" if job.run_at > job.created else "waiting", float(job.created))
+        active = TimelineEntry("active", float(job.started), worker=job.owner)
+        job = msgspec.structs.replace(job, past=Past(timeline=[first, active]))
     return encode_job(
         _renamed(job),
         encode(job.queue),

@@ -59,7 +59,7 @@ def is_own_glidemq(version: str) -> bool:
 
 async def _version(primary: Connection, function: str) -> str | None:
     try:
-        return str((await primary.call("FCALL", function, 1, "{glidemq}:_")).decode())
+        return str((await primary.call("FCALL", function, 0)).decode())
     except ServerError as error:
         if _MISSING.search(str(error)):
             return None

@@ -7,6 +7,7 @@ every second (`look_after`), so a lost message costs time and never a job.
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
@@ -23,11 +24,17 @@ Heard = Callable[[bytes, bytes], None]
 
 class Wakes:
     def __init__(self, url: ValkeyUrl, channels: list[str], heard: Heard, mended: Callable[[], None]) -> None:
-        self._connection = Connection(url, *url.hosts[0], on_push=self._take)
+        self._url = url
+        self._hosts = itertools.cycle(url.hosts)
+        self._connection = self._new_connection()
         self._channels = channels
         self._heard = heard
         self._mended = mended
         self._task: asyncio.Task[None] | None = None
+
+    def _new_connection(self) -> Connection:
+        """To the next of the given hosts: any node of a cluster passes on what is published."""
+        return Connection(self._url, *next(self._hosts), on_push=self._take)
 
     async def open(self) -> None:
         await self._connection.call("SUBSCRIBE", *self._channels)
@@ -64,6 +71,8 @@ class Wakes:
                 await self._connection.call("SUBSCRIBE", *self._channels)
             except StorageUnavailable:
                 await asyncio.sleep(_PAUSE_S)
+                await self._connection.close()
+                self._connection = self._new_connection()
             else:
                 self._mended()
                 return

@@ -259,7 +259,7 @@ do
     if timeout and timeout > 0 then put(job, 'tmo', str(NOW + math.floor(timeout))) end
     forget_lease(job)
     if job.h.hg then call('HINCRBY', queue.p .. ':hr:groups-active', job.h.hg, 1) end
-    if has_history(job) then note(job, 'active') end
+    if has_history(job) then note(job, 'active', { worker = demand.owner }) end
     watch(job)
     write(job)
     local flat = {}

@@ -127,7 +127,7 @@ do
         local created = tonumber(job.h.timestamp) or 0
         local first = run_at(job) > created and 'delayed' or 'waiting'
         local timeline = { { state = first, timestamp = created } }
-        if job.h.processedOn then timeline[2] = { state = 'active', timestamp = tonumber(job.h.processedOn) } end
+        if job.h.processedOn then timeline[2] = { state = 'active', timestamp = tonumber(job.h.processedOn), worker = job.h.own } end
         if job.h.finishedOn then timeline[#timeline + 1] = { state = 'completed', timestamp = tonumber(job.h.finishedOn) } end
         job.history = { timeline = timeline }
       end
