@@ -10,8 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from headrace.backends.valkey.library import GLIDEMQ_VERSION, glidemq_source
+from headrace.clock import SystemClock
 from tests.serverprocess import ServerProcess
 from tests.valkey.chaos import Chaos
+from tests.valkey.foreign import Foreign
 from tests.valkeyserver import ValkeyServer
 
 
@@ -138,6 +141,44 @@ class TestOneTruth:
             names = lambda: [entry["name"] for entry in there.ok("CronList")["crons"]]  # noqa: E731
             until(lambda: queue not in names(), 15)
             assert here.ok("GetJobCounts", queue=queue)["counts"]["waiting"] == 30
+
+
+class TestForeignProducers:
+    """Jobs of programs that call the functions themselves reach a worker that waits at a broker."""
+
+    KINDS = ({}, {"priority": 3}, {"more": ("1",)}, {"delay": 60})
+
+    def _waits(self, broker: ServerProcess, foreign: Foreign, queue: str) -> list[float]:
+        waits = []
+        with broker.client() as client:
+            for given in self.KINDS * 3:
+                client.send("PULL", queue=queue, timeout=10_000)
+                time.sleep(0.05)
+                began = time.monotonic()
+                foreign.add(queue=queue, **given)
+                job = client.recv()["job"]
+                waits.append(time.monotonic() - began - given.get("delay", 0) / 1000)
+                client.ok("ACK", id=job["id"])
+        return waits
+
+    def test_adds_through_our_library_arrive_at_once(
+        self, store: ValkeyServer, brokers: list[ServerProcess], queue: str
+    ) -> None:
+        waits = self._waits(brokers[0], Foreign(store.client(), "glide", SystemClock()), queue)
+        assert sorted(waits)[len(waits) // 2] < 0.05
+        assert max(waits) < 0.5
+
+    def test_adds_through_a_library_of_node_arrive_within_a_quarter_of_a_second(
+        self, tmp_path: Path, queue: str
+    ) -> None:
+        """It is played by ours without the part that wakes brokers, under a version text of Node's."""
+        with ValkeyServer(tmp_path) as store:
+            source = glidemq_source().replace(GLIDEMQ_VERSION, "93").replace("if parked and", "if false and")
+            store.client().function_load(source)
+            with ServerProcess(":memory:", "--backend", store.url) as broker:
+                waits = self._waits(broker, Foreign(store.client(), "glide", SystemClock()), queue)
+        assert sorted(waits)[len(waits) // 2] < 0.25
+        assert max(waits) < 0.8
 
 
 class TestDeath:

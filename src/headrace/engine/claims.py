@@ -45,6 +45,12 @@ class ClaimLoops:
                     break
         finally:
             self._running.discard(queue)
+            self._end_tick()
+
+    def _end_tick(self) -> None:
+        """A claim without jobs may have learned when the next one is due: the timer has to hear of it."""
+        if not self._backend.is_local:
+            self._backend.on_wake()
 
     async def _serve(self, queue: str) -> None:
         assert not self._backend.is_local

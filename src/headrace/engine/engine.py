@@ -157,6 +157,7 @@ class Engine:
         try:
             if await self.backend.announce_waiting(waiter.key, timeout_ms):
                 self.claims.wake(waiter.key)
+            self.alarm.ring_by(self._next_poll() or waiter.deadline_mono)
         except HeadraceError:
             self.waiters.cancel(waiter)
             raise
@@ -277,8 +278,14 @@ class Engine:
 
     def _set_alarm(self) -> None:
         """Look anew for the next thing to do; between sweeps whoever plans something earlier rings the alarm."""
-        dues = (self.backend.next_due_ms(), self.waiters.next_due(), self.crons.next_due_mono())
+        dues = (self.backend.next_due_ms(), self.waiters.next_due(), self.crons.next_due_mono(), self._next_poll())
         self.alarm.due_mono = min([self._next_maintenance, *(due for due in dues if due is not None)])
+
+    def _next_poll(self) -> int | None:
+        """When parked pulls must ask again because nobody would wake them."""
+        if self.backend.is_local or self.backend.poll_ms is None or not self.waiters.pulled_queues():
+            return None
+        return self.clock.monotonic_ms() + self.backend.poll_ms
 
     async def sweep(self) -> None:
         """Do what time demands, then set the alarm for what comes next."""
@@ -301,6 +308,9 @@ class Engine:
             return
         await self.backend.sweep()
         await self.crons.fire_due()
+        if not self.backend.is_local and self.backend.poll_ms is not None:
+            for queue in self.waiters.pulled_queues():
+                self.claims.wake(queue)
         if mono >= self._next_maintenance:
             self._next_maintenance = mono + _MAINTAIN_EVERY_MS
             self.workers.expire()

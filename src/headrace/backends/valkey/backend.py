@@ -13,7 +13,7 @@ from msgspec import Struct
 from headrace.backends.base import Counts, Outcome, StorageStatus
 from headrace.backends.local.eventlog import LogLimits, MemoryLog, Roll
 from headrace.backends.valkey.hashes import from_fields
-from headrace.backends.valkey.library import ensure_libraries
+from headrace.backends.valkey.library import ensure_libraries, is_own_glidemq
 from headrace.backends.valkey.refused import Refused
 from headrace.backends.valkey.transport import Standalone, Transport
 from headrace.backends.valkey.url import ValkeyUrl, parse_url
@@ -24,6 +24,7 @@ from headrace.model import Event
 
 _decode_event: Final = msgspec.json.Decoder(Event).decode
 MAX_READ_BYTES: Final = 1 << 20
+POLL_MS: Final = 150
 
 
 class Ended(Struct):
@@ -83,7 +84,7 @@ class ValkeyBackend(Refused):
 
     async def open(self) -> None:
         await self._server.open()
-        self.library_owner = await ensure_libraries(self._server.primaries())
+        await self.load_libraries()
         await self._wakes.open()
         self._epoch = self._clock.now_ms()
         self._log.epoch = self._epoch
@@ -95,6 +96,18 @@ class ValkeyBackend(Refused):
         with suppress(StorageUnavailable):
             await self._unregister_worker()
         await self._server.close()
+
+    async def load_libraries(self) -> None:
+        self.library_owner = await ensure_libraries(self._server.primaries())
+
+    async def look_after(self) -> None:
+        await super().look_after()
+        await self.load_libraries()  # a Node process may have replaced `glidemq`, or brought none and flushed ours
+
+    @property
+    def poll_ms(self) -> int | None:
+        """How often parked pulls must ask: Node's library wakes no broker for what it adds."""
+        return None if is_own_glidemq(self.library_owner) else POLL_MS
 
     # -- other brokers -------------------------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ from headrace.backends.base import DURATION_BUCKETS, Counts, QueueFigures, Total
 from headrace.backends.valkey.arguments import Text
 from headrace.backends.valkey.hashes import StoredJob, read_hash
 from headrace.backends.valkey.keys import Keys, mark, mark_of
-from headrace.backends.valkey.transport import Transport
+from headrace.backends.valkey.transport import FunctionMissing, Transport
 from headrace.clock import Alarm, Clock
 from headrace.errors import NotFound, error_of
 from headrace.ids import IdSource
@@ -104,7 +104,13 @@ class Store:
         """One function call on one queue: its reply without the news, which is taken in."""
         keys = [self._keys.meta(name) for name in (queue, *others)]
         call = self._server.fcall_synced if is_synced else self._server.fcall
-        reply = await call(f"headrace_{verb}", keys, (str(self._clock.now_ms()), *args))
+        given = (str(self._clock.now_ms()), *args)
+        try:
+            reply = await call(f"headrace_{verb}", keys, given)
+        except FunctionMissing:
+            # Somebody flushed the functions, or this is another server than before. Nothing was done yet.
+            await self.load_libraries()
+            reply = await call(f"headrace_{verb}", keys, given)
         if reply[0] == b"!":
             raise error_of(reply[1].decode(), reply[2].decode())
         self._see(queue)
@@ -112,6 +118,9 @@ class Store:
         if news:
             self._take_news(queue, news)
         return list(reply)
+
+    async def load_libraries(self) -> None:
+        raise NotImplementedError
 
     def _take_news(self, queue: str, blob: bytes) -> None:
         events, ready, due = _decode_news(blob)

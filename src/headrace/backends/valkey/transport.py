@@ -86,5 +86,10 @@ async def answer(work: Any) -> Any:
         raise refusal(error) from error
 
 
+class FunctionMissing(StorageUnavailable):
+    """The server does not have our functions (any more)."""
+
+
 def refusal(error: Exception) -> StorageUnavailable:
-    return StorageUnavailable(f"Valkey refused: {error}")
+    kind = FunctionMissing if "Function not found" in str(error) else StorageUnavailable
+    return kind(f"Valkey refused: {error}")

@@ -125,11 +125,12 @@ local function news_of_call()
   return cmsgpack.pack({ NEWS, ready, DUE or false })
 end
 
--- A verb gets (queue, args, keys) and returns a list; the news of the call is appended to it.
-local function verb(name, run, flags)
+-- A verb gets (queue, args, keys) and returns a list; the news of the call is appended to it. The second argument
+-- names what `args` has after `now`, for readers and for the table in docs/valkey.md: X* is any number of X, and names in
+-- capitals are records of arguments.py.
+local function verb(name, _, run)
   redis.register_function({
     function_name = 'headrace_' .. name,
-    flags = flags,
     callback = function(keys, args)
       NEWS, JOBS, QUEUES, TOUCHED, DUE, READY, BAD_NEWS = {}, {}, {}, {}, nil, {}, nil
       NOW = tonumber(args[1])

@@ -24,7 +24,7 @@ do
     return job
   end
 
-  verb('cancel', function(queue, args)
+  verb('cancel', 'id isForced', function(queue, args)
     local job = get(queue, args[2], 'Job not found or cannot be cancelled')
     if not is_unstarted(job) and not (args[3] == '1' and job.h.state == 'active') then
       refuse('refused', 'Job not found or cannot be cancelled')
@@ -32,7 +32,7 @@ do
     withdraw(job)
   end)
 
-  verb('progress', function(queue, args)
+  verb('progress', 'id progress hasMessage message', function(queue, args)
     local job = active_job(queue, args[2])
     local past = history(job)
     past.progress = tonumber(args[3])
@@ -49,7 +49,7 @@ do
     put(job, 'hd', raw ~= '' and raw or nil)
   end
 
-  verb('update', function(queue, args)
+  verb('update', 'id data raw size', function(queue, args)
     local job = find(queue, args[2])
     if job and job.h.state == 'completed' then job = job.h.next and find(queue, job.h.next) or nil end
     if not job or job.h.state == 'completed' or job.h.state == 'failed' then
@@ -59,7 +59,7 @@ do
     tell('updated', job, { bytes = tonumber(args[5]) })
   end)
 
-  verb('changePriority', function(queue, args)
+  verb('changePriority', 'id priority lifo', function(queue, args)
     local job = get(queue, args[2], 'Job not found or not in queue')
     if not is_queued(job) then refuse('refused', 'Job not found or not in queue') end
     local is_delayed = job.h.state == 'delayed'
@@ -81,7 +81,7 @@ do
   end
 
   -- Those of the given jobs that are delayed; with one id a job that is not is an error.
-  verb('promote', function(queue, args)
+  verb('promote', 'mode id*', function(queue, args)
     local promoted = 0
     for i = 3, #args do
       local job = find(queue, args[i])
@@ -96,7 +96,7 @@ do
   end)
 
   -- Put a job off. `change` also takes delayed jobs and has texts of its own.
-  verb('delay', function(queue, args)
+  verb('delay', 'mode id delayMs token', function(queue, args)
     local is_change, wait = args[2] == 'change', tonumber(args[4])
     local job = get(queue, args[3], is_change and 'Job not found or cannot change delay' or nil)
     local state = word(job)
@@ -118,7 +118,7 @@ do
     announce(queue, 'delay-changed', job.id, 'delay', args[4])
   end)
 
-  verb('moveToWait', function(queue, args)
+  verb('moveToWait', 'id token', function(queue, args)
     local job = get(queue, args[2])
     local state = word(job)
     if state == 'active' then
@@ -135,7 +135,7 @@ do
     end
   end)
 
-  verb('moveToWaitingChildren', function(queue, args)
+  verb('moveToWaitingChildren', 'id token', function(queue, args)
     local job = get(queue, args[2])
     if job.h.state ~= 'active' then refuse('refused', 'Job is not active') end
     check_token(job, args[3])
@@ -160,7 +160,7 @@ do
     if #all > 0 then after_drop(job) end
   end)
 
-  verb('discard', function(queue, args)
+  verb('discard', 'id token', function(queue, args)
     local job = get(queue, args[2])
     if not is_unstarted(job) and job.h.state ~= 'active' then refuse('not_found', 'Job not found') end
     check_token(job, args[3])
@@ -174,7 +174,7 @@ do
   -- -- families -----------------------------------------------------------------------------------------------------------
 
   -- keys: meta of the child's queue, meta of the parent's queue
-  verb('updateParent', function(queue, args, keys)
+  verb('updateParent', 'childId parentId data raw', function(queue, args, keys)
     local home = queue_of_key(keys[2])
     local child = get(queue, args[2], 'Child job not found: ' .. args[2])
     local parent = get(home, args[3], 'Parent job not found: ' .. args[3])
@@ -191,7 +191,7 @@ do
     hear_of_failures({ child })
   end)
 
-  verb('removeChildDependency', function(queue, args, keys)
+  verb('removeChildDependency', 'childId', function(queue, args, keys)
     local child = get(queue, args[2], 'Job not found: ' .. args[2])
     local parent_id = links(child).parentId
     if not parent_id then refuse('refused', 'Job ' .. child.id .. ' has no parent') end
@@ -204,7 +204,7 @@ do
     return { removed and 1 or 0 }
   end)
 
-  verb('removeUnprocessedChildren', function(queue, args)
+  verb('removeUnprocessedChildren', 'parentId', function(queue, args)
     local parent = get(queue, args[2])
     for _, child in ipairs(children(parent)) do
       if is_unstarted(child) then
@@ -223,25 +223,25 @@ do
     return true
   end
 
-  verb('removeUniqueKey', function(queue, args)
+  verb('removeUniqueKey', 'key', function(queue, args)
     local holder = key_holder(queue, args[2])
     local job = holder and find(queue, holder.id)
     return { job and take_key_away(job) and 1 or 0 }
   end)
 
-  verb('removeJobUniqueKey', function(queue, args)
+  verb('removeJobUniqueKey', 'id', function(queue, args)
     local job = find(queue, args[2])
     return { job and take_key_away(job) and 1 or 0 }
   end)
 
-  verb('uniqueKeyOwner', function(queue, args)
+  verb('uniqueKeyOwner', 'key', function(queue, args)
     local holder = living_holder(queue, args[2])
     return { holder and holder.id or '' }
   end)
 
   -- -- one queue ----------------------------------------------------------------------------------------------------------
 
-  verb('setPaused', function(queue, args)
+  verb('setPaused', 'paused', function(queue, args)
     local wanted = args[2]
     if (meta(queue).paused or '0') == wanted then return end
     meta(queue).paused = wanted
@@ -253,7 +253,7 @@ do
   end)
 
   -- Fields of the queue's meta and their values; an empty value removes the field. Buckets begin anew.
-  verb('setMeta', function(queue, args)
+  verb('setMeta', '(field value)*', function(queue, args)
     for i = 2, #args - 1, 2 do
       if args[i + 1] == '' then
         call('HDEL', queue.p .. ':meta', args[i])
@@ -268,13 +268,13 @@ do
   end)
 
   -- Until when somebody waits at a broker: for jobs (hrParked) or for the end of one (hrAwaited).
-  verb('announceWaiting', function(queue, args)
+  verb('announceWaiting', 'field untilMs', function(queue, args)
     local known = tonumber(meta(queue)[args[2]] or '') or 0
     if tonumber(args[3]) > known then call('HSET', queue.p .. ':meta', args[2], args[3]) end
   end)
 
   -- After hrStall or hrDlq changed: active jobs are looked at anew, dead letters planned anew.
-  verb('setStalls', function(queue, args)
+  verb('setStalls', 'config', function(queue, args)
     call('HSET', queue.p .. ':meta', 'hrStall', args[2])
     queue.meta = nil
     for _, id in ipairs(call('ZRANGE', queue.p .. ':hr:active', 0, SLICE - 1)) do
@@ -283,7 +283,7 @@ do
     end
   end)
 
-  verb('setDeadLetters', function(queue, args)
+  verb('setDeadLetters', 'config', function(queue, args)
     call('HSET', queue.p .. ':meta', 'hrDlq', args[2])
     queue.meta = nil
     local set = dlq_config(queue)
@@ -298,7 +298,7 @@ do
     end
   end)
 
-  verb('limits', function(queue)
+  verb('limits', '', function(queue)
     local m = meta(queue)
     local bucket = queue_bucket(queue)
     local ttl = -2
@@ -311,7 +311,7 @@ do
   end)
 
   -- Remove the given jobs while they are in one of the given states (comma list, or `any`); ids of those removed.
-  verb('remove', function(queue, args)
+  verb('remove', 'states isTold id*', function(queue, args)
     local states, is_told, removed = args[2], args[3] == '1', {}
     for i = 4, #args do
       local job = find(queue, args[i])
@@ -325,7 +325,7 @@ do
   end)
 
   -- The end of a drain or clean: `drained` or `cleaned`, and how many went.
-  verb('announce', function(queue, args)
+  verb('announce', 'event count', function(queue, args)
     announce(queue, args[2], args[3])
     if args[2] == 'drained' then tell_queue('drained', queue, { bytes = tonumber(args[3]) }) end
     if args[2] == 'obliterated' then tell_queue('obliterated', queue, { bytes = tonumber(args[3]) }) end
@@ -334,7 +334,7 @@ do
   -- -- groups -------------------------------------------------------------------------------------------------------------
 
   -- Change one setting of a group: `concurrency`, `paused`, or `max` with `duration`. Whether it was set before.
-  verb('setGroup', function(queue, args)
+  verb('setGroup', 'group (setting value)*', function(queue, args)
     local group, set = args[2], group_config(queue, args[2])
     local had = set[args[3]] ~= nil
     for i = 3, #args - 1, 2 do
@@ -350,14 +350,14 @@ do
     return { had and 1 or 0 }
   end)
 
-  verb('holdGroup', function(queue, args)
+  verb('holdGroup', 'group durationMs', function(queue, args)
     local ends = NOW + math.floor(tonumber(args[3]))
     call('HSET', queue.p .. ':hr:held', args[2], str(ends))
     join_turn(queue, args[2])
     due_at(ends)
   end)
 
-  verb('groupWait', function(queue, args)
+  verb('groupWait', 'group', function(queue, args)
     local set, wait = group_config(queue, args[2]), held_until(queue, args[2]) - NOW
     local text = call('HGET', queue.p .. ':hr:buckets', 'group ' .. args[2])
     if text then
@@ -369,7 +369,7 @@ do
 
   -- -- counts -------------------------------------------------------------------------------------------------------------
 
-  verb('counts', function(queue)
+  verb('counts', '', function(queue)
     promote_due(queue)
     flush()
     local p = queue.p
@@ -392,7 +392,7 @@ do
     }
   end)
 
-  verb('log', function(queue, args)
+  verb('log', 'id line', function(queue, args)
     get(queue, args[2])
     call('RPUSH', queue.p .. ':log:' .. args[2], args[3])
     local keep = tonumber(settings(get(queue, args[2])).keepLogs) or 100

@@ -342,7 +342,7 @@ do
     return { claims }
   end
 
-  verb('claim', claim)
+  verb('claim', 'count broker owner token serial leaseMs group', claim)
 
   -- -- giving back --------------------------------------------------------------------------------------------------------
 
@@ -364,7 +364,7 @@ do
     end
   end
 
-  verb('release', release)
+  verb('release', '(id serial)*', release)
 
   -- Renew leases or note heartbeats: per job its id, token, duration (or empty) and 1 to renew without a token.
   local function extend(queue, args)
@@ -391,7 +391,7 @@ do
     return { renewed }
   end
 
-  verb('extend', extend)
+  verb('extend', 'Renewal*', extend)
 
   -- -- what time does -----------------------------------------------------------------------------------------------------
 
@@ -505,7 +505,7 @@ do
     return { call('LRANGE', queue.p .. ':hr:gone', 0, 99) }
   end
 
-  verb('sweep', sweep)
+  verb('sweep', 'luck', sweep)
 
   -- Jobs that somebody else (a Node worker) took and gave no sign of life: through the stream's pending entries, following
   -- the cursor. Ours have leases and are left to `sweep`.
@@ -537,5 +537,5 @@ do
     return { reply[1], touched }
   end
 
-  verb('reclaim', reclaim)
+  verb('reclaim', 'idleMs maxStalls cursor broker', reclaim)
 end

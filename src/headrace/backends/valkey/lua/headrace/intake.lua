@@ -221,7 +221,7 @@ do
     return { ids }
   end
 
-  verb('insert', insert)
+  verb('insert', 'mode NewJob*', insert)
 
   -- Store the advanced schedule and push its job in one step; nothing happens when the slot was fired by somebody else.
   local function fire_cron(queue, args, keys)
@@ -241,5 +241,5 @@ do
     return { job.id }
   end
 
-  verb('fireCron', fire_cron)
+  verb('fireCron', 'name slot entry NewJob?', fire_cron)
 end

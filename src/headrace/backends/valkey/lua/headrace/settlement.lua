@@ -209,7 +209,7 @@ do
     return { 'done', outcomes }
   end
 
-  verb('complete', complete)
+  verb('complete', 'mode plans Completion*', complete)
 
   -- -- burying ------------------------------------------------------------------------------------------------------------
 
@@ -357,7 +357,7 @@ do
     return { 1 }
   end
 
-  verb('fail', fail)
+  verb('fail', 'id token error stack isTerminal remove luck hasError', fail)
 
   -- -- coming back --------------------------------------------------------------------------------------------------------
 
@@ -406,5 +406,5 @@ do
     return { revived }
   end
 
-  verb('revive', revive_many)
+  verb('revive', 'state id*', revive_many)
 end
