@@ -24,6 +24,8 @@ import msgspec
 from msgspec import NODEFAULT, UNSET, Raw, inspect
 
 import headrace.commands  # noqa: F401  (fills the registry)
+from headrace.backends.valkey import differences
+from headrace.backends.valkey.arguments import FUNCTIONS, RECORDS
 from headrace.commands._base import REGISTRY, Flag, Spec
 from headrace.config import PROTOCOL_NAMES, SETTING_HELP, Settings
 from headrace.states import NEXT, State, Verb
@@ -365,6 +367,38 @@ def setting_row(field: inspect.Field) -> list[str]:
 # Pages
 
 
+def valkey_reference() -> Lines:
+    yield "## What is different"
+    yield ""
+    yield "Refused with `not supported on this backend`:"
+    yield ""
+    yield from table(["what", "why"], ([name, text] for name, text in differences.NOT_SUPPORTED.items()))
+    yield ""
+    yield "Otherwise than on SQLite:"
+    yield ""
+    yield from table(["what", "how"], ([name, text] for name, text in differences.DIFFERENT.items()))
+    yield ""
+    yield "## Functions of the library `headrace`"
+    yield ""
+    yield "The first key is the queue's `P:meta`, the first argument the time in ms. `X*` is any number of X."
+    yield ""
+    rows = ([f"`headrace_{name}`", f"`{given}`" if given else "", text] for name, (given, text) in FUNCTIONS.items())
+    yield from table(["function", "arguments", "does"], rows)
+    for name, record in RECORDS.items():
+        if name[0].isupper():
+            yield from record_lines(name, record)
+
+
+def record_lines(name: str, record: type[msgspec.Struct]) -> Lines:
+    yield ""
+    yield f"### `{name}`"
+    yield ""
+    yield paragraph(record)
+    yield ""
+    names = record.__struct_encode_fields__
+    yield from table(["position", "name"], ([str(n), f"`{field}`"] for n, field in enumerate(names, 1)))
+
+
 def table(head: list[str], rows: Iterable[list[str]]) -> Lines:
     yield "| " + " | ".join(head) + " |"
     yield "|" + "---|" * len(head)
@@ -392,6 +426,7 @@ PAGES: Final[dict[str, Callable[[], Lines]]] = {
     "protocol.md": command_reference,
     "states.md": state_reference,
     "operations.md": settings_reference,
+    "valkey.md": valkey_reference,
 }
 
 
