@@ -30,18 +30,18 @@ class Intake(Store):
 
     async def insert_plain(self, queue: str, specs: Sequence[JobSpec]) -> list[str]:
         await self._register(queue)
-        now = self._clock.now_ms()
         ids: list[str] = []
         for start in range(0, len(specs), BULK):
-            ids += await self._insert_plain(queue, specs[start : start + BULK], now)
+            ids += await self._insert_plain(queue, specs[start : start + BULK])
         return ids
 
-    async def _insert_plain(self, queue: str, specs: Sequence[JobSpec], now: int) -> list[str]:
+    async def _insert_plain(self, queue: str, specs: Sequence[JobSpec]) -> list[str]:
+        now = self._clock.now_ms()
         args: list[Text] = ["plain"]
         ids = [marked(job_id, queue) for job_id in self.ids.many(now, len(specs))]
         for job_id, spec in zip(ids, specs, strict=True):
             args += flat(self._record_of(spec, job_id, 1, now, b""))
-        await self._call("insert", queue, *args)
+        await self._call("insert", queue, *args, now=now)
         for job_id, spec in zip(ids, specs, strict=True):
             self._tell_pushed(queue, job_id, spec, now)
         self._ready.add(queue)
@@ -68,7 +68,9 @@ class Intake(Store):
         others: list[str] = []
         for spec in specs:
             args += flat(await self._new_job(queue, spec, now, free, others))
-        reply = await self._call("insert", queue, *args, others=self._same_slot(queue, others), is_synced=is_synced)
+        reply = await self._call(
+            "insert", queue, *args, others=self._same_slot(queue, others), is_synced=is_synced, now=now
+        )
         ids = [job_id.decode() for job_id in reply[0]]
         for job_id in ids:
             self._remember(job_id, queue)

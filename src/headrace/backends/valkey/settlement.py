@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from msgspec import Raw
@@ -16,6 +16,9 @@ from headrace.backends.valkey.keys import marked
 from headrace.errors import HeadraceError, NotFound, error_of
 from headrace.model import Event, JobLinks
 from headrace.schedules import next_repeat
+
+_PLAIN_OUTCOME: Final = 4
+"""Parts of the outcome of a plain completion; a refusal has two, anything else is a number."""
 
 
 class Settlement(Intake):
@@ -65,14 +68,28 @@ class Settlement(Intake):
         status, found = await self._call("complete", queues[0], *args, others=queues[1:])
         if status == b"repeat":
             return await self._complete_some(chosen, mode, await self._plans([chosen[i] for i in found]))
+        for (_, (queue, job_id)), outcome in zip(chosen, found, strict=True):
+            if isinstance(outcome, list) and len(outcome) == _PLAIN_OUTCOME:
+                self._tell_completed(queue, job_id, outcome)
         self._attach_results(self._events[first:], {place[1]: ack for ack, place in chosen})
         return [self._ended(ack, outcome) for (ack, _), outcome in zip(chosen, found, strict=True)]
 
     def _ended(self, ack: Ack, outcome: Any) -> bool | HeadraceError:
-        if isinstance(outcome, list):
+        if isinstance(outcome, list) and len(outcome) != _PLAIN_OUTCOME:
             return error_of(outcome[0].decode(), outcome[1].decode())
         self._let_go(ack.id)
         return bool(outcome)
+
+    def _tell_completed(self, queue: str, job_id: str, outcome: list[bytes]) -> None:
+        """The event of a plain completion, for which the function only gives name, attempts, owner and start."""
+        name, attempts, owner, started = outcome
+        now = self._clock.now_ms()
+        event = self._emit("completed", queue, now, job_id, name.decode() or None)
+        event.attempt = int(attempts) + 1
+        event.worker = owner.decode() or None
+        event.delay = now - int(started) if started else None
+        self._count(event)
+        event.delay = None
 
     def _attach_results(self, events: Sequence[Event], acks: dict[str, Ack]) -> None:
         for event in events:

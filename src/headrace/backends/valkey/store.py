@@ -99,12 +99,18 @@ class Store:
     # -- calling -------------------------------------------------------------------------------------------------------
 
     async def _call(
-        self, verb: str, queue: str, *args: Text, others: Sequence[str] = (), is_synced: bool = False
+        self,
+        verb: str,
+        queue: str,
+        *args: Text,
+        others: Sequence[str] = (),
+        is_synced: bool = False,
+        now: int | None = None,
     ) -> list[Any]:
         """One function call on one queue: its reply without the news, which is taken in."""
         keys = [self._keys.meta(name) for name in (queue, *others)]
         call = self._server.fcall_synced if is_synced else self._server.fcall
-        given = (str(self._clock.now_ms()), *args)
+        given = (str(self._clock.now_ms() if now is None else now), *args)
         try:
             reply = await call(f"headrace_{verb}", keys, given)
         except FunctionMissing:

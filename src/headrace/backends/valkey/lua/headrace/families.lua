@@ -18,6 +18,7 @@ do
   end
 
   local function waiting_for(job)
+    if not job.h.dep then return {} end
     return call('LRANGE', dependents_key(job.queue, job.id), 0, -1)
   end
 
@@ -53,6 +54,7 @@ do
       past.homes[target.id] = target.queue.p
     end
     call('RPUSH', dependents_key(target.queue, target.id), member(job))
+    put(target, 'dep', '1')
   end
 
   local function drop_dependency(parent, id)
