@@ -39,6 +39,12 @@ _encode: Final = msgspec.msgpack.Encoder().encode
 _encode_into: Final = msgspec.msgpack.Encoder().encode_into
 
 
+@functools.cache
+def is_blocking(command: type[Command[Any]]) -> bool:
+    """Whether a command waits for an event. Asked for every command, and flags are slow."""
+    return bool(BY_TYPE[command].flags & Flag.BLOCKING)
+
+
 class Question(Generic[R]):
     """A command on its way, and who waits for its reply."""
 
@@ -47,7 +53,7 @@ class Question(Generic[R]):
     def __init__(self, command: Command[R], done: Done[R]) -> None:
         self.command = command
         self.done = done
-        self.is_blocking = bool(BY_TYPE[type(command)].flags & Flag.BLOCKING)
+        self.is_blocking = is_blocking(type(command))
         self.is_over = False
         self.number = 0
         self.timeout = 0.0
@@ -114,6 +120,10 @@ class Conversation:
         self._blocking += question.is_blocking
         if self.is_ready:
             self._send_waiting()
+
+    @property
+    def has_output(self) -> bool:
+        return bool(self._out)
 
     def take(self) -> bytearray:
         """The bytes to send now."""
