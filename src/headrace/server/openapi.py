@@ -30,9 +30,11 @@ _ALWAYS: Final = {
     "400": "The request is not valid, or cannot be done",
     "401": "The token is missing or wrong",
     "403": "The Host or Origin is not allowed",
+    "408": "The request took too long to come",
     "413": "The body or the reply exceeds 64 MB",
     "415": "The body is not JSON",
     "429": "Too many requests",
+    "431": "Path and headers exceed 16 KB",
     "500": "An error of the server",
     "503": "The disk refuses, or there are too many connections",
 }
