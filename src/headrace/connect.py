@@ -78,7 +78,8 @@ def _new_lock() -> None:
     _lock = threading.Lock()
 
 
-os.register_at_fork(after_in_child=_new_lock)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_new_lock)
 
 
 def _canonical(url: str) -> str:
