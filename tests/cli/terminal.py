@@ -60,9 +60,9 @@ class Cli:
         print(json.dumps({**request, **more}), file=self._warm.stdin, flush=True)
         ready, _, _ = select.select([self._warm.stdout], [], [], LIMIT_S)
         assert ready, f"{words} did not end"
-        out, err = paths["out"].read_text(), paths["err"].read_text()
-        assert "Traceback" not in err, err
-        return Done(int(self._warm.stdout.readline()), out, err)
+        done = Done(int(self._warm.stdout.readline()), paths["out"].read_text(), paths["err"].read_text())
+        assert "Traceback" not in done.err, done.err
+        return done
 
     def ok(self, *words: str, stdin: str = "", env: dict[str, str] | None = None) -> Done:
         done = self(*words, stdin=stdin, env=env)

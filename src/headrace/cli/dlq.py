@@ -19,8 +19,9 @@ from headrace.cli.output import (
     print_json_line,
     print_line,
     print_table,
+    progress,
 )
-from headrace.cli.session import Exit, UsageError, add_client_flags, add_yes_flag, connected
+from headrace.cli.session import BULK_S, Exit, UsageError, add_client_flags, add_yes_flag, connected
 from headrace.errors import NotFound
 
 if TYPE_CHECKING:
@@ -142,12 +143,17 @@ def _ids_with(queue: SyncQueue, arguments: argparse.Namespace) -> list[str]:
 
 
 def retry(arguments: argparse.Namespace, queue: SyncQueue) -> int:
+    from headrace.commands.dlq import GivenFilter, RetryDeadLetters
+
     if arguments.error is not None:
         arguments.ids += _ids_with(queue, arguments)
     if arguments.ids or arguments.error is not None:
         missing = [job_id for job_id in arguments.ids if not queue.dlq.retry(job_id)]
         return _tell(arguments, queue, "retried", len(arguments.ids) - len(missing), missing)
-    count = queue.dlq.retry(limit=arguments.limit, reason=arguments.reason)
+    chosen = None if arguments.reason is None else GivenFilter(reason=arguments.reason)
+    asked = RetryDeadLetters(queue=queue.name, count=arguments.limit, filter=chosen)
+    with progress(f"retry {queue.name}", None):
+        count = queue.call(asked, BULK_S).count
     return _tell(arguments, queue, "retried", count, [])
 
 
@@ -162,8 +168,12 @@ def remove(arguments: argparse.Namespace, queue: SyncQueue) -> int:
 
 
 def purge(arguments: argparse.Namespace, queue: SyncQueue) -> int:
+    from headrace.commands.dlq import PurgeDeadLetters
+
     confirm(f"Remove {_count(queue.dlq.stats().total)} of {queue.name}", arguments.yes)
-    return _tell(arguments, queue, "removed", queue.dlq.purge(), [])
+    with progress(f"purge {queue.name}", None):
+        count = queue.call(PurgeDeadLetters(queue=queue.name), BULK_S).count
+    return _tell(arguments, queue, "removed", count, [])
 
 
 def _count(number: int) -> str:
