@@ -9,8 +9,9 @@ import pytest
 from msgspec import UNSET, Struct, inspect
 
 from headrace.commands import REGISTRY, Flag, Spec
+from headrace.commands._base import SHORT_FORMS
 from headrace.commands.jobs import JobOptions, Push, PushEntry
-from headrace.model import JobLinks, JobSettings
+from headrace.model import JobLinks, JobSettings, ShortQueueName
 
 
 def _names(text: str) -> list[str]:
@@ -170,6 +171,14 @@ def _is_time(name: str) -> bool:
         "duration",
         "prevts",
     } or lowered.endswith(("at", "ttl", "lastseen", "nextrun", "runat", "every", "triggered"))
+
+
+@pytest.mark.parametrize("name", sorted(SHORT_FORMS))
+def test_a_short_form_reads_its_fields_as_the_whole_command_does(name: str) -> None:
+    whole = {field.name: field for field in msgspec.structs.fields(REGISTRY[name].type)}
+    for field in msgspec.structs.fields(SHORT_FORMS[name]):
+        assert (field.encode_name, field.default) == (whole[field.name].encode_name, whole[field.name].default)
+        assert field.type == (ShortQueueName if field.name == "queue" else whole[field.name].type)
 
 
 def _structs_of(root: type[Struct]) -> list[inspect.StructType]:

@@ -30,6 +30,7 @@ from headrace.errors import InvalidCommand
 from headrace.tasks.task import AnyTask, Call, Signature, Task
 from headrace.worker.context import JobContext, RunIn
 from headrace.worker.failures import UnrecoverableError
+from headrace.worker.processes import check_importable
 from headrace.worker.worker import Worker
 
 P = ParamSpec("P")
@@ -154,8 +155,10 @@ class Headrace(AsyncShell):
         def make(function: Callable[..., Any]) -> AnyTask:
             chosen = queue or self.default_queue
             task: AnyTask = Task(self, function, name or function.__name__, chosen, options, run_in)
-            if task.run_in == "process" and task.is_async:
-                raise InvalidCommand(f"{task.name}: an async function runs on the loop, not in a process of its own")
+            if task.run_in == "process":
+                if task.is_async:
+                    raise InvalidCommand(f"{task.name}: an async function runs on the loop, not in a process")
+                check_importable(function)
             if task.name in self.tasks:
                 raise InvalidCommand(f"there is a task {task.name!r} already: give this one another name=")
             self.tasks[task.name] = task
@@ -259,19 +262,24 @@ class Headrace(AsyncShell):
         """Make the schedules and rate limits of these queues known; workers do so when they start."""
         for schedule in self.schedules.values():
             if schedule.task.queue in queues:
-                await self.queue(schedule.task.queue).schedule(
-                    schedule.name,
-                    self.envelope(schedule.task),
-                    cron_expression=schedule.cron,
-                    every=schedule.every,
-                    tz=schedule.tz,
-                    job_name=schedule.task.name,
-                    overlap=schedule.overlap,
-                    catch_up=schedule.catch_up,
-                )
+                await self._enter(schedule)
         for queue, limit in self.rate_limits.items():
             if queue in queues:
                 await self.queue(queue).limit_rate(limit)
+
+    async def _enter(self, schedule: Schedule) -> None:
+        task = schedule.task
+        await self.queue(task.queue).schedule(
+            schedule.name,
+            self.envelope(task),
+            cron_expression=schedule.cron,
+            every=schedule.every,
+            tz=schedule.tz,
+            job_name=task.name,
+            overlap=schedule.overlap,
+            catch_up=schedule.catch_up,
+            **task.job_options,
+        )
 
     async def run_job(self, context: JobContext, run: Callable[[AnyTask], Awaitable[Any]]) -> Any:
         """Find the task of a job and run it through the middleware."""
@@ -304,7 +312,7 @@ class TaskWorker(Worker):
             self.state = self._app.state = state
             await super().run(handle_signals=handle_signals)
 
-    async def _began(self) -> None:
+    async def _prepare(self) -> None:
         await self._app.enter_schedules(self.queues)
 
     async def _call(self, context: JobContext) -> Any:

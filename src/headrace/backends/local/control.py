@@ -380,7 +380,7 @@ class Control(Delivery):
         if q is None:
             return QueueLimits(None, -2, None, False)
         config = q.config
-        maxed = config.concurrency is not None and q.counts[State.ACTIVE] >= config.concurrency
+        maxed = config.concurrency is not None and len(q.active) >= config.concurrency
         return QueueLimits(config.rate_limit, self._rate_limit_ttl(q), config.concurrency, maxed)
 
     def _rate_limit_ttl(self, q: Queue) -> float:

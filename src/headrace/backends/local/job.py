@@ -15,7 +15,7 @@ from headrace.model import AttemptRecord, Burial, JobLinks, JobSettings, Timelin
 from headrace.states import State
 
 if TYPE_CHECKING:
-    from headrace.backends.local.index import Queue
+    from headrace.backends.local.index import Bucket, Queue
 
 
 class History(Struct, omit_defaults=True):
@@ -50,8 +50,9 @@ class Lease(Struct, gc=False):
     heartbeat_mono: int
     started_mono: int
     holder: dict[str, int] | None
+    bucket: Bucket | None = None
+    """Where on the wheel of leases the job stands."""
     renewals: int = 0
-    bucket: int = -1
 
 
 class Ended(Struct, gc=False):

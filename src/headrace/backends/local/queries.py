@@ -96,7 +96,8 @@ class Queries(Control):
     @staticmethod
     def _total(q: Queue, words: Sequence[str]) -> int:
         states = _states_of(words)
-        total = sum(q.counts[state] for state in states)
+        counts = q.counts
+        total = sum(counts[state] for state in states)
         return total + q.prioritized if _adds_prioritized(words, states) else total
 
     def _page_by_arrival(self, q: Queue, words: Sequence[str], offset: int, limit: int, asc: bool) -> list[Job] | None:
@@ -313,7 +314,7 @@ class Queries(Control):
 
     def oldest_waiting_ms(self, queue: str) -> float | None:
         q = self._queues.get(queue)
-        oldest = q.ready.oldest() if q is not None and q.counts[State.WAITING] else None
+        oldest = q.ready.oldest() if q is not None and q.waiting else None
         return None if oldest is None else float(max(0, self._clock.now_ms() - oldest.run_at))
 
     async def latest_failures(self, queue: str | None, limit: int) -> tuple[list[Failure], int]:

@@ -114,8 +114,8 @@ class Store:
 
     def _leave(self, job: Job) -> None:
         queue, state = job.queue, job.state
-        queue.counts[state] -= 1
         if state is _WAITING:
+            queue.waiting -= 1
             if job.priority > 0:
                 queue.prioritized -= 1
             queue.ready.note_removed(job)
@@ -130,8 +130,8 @@ class Store:
 
     def _enter(self, job: Job) -> None:
         queue, state = job.queue, job.state
-        queue.counts[state] += 1
         if state is _WAITING:
+            queue.waiting += 1
             if job.priority > 0:
                 queue.prioritized += 1
             queue.ready.push(job)
@@ -160,7 +160,8 @@ class Store:
         if lease is None:
             return
         self._ended_leases.append((job.seq, lease, job.started))
-        self._wheel.discard(job)
+        if lease.bucket is not None:
+            lease.bucket.jobs.pop(job.seq, None)
         if lease.holder is not None:
             lease.holder.pop(job.id, None)
         job.lease = None
