@@ -34,15 +34,17 @@ R = TypeVar("R", bound=Reply)
 class EmbeddedEngine:
     """An engine on the running loop. `path` None keeps everything in memory."""
 
+    ticker_type: type[Ticker] = Ticker
+
     def __init__(self, path: Path | None, clock: Clock | None = None) -> None:
         self.path = path
-        backend = LocalBackend(path, log_limits=BOUNDED_LOG)
-        self.engine = Engine(backend, clock or SystemClock())
+        clock = clock or SystemClock()
+        self.engine = Engine(LocalBackend(path, clock=clock, log_limits=BOUNDED_LOG), clock)
         self.ticker: Ticker
         self._peers: set[LocalPeer] = set()
 
     async def start(self) -> None:
-        self.ticker = Ticker(self.engine, asyncio.get_running_loop())
+        self.ticker = self.ticker_type(self.engine, asyncio.get_running_loop())
         await self.engine.start()
         self.ticker.start()
 

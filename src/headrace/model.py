@@ -36,7 +36,9 @@ ShortQueueName = Annotated[str, Meta(max_length=256)]
 """The same without its pattern, which costs as much as decoding the rest of a short command: see is_queue_name."""
 is_queue_name: Final = re.compile(_QUEUE_NAME).search
 EVERY_QUEUE: Final = "*"
-WatchedQueue = Annotated[str, Meta(min_length=1, max_length=256, pattern=rf"^\*$|{_QUEUE_NAME}", extra=_QUEUE_TEXTS)]
+WatchedQueue = Annotated[
+    str, Meta(min_length=1, max_length=256, pattern=r"^(\*|[a-zA-Z0-9_\-.:]+)$(?!\n)", extra=_QUEUE_TEXTS)
+]
 """A queue, or EVERY_QUEUE."""
 JobName = Annotated[
     str,

@@ -196,7 +196,7 @@ def test_a_file_may_come_through_a_pipe(cli: Cli, client: Client, queue: str) ->
         ('{"x": 1}', ("--id-column", "id"), "it has no column 'id'; there are: x"),
         ("[1]", ("--id-column", "id"), "it is no object"),
         ('{"id": "x", "p": 2000000}', ("--priority-column", "p"), "priority must be at most 1000000"),
-        ('{"id": "x", "n": 123456789012345678901}', (), "job data cannot be encoded"),
+        ('{"id": "x", "n": 123456789012345678901}', (), "job data holds an integer that is too large"),
     ],
 )
 def test_a_bad_line_is_named_and_the_way_on_is_told(

@@ -48,8 +48,9 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from headrace.cli.logs import configure_logging
+    from headrace.worker.logs import JobFields
 
-    configure_logging(arguments.log_format, arguments.log_level)
+    configure_logging(arguments.log_format, arguments.log_level, JobFields())
     if arguments.processes > 1:
         return Supervisor(arguments.processes).run()
     app = load_app(arguments.app)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypedDict, TypeVar, Unpack
 
@@ -33,10 +32,6 @@ _MAX_BATCH_BYTES: Final = 8 * 1024 * 1024
 _SCHEDULED_OPTIONS: Final = frozenset(
     ("priority", "attempts", "backoff", "timeout", "delay", "stall_timeout", "remove_on_complete", "remove_on_fail")
 )
-
-
-def now_ms() -> float:
-    return time.time() * 1000
 
 
 class NewJob(msgspec.Struct, kw_only=True):
@@ -85,7 +80,7 @@ class QueueVerbs(Shell, Generic[JobType]):
     @verb
     async def add(self, name: str, data: Any = None, **options: Unpack[Options]) -> JobType:
         """Add one job. With a `job_id` or `dedup` key that is taken, the job that has it."""
-        fields = wire_options({**self.defaults, **options}, now_ms)
+        fields = wire_options({**self.defaults, **options}, self._client.clock.now_ms)
         push = commands.jobs.Push(queue=self.name, name=name, data=encode_payload(data), **fields)
         return self.job((await self._ask(push)).id, name)
 
@@ -101,7 +96,7 @@ class QueueVerbs(Shell, Generic[JobType]):
     def _entry(self, job: NewJob | tuple[str, Any]) -> commands.jobs.PushEntry:
         if isinstance(job, tuple):
             job = NewJob(name=job[0], data=job[1])
-        fields = wire_options({**self.defaults, **job.options}, now_ms)
+        fields = wire_options({**self.defaults, **job.options}, self._client.clock.now_ms)
         return commands.jobs.PushEntry(name=job.name, data=encode_payload(job.data), **fields)
 
     # -- looking -------------------------------------------------------------------------------------------------------
@@ -137,7 +132,7 @@ class QueueVerbs(Shell, Generic[JobType]):
 
     @verb
     async def count(self) -> int:
-        """How many jobs wait or are delayed."""
+        """How many jobs it holds, whatever their state."""
         return (await self._ask(commands.queries.CountJobs(queue=self.name))).count
 
     @verb
@@ -253,7 +248,7 @@ class QueueVerbs(Shell, Generic[JobType]):
             known = ", ".join(sorted(_SCHEDULED_OPTIONS))
             raise InvalidCommand(f"a schedule cannot give its jobs {min(strange)!r}; it can give: {known}")
         given = {name: value for name, value in self.defaults.items() if name in _SCHEDULED_OPTIONS}
-        fields = wire_options({**given, **options}, now_ms)
+        fields = wire_options({**given, **options}, self._client.clock.now_ms)
         priority = fields.pop("priority", 0)
         asked = commands.cron.Cron(
             name=name,

@@ -207,8 +207,12 @@ class Engine:
 
     def _set_alarm(self) -> None:
         """Look anew for the next thing to do; between sweeps whoever plans something earlier rings the alarm."""
+        self.alarm.due_mono = min(self._next_maintenance, self.next_due())
+
+    def next_due(self) -> int:
+        """The next moment (monotonic) that means something to a job or to somebody who waits."""
         dues = (self.backend.next_due_ms(), self.waiters.next_due(), self.crons.next_due_mono())
-        self.alarm.due_mono = min([self._next_maintenance, *(due for due in dues if due is not None)])
+        return min((due for due in dues if due is not None), default=self.alarm.NEVER)
 
     async def sweep(self) -> None:
         """Do what time demands, then set the alarm for what comes next."""
