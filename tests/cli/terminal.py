@@ -42,6 +42,11 @@ def environment(url: str | None, **more: str) -> dict[str, str]:
     return {**inherited, "COLUMNS": "", "TZ": "UTC", **({"HEADRACE_URL": url} if url else {}), **more}
 
 
+def _hear_ctrl_c() -> None:
+    """A suite that runs in the background ignores Ctrl-C, and its children would inherit that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class Cli:
     """Runs commands against one server."""
 
@@ -77,6 +82,7 @@ class Cli:
             text=True,
             env=environment(self.url),
             cwd=self.folder,
+            preexec_fn=_hear_ctrl_c,
         )
 
     def on_terminal(self, *words: str, columns: int = 80, rows: int = 24, **env: str) -> Terminal:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from headrace.commands.dashboard import HistoryView, Overview
 
 _FASTEST_S: Final = 0.5
-_PATIENCE_S: Final = 3.0
+_PATIENCE_S: Final = 2.0
 _TREND: Final = 10
 _MAX_WORKERS: Final = 5
 _FRAME_LINES: Final = 8
