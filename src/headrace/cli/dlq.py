@@ -27,6 +27,7 @@ from headrace.errors import NotFound
 if TYPE_CHECKING:
     from headrace.backends.base import DeadLetter
     from headrace.client.queue import SyncQueue
+    from headrace.commands.dashboard import FailureGroup
 
 _PAGE: Final = 500
 _GROUPS: Final = (
@@ -84,23 +85,18 @@ def show(arguments: argparse.Namespace, queue: SyncQueue) -> int:
     if arguments.as_json:
         for group in found.groups:
             print_json_line(group)
-        return 0
-    if not total:
+    elif not total:
         note(f"{queue.name} has no dead letters")
-        return 0
-    now_ms = time.time() * 1000
-    rows: list[list[Cell]] = [
-        [
-            Styled(notation.count(group.count), "red"),
-            notation.age(group.last_seen, now_ms),
-            notation.one_line(group.error),
-        ]
-        for group in found.groups
-    ]
-    print_table(_GROUPS, rows)
-    examined = "" if found.examined == found.total else f" (the newest {found.examined:,} of them were looked at)"
-    note(f"{total:,} in all{examined}; --each shows each, `headrace dlq {queue.name} retry` runs them again")
+    else:
+        print_table(_GROUPS, [_group_row(group, found.timestamp) for group in found.groups])
+        examined = "" if found.examined == found.total else f" (the newest {found.examined:,} of them were looked at)"
+        note(f"{total:,} in all{examined}; --each shows each, `headrace dlq {queue.name} retry` runs them again")
     return 0
+
+
+def _group_row(group: FailureGroup, now_ms: float) -> list[Cell]:
+    count = Styled(notation.count(group.count), "red")
+    return [count, notation.age(group.last_seen, now_ms), notation.one_line(group.error)]
 
 
 def _show_each(arguments: argparse.Namespace, letters: list[DeadLetter], total: int) -> int:
