@@ -23,6 +23,8 @@ from typing import Any, Final
 import msgspec
 from msgspec import NODEFAULT, UNSET, Raw, inspect
 
+from headrace.backends.valkey import differences
+from headrace.backends.valkey.arguments import FUNCTIONS, RECORDS
 from headrace.cli.main import COMMANDS, _parser
 from headrace.cli.session import EXIT_CODES
 from headrace.commands import REGISTRY, Flag, Spec
@@ -416,6 +418,38 @@ def argument_row(action: argparse.Action) -> list[str] | None:
 # Pages
 
 
+def valkey_reference() -> Lines:
+    yield "## What is different"
+    yield ""
+    yield "Refused with `not supported on this backend`:"
+    yield ""
+    yield from table(["what", "why"], ([name, text] for name, text in differences.NOT_SUPPORTED.items()))
+    yield ""
+    yield "Otherwise than on SQLite:"
+    yield ""
+    yield from table(["what", "how"], ([name, text] for name, text in differences.DIFFERENT.items()))
+    yield ""
+    yield "## Functions of the library `headrace`"
+    yield ""
+    yield "The first key is the queue's `P:meta`, the first argument the time in ms. `X*` is any number of X."
+    yield ""
+    rows = ([f"`headrace_{name}`", f"`{given}`" if given else "", text] for name, (given, text) in FUNCTIONS.items())
+    yield from table(["function", "arguments", "does"], rows)
+    for name, record in RECORDS.items():
+        if name[0].isupper():
+            yield from record_lines(name, record)
+
+
+def record_lines(name: str, record: type[msgspec.Struct]) -> Lines:
+    yield ""
+    yield f"### `{name}`"
+    yield ""
+    yield paragraph(record)
+    yield ""
+    names = record.__struct_encode_fields__
+    yield from table(["position", "name"], ([str(n), f"`{field}`"] for n, field in enumerate(names, 1)))
+
+
 def table(head: list[str], rows: Iterable[list[str]]) -> Lines:
     yield "| " + " | ".join(head) + " |"
     yield "|" + "---|" * len(head)
@@ -444,6 +478,7 @@ PAGES: Final[dict[str, Callable[[], Lines]]] = {
     "states.md": state_reference,
     "operations.md": settings_reference,
     "cli.md": command_line_reference,
+    "valkey.md": valkey_reference,
 }
 
 

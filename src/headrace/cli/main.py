@@ -36,6 +36,7 @@ COMMANDS: Final[dict[str, str]] = {
     "bench": "measure how fast a server answers from here",
     "call": "send any command of the protocol",
     "doctor": "check a database file",
+    "valkey": "prepare a Valkey server, or print our function libraries",
 }
 
 
