@@ -1,11 +1,14 @@
 """What a command costs inside the server, without sockets: the place to look before and after an optimisation.
 
-    .venv/bin/python bench/hotpath.py                     CPU-us per PUSH, PUSHB job, PULL and ACK, memory and disk
+    .venv/bin/python bench/hotpath.py                     CPU-us per job of every workload, memory and disk
+    .venv/bin/python bench/hotpath.py --source DIR        the same for the package in DIR (another checkout's src)
     .venv/bin/python bench/hotpath.py --profile push      the same work under cProfile, most expensive functions first
     .venv/bin/python bench/hotpath.py --event-log         what one event costs in the tick: made, encoded, appended
 
-Frames are fed to a real Session over a real backend in blocks of 16, eight blocks to a tick, as eight busy
-connections would; every tick ends with its commit.
+Frames are fed to a real Session over a real backend: PUSH, PULL and ACK in blocks of 16, eight blocks to a tick, as
+eight busy connections would; PUSHB, PULLB and ACKB of 100, one to a tick; and lone ones, each a tick of its own.
+Every tick ends with its commit. The figure is the 20th percentile of the ticks: on a busy machine most are disturbed.
+There are fewer jobs than completed ones are kept, so that no ACK has to evict any.
 """
 
 from __future__ import annotations
@@ -14,12 +17,17 @@ import argparse
 import cProfile
 import pstats
 import struct
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
+
+if "--source" in sys.argv:  # before the package is imported
+    sys.path.insert(0, sys.argv[sys.argv.index("--source") + 1])
 
 from headrace.backends.local.backend import LocalBackend
 from headrace.backends.local.eventlog import EventLog, LogLimits
@@ -29,98 +37,91 @@ from headrace.engine.engine import Engine
 from headrace.model import Event
 from headrace.server.session import Session
 
-JOBS = 40_000
+JOBS = 19_200
+LONE = 1500
+BATCH = 100
 BLOCK = 16
-BLOCKS_PER_TICK = 8
+PER_TICK = 8 * BLOCK
 PAYLOAD = {"n": 123_456, "pad": "x" * 80}
+WORKLOADS = ("push", "pushb", "pull", "ack", "pullb", "ackb", "lone-push", "lone-pull", "lone-ack")
+
+Tick = list[bytes]
+"""What is received in one tick, read by read."""
 
 
 def frame(**command: object) -> bytes:
-    body = msgspec.msgpack.encode(command)
+    body = msgspec.msgpack.encode({**command, "reqId": "1"})
     return struct.pack(">I", len(body)) + body
+
+
+def replies(out: bytearray) -> Iterator[dict[str, Any]]:
+    at = 0
+    while at < len(out):
+        (length,) = struct.unpack_from(">I", out, at)
+        yield msgspec.msgpack.decode(out[at + 4 : at + 4 + length])
+        at += 4 + length
 
 
 class Rig:
     """A session on a backend, ticked by hand."""
 
-    def __init__(self, path: Path | None) -> None:
-        self.backend = LocalBackend(path)
-        self.engine = Engine(self.backend, SystemClock())
+    def __init__(self, path: Path | None, profiled: str | None) -> None:
+        self.engine = Engine(LocalBackend(path), SystemClock())
         run_now(self.engine.start())
         self.session = Session(self.engine, "", stir=lambda _: None, later=lambda work: work())
+        self.costs: dict[str, float] = {}
+        self._profiled = profiled
 
-    def tick(self) -> bytearray:
+    def feed(self, name: str, ticks: list[Tick], jobs: int) -> list[bytearray]:
+        """Run ticks of `jobs` jobs each and note what one job costs; the replies of each tick."""
+        with cProfile.Profile() as watched:
+            if self._profiled != name:
+                watched.disable()
+            outs, times = [], []
+            for tick in ticks:
+                began = time.process_time_ns()
+                outs.append(self._run(tick))
+                times.append(time.process_time_ns() - began)
+        if self._profiled == name:
+            pstats.Stats(watched).sort_stats("tottime").print_stats(25)
+        self.costs[name] = sorted(times)[len(times) // 5] / 1000 / jobs
+        return outs
+
+    def _run(self, tick: Tick) -> bytearray:
+        for read in tick:
+            self.session.receive(read)
         self.engine.settle()
         return self.session.take()
 
-    def feed(self, block: bytes, jobs: int) -> list[bytearray]:
-        """The same block again and again, for as many jobs as asked; the replies of each tick."""
-        outs = []
-        for _ in range(jobs // (BLOCK * BLOCKS_PER_TICK)):
-            for _ in range(BLOCKS_PER_TICK):
-                self.session.receive(block)
-            outs.append(self.tick())
-        return outs
+    def bursts(self) -> None:
+        blocks = PER_TICK // BLOCK
+        self.feed(
+            "push", [[frame(cmd="PUSH", queue="q", data=PAYLOAD) * BLOCK] * blocks] * (JOBS // PER_TICK), PER_TICK
+        )
+        outs = self.feed("pull", [[frame(cmd="PULL", queue="q") * BLOCK] * blocks] * (JOBS // PER_TICK), PER_TICK)
+        acks = [[frame(cmd="ACK", id=reply["job"]["id"]) for reply in replies(out)] for out in outs]
+        self.feed("ack", [[b"".join(a[i : i + BLOCK]) for i in range(0, len(a), BLOCK)] for a in acks], PER_TICK)
 
-    def push(self) -> list[bytearray]:
-        return self.feed(frame(cmd="PUSH", queue="bench", data=PAYLOAD, reqId="1") * BLOCK, JOBS)
+    def batches(self) -> None:
+        jobs = [{"data": PAYLOAD}] * BATCH
+        self.feed("pushb", [[frame(cmd="PUSHB", queue="b", jobs=jobs)]] * (JOBS // BATCH), BATCH)
+        outs = self.feed("pullb", [[frame(cmd="PULLB", queue="b", count=BATCH)]] * (JOBS // BATCH), BATCH)
+        pulled = [[job["id"] for job in next(replies(out))["jobs"]] for out in outs]
+        self.feed("ackb", [[frame(cmd="ACKB", ids=ids)] for ids in pulled], BATCH)
 
-    def pushb(self) -> None:
-        batch = frame(cmd="PUSHB", queue="bench", jobs=[{"data": PAYLOAD}] * 100, reqId="1")
-        for _ in range(JOBS // 100):
-            self.session.receive(batch)
-            self.tick()
-
-    def pull(self) -> list[bytearray]:
-        return self.feed(frame(cmd="PULL", queue="bench", reqId="1") * BLOCK, JOBS)
-
-    def ack(self, pulled: list[list[bytes]]) -> None:
-        for blocks in pulled:
-            for block in blocks:
-                self.session.receive(block)
-            self.tick()
+    def lone(self) -> None:
+        self.feed("lone-push", [[frame(cmd="PUSH", queue="l", data=PAYLOAD)]] * LONE, 1)
+        outs = self.feed("lone-pull", [[frame(cmd="PULL", queue="l")]] * LONE, 1)
+        self.feed("lone-ack", [[frame(cmd="ACK", id=next(replies(out))["job"]["id"])] for out in outs], 1)
 
 
-def frames_of(out: bytearray) -> Iterator[bytes]:
-    at = 0
-    while at < len(out):
-        (length,) = struct.unpack_from(">I", out, at)
-        yield bytes(out[at + 4 : at + 4 + length])
-        at += 4 + length
-
-
-def ack_blocks(outs: list[bytearray]) -> list[list[bytes]]:
-    """For each tick of pulls the ACK frames that answer it, in blocks."""
-    ticks = []
-    for out in outs:
-        acks = [frame(cmd="ACK", id=msgspec.msgpack.decode(reply)["job"]["id"], reqId="1") for reply in frames_of(out)]
-        ticks.append([b"".join(acks[i : i + BLOCK]) for i in range(0, len(acks), BLOCK)])
-    return ticks
-
-
-def measured(work: Callable[[], object], profile: bool) -> float:
-    """CPU-us per job."""
-    if profile:
-        with cProfile.Profile() as watched:
-            work()
-        pstats.Stats(watched).sort_stats("tottime").print_stats(25)
-        return 0.0
-    began = time.process_time()
-    work()
-    return (time.process_time() - began) / JOBS * 1e6
-
-
-def run(path: Path | None, wanted: str | None) -> dict[str, float]:
-    rig = Rig(path)
-    results: dict[str, float] = {}
-    for name, work in (("push", rig.push), ("pushb", rig.pushb)):
-        results[name] = measured(work, profile=wanted == name)
-    outs: list[bytearray] = []
-    results["pull"] = measured(lambda: outs.extend(rig.pull()), profile=wanted == "pull")
-    blocks = ack_blocks(outs)
-    results["ack"] = measured(lambda: rig.ack(blocks), profile=wanted == "ack")
+def run(path: Path | None, profiled: str | None) -> dict[str, float]:
+    rig = Rig(path, profiled)
+    rig.bursts()
+    rig.batches()
+    rig.lone()
     run_now(rig.engine.stop())
-    return results
+    return rig.costs
 
 
 def event_log_cost(folder: Path) -> float:
@@ -135,7 +136,8 @@ def event_log_cost(folder: Path) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--profile", choices=("push", "pushb", "pull", "ack"), help="show where the time goes")
+    parser.add_argument("--source", metavar="DIR", help="measure the package in this folder")
+    parser.add_argument("--profile", choices=WORKLOADS, help="show where the time goes")
     parser.add_argument("--event-log", action="store_true", help="measure the event log alone")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -143,8 +145,8 @@ def main() -> None:
             print(f"{event_log_cost(Path(folder)):.2f} us per event in blocks of {BLOCK}")
             return
         for place, path in (("memory", None), ("disk", Path(folder) / "bench.db")):
-            figures = run(path, arguments.profile)
-            print(f"{place:7s}" + "  ".join(f"{name} {us:6.2f} us" for name, us in figures.items()))
+            costs = run(path, arguments.profile)
+            print(f"{place:7s}" + "  ".join(f"{name} {costs[name]:5.2f}" for name in WORKLOADS))
 
 
 if __name__ == "__main__":

@@ -5,16 +5,19 @@
     │   └── UnknownCommand
     ├── NotFound                no such job, cron, worker or webhook
     ├── Refused                 the thing exists, but not in a state that allows this
-    │   └── LeaseLost           the token is missing, wrong or outlived
+    │   ├── LeaseLost           the token is missing, wrong or outlived
+    │   └── Conflict            somebody else changed it meanwhile: look again and decide anew
     ├── NotAuthenticated
     ├── RateLimited
     ├── ReplyTooLarge           the answer would not fit a frame
     ├── NotSupported            this backend cannot do it
     ├── StorageUnavailable      the disk or the engine behind the backend refuses writes
     ├── Internal                a bug of ours: logged, and told without its insides
+    ├── ConfigError             a setting or a URL that cannot be used; never a reply
     ├── ProtocolViolation       the byte stream cannot be trusted any more: reply, then close
     └── ClientError             noticed on this side of the wire; never a reply
         ├── ConnectionLost      what became of the command is unknown
+        │   └── Unreachable     it was not sent at all
         ├── CommandTimeout
         ├── ClientClosed
         ├── JobFailed           the job whose result was wanted failed for good
@@ -63,6 +66,10 @@ class LeaseLost(Refused):
     code = "lease_lost"
 
 
+class Conflict(Refused):
+    code = "conflict"
+
+
 class NotAuthenticated(HeadraceError):
     code = "not_authenticated"
     status = 401
@@ -102,6 +109,10 @@ class Internal(HeadraceError):
         super().__init__("Internal server error")
 
 
+class ConfigError(HeadraceError):
+    code = "config"
+
+
 class ProtocolViolation(HeadraceError):
     code = "protocol_violation"
     closes = True
@@ -121,6 +132,12 @@ class ConnectionLost(ClientError, ConnectionError):
 
     def __init__(self, message: str = "Connection lost") -> None:
         super().__init__(message)
+
+
+class Unreachable(ConnectionLost):
+    """There is no connection that the command could have been sent over: nothing was done."""
+
+    code = "unreachable"
 
 
 class CommandTimeout(ClientError, TimeoutError):
@@ -178,6 +195,7 @@ def _kinds() -> dict[str, type[HeadraceError]]:
     waiting = HeadraceError.__subclasses__()
     while waiting:
         kind = waiting.pop()
-        kinds[kind.code] = kind
+        if "code" in vars(kind):  # an error that only carries more than its parent is told as its parent
+            kinds[kind.code] = kind
         waiting.extend(kind.__subclasses__())
     return kinds

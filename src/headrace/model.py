@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 import operator
+import re
 from typing import Annotated, Any, Final, Literal, Protocol
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
@@ -23,20 +24,22 @@ NIL: Final = b"\xc0"
 UNDEFINED: Final = b"\xd4\x00\x00"  # how JavaScript packers write a value that is not there
 MAX_SAFE_INTEGER: Final = 2**53 - 1  # the last integer that JavaScript counts to
 
-QueueName = Annotated[
-    str,
-    Meta(
-        min_length=1,
-        max_length=256,
-        pattern=r"^[a-zA-Z0-9_\-.:]+$(?!\n)",
-        extra={
-            "required": "Queue name is required",
-            "min_length": "Queue name is required",
-            "max_length": "Queue name too long (max 256 characters)",
-            "pattern": "Queue name contains invalid characters",
-        },
-    ),
+_QUEUE_NAME: Final = r"^[a-zA-Z0-9_\-.:]+$(?!\n)"
+_QUEUE_TEXTS: Final = {
+    "required": "Queue name is required",
+    "min_length": "Queue name is required",
+    "max_length": "Queue name too long (max 256 characters)",
+    "pattern": "Queue name contains invalid characters",
+}
+QueueName = Annotated[str, Meta(min_length=1, max_length=256, pattern=_QUEUE_NAME, extra=_QUEUE_TEXTS)]
+ShortQueueName = Annotated[str, Meta(max_length=256)]
+"""The same without its pattern, which costs as much as decoding the rest of a short command: see is_queue_name."""
+is_queue_name: Final = re.compile(_QUEUE_NAME).search
+EVERY_QUEUE: Final = "*"
+WatchedQueue = Annotated[
+    str, Meta(min_length=1, max_length=256, pattern=r"^(\*|[a-zA-Z0-9_\-.:]+)$(?!\n)", extra=_QUEUE_TEXTS)
 ]
+"""A queue, or EVERY_QUEUE."""
 JobName = Annotated[
     str,
     Meta(
@@ -49,6 +52,7 @@ JobName = Annotated[
     ),
 ]
 JobId = Annotated[str, Meta(min_length=1, max_length=1024)]
+FlowId = Annotated[str, Meta(min_length=1, max_length=256)]
 CustomId = Annotated[str, Meta(max_length=1024)]
 Token = Annotated[str, Meta(max_length=256)]
 Text = Annotated[str, Meta(max_length=1_048_576)]
@@ -159,6 +163,8 @@ class JobLinks(Struct, rename="camel", omit_defaults=True):
     dedup: Dedup | None = None
     debounce_id: str | None = None
     debounce_ttl: float | None = None
+    flow_id: str | None = None
+    """The workflow that must hear of it when this job ends without success."""
 
 
 class JobSpec(Protocol):
@@ -218,6 +224,8 @@ class TimelineEntry(Struct, omit_defaults=True):
     timestamp: float
     error: str | None = None
     attempt: int | None = None
+    worker: str | None = None
+    """Who began the attempt, if it gave a name."""
 
 
 class AttemptRecord(Struct, rename="camel"):
@@ -340,6 +348,47 @@ class Webhook(Struct, rename="camel"):
     """Why the last delivery failed; None when it succeeded."""
 
 
+class FlowStatus(enum.StrEnum):
+    """How a workflow stands. The last three are final."""
+
+    PENDING = "pending"
+    RUNNING = "running"
+    COMPENSATING = "compensating"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def is_final(self) -> bool:
+        return self in (FlowStatus.COMPLETED, FlowStatus.FAILED, FlowStatus.CANCELLED)
+
+
+class Flow(Struct, rename="camel", frozen=True):
+    """One run of a workflow. Everything else about it is in its log of steps."""
+
+    id: str
+    workflow: str
+    queue: str
+    """Where jobs go that decide how it goes on."""
+    status: FlowStatus
+    revision: int
+    """Counts the changes: who changes it names the revision on which the decision was made."""
+    created_at: float
+    updated_at: float
+    ended_at: float | None = None
+
+
+class FlowStep(Struct, rename="camel", omit_defaults=True):
+    """One entry in the log of a flow: what happened, in the words of whoever runs it. `body` is opaque."""
+
+    seq: int
+    at: float
+    kind: str
+    step: str = ""
+    attempt: int = 0
+    body: Raw = Raw(b"\xc0")
+
+
 class EventName(enum.IntEnum):
     """What can happen, as recorded in the event log. Codes are stored: never renumber."""
 
@@ -365,6 +414,12 @@ class EventName(enum.IntEnum):
     CRON_FIRED = 20
     WAITING = 21
     UPDATED = 22
+    FLOW_STARTED = 23
+    FLOW_STEP = 24
+    FLOW_COMPENSATING = 25
+    FLOW_COMPLETED = 26
+    FLOW_FAILED = 27
+    FLOW_CANCELLED = 28
     GAP = 99
 
 

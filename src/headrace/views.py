@@ -9,6 +9,7 @@ To add a field to the job object: add it to the view struct of its part; counts 
 
 from __future__ import annotations
 
+import functools
 import struct
 from typing import Any, Final, Protocol
 
@@ -262,42 +263,35 @@ _STORY: Final = struct.Struct(">" + "".join(f"{len(key)}sd" for key in _STORY_KE
 _HEAD: Final = _HEADERS[_FIXED_COUNT] + _ID
 
 
+@functools.lru_cache(maxsize=64)
+def _plain_tail(created: int, run_at: int, started: int, attempts: int, priority: int, stalls: int) -> bytes:
+    """Everything behind the payload of a plain job. Jobs pushed and pulled in bursts share their milliseconds."""
+    times = _TIMES(
+        _CREATED,
+        created,
+        _RUN_AT,
+        run_at,
+        _HEARTBEAT,
+        started,
+        _TIME_KEYS[3],
+        started,
+        _COUNTER_KEYS[0],
+        attempts,
+        _PRIORITY,
+        priority,
+        _STALLS,
+        stalls,
+    )
+    return times + _DEFAULT_BODY + _STORY(_STORY_KEYS[0], created, _STORY_KEYS[1], started)
+
+
 def encode_plain_active(job: JobRecord, queue: bytes, data: bytes, started: int) -> Raw:
     """`encode_job` for what nearly every PULL answers: default settings, no name, links, history or delay.
 
     The counters must lie between 0 and 127, `attempts` and `stalls` of such a job always do.
     """
-    created = job.created
-    return Raw(
-        b"".join(
-            (
-                _HEAD,
-                _encode(job.id),
-                _QUEUE,
-                queue,
-                _DATA,
-                data,
-                _TIMES(
-                    _CREATED,
-                    created,
-                    _RUN_AT,
-                    job.run_at,
-                    _HEARTBEAT,
-                    started,
-                    _TIME_KEYS[3],
-                    started,
-                    _COUNTER_KEYS[0],
-                    job.attempts,
-                    _PRIORITY,
-                    job.priority,
-                    _STALLS,
-                    job.stalls,
-                ),
-                _DEFAULT_BODY,
-                _STORY(_STORY_KEYS[0], created, _STORY_KEYS[1], started),
-            )
-        )
-    )
+    tail = _plain_tail(job.created, job.run_at, started, job.attempts, job.priority, job.stalls)
+    return Raw(b"".join((_HEAD, _encode(job.id), _QUEUE, queue, _DATA, data, tail)))
 
 
 def encode_job(

@@ -12,16 +12,17 @@ import functools
 import math
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Final, Union
 
 import msgspec
 from msgspec import NODEFAULT, UNSET, Raw, Struct, inspect
 
 from headrace.commands import REGISTRY
-from headrace.commands._base import Command, ErrorReply
+from headrace.commands._base import SHORT_FORMS, Command, ErrorReply
 from headrace.errors import HeadraceError, InvalidCommand, UnknownCommand
 from headrace.frames import HEADER
-from headrace.model import NIL
+from headrace.model import NIL, is_queue_name
 
 UNDEFINED: Final = b"\xd4\x00\x00"
 _REQ_ID_KEY: Final = b"\xa5reqId"
@@ -33,15 +34,13 @@ _encoder: Final = msgspec.msgpack.Encoder()
 
 _encode_into: Final = _encoder.encode_into
 _pack_length: Final = HEADER.pack_into
-_NO_LENGTH: Final = b"\0\0\0\0"
 
 
 def append_reply(out: bytearray, reply: Struct, req_id: Raw | bytes) -> int:
     """Append one reply frame to `out`; its length. A reply has fewer than fifteen keys: one more fits its header."""
     start = len(out)
-    out += _NO_LENGTH
     body = start + 4
-    _encode_into(reply, out, body)
+    _encode_into(reply, out, body)  # leaves room for the length
     if req_id:
         out[body] += 1
         out += _REQ_ID_KEY
@@ -88,6 +87,22 @@ _decode_any: Final = msgspec.msgpack.Decoder(ext_hook=lambda code, data: msgspec
 _typed_decode: Final[Callable[[bytes], Command[Any]]] = msgspec.msgpack.Decoder(
     Union[tuple(spec.type for spec in REGISTRY.values())]  # noqa: UP007 - built at run time
 ).decode
+
+
+_decode_short: Final[Callable[[bytes], Command[Any]]] = msgspec.msgpack.Decoder(
+    Union[tuple(SHORT_FORMS.get(name, spec.type) for name, spec in REGISTRY.items())]  # noqa: UP007
+).decode
+_short_types: Final = frozenset(SHORT_FORMS.values())
+
+
+def decode_commands(frames: list[bytes]) -> list[Command[Any]]:
+    """The commands in these frames if each is as it should be; else an error, and `decode_command` tells which."""
+    with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        commands: list[Any] = list(map(_decode_short, frames))
+        # Commands that come in a row mostly name one queue: its name is looked at once.
+        if all(map(is_queue_name, {command.queue for command in commands if type(command) in _short_types})):
+            return commands
+    return list(map(_typed_decode, frames))
 
 
 def decode_command(frame: bytes) -> Command[Any]:
@@ -284,6 +299,14 @@ def _literal(_: _Explainer, raw: Raw, kind: inspect.LiteralType, path: Path) -> 
     return value
 
 
+def _enum(_: _Explainer, raw: Raw, kind: inspect.EnumType, path: Path) -> Any:
+    value = _decode_any(raw)
+    words = [member.value for member in kind.cls]
+    if value not in words:
+        raise _Fault("choice", f"{path} must be one of: {', '.join(words)}")
+    return kind.cls(value)
+
+
 def _list(explainer: _Explainer, raw: Raw, kind: inspect.ListType | inspect.VarTupleType, path: Path) -> list[Any]:
     try:
         items = _decode_items(raw)
@@ -355,7 +378,7 @@ def _kinds_for(byte: int) -> tuple[type, ...]:
     if 0x90 <= byte <= 0x9F or byte in (0xDC, 0xDD):
         return (inspect.ListType, inspect.VarTupleType)
     if 0xA0 <= byte <= 0xBF or byte in (0xD9, 0xDA, 0xDB):
-        return (inspect.StrType, inspect.LiteralType)
+        return (inspect.StrType, inspect.LiteralType, inspect.EnumType)
     if byte in (0xC2, 0xC3):
         return (inspect.BoolType,)
     return ()
@@ -367,6 +390,7 @@ _RULES: Final[dict[type, _Rule]] = {
     inspect.StrType: _str,
     inspect.BoolType: _bool,
     inspect.LiteralType: _literal,
+    inspect.EnumType: _enum,
     inspect.ListType: _list,
     inspect.VarTupleType: _tuple,
     inspect.StructType: _struct,

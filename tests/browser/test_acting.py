@@ -63,6 +63,7 @@ def test_each_limit_is_set_and_lifted_by_itself(site: Site, client: Client, queu
     page.get_by_label("Jobs running at once").fill("4")
     page.get_by_role("dialog").get_by_role("button", name="Set").first.click()
     expect(page.locator(".toast").first).to_be_visible()
+    expect(page.get_by_role("dialog").get_by_label("Jobs", exact=True)).to_have_value("9")
     limits = client.ok("GetQueueLimits", queue=queue)["data"]["limits"]
     assert limits["concurrencyLimit"] == 4
     assert limits["rateLimit"]["max"] == 9
@@ -82,10 +83,22 @@ def test_failures_are_grouped_by_error_selected_and_retried(
     timed_out = groups.filter(has_text="timed out")
     expect(timed_out).to_contain_text("3 jobs")
     timed_out.locator("summary input").check()
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url) if request.method == "POST" else None)
     page.get_by_role("button", name="Retry 3 jobs").click()
     expect(groups).to_have_count(1)
+    assert len(asked) == 1
     assert {client.ok("GetState", id=job)["state"] for job in alike} == {"waiting"}
     assert client.ok("GetState", id=other)["state"] == "failed"
+
+
+def test_a_failed_job_is_removed_from_its_page(site: Site, client: Client, queue: str, open_page: OpenPage) -> None:
+    failed, kept = (fail_one(client, queue, "no such address") for _ in range(2))
+    page, _ = open_page(site, f"#/job/{failed}")
+    page.get_by_role("button", name="Remove").click()
+    page.get_by_role("dialog").get_by_role("button", name="Remove").click()
+    expect(page.locator("h1")).to_contain_text(queue)
+    assert [client.ok("GetState", id=job)["state"] for job in (failed, kept)] == ["unknown", "failed"]
 
 
 def test_a_delayed_job_is_promoted_and_a_waiting_one_cancelled(
@@ -102,14 +115,20 @@ def test_a_delayed_job_is_promoted_and_a_waiting_one_cancelled(
     assert client.ok("GetState", id=job_id)["state"] == "unknown"
 
 
-def test_an_active_job_has_no_buttons(site: Site, client: Client, queue: str, open_page: OpenPage) -> None:
+def test_an_active_job_can_be_taken_from_its_worker_and_nothing_else(
+    site: Site, client: Client, queue: str, open_page: OpenPage
+) -> None:
     push(client, queue)
     pulled = client.ok("PULL", queue=queue, timeout=1000)
     client.ok("Progress", id=pulled["job"]["id"], progress=40, message="halfway")
     page, _ = open_page(site, f"#/job/{pulled['job']['id']}")
-    expect(page.locator(".head .actions").first).to_contain_text("A worker holds this job")
-    expect(page.locator(".head .actions").first.get_by_role("button")).to_have_count(0)
     expect(page.locator("main")).to_contain_text("40 % halfway")
+    buttons = page.locator(".head .actions").first.get_by_role("button")
+    expect(buttons).to_have_text(["Cancel"])
+    buttons.click()
+    page.get_by_role("dialog").get_by_role("button", name="Cancel").click()
+    expect(page.locator("h1")).to_contain_text(queue)
+    assert client.ok("GetState", id=pulled["job"]["id"])["state"] == "unknown"
 
 
 def test_the_keyboard_is_enough(site: Site, client: Client, queue: str, open_page: OpenPage) -> None:
@@ -174,6 +193,25 @@ def test_signing_in_with_a_wrong_and_then_the_right_token(open_page: OpenPage, t
         page.get_by_role("button", name="Sign out").click()
         expect(page.get_by_role("heading", name="Sign in")).to_be_visible()
         expect(page.locator("body")).not_to_contain_text("secret-mail")
+
+
+def test_a_page_opens_a_websocket_with_its_token(open_page: OpenPage, tmp_path: Path) -> None:
+    with Site(tmp_path / "closed.db", "--auth-tokens", "open-sesame/é") as closed:
+        assert isinstance(closed, Site)
+        page, watch = open_page(closed)
+        watch.allow("401", "WebSocket connection")
+        ask = """async (token) => {
+          const text = String.fromCharCode(...new TextEncoder().encode(token));
+          const encoded = btoa(text).replaceAll("+", "-").replaceAll("/", "_").replaceAll("=", "");
+          const socket = new WebSocket(`ws://${location.host}/ws`, ["headrace", `bearer.${encoded}`]);
+          return await new Promise((resolve) => {
+            socket.onopen = () => socket.send(JSON.stringify({ cmd: "Ping" }));
+            socket.onmessage = ({ data }) => resolve([socket.protocol, JSON.parse(data).ok]);
+            socket.onerror = () => resolve(["refused", false]);
+          });
+        }"""
+        assert page.evaluate(ask, "open-sesame/é") == ["headrace", True]
+        assert page.evaluate(ask, "close-sesame") == ["refused", False]
 
 
 def test_a_lost_server_is_loud_and_its_return_is_silent(open_page: OpenPage, tmp_path: Path) -> None:

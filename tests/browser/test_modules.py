@@ -59,6 +59,8 @@ def test_page_and_server_group_failures_by_the_same_signature(error: str, page: 
 
 
 BUTTONS = {
+    "remove": Verb.REMOVE,
+    "stop": Verb.CANCEL,
     "cancel": Verb.CANCEL,
     "discard": Verb.BURY,
     "promote": Verb.PROMOTE,

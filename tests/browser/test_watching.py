@@ -6,9 +6,10 @@ import re
 from typing import Any
 
 import pytest
-from playwright.sync_api import Page, Response, expect
+from playwright.sync_api import Browser, Page, Response, expect
 
-from tests.browser.conftest import DESKTOP, PHONE, OpenPage, Site
+from tests.browser.conftest import DESKTOP, PHONE, OpenPage, Site, Watch
+from tests.http.test_asgi import Site as MountedSite
 from tests.wireclient import Client
 
 STACK = ["Error: mail server refused", "at send (mailer.js:10:5)", "at handle (worker.js:3:1)"]
@@ -108,12 +109,13 @@ def test_a_job_page_draws_each_attempt_and_shows_data_result_and_log(
 ) -> None:
     (job_id,) = push(client, queue, data={"order": {"lines": [1, 2]}}, maxAttempts=2, backoff=1)
     for answer in ("FAIL", "ACK"):
-        pulled = client.ok("PULL", queue=queue, timeout=5000)
+        pulled = client.ok("PULL", queue=queue, timeout=5000, owner="mailer-7")
         said = {"error": "first try failed"} if answer == "FAIL" else {"result": {"sent": True}}
         client.ok("AddLog", id=job_id, message=f"{answer} comes next")
         client.ok(answer, id=job_id, token=pulled.get("token"), **said)
     page, _ = open_page(site, f"#/job/{job_id}")
     expect(page.locator("svg.gantt")).to_contain_text(re.compile("waiting.*attempt 1.*backoff.*attempt 2", re.DOTALL))
+    expect(page.locator("svg.gantt title").filter(has_text="by mailer-7")).to_have_count(2)
     expect(page.locator("svg.gantt rect.failed")).to_have_count(1)
     expect(page.locator("svg.gantt rect.completed")).to_have_count(1)
     expect(page.locator(".tree").first).to_contain_text("order")
@@ -166,6 +168,14 @@ def test_jobs_are_found_by_state_text_and_id(site: Site, client: Client, queue: 
     page.get_by_role("link", name=re.compile("^all")).click()
     page.get_by_label("Search the jobs of this queue").fill("customer-17")
     expect(rows).to_contain_text(["customer: customer-17"])  # a list: these rows and no others
+    page.get_by_label("Search the jobs of this queue").fill("customer-")
+    expect(page.locator(".pager")).to_contain_text("25 jobs found")
+    page.get_by_role("link", name="Search older jobs →").click()
+    expect(rows).to_have_count(5)
+    expect(rows.last).to_contain_text("customer: customer-0")
+    page.get_by_label("Search the jobs of this queue").fill("nobody")
+    expect(page.get_by_role("heading", name="Nothing matches")).to_be_visible()
+    expect(page.locator(".notice")).to_contain_text("Searched 31 jobs")
     page.get_by_role("search").get_by_role("searchbox").fill(delayed)
     page.keyboard.press("Enter")
     expect(page.locator("h1")).to_have_text("Jobs")
@@ -177,7 +187,17 @@ def test_schedules_and_workers_are_listed(site: Site, client: Client, queue: str
     client.ok("RegisterWorker", name="mailer", queues=[queue], concurrency=5, hostname="host-1", pid=7)
     page, _ = open_page(site, "#/schedules")
     expect(row(page, f"{queue}-nightly")).to_contain_text("0 3 * * *")
-    expect(row(page, f"{queue}-nightly").locator("td[data-label='Next run']")).to_contain_text("in ")
+    expect(row(page, f"{queue}-nightly").locator("td[data-label='Next run']")).to_contain_text(
+        re.compile(r"in .*then in .*, in ")
+    )
+    client.ok("Cron", name=f"{queue}-often", queue=queue, repeatEvery=100, data={"a": 1})
+    ran = client.ok("PULL", queue=queue, timeout=5000)["job"]["id"]
+    client.ok("CronDelete", name=f"{queue}-nightly")
+    client.ok("FAIL", id=ran, error="no luck", unrecoverable=True)
+    last_runs = row(page, f"{queue}-often").locator("td[data-label='Last runs']")
+    expect(last_runs.get_by_role("link", name=re.compile("failed")).first).to_have_attribute("href", f"#/job/{ran}")
+    expect(last_runs).to_contain_text("now")
+    client.ok("CronDelete", name=f"{queue}-often")
     page.get_by_role("link", name="Workers").click()
     expect(row(page, queue)).to_contain_text("host-1, pid 7")
     page.get_by_role("link", name="Workflows").click()
@@ -291,3 +311,18 @@ def test_motion_is_left_out_for_those_who_do_not_want_it(
     push(client, queue)
     expect(figure).to_have_text("2")
     assert page.evaluate("window.moves") == 0
+
+
+def test_a_dashboard_that_an_application_has_mounted_works_below_its_path(browser: Browser) -> None:
+    with MountedSite(None, is_apart=False) as mounted, mounted.http() as http:
+        http.ok("POST", "/queue/queues/mounted/jobs", {"data": 1})
+        page = browser.new_page(viewport=DESKTOP)
+        watch = Watch(page, f"http://127.0.0.1:{mounted.http_port}/queue/")
+        page.goto(f"http://127.0.0.1:{mounted.http_port}/queue")
+        expect(row(page, "mounted").locator("td[data-label='Waiting']")).to_contain_text("1")
+        http.ok("POST", "/queue/queues/mounted/jobs", {"data": 2})
+        expect(row(page, "mounted").locator("td[data-label='Waiting']")).to_contain_text("2")
+        page.goto(f"http://127.0.0.1:{mounted.http_port}/queue/docs")
+        expect(page.get_by_role("heading", name="Dashboard")).to_be_visible()
+        page.close()
+        assert [problem for problem in watch.problems if not problem.endswith("/queue")] == []

@@ -128,7 +128,8 @@ def _check_leases(backend: LocalBackend, jobs: list[Job]) -> None:
     for job in jobs:
         assert (job.lease is not None) == (job.state is State.ACTIVE), f"{job} and its lease disagree"
         if job.lease is not None:
-            assert watched[job.seq] == job.lease.bucket
+            assert job.lease.bucket is not None
+            assert watched[job.seq] == job.lease.bucket.number
             if job.lease.holder is not None:
                 assert job.lease.holder.get(job.id) == job.lease.serial
 
@@ -176,7 +177,7 @@ def _check_row(job: Job, row: tuple[object, ...], payload: bytes | None) -> None
     state = State.WAITING if job.state is State.ACTIVE else job.state
     head = (job.seq, job.id, job.queue.name, int(state), job.priority, job.created, job.run_at, job.finished)
     assert row[:11] == (*head, job.attempts, job.stalls, job.name)
-    data, settings, links, history, result = row[11:]
+    data, settings, links, history, result = row[11:16]
     if job.data is not None:
         assert job.data == (payload if job.size > LARGE_BYTES else data)
     assert _decoded(settings, JobSettings, DEFAULT_SETTINGS) == job.settings

@@ -31,6 +31,9 @@ class BrokenJournal(Journal):
             raise StorageUnavailable("the disk refuses")
         super().commit(last_seq, totals)
 
+    def _write_lone(self, last_seq: int, totals: Totals) -> bool:
+        return self.refuses != "late" and super()._write_lone(last_seq, totals)
+
     def _run_statements(self) -> None:
         if self.refuses == "late":
             raise apsw.FullError("database or disk is full")

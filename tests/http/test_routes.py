@@ -98,6 +98,7 @@ SUCCESS: dict[str, Case] = {
     "POST /queues/{queue}/jobs/bulk": lambda s: _queue(s, {"jobs": [{"data": 1}, {"data": 2, "attempts": 1}]}),
     "POST /queues/{queue}/jobs/pull-batch": lambda s: (s.push(), _queue(s, {"count": 5}))[1],
     "GET /queues/{queue}/jobs/list": QUEUE,
+    "GET /queues/{queue}/jobs/search": QUEUE,
     "GET /jobs/{id}": _of_job(Stage.push),
     "GET /jobs/custom/{customId}": lambda s: ({"customId": s.push(jobId=f"{s.queue}/é 1")}, None),
     "DELETE /jobs/{id}": _of_job(Stage.push),
@@ -176,6 +177,7 @@ SUCCESS: dict[str, Case] = {
     "GET /dashboard": NOTHING,
     "GET /dashboard/queues": NOTHING,
     "GET /dashboard/queues/{queue}": QUEUE,
+    "GET /dashboard/crons": NOTHING,
     "GET /dashboard/history": NOTHING,
     "GET /dashboard/failures": NOTHING,
 }
@@ -190,6 +192,7 @@ FAILURE: dict[str, tuple[Case, int, str]] = {
     "POST /queues/{queue}/jobs/bulk": (lambda s: _queue(s, {"jobs": [{}]}), 400, "jobs[0]: data is required"),
     "POST /queues/{queue}/jobs/pull-batch": (lambda s: _queue(s, {"count": 0}), 200, "count must be at least 1"),
     "GET /queues/{queue}/jobs/list": (BAD_QUEUE, 400, INVALID),
+    "GET /queues/{queue}/jobs/search": (BAD_QUEUE, 400, INVALID),
     "GET /jobs/{id}": (NO_JOB, 404, "Job not found"),
     "GET /jobs/custom/{customId}": (lambda s: ({"customId": "nobody"}, None), 404, "Job not found"),
     "DELETE /jobs/{id}": (NO_JOB, 200, "Job not found or cannot be cancelled"),
@@ -246,7 +249,7 @@ FAILURE: dict[str, tuple[Case, int, str]] = {
 CANNOT_FAIL = {
     *(f"GET {path}" for path in ("/queues", "/queues/summary", "/crons", "/webhooks", "/workers", "/prometheus")),
     *(f"GET {path}" for path in ("/health", "/ready", "/ping", "/stats", "/storage", "/heapstats", "/metrics")),
-    *(f"GET /dashboard{path}" for path in ("", "/queues", "/history", "/failures")),
+    *(f"GET /dashboard{path}" for path in ("", "/queues", "/crons", "/history", "/failures")),
     *("POST /gc", "GET /jobs/{id}/logs", "DELETE /jobs/{id}/logs"),
 }
 
@@ -404,6 +407,13 @@ def test_numbers_and_flags_in_a_query_are_typed(http: Http, queue: str) -> None:
     answer = http.get(f"/queues/{queue}/jobs/list?limit=many")
     assert (answer.status, answer.error) == (400, "limit must be a number")
     assert http.get(f"/queues/{queue}/jobs?timeout=nan").error == "timeout must be a number"
+
+
+def test_jobs_are_searched_on_the_server(http: Http, queue: str) -> None:
+    jobs = [http.ok("POST", f"/queues/{queue}/jobs", {"data": {"to": f"a/b {n}"}})["id"] for n in range(3)]
+    found = http.ok("GET", f"/queues/{queue}/jobs/search?text=A%2Fb%202&state=waiting,active")
+    assert [job["id"] for job in found["jobs"]] == [jobs[2]]
+    assert (found["examined"], found["cursor"]) == (3, None)
 
 
 def test_attempts_is_another_name_of_max_attempts(http: Http, queue: str) -> None:

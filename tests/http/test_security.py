@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+import psutil
 import pytest
 
 from tests.http.webserver import SseClient, WebServer
@@ -198,3 +199,19 @@ def test_the_number_of_queues_at_prometheus_is_a_setting() -> None:
         text = http.get("/prometheus").body.decode()
         assert text.count("bunqueue_queue_jobs_waiting{") == 2
         assert "bunqueue_queue_metrics_omitted 2" in text
+
+
+def test_a_scrape_of_a_thousand_queues_holds_the_loop_for_less_than_50_ms() -> None:
+    with WebServer(":memory:", env={"METRICS_MAX_QUEUES": "1000"}) as web, web.http() as http:
+        for number in range(1000):
+            http.ok("POST", f"/queues/q{number}/jobs", {"data": 1})
+        for number in range(0, 1000, 2):
+            http.ok("POST", f"/jobs/{http.ok('GET', f'/queues/q{number}/jobs')['job']['id']}/ack")
+        process = psutil.Process(web.pid)
+        scrapes = []
+        for _ in range(15):
+            before = sum(process.cpu_times()[:2])
+            text = http.get("/prometheus").body
+            scrapes.append(sum(process.cpu_times()[:2]) - before)
+        assert text.count(b"bunqueue_queue_jobs_waiting{") == 1000
+        assert sum(scrapes) / len(scrapes) < 0.05  # one thread does all: what it spends is what the loop was held

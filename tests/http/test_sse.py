@@ -245,11 +245,11 @@ class TestBounds:
             assert psutil.Process(web.pid).memory_info().rss - memory < 100 * 1024 * 1024
 
 
-def never_reading(port: int) -> socket.socket:
+def never_reading(port: int, path: str = "/events") -> socket.socket:
     deaf = socket.socket()
     deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     deaf.connect(("127.0.0.1", port))
-    deaf.sendall(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    deaf.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
     return deaf
 
 

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import socket
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.typing import Subprotocol
 
+from tests.http.test_security import UPGRADE
 from tests.http.webserver import Http, WebServer
+
+
+def bearer(token: str) -> Subprotocol:
+    return Subprotocol("bearer." + base64.urlsafe_b64encode(token.encode()).decode().rstrip("="))
 
 
 class Talk:
@@ -206,6 +214,42 @@ class TestHandshake:
         assert refused.value.response.status_code == 401
         async with connect(url, additional_headers={"Authorization": "Bearer sesame"}) as socket:
             assert (await Talk(socket).call("Stats"))["ok"] is True
+
+    async def test_a_token_may_come_as_a_subprotocol(self, guarded: WebServer) -> None:
+        url = f"ws://127.0.0.1:{guarded.http_port}/ws"
+        for token in ("sesame", "open-up"):
+            offers = [Subprotocol("headrace"), bearer(token)]
+            async with connect(url, subprotocols=offers) as socket:
+                assert socket.subprotocol == "headrace"
+                assert (await Talk(socket).call("Stats"))["ok"] is True
+
+    @pytest.mark.parametrize(
+        "offer", ["bearer.d3Jvbmc", "bearer.c2VzYW1", "bearer.", "bearer.sesame", "bearer.!", "sesame"]
+    )
+    async def test_a_wrong_token_does_not_open_it_in_that_way_either(self, guarded: WebServer, offer: str) -> None:
+        with guarded.http() as http:
+            answer = http.call("GET", "/ws", headers={**UPGRADE, "Sec-WebSocket-Protocol": f"headrace, {offer}"})
+            assert (answer.status, answer.error) == (401, "Unauthorized")
+
+    async def test_guessing_by_subprotocol_is_slowed_down_too(self) -> None:
+        with WebServer(":memory:", "--auth-tokens", "sesame") as web, web.http() as http:
+            spent = []
+            for number in range(5):
+                began = time.monotonic()
+                offers = {"Sec-WebSocket-Protocol": f"headrace, {bearer(f'guess{number}')}"}
+                assert http.call("GET", "/ws", headers={**UPGRADE, **offers}).status == 401
+                http.close()
+                spent.append(time.monotonic() - began)
+            assert spent[4] > 0.3
+            assert spent[4] > 4 * spent[0]
+
+    async def test_a_subprotocol_opens_nothing_but_a_websocket(self, guarded: WebServer) -> None:
+        with guarded.http() as http:
+            assert http.get("/stats", Sec_WebSocket_Protocol=str(bearer("sesame"))).status == 401
+
+    async def test_a_token_in_the_query_string_is_not_looked_at(self, guarded: WebServer) -> None:
+        with guarded.http() as http:
+            assert http.call("GET", "/ws?token=sesame", headers=UPGRADE).status == 401
 
     async def test_frames_may_follow_the_upgrade_at_once(self, web: WebServer) -> None:
         with web.raw() as raw:

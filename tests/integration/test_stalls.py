@@ -109,6 +109,22 @@ def test_emptying_a_long_queue(server: ServerProcess, client: Client, queue: str
     assert client.ok("Count", queue=queue)["count"] == 0
 
 
+@pytest.mark.timeout(scaled(120, 600))
+def test_looking_through_a_long_queue(server: ServerProcess, client: Client, queue: str) -> None:
+    push_many(client, queue, MANY)
+    newest = assert_no_stall(server, client, f"the newest of {MANY:,}", "GetJobs", queue=queue, asc=False, limit=25)
+    assert [job["data"] for job in newest["jobs"]] == list(range(9_999, 9_974, -1))
+    deep = assert_no_stall(server, client, "a deep page", "GetJobs", queue=queue, asc=False, offset=MANY // 2, limit=25)
+    assert len(deep["jobs"]) == 25
+    cursor, examined = None, 0
+    while examined < 150_000:
+        found = assert_no_stall(server, client, "a search", "SearchJobs", queue=queue, text="nowhere", cursor=cursor)
+        assert found["jobs"] == []
+        cursor, examined = found["cursor"], examined + found["examined"]
+    assert examined == 150_000
+    client.ok("Obliterate", queue=queue)
+
+
 def test_purging_dead_letters(server: ServerProcess, client: Client, queue: str) -> None:
     count = scaled(5_000, 20_000)
     client.ok("SetDlqConfig", queue=queue, config={"maxEntries": 100_000})

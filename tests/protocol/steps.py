@@ -80,7 +80,7 @@ def check_job(job: dict[str, Any], *, queried: bool, **expected: Any) -> dict[st
     for entry in job["timeline"]:
         assert isinstance(entry["state"], str)
         assert isinstance(entry["timestamp"], float)
-        assert set(entry) <= {"state", "timestamp", "error", "attempt"}
+        assert set(entry) <= {"state", "timestamp", "error", "attempt", "worker"}
         assert None not in entry.values()
     assert {key: job.get(key) for key in expected} == expected
     return job

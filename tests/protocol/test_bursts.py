@@ -56,6 +56,31 @@ def test_other_options_queues_and_mistakes_in_between_keep_their_own_reply(clien
     assert order == [2, 0, 1, 3, 6, 8]
 
 
+def test_short_pushes_in_between_others_are_stored_with_what_they_carry(client: Client, queue: str) -> None:
+    commands = pushes(queue, 6)
+    commands[1] |= {"queue": f"{queue}-other"}
+    commands[2] |= {"name": "mail", "delay": 60_000}
+    commands[3] |= {"data": msgpack.ExtType(0, b"\0")}  # JavaScript's undefined
+    commands[4] |= {"priority": 7, "timestamp": 1000}
+    jobs = [client.ok("GetJob", id=reply["id"])["job"] for reply in burst(client, commands)]
+    assert [job["queue"] for job in jobs] == [f"{queue}-other" if n == 1 else queue for n in range(6)]
+    assert [job["data"] for job in jobs] == [0, 1, 2, None, 4, 5]
+    assert (jobs[2]["name"], jobs[2]["state"]) == ("mail", "delayed")
+    assert (jobs[4]["priority"], jobs[4]["createdAt"]) == (7, 1000)
+
+
+@pytest.mark.parametrize("command", [{"cmd": "PUSH", "data": 1}, {"cmd": "PULL"}], ids=lambda command: command["cmd"])
+@pytest.mark.parametrize("name", ["no spaces", "", "line\n", "x" * 257, 5, None])
+def test_a_wrong_queue_name_in_a_row_gets_the_error_it_gets_alone(
+    client: Client, queue: str, command: dict[str, Any], name: object
+) -> None:
+    alone = client.call(**command, queue=name, reqId=1)
+    first, wrong, last = burst(client, [{**command, "queue": q, "reqId": 1} for q in (queue, name, queue)])
+    assert wrong == alone
+    assert wrong["ok"] is False
+    assert (first["ok"], last["ok"]) == (True, True)
+
+
 def test_pulls_beyond_the_jobs_get_none_or_wait(client: Client, queue: str) -> None:
     burst(client, pushes(queue, 3))
     replies = burst(client, [{"cmd": "PULL", "queue": queue, "owner": "w", "reqId": n} for n in range(5)])

@@ -920,6 +920,20 @@ def test_the_last_attempt_ends_in_the_dead_letter_queue(client: Client, queue: s
     ]
 
 
+def test_the_timeline_names_the_worker_of_each_attempt(client: Client, queue: str) -> None:
+    job_id = push(client, queue, maxAttempts=3, backoff=1)
+
+    def workers() -> list[str | None]:
+        return [e.get("worker") for e in job_of(client, job_id)["timeline"] if e["state"] == "active"]
+
+    for number, owner in enumerate(("ada", "bob"), 1):
+        _, token = take(client, queue, owner=owner)
+        assert workers() == ["ada", "bob"][:number]
+        client.ok("FAIL", id=job_id, token=token, error="boom")
+    take_plain(client, queue)
+    assert workers() == ["ada", "bob", None]
+
+
 def test_an_unrecoverable_failure_is_not_retried(client: Client, queue: str) -> None:
     job_id = bury(client, queue)
     check_job(job_of(client, job_id), queried=True, state="failed", attempts=1, failedReason="boom")

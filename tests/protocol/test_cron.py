@@ -48,6 +48,7 @@ def test_an_interval_first_runs_after_one_interval(client: Client, queue: str) -
     assert (cron["schedule"], cron["repeatEvery"], cron["maxLimit"]) == (None, 60_000, 5)
     assert cron["priority"] == 3
     assert "timezone" not in cron
+    assert "lastRun" not in cron
     assert "jobName" not in cron
 
 
@@ -216,4 +217,11 @@ def test_undefined_fields_of_a_schedule_count_as_absent(client: Client, queue: s
     client.ok("Cron", name=queue, queue=queue, data=undefined, repeatEvery=20.0, **fields)
     job = take_plain(client, queue)
     assert job_of(client, job["id"])["data"] is None
+    client.ok("CronDelete", name=queue)
+
+
+def test_the_last_run_of_a_schedule_is_told(client: Client, queue: str) -> None:
+    planned = client.ok("Cron", name=queue, queue=queue, data=1, repeatEvery=100)["cron"]["nextRun"]
+    cron = eventually(lambda: (found := client.ok("CronGet", name=queue)["cron"])["executions"] and found)
+    assert planned <= cron["lastRun"] < cron["nextRun"]
     client.ok("CronDelete", name=queue)

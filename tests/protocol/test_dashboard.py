@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
 
 from headrace.commands.dashboard import signature_of
-from tests.protocol.steps import bury, complete, eventually, push, take
+from tests.protocol.steps import bury, complete, eventually, push, take, take_plain
 from tests.wireclient import Client
 
 
@@ -74,6 +75,29 @@ def test_the_overview_shows_the_most_loaded_queues_first(client: Client, queue: 
     loads = [row["waiting"] + row["delayed"] + row["active"] + row["dlq"] for row in data["queues"]]
     assert loads == sorted(loads, reverse=True)
     assert len(data["queues"]) == min(100, data["totalQueues"])
+
+
+def test_schedules_come_with_their_next_and_their_last_runs(client: Client, queue: str) -> None:
+    names = [f"{queue}.{kind}" for kind in ("often", "nightly")]
+    client.ok("Cron", name=names[0], queue=queue, data=1, repeatEvery=50)
+    client.ok("Cron", name=names[1], queue=queue, data=1, schedule="0 3 * * *", timezone="UTC")
+
+    def row(name: str) -> dict[str, Any]:
+        return next(row for row in client.ok("DashboardCrons")["data"]["crons"] if row["cron"]["name"] == name)
+
+    first = take_plain(client, queue)
+    client.ok("ACK", id=first["id"])
+    second = take_plain(client, queue)
+    often, nightly = (row(name) for name in names)
+    runs = [(run["jobId"], run["state"]) for run in often["recent"]]
+    assert runs[-2:] == [(second["id"], "active"), (first["id"], "completed")]
+    assert often["recent"][0]["at"] <= often["cron"]["lastRun"]
+    assert nightly["recent"] == []
+    days = [later - sooner for sooner, later in itertools.pairwise(nightly["upcoming"])]
+    assert days == [86_400_000, 86_400_000]
+    assert nightly["upcoming"][0] == nightly["cron"]["nextRun"]
+    for name in names:
+        client.ok("CronDelete", name=name)
 
 
 def test_the_history_has_lists_of_equal_length(client: Client, queue: str) -> None:

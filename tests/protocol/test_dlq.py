@@ -80,6 +80,15 @@ def test_retry_gives_dead_letters_fresh_attempts(client: Client, queue: str) -> 
     assert client.call("RetryDlq", queue=f"{queue}.none") == {"ok": True, "count": 0}
 
 
+def test_several_dead_letters_are_retried_by_their_ids(client: Client, queue: str) -> None:
+    ids = [bury(client, queue) for _ in range(4)]
+    reply = client.call("RetryDlq", queue=queue, ids=[ids[0], "nobody", ids[2], ids[2]])
+    assert reply == {"ok": True, "count": 2}
+    assert [state(client, job_id) for job_id in ids] == ["waiting", "failed", "waiting", "failed"]
+    assert client.call("RetryDlq", queue=queue, ids=[]) == {"ok": True, "count": 0}
+    assert client.error("RetryDlq", queue=queue, ids=["x"] * 1001) == "ids must have at most 1000 items"
+
+
 def test_retry_skips_a_job_whose_key_belongs_to_another_by_now(client: Client, queue: str) -> None:
     dead = bury(client, queue, uniqueKey="k")
     push(client, queue, uniqueKey="k")

@@ -1,4 +1,4 @@
-"""GetJob, GetState, GetResult, GetJobs, counts, GetJobByCustomId, GetProgress, GetChildrenValues."""
+"""GetJob, GetState, GetResult, GetJobs, SearchJobs, counts, GetJobByCustomId, GetProgress, GetChildrenValues."""
 
 from __future__ import annotations
 
@@ -71,6 +71,21 @@ def test_get_jobs_pages_both_ways(client: Client, queue: str) -> None:
     assert client.ok("GetJobs", queue=queue, limit=0)["jobs"] == []
     assert client.ok("GetJobs", queue=queue, offset=500)["jobs"] == []
     assert client.error("GetJobs", queue=queue, limit=-1) == "limit must be at least 0"
+
+
+def test_search_finds_jobs_by_what_is_in_them_page_by_page(client: Client, queue: str) -> None:
+    ids = [push(client, queue, data={"to": f"user{n}@example.com"}) for n in range(12)]
+    first = client.ok("SearchJobs", queue=queue, text="USER1", limit=2)
+    assert ids_of(first["jobs"]) == [ids[11], ids[10]]
+    assert first["examined"] == 2
+    rest = client.ok("SearchJobs", queue=queue, text="USER1", limit=2, cursor=first["cursor"])
+    assert ids_of(rest["jobs"]) == [ids[1]]
+    assert (rest["examined"], rest["cursor"]) == (10, None)
+    check_job(rest["jobs"][0], queried=True, id=ids[1], state="waiting")
+    assert client.ok("SearchJobs", queue=queue, text="user", state=["failed", "completed"])["jobs"] == []
+    assert client.ok("SearchJobs", queue=queue, text=ids[3])["jobs"][0]["id"] == ids[3]
+    assert ids_of(client.ok("SearchJobs", queue=queue)["jobs"]) == ids[::-1]
+    assert client.error("SearchJobs", queue=queue, text="x" * 201) == "text must be at most 200 characters"
 
 
 def test_get_jobs_keeps_the_order_of_creation_whatever_the_pull_order(client: Client, queue: str) -> None:

@@ -114,7 +114,7 @@ async def test_longer_windows_sum_up_the_same_jobs(server: Server) -> None:
     await server.pass_time(280_000)
     day = server.history.view("24h", None, 10)
     assert day.step == 300_000.0
-    assert day.series.pushed == pytest.approx([40 / 300])
+    assert day.series.pushed == [0.133333]  # more digits would only be noise on the wire
 
 
 async def test_the_ring_forgets_the_oldest_step_and_start_moves_with_it(server: Server) -> None:

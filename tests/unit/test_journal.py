@@ -108,7 +108,7 @@ class TestOpening:
 
 
 class TestSchema:
-    GOOD = "1,'i','q',1,0,1,1,NULL,0,0,NULL,x'01',NULL,NULL,NULL,NULL"
+    GOOD = "1,'i','q',1,0,1,1,NULL,0,0,NULL,x'01',NULL,NULL,NULL,NULL,NULL"
 
     @pytest.mark.parametrize(
         ("column", "value"),
@@ -216,6 +216,48 @@ class TestTicks:
         commit(journal, 41)
         last_seq, epoch, totals = journal.mark()
         assert (last_seq, epoch, totals.pushed) == (41, 1, 41)
+
+    def test_a_lone_push_or_completion_carries_the_mark_in_its_row(self, path: Path, journal: Journal) -> None:
+        job = make(1)
+        journal.add_plain(job)
+        commit(journal, 7)
+        assert journal.mark() == (7, 1, Totals(pushed=7))
+        job.state, job.finished = State.COMPLETED, 5
+        journal.finish(job)
+        commit(journal, 8)
+        assert journal.mark() == (8, 1, Totals(pushed=8))
+        assert ask(path, "SELECT state, finished FROM job") == [(State.COMPLETED, 5)]
+        assert ask(path, "SELECT last_seq FROM mark") == [(0,)], "one page is enough"
+
+    def test_the_newest_mark_counts_wherever_it_is(self, path: Path, journal: Journal) -> None:
+        first, second = make(1), make(2)
+        for seq, job in ((300, first), (70_000, second)):
+            journal.add_plain(job)
+            commit(journal, seq)
+        first.attempts = 1
+        journal.touch(first)
+        commit(journal, 70_001)
+        assert journal.mark()[0] == 70_001
+        journal.add_plain(make(3))
+        commit(journal, 70_002)
+        assert journal.mark()[0] == 70_002
+
+    def test_a_row_that_goes_does_not_take_the_newest_mark_along(self, path: Path, journal: Journal) -> None:
+        job = make(1)
+        journal.add_plain(job)
+        commit(journal, 7)
+        journal.remove(job)
+        commit(journal, 8)
+        assert ask(path, "SELECT count(*) FROM job") == [(0,)]
+        assert journal.mark() == (8, 1, Totals(pushed=8))
+
+    def test_a_lone_push_that_fails_leaves_nothing(self, path: Path, journal: Journal) -> None:
+        journal.add_plain(make(1, priority=1_000_001))
+        with pytest.raises(StorageUnavailable, match="nothing was stored"):
+            commit(journal, 7)
+        journal.rollback()
+        assert ask(path, "SELECT count(*) FROM job") == [(0,)]
+        assert journal.mark()[0] == 0
 
     def test_a_statement_that_fails_leaves_nothing_of_the_tick(self, path: Path, journal: Journal) -> None:
         journal.add(make(1))

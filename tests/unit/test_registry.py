@@ -9,8 +9,9 @@ import pytest
 from msgspec import UNSET, Struct, inspect
 
 from headrace.commands import REGISTRY, Flag, Spec
+from headrace.commands._base import SHORT_FORMS
 from headrace.commands.jobs import JobOptions, Push, PushEntry
-from headrace.model import JobLinks, JobSettings
+from headrace.model import JobLinks, JobSettings, ShortQueueName
 
 
 def _names(text: str) -> list[str]:
@@ -45,12 +46,13 @@ EXTENSIONS = _names("""
     RemoveGroupRateLimit GetGroupRateLimitTtl SetGroupConcurrency GetGroupConcurrency RemoveGroupConcurrency
     PauseGroup ResumeGroup IsGroupPaused RateLimitGroup
     DashboardOverview DashboardQueues DashboardQueue DashboardHistory DashboardFailures
-    Health Ready HeapStats QueuesSummary DlqPage ReleaseLeases
+    Health Ready HeapStats QueuesSummary DlqPage SearchJobs DashboardCrons ReleaseLeases
+    FlowStart FlowAdvance FlowGet FlowList FlowWait
 """)
 
 CATEGORIES = {
     "Core", "Query", "Control", "DLQ", "Cron", "Monitoring", "Workers", "Webhooks", "Rate", "Logs", "Auth",
-    "Families", "Groups", "Dedup", "Events", "Dashboard",
+    "Families", "Flows", "Groups", "Dedup", "Events", "Dashboard",
 }  # fmt: skip
 
 ALL = list(REGISTRY.values())
@@ -127,7 +129,13 @@ def test_only_auth_is_open() -> None:
 
 
 def test_only_waiting_commands_block() -> None:
-    assert {spec.name for spec in ALL if Flag.BLOCKING in spec.flags} == {"PULL", "PULLB", "WaitJob", "Auth"}
+    assert {spec.name for spec in ALL if Flag.BLOCKING in spec.flags} == {
+        "PULL",
+        "PULLB",
+        "WaitJob",
+        "FlowWait",
+        "Auth",
+    }
 
 
 @pytest.mark.parametrize("stored", [JobSettings, JobLinks])
@@ -163,6 +171,14 @@ def _is_time(name: str) -> bool:
         "duration",
         "prevts",
     } or lowered.endswith(("at", "ttl", "lastseen", "nextrun", "runat", "every", "triggered"))
+
+
+@pytest.mark.parametrize("name", sorted(SHORT_FORMS))
+def test_a_short_form_reads_its_fields_as_the_whole_command_does(name: str) -> None:
+    whole = {field.name: field for field in msgspec.structs.fields(REGISTRY[name].type)}
+    for field in msgspec.structs.fields(SHORT_FORMS[name]):
+        assert (field.encode_name, field.default) == (whole[field.name].encode_name, whole[field.name].default)
+        assert field.type == (ShortQueueName if field.name == "queue" else whole[field.name].type)
 
 
 def _structs_of(root: type[Struct]) -> list[inspect.StructType]:

@@ -23,10 +23,14 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 from headrace.clock import Alarm
 from headrace.errors import HeadraceError
 from headrace.model import (
+    NIL,
     CronEntry,
     DlqConfig,
     DlqFilter,
     Event,
+    Flow,
+    FlowStatus,
+    FlowStep,
     JobSpec,
     Log,
     RateLimit,
@@ -62,6 +66,14 @@ class Claim(Struct, gc=False):
     token: str | None
 
 
+class SearchPage(Struct, frozen=True):
+    """What a search came across; `cursor` is where to look further, None when everything was looked at."""
+
+    jobs: list[Raw]
+    examined: int
+    cursor: int | None
+
+
 class Ack(Struct, gc=False):
     """One completion: `result` is encoded, None when the worker gave none."""
 
@@ -75,6 +87,22 @@ class FlowNode(Struct):
     """One job of an atomic flow, with the id its client chose."""
 
     id: str
+    queue: str
+    spec: JobSpec
+
+
+class NewStep(Struct, rename="camel"):
+    """An entry for the log of a flow."""
+
+    kind: str
+    step: str = ""
+    attempt: int = 0
+    body: Raw = Raw(NIL)
+
+
+class FlowPush(Struct):
+    """A job that a flow pushes."""
+
     queue: str
     spec: JobSpec
 
@@ -226,8 +254,9 @@ class MinuteMetrics(Struct):
 
 class Backend(Protocol):
     # -- life of the backend ---------------------------------------------------------------------------------------
-    is_local: bool
-    """Whether verbs never suspend, so that dispatch may run them without a task."""
+    @property
+    def is_local(self) -> bool:
+        """Whether verbs never suspend, so that dispatch may run them without a task."""
 
     alarm: Alarm
     """Rung by whatever plans something: the engine's timer follows it."""
@@ -319,7 +348,18 @@ class Backend(Protocol):
         """State, result and error for WaitJob. NotFound: Job not found."""
 
     async def jobs(self, queue: str, states: Sequence[str] | None, offset: int, limit: int, asc: bool) -> list[Raw]:
-        """Jobs by creation; a list of states is a union. ReplyTooLarge when they would not fit one frame."""
+        """Jobs by creation; a list of states is a union. ReplyTooLarge when they would not fit one frame.
+
+        In a long queue the order may be that of arrival, which differs where clients gave a `timestamp`.
+        """
+
+    async def search(
+        self, queue: str, text: str, states: Sequence[str] | None, limit: int, before: int | None
+    ) -> SearchPage:
+        """Jobs with `text` in id, name, tags, error or payload, newest first; sliced.
+
+        Looks at a bounded number of jobs, at those before the cursor `before` if it is given.
+        """
 
     async def counts(self, queue: str) -> Counts: ...
 
@@ -481,6 +521,40 @@ class Backend(Protocol):
     async def update_webhook(self, webhook: Webhook) -> bool: ...
 
     async def remove_webhook(self, webhook_id: str) -> bool: ...
+
+    # -- workflows -------------------------------------------------------------------------------------------------
+    async def start_flow(
+        self, flow_id: str, workflow: str, queue: str, steps: Sequence[NewStep], jobs: Sequence[FlowPush]
+    ) -> tuple[Flow, bool]:
+        """Begin a flow and push its first jobs, or give the one that has this id; whether it is new."""
+
+    async def advance_flow(
+        self,
+        flow_id: str,
+        revision: int,
+        status: FlowStatus | None,
+        steps: Sequence[NewStep],
+        jobs: Sequence[FlowPush],
+        ack: Ack | None,
+    ) -> Flow:
+        """Append to the log of a flow, change its status, push its next jobs and complete the job that made the step.
+
+        All of it or nothing: Conflict when the flow has changed since `revision` or has ended, LeaseLost when the job
+        is not the caller's any more."""
+
+    async def flow(self, flow_id: str) -> Flow | None: ...
+
+    async def flow_steps(self, flow_id: str, after: int) -> list[FlowStep]:
+        """The log of a flow behind the entry number `after`."""
+
+    async def flows(
+        self, workflow: str | None, status: FlowStatus | None, limit: int, before: str | None
+    ) -> list[Flow]:
+        """Flows by id, last ones first; ids that begin with the time they were made come newest first. `before` is the
+        last id of the page before."""
+
+    def retire_flows(self) -> None:
+        """Forget the oldest of the ended flows where there are too many of them or they are too old."""
 
     # -- figures ---------------------------------------------------------------------------------------------------
     def totals(self) -> Totals: ...

@@ -7,6 +7,9 @@ Commands that come in bursts (PUSH, PULL, ACK) also have `together`: it runs sev
 in one go, with one call of the backend, and answers as many of the first ones as it could do that way. The others are
 run one by one. It must give each the reply that `run` would have given.
 
+A command with many options may have a short form (@short_form): a struct with the few fields that most senders use and
+`forbid_unknown_fields`. Frames that come in a row are read as that if possible, see wire.decode_commands.
+
 To add a command: write its class in the module of its category, decorate it with @command, run `make docs`, and give
 it a test in tests/protocol. Field limits belong to headrace.model, texts of errors beside them.
 """
@@ -130,6 +133,7 @@ class Command(Struct, Generic[R], tag_field="cmd", rename="camel", kw_only=True,
 
 REGISTRY: Final[dict[str, Spec]] = {}
 BY_TYPE: Final[dict[type, Spec]] = {}
+SHORT_FORMS: Final[dict[str, type[Command[Any]]]] = {}
 
 C = TypeVar("C", bound="type[Command[Any]]")
 
@@ -152,6 +156,17 @@ def command(
         spec = Spec(name, cls, reply, category, flags, routes, errors)
         REGISTRY[name] = spec
         BY_TYPE[cls] = spec
+        return cls
+
+    return register
+
+
+def short_form(whole: type[Command[Any]]) -> Callable[[C], C]:
+    """Enter the short form of a command. It has a `queue`, whose name is checked by whoever decodes it."""
+
+    def register(cls: C) -> C:
+        SHORT_FORMS[BY_TYPE[whole].name] = cls
+        BY_TYPE[cls] = BY_TYPE[whole]
         return cls
 
     return register

@@ -65,7 +65,7 @@ class CronJobOptions(Struct, rename="camel"):
 
 
 class CronView(Struct, rename="camel"):
-    """A schedule as clients see it."""
+    """A schedule as clients see it. `last_run` is the slot of the last run, left out before the first."""
 
     name: str
     queue: str
@@ -77,6 +77,7 @@ class CronView(Struct, rename="camel"):
     max_limit: int | UnsetType = UNSET
     timezone: str | UnsetType = UNSET
     job_name: str | UnsetType = UNSET
+    last_run: float | UnsetType = UNSET
 
 
 def cron_view(entry: CronEntry) -> CronView:
@@ -91,6 +92,7 @@ def cron_view(entry: CronEntry) -> CronView:
         max_limit=optional(entry.max_limit),
         timezone=optional(entry.timezone),
         job_name=optional(entry.job_name),
+        last_run=UNSET if entry.last_slot is None else float(entry.last_slot),
     )
 
 

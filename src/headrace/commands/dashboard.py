@@ -13,7 +13,7 @@ from headrace.commands.cron import CronView, cron_view
 from headrace.commands.monitoring import ServerMetrics, ServerStats, StorageHealth
 from headrace.commands.queries import JobCounts, job_counts
 from headrace.commands.workers import WorkerStats, WorkerView
-from headrace.model import Count, DlqFilter, QueueName
+from headrace.model import Count, CronEntry, DlqFilter, QueueName
 
 if TYPE_CHECKING:
     from headrace.engine.engine import Engine
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from headrace.engine.peer import Peer
 
 DLQ_PREVIEW = 10
+UPCOMING_RUNS = 3
 MAX_FAILURES_LOOKED_AT = 2_000
 SAMPLE_IDS = 5
 MAX_SIGNATURE = 200
@@ -215,6 +216,58 @@ class DashboardQueue(Command[QueueDetailReply], tag="DashboardQueue"):
             for state in ("waiting", "active", "delayed")
         ]
         return QueueJobs(waiting, active, delayed)
+
+
+# -- schedules -------------------------------------------------------------------------------------------------------
+
+
+class CronRun(Struct, rename="camel"):
+    """One run of a schedule: when it was due, the job it pushed, and what became of that (`unknown`: it is gone)."""
+
+    at: float
+    job_id: str
+    state: str
+
+
+class CronRow(Struct, rename="camel"):
+    """A schedule with its next runs and, since the server started, its last ones, the latest first."""
+
+    cron: CronView
+    upcoming: list[float]
+    recent: list[CronRun]
+
+
+class CronRows(Struct):
+    """Schedules in order of their next run; `total` is how many there are."""
+
+    crons: list[CronRow]
+    total: int
+    timestamp: float
+
+
+class CronRowsReply(Reply):
+    data: CronRows
+
+
+@command(CronRowsReply, category="Dashboard", http="GET /dashboard/crons lift=data")
+class DashboardCrons(Command[CronRowsReply], tag="DashboardCrons"):
+    """Schedules with their last and their next runs."""
+
+    limit: Annotated[int, Meta(ge=1, le=200)] = 100
+    offset: Count = 0
+
+    async def run(self, engine: Engine, peer: Peer) -> CronRowsReply:
+        entries = sorted(await engine.crons.list(), key=lambda entry: entry.next_run)
+        rows = [await _cron_row(engine, entry) for entry in entries[self.offset : self.offset + self.limit]]
+        return CronRowsReply(data=CronRows(rows, len(entries), float(engine.clock.now_ms())))
+
+
+async def _cron_row(engine: Engine, entry: CronEntry) -> CronRow:
+    recent = [
+        CronRun(float(run.slot), run.job_id, await engine.backend.state(run.job_id))
+        for run in engine.crons.recent(entry.name)
+    ]
+    return CronRow(cron_view(entry), list(engine.crons.upcoming(entry, UPCOMING_RUNS)), recent)
 
 
 # -- the recent past -------------------------------------------------------------------------------------------------

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from msgspec import Raw, Struct
+from msgspec import Meta, Raw, Struct
 
 from headrace.backends.base import DeadLetter, DlqStats
 from headrace.commands._base import Command, Flag, Reply, command
@@ -66,14 +66,17 @@ class PageDeadLetters(Command[DeadLetterPage], tag="DlqPage"):
 
 @command(Counted, category="DLQ", flags=Flag.WRITE | Flag.BULK, http="POST /queues/{queue}/dlq/retry")
 class RetryDeadLetters(Command[Counted], tag="RetryDlq"):
-    """Let dead letters run again with fresh attempts: one, the `count` oldest, those of a filter, or all."""
+    """Let dead letters run again with fresh attempts: one, those of `ids`, the `count` oldest, a filter's, or all."""
 
     queue: QueueName
     job_id: JobId | None = None
     count: Count | None = None
     filter: GivenFilter | None = None
+    ids: Annotated[list[JobId], Meta(max_length=1000)] | None = None
 
     async def run(self, engine: Engine, peer: Peer) -> Counted:
+        if self.ids is not None:
+            return Counted(count=sum([await engine.backend.retry_dlq(self.queue, i, None, None) for i in self.ids]))
         return Counted(count=await engine.backend.retry_dlq(self.queue, self.job_id, self.count, self.filter))
 
 

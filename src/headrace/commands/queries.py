@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from msgspec import UNSET, Raw, Struct, UnsetType, field
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
 
 from headrace.backends.base import Counts
-from headrace.commands._base import Command, Reply, command
+from headrace.commands._base import Command, Flag, Reply, command
 from headrace.model import Count, CustomId, JobId, QueueName, ShortText
 
 if TYPE_CHECKING:
     from headrace.engine.engine import Engine
     from headrace.engine.peer import Peer
+
+
+SearchText = Annotated[str, Meta(max_length=200)]
 
 
 class FoundJob(Reply):
@@ -135,6 +138,34 @@ class GetJobs(Command[JobList], tag="GetJobs"):
     async def run(self, engine: Engine, peer: Peer) -> JobList:
         states = [self.state] if isinstance(self.state, str) else self.state
         return JobList(jobs=await engine.backend.jobs(self.queue, states, self.offset, self.limit, self.asc))
+
+
+class JobsFound(Reply):
+    """The jobs that were found; `examined` is how many were looked at, `cursor` where to look further, if anywhere."""
+
+    jobs: list[Raw]
+    examined: int
+    cursor: int | None
+
+
+@command(JobsFound, category="Query", flags=Flag.BULK, http="GET /queues/{queue}/jobs/search")
+class SearchJobs(Command[JobsFound], tag="SearchJobs"):
+    """Jobs of a queue with a text or number in their id, name, tags, error or data, the newest first.
+
+    One request looks at a bounded number of jobs; `cursor` of the reply, given in the next one, goes on from there.
+    Without a text all jobs are found.
+    """
+
+    queue: QueueName
+    text: SearchText = ""
+    state: ShortText | list[ShortText] | None = None
+    limit: Annotated[int, Meta(ge=1, le=500)] = 25
+    cursor: Count | None = None
+
+    async def run(self, engine: Engine, peer: Peer) -> JobsFound:
+        states = [self.state] if isinstance(self.state, str) else self.state
+        page = await engine.backend.search(self.queue, self.text, states, self.limit, self.cursor)
+        return JobsFound(jobs=page.jobs, examined=page.examined, cursor=page.cursor)
 
 
 @command(CountsByState, category="Query", http="GET /queues/{queue}/counts")

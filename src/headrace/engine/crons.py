@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import heapq
 import math
-from typing import Final
+from collections import deque
+from collections.abc import Sequence
+from typing import Final, NamedTuple
 
 from msgspec import Raw, structs
 
@@ -29,6 +31,15 @@ CATCH_UP_MS: Final = 60_000
 RETRY_MS: Final = 1_000
 MAX_FIRES: Final = 1_000
 """Runs in one call; the rest is still due afterwards, and others get a turn between."""
+KEPT_RUNS: Final = 5
+"""Runs of each schedule that are remembered, until the server stops."""
+
+
+class Run(NamedTuple):
+    """One run of a schedule: its slot and the job it pushed."""
+
+    slot: float
+    job_id: str
 
 
 class Crons:
@@ -39,12 +50,15 @@ class Crons:
         self._heap: list[tuple[float, str]] = []
         self._planned: dict[str, float] = {}
         self._missed: set[str] = set()
+        self._grace_ms = 0 if backend.is_local else RETRY_MS
+        """A run that is a little late may be under way at another broker: it was not missed."""
+        self._recent: dict[str, deque[Run]] = {}
 
     async def start(self) -> None:
         """Plan what is stored. What was due while nobody ran is left out, or run once, as each entry says."""
         now = self._clock.now_ms()
         for entry in await self._backend.crons():
-            if entry.next_run <= now:
+            if entry.next_run <= now - self._grace_ms:
                 # At start no worker can be registered yet, so skipIfNoWorker means the same.
                 if entry.skip_missed_on_restart or entry.skip_if_no_worker:
                     entry = await self._skip_missed(entry, now)
@@ -84,7 +98,20 @@ class Crons:
 
     async def delete(self, name: str) -> bool:
         self._planned.pop(name, None)
+        self._recent.pop(name, None)
         return await self._backend.delete_cron(name)
+
+    def recent(self, name: str) -> Sequence[Run]:
+        """The latest runs, the last one first. A run that was held back by the one before it is not counted."""
+        return tuple(reversed(self._recent.get(name, ())))
+
+    @staticmethod
+    def upcoming(entry: CronEntry, count: int) -> Sequence[float]:
+        """When the schedule runs next, the time after that, and so on."""
+        runs = [float(entry.next_run)]
+        while len(runs) < count and (following := _run_after(entry, runs[-1])) is not None:
+            runs.append(following)
+        return runs
 
     # -- running ---------------------------------------------------------------------------------------------
 
@@ -147,12 +174,19 @@ class Crons:
             next_run=entry.next_run if following is None else following,
             executions=entry.executions + (not skipped),
         )
-        await self._backend.fire_cron(advanced, None if skipped else _job_of(entry))
+        job_id = await self._backend.fire_cron(advanced, None if skipped else _job_of(entry))
+        if job_id is not None:
+            self._remember(entry.name, Run(entry.next_run, job_id))
         self._missed.discard(entry.name)
         if following is None or _is_spent(advanced):
-            await self._backend.delete_cron(entry.name)
+            await self.delete(entry.name)
             return None
         return await self._next_of(advanced, now)
+
+    def _remember(self, name: str, run: Run) -> None:
+        runs = self._recent.setdefault(name, deque(maxlen=KEPT_RUNS))
+        if not runs or runs[-1].job_id != run.job_id:
+            runs.append(run)
 
     async def _next_of(self, advanced: CronEntry, now: int) -> float | None:
         stored = await self._backend.cron(advanced.name)

@@ -130,7 +130,8 @@ class Span:
         ring, first, last = self._rings[name], (self.index - self.length) % self.slots, self.index % self.slots
         if not self.length:
             return []
-        return ring[first:last].tolist() if first < last else (ring[first:] + ring[:last]).tolist()
+        values = ring[first:last] if first < last else ring[first:] + ring[:last]
+        return [float(f"{value:.6g}") for value in values]  # more digits would be noise
 
     def durations(self, name: str) -> list[float | None]:
         return [None if isnan(value) else value for value in self.values(name)]

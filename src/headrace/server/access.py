@@ -8,6 +8,8 @@ of a request (Origin, Sec-Fetch-Site) must name this server or an allowed origin
 
 from __future__ import annotations
 
+import base64
+import binascii
 import socket
 from ipaddress import ip_address
 from typing import Final
@@ -21,6 +23,7 @@ HEALTH_PATHS: Final = frozenset(("/health", "/healthz", "/live", "/ready"))
 
 _LOOPBACK_NAMES: Final = frozenset(("localhost", "127.0.0.1", "[::1]"))
 _WILDCARDS: Final = frozenset(("0.0.0.0", "::", ""))
+_TOKEN_PROTOCOL: Final = "bearer."
 
 
 class Forbidden(HeadraceError):
@@ -45,8 +48,10 @@ class Access:
     # -- tokens --------------------------------------------------------------------------------------------------------
 
     def token_of(self, headers: dict[bytes, bytes]) -> str | None:
-        """The token of a request: `Bearer <token>`, or the token alone."""
+        """The token of a request: `Bearer <token>`, or the token alone; of a WebSocket also among its subprotocols."""
         given = headers.get(b"authorization", b"").decode("latin-1").strip()
+        if not given and headers.get(b"upgrade", b"").lower() == b"websocket":
+            return _offered_token(subprotocols(headers))
         scheme, _, rest = given.partition(" ")
         token = rest.strip() if scheme.lower() == "bearer" else given
         return token or None
@@ -80,14 +85,14 @@ class Access:
         # On all interfaces any address may be ours; only names can be made to point here by others.
         return self._is_wildcard and _is_address(name)
 
-    def check_origin(self, headers: dict[bytes, bytes], host: str) -> None:
-        """Refuse what a page of another origin sends, unless it was allowed by name."""
+    def check_origin(self, headers: dict[bytes, bytes], host: str, scheme: str | None = None) -> None:
+        """Refuse what a page of another origin sends, unless it was allowed by name. `scheme`: if not our own."""
         if self._engine.tokens:
             return
         origin = headers.get(b"origin")
         if origin is not None:
             text = origin.decode("latin-1")
-            if text != f"{self._scheme}://{host}" and not self._allows(text):
+            if text != f"{scheme or self._scheme}://{host}" and not self._allows(text):
                 raise Forbidden(f"Origin {text} is not allowed")
         elif headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin"):
             # Browsers send no Origin with images, scripts and links; a GET would pull a job all the same.
@@ -101,6 +106,24 @@ class Access:
         if origin is None or not self._allows(origin.decode("latin-1")):
             return b""
         return b"Access-Control-Allow-Origin: " + origin + b"\r\nVary: Origin\r\n"
+
+
+def subprotocols(headers: dict[bytes, bytes]) -> list[str]:
+    """What a WebSocket client offers to speak."""
+    offered = headers.get(b"sec-websocket-protocol", b"").decode("latin-1").split(",")
+    return [name for name in map(str.strip, offered) if name]
+
+
+def _offered_token(offered: list[str]) -> str | None:
+    """Pages cannot set headers of a WebSocket but these names, in which base64url is all that a token may look like."""
+    for name in offered:
+        if name.startswith(_TOKEN_PROTOCOL):
+            text = name.removeprefix(_TOKEN_PROTOCOL)
+            try:
+                return base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True).decode()
+            except (binascii.Error, UnicodeDecodeError):
+                return ""  # a wrong one, answered as slowly as any other
+    return None
 
 
 def _names_of(settings: Settings) -> frozenset[str]:

@@ -10,14 +10,15 @@ import msgspec
 from msgspec import Struct
 
 from headrace.commands._base import Reply
-from headrace.errors import HeadraceError
+from headrace.errors import HeadraceError, StorageUnavailable
 from headrace.server.jsonwire import plain, to_json
-from headrace.server.routes import Endpoint, MethodNotAllowed
+from headrace.server.routes import BadRequest, Endpoint, MethodNotAllowed
 
 if TYPE_CHECKING:
     from headrace.server.httpsession import Plain
 
 JSON: Final = b"application/json"
+_ONCE: Final = frozenset((b"host", b"authorization", b"content-type", b"origin"))
 NO_STORE: Final = b"Cache-Control: no-store\r\n"
 _REASONS: Final = {
     101: b"Switching Protocols",
@@ -82,6 +83,14 @@ class Request:
         self.token: str | None = None
         self.is_known = False
 
+    def add_header(self, name: bytes, value: bytes) -> None:
+        """`name` is in small letters. Some may be given once only: who came first must not decide."""
+        if name in self.headers:
+            if name in _ONCE:
+                self.refusal = BadRequest(f"{name.decode()} is given twice")
+            value = self.headers[name] + b", " + value
+        self.headers[name] = value
+
     @property
     def is_head(self) -> bool:
         return self.method == "HEAD"
@@ -138,6 +147,13 @@ def error_response(error: HeadraceError, status: int | None = None) -> Response:
     if response.status == 401:
         response.headers += b"WWW-Authenticate: Bearer\r\n"
     return response
+
+
+def unsynced(response: Response, error: BaseException) -> Response:
+    """What a response becomes when the disk did not take what it promises."""
+    if not response.promises:
+        return response
+    return error_response(StorageUnavailable(f"Storage error: not synced to disk ({error})"))
 
 
 def reply_response(reply: Reply, endpoint: Endpoint) -> Response:

@@ -24,7 +24,7 @@ from headrace.config import Settings
 from headrace.engine.engine import Engine
 from headrace.errors import HeadraceError, StorageUnavailable
 from headrace.server.access import HEALTH_PATHS, Access
-from headrace.server.exchange import HeadTooLarge, Request, Response, TooLarge, TooSlow, encode_response, error_response
+from headrace.server.exchange import HeadTooLarge, Request, Response, TooLarge, TooSlow, encode_response, unsynced
 from headrace.server.httpsession import MAX_BODY_BYTES, HttpSession, Plain, Takeover
 from headrace.server.live import Hub
 from headrace.server.openapi import Description
@@ -33,6 +33,7 @@ from headrace.server.routes import BadRequest, Endpoint, Router, WrongContent, e
 from headrace.server.session import Budget
 from headrace.server.sse import EventStreams
 from headrace.server.ticker import Parcels, Release, Ticker
+from headrace.server.valve import Valve
 from headrace.server.websocket import Sockets
 
 MAX_HEAD_BYTES: Final = 16 * 1024
@@ -62,8 +63,7 @@ class HttpConnection(asyncio.Protocol):
         self._has_head = False
         self._unread_head = 0
         self._is_deaf = False
-        self._is_reading = True
-        self._is_choked = False
+        self._valve = Valve(_BACKLOG_LIMIT)
         self._parcels = Parcels(self._write)
         self._deadline = 0.0
         self._began = 0.0
@@ -124,11 +124,7 @@ class HttpConnection(asyncio.Protocol):
             return
         name = name.lower()
         request.head_bytes += len(name) + len(value) + 4
-        if name in request.headers:
-            if name in (b"host", b"authorization", b"content-type", b"origin"):
-                request.refusal = BadRequest(f"{name.decode()} is given twice")
-            value = request.headers[name] + b", " + value
-        request.headers[name] = value
+        request.add_header(name, value)
 
     def on_headers_complete(self) -> None:
         request = self._request
@@ -245,7 +241,7 @@ class HttpConnection(asyncio.Protocol):
             if error is None:
                 fill(self._encode(answers))
             else:
-                fill(self._encode([(request, _unsynced(response, error)) for request, response in answers]))
+                fill(self._encode([(request, unsynced(response, error)) for request, response in answers]))
 
         return let_go
 
@@ -260,7 +256,7 @@ class HttpConnection(asyncio.Protocol):
             self._take_over(self.session.stream)
         elif self.session.is_closing:
             self._close_gently(transport)
-        elif not self._is_reading:
+        elif not self._valve.is_open:
             self._set_reading()
 
     def _close_gently(self, transport: asyncio.Transport) -> None:
@@ -277,36 +273,26 @@ class HttpConnection(asyncio.Protocol):
         early, self._early = self._early, None
         if early:
             self.takeover.data_received(early)
-        if not self._is_reading and self.transport is not None:
-            self._is_reading = True
-            self.transport.resume_reading()
+        self._valve.is_choked = False
+        self._valve.set(self.transport, 0)
 
     def pause_writing(self) -> None:
         if self.takeover is not None:
             self.takeover.pause_writing()
             return
-        self._is_choked = self.session.is_choked = True
+        self._valve.is_choked = self.session.is_choked = True
         self._set_reading()
 
     def resume_writing(self) -> None:
         if self.takeover is not None:
             self.takeover.resume_writing()
             return
-        self._is_choked = self.session.is_choked = False
+        self._valve.is_choked = self.session.is_choked = False
         self._set_reading()
         self.session.work_off()
 
     def _set_reading(self) -> None:
-        """Read only from clients that read, and not more than can be worked off."""
-        transport = self.transport
-        if transport is None or transport.is_closing():
-            return
-        wanted = not self._is_choked and self.session.backlog_size <= _BACKLOG_LIMIT
-        if wanted and not self._is_reading:
-            transport.resume_reading()
-        elif not wanted and self._is_reading:
-            transport.pause_reading()
-        self._is_reading = wanted
+        self._valve.set(self.transport, self.session.backlog_size)
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
@@ -328,12 +314,6 @@ class HttpConnection(asyncio.Protocol):
             self.takeover.connection_lost()
         self.session.close()
         self.server.left(self)
-
-
-def _unsynced(response: Response, error: StorageUnavailable) -> Response:
-    if not response.promises:
-        return response
-    return error_response(error)
 
 
 # -- the server --------------------------------------------------------------------------------------------------------
@@ -390,7 +370,7 @@ class HttpServer:
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
-    def admit(self, request: Request, version: str) -> None:
+    def admit(self, request: Request, version: str, scheme: str | None = None) -> None:
         """Find out what a request wants as soon as its headers are there; raises why it is refused."""
         headers = request.headers
         _read_target(request)
@@ -405,7 +385,7 @@ class HttpServer:
         request.endpoint, request.parameters = self.router.find(request.method, request.path)
         is_page = not isinstance(request.endpoint, Endpoint) and request.endpoint.is_open
         if not is_page and request.path not in HEALTH_PATHS:
-            self.access.check_origin(headers, request.host)
+            self.access.check_origin(headers, request.host, scheme)
         _check_content(headers)
         request.token = self.access.token_of(headers)
         request.is_known = is_page or self.access.is_open(request.path) or self.access.check_token(request.token)

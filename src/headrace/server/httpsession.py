@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from msgspec import Struct
 
@@ -26,9 +26,10 @@ from headrace.server.driving import Driver
 from headrace.server.exchange import Request, Response, TooLarge, error_response, reply_response
 from headrace.server.routes import BadRequest, Endpoint, build
 from headrace.server.session import MAX_AUTH_FAILURES, MAX_OUTBOX, Budget
+from headrace.server.ticker import Outlet
 
 if TYPE_CHECKING:
-    from headrace.server.http import HttpConnection, HttpServer
+    from headrace.server.http import HttpServer
 
 log: Final = logging.getLogger("headrace.server")
 
@@ -45,6 +46,17 @@ class Plain(Protocol):
     def serve(self, session: HttpSession, request: Request) -> Response: ...
 
 
+class Line(Outlet, Protocol):
+    """What a session speaks through: a socket, or a scope of an application that has mounted us."""
+
+    server: HttpServer
+    session: HttpSession
+    transport: Any
+    """Takes bytes (write, get_write_buffer_size, is_closing, close, abort); None when it is gone."""
+
+    def abort(self) -> None: ...
+
+
 class Takeover(Protocol):
     """What a connection has become: a stream of events, a WebSocket."""
 
@@ -55,13 +67,13 @@ class Takeover(Protocol):
     def close(self) -> None: ...
 
 
-Begin = Callable[["HttpConnection"], Takeover]
+Begin = Callable[[Line], Takeover]
 
 
 class HttpSession(Driver[Request]):
     """Runs the requests of a connection one after the other."""
 
-    def __init__(self, server: HttpServer, connection: HttpConnection, address: str, budget: Budget | None) -> None:
+    def __init__(self, server: HttpServer, connection: Line, address: str, budget: Budget | None) -> None:
         super().__init__(
             server.engine,
             address,

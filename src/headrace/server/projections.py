@@ -114,6 +114,7 @@ _LIVE_NAMES: Final = {
     "dlq-retried": "dlq:retried",
     "cron-fired": "cron:fired",
     "gap": "server:gap",
+    **{word: word.replace("-", ":", 1) for word in EVENT_WORDS.values() if word.startswith("flow-")},
 }
 SNAPSHOTS: Final = ("queue:counts", "stats:snapshot", "health:status", "storage:status")
 """What is no event of the log but a picture of the moment, made while somebody looks."""

@@ -86,6 +86,7 @@ _RULES: Final[dict[type, Callable[[Schemas, Any], Schema]]] = {
     inspect.NoneType: lambda _, kind: {"type": "null"},
     inspect.RawType: lambda _, kind: {},
     inspect.AnyType: lambda _, kind: {},
+    inspect.EnumType: lambda _, kind: {"enum": [member.value for member in kind.cls]},
     inspect.LiteralType: lambda _, kind: {"enum": list(kind.values)},
     inspect.ListType: _list,
     inspect.VarTupleType: _list,

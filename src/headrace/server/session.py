@@ -11,14 +11,16 @@ Rules:
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
 from msgspec import Raw, Struct
 
-from headrace.commands import REGISTRY
+from headrace.commands import BY_TYPE
 from headrace.commands._base import Command, ErrorReply, Reply
 from headrace.engine.engine import Engine
 from headrace.errors import (
@@ -33,17 +35,18 @@ from headrace.frames import Frames
 from headrace.model import MAX_FRAME_BYTES, NIL, UNDEFINED, Event
 from headrace.server.driving import Driver, Work
 from headrace.server.projections import tcp_event_frame
-from headrace.wire import Undecodable, append_reply, decode_command
+from headrace.wire import Undecodable, append_reply, decode_command, decode_commands
 
 log: Final = logging.getLogger("headrace.server")
 
 MAX_IN_FLIGHT: Final = 50
 MAX_AUTH_FAILURES: Final = 5
 MAX_BURST: Final = 128
-_TOGETHER: Final = {spec.type: spec.type.together for spec in REGISTRY.values() if hasattr(spec.type, "together")}
+_TOGETHER: Final = {kind: kind.together for kind in BY_TYPE if hasattr(kind, "together")}
 MAX_OUTBOX: Final = 8 * 1024 * 1024
 """With more than this to send, further commands wait for the next tick: a burst of questions with large answers must
 not pile all of them up."""
+_req_id: Final = attrgetter("req_id")
 _TOO_LARGE: Final = ReplyTooLarge("Reply exceeds 64 MB: ask for less with a lower limit")
 NO_ID: Final = (b"", NIL, UNDEFINED)
 """Request ids that tell no reply from another."""
@@ -152,42 +155,36 @@ class Session(Driver[bytes | Raw]):
         if len(frames) == 1 and not self._must_wait():
             self._start_or_refuse(self._decode(frames[0]))
             return
-        burst: list[tuple[bytes, Any]] = []
-        for frame in frames:
-            if self._must_wait():
-                self._backlog.append(frame)
-                continue
-            command = self._decode(frame)
-            if burst and (type(command) is not type(burst[0][1]) or len(burst) >= MAX_BURST):
-                self._run_burst(burst)
-                burst = []
+        for start in range(0, len(frames), MAX_BURST):
+            self._run_burst(frames[start : start + MAX_BURST])
+
+    def _run_burst(self, frames: list[bytes]) -> None:
+        """Commands of one kind in a row are run together as far as that goes, all others one by one.
+
+        As soon as one has to wait, it and everything behind it go to the backlog.
+        """
+        if self._must_wait():
+            self._backlog.extend(frames)
+            return
+        at = 0
+        for kind, run in itertools.groupby(self._decode_all(frames), type):
+            commands = list(run)
+            done = self._run_together(commands) if kind in _TOGETHER and len(commands) > 1 else 0
+            for n in range(done, len(commands)):
                 if self._must_wait():
-                    self._backlog.append(frame)
-                    continue
-            if type(command) in _TOGETHER:
-                burst.append((frame, command))
-            else:
-                self._start_or_refuse(command)
-        if burst:
-            self._run_burst(burst)
+                    self._backlog.extend(frames[at + n :])
+                    return
+                self._start_or_refuse(commands[n])
+            at += len(commands)
 
     def _must_wait(self) -> bool:
         return bool(
             self._backlog or self._is_in_order or len(self._waiting) >= MAX_IN_FLIGHT or len(self._out) > self._room
         )
 
-    def _run_burst(self, burst: list[tuple[bytes, Any]]) -> None:
-        """Commands of one kind in a row: together as far as that goes, then one by one."""
-        done = self._run_together([command for _, command in burst]) if len(burst) > 1 else 0
-        for frame, command in burst[done:]:
-            if self._must_wait():
-                self._backlog.append(frame)
-            else:
-                self._start(command, command.req_id)
-
-    def _run_together(self, commands: list[Command[Any]]) -> int:
+    def _run_together(self, commands: list[Any]) -> int:
         """Run the first ones with one call of the backend; how many were answered."""
-        if not self.is_authenticated or self._backend.is_degraded:
+        if not self.is_authenticated or self._backend.is_degraded or not self._backend.is_local or self._must_wait():
             return 0
         work = _TOGETHER[type(commands[0])](commands, self._engine, self)
         try:
@@ -201,15 +198,15 @@ class Session(Driver[bytes | Raw]):
             self._answer_all(commands, replies)
         return len(replies)
 
-    def _answer_all(self, commands: list[Command[Any]], replies: list[Reply | HeadraceError]) -> None:
+    def _answer_all(self, commands: list[Any], replies: list[Reply | HeadraceError]) -> None:
         """`_answer` for many small replies at once."""
         out = self._out
         if not out:
             self._stir(self)
-        for command, reply in zip(commands, replies, strict=False):
-            shown = ErrorReply.of(reply, self) if isinstance(reply, HeadraceError) else reply
-            append_reply(out, shown, command.req_id)
-            self._request_ids.append(command.req_id)
+        request_ids = list(map(_req_id, commands[: len(replies)]))
+        for reply, req_id in zip(replies, request_ids, strict=True):
+            append_reply(out, ErrorReply.of(reply, self) if isinstance(reply, HeadraceError) else reply, req_id)
+        self._request_ids += request_ids
 
     def _refuse_rate(self, frames: list[bytes]) -> None:
         for frame in frames:
@@ -218,6 +215,12 @@ class Session(Driver[bytes | Raw]):
             except Undecodable as error:
                 req_id = error.req_id
             self._refuse(RateLimited(), req_id)
+
+    def _decode_all(self, frames: list[bytes]) -> Sequence[Command[Any] | Undecodable]:
+        try:
+            return decode_commands(frames)
+        except Exception:  # not all of them are commands as they should be: one by one tells which, and why
+            return [self._decode(frame) for frame in frames]
 
     def _decode(self, frame: bytes) -> Command[Any] | Undecodable:
         try:

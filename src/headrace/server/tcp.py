@@ -14,6 +14,7 @@ from headrace.engine.engine import Engine
 from headrace.errors import Refused, StorageUnavailable
 from headrace.server.session import Budget, Session
 from headrace.server.ticker import Parcels, Release, Ticker
+from headrace.server.valve import Valve
 from headrace.wire import encode_error
 
 log: Final = logging.getLogger("headrace.server")
@@ -28,8 +29,7 @@ class Connection(asyncio.Protocol):
         self._server = server
         self._transport: asyncio.Transport | None = None
         self._partial_timer: asyncio.TimerHandle | None = None
-        self._is_reading = True
-        self._is_choked = False
+        self._valve = Valve(_BACKLOG_LIMIT)
         self._parcels = Parcels(self._write)
         self.session: Session
 
@@ -107,33 +107,27 @@ class Connection(asyncio.Protocol):
         transport.write(out)
         if self.session.is_closing:
             transport.close()
-        elif self._is_choked and transport.get_write_buffer_size() > self._server.settings.tcp_max_write_queue_bytes:
+        elif (
+            self._valve.is_choked
+            and transport.get_write_buffer_size() > self._server.settings.tcp_max_write_queue_bytes
+        ):
             log.warning("%s does not read its replies: disconnected", self.session.address)
             transport.abort()
-        elif not self._is_reading:
+        elif not self._valve.is_open:
             self._set_reading()
 
     def pause_writing(self) -> None:
-        self._is_choked = True
+        self._valve.is_choked = True
         self.session.choke(True)
         self._set_reading()
 
     def resume_writing(self) -> None:
-        self._is_choked = False
+        self._valve.is_choked = False
         self.session.choke(False)
         self._set_reading()
 
     def _set_reading(self) -> None:
-        """Read only from clients that read, and not more than can be worked off."""
-        transport = self._transport
-        if transport is None or transport.is_closing():
-            return
-        wanted = not self._is_choked and self.session.backlog_size <= _BACKLOG_LIMIT
-        if wanted and not self._is_reading:
-            transport.resume_reading()
-        elif not wanted and self._is_reading:
-            transport.pause_reading()
-        self._is_reading = wanted
+        self._valve.set(self._transport, self.session.backlog_size)
 
     def close(self) -> None:
         if self._transport is not None:

@@ -90,15 +90,18 @@ class Ticker:
 
     def __init__(self, engine: Engine, loop: asyncio.AbstractEventLoop) -> None:
         self._engine = engine
-        self._loop = loop
+        self.loop = loop
         self._stirred: dict[Outlet, None] = {}
         self._is_scheduled = False
         self._began = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due = 0
         self._syncs: set[asyncio.Future[None]] = set()
+        self._is_sweeping = False
 
     def start(self) -> None:
+        if not self._engine.backend.is_local:
+            self._engine.backend.on_wake = self.schedule
         self._set_timer()
 
     def stop(self) -> None:
@@ -116,20 +119,37 @@ class Ticker:
 
     def give_back(self, peer: Peer, pauses: tuple[float, ...] = _RELEASE_PAUSES) -> None:
         """A peer is gone: return its jobs. When the backend errs try again, then leave them to lease expiry."""
+        if not self._engine.backend.is_local:
+            self._engine.run(self._give_back_later(peer))
+            return
         try:
             run_now(self._engine.release(peer))
             self.schedule()
         except StorageUnavailable as error:
             if pauses:
-                self._loop.call_later(pauses[0], self.give_back, peer, pauses[1:])
+                self.loop.call_later(pauses[0], self.give_back, peer, pauses[1:])
             else:
                 log.warning("jobs of %s wait for their leases to expire: %s", peer.address, error)
+
+    async def _give_back_later(self, peer: Peer) -> None:
+        """The same on a remote backend: a claim that is under way lands first, then its jobs go back too."""
+        for pause in (0.0, *_RELEASE_PAUSES, *_RELEASE_PAUSES):
+            await asyncio.sleep(pause)
+            if peer.is_waiting:
+                continue
+            try:
+                await self._engine.release(peer)
+            except StorageUnavailable as error:
+                log.warning("jobs of %s are not given back yet: %s", peer.address, error)
+            else:
+                self.schedule()
+                return
 
     def schedule(self) -> None:
         if not self._is_scheduled:
             self._is_scheduled = True
             self._began = perf_counter()
-            self._loop.call_soon(self._end)
+            self.loop.call_soon(self._end)
 
     def _end(self) -> None:
         self._is_scheduled = False
@@ -187,18 +207,20 @@ class Ticker:
         except StorageUnavailable as error:
             let_go(error)
             return
-        future = self._loop.run_in_executor(None, self._engine.backend.sync)
+        future = self.loop.run_in_executor(None, self._engine.backend.sync)
         self._syncs.add(future)
         future.add_done_callback(done)
 
     def _roll_log(self) -> None:
         roll = self._engine.backend.roll_log()
         if roll is not None:
-            self._loop.run_in_executor(None, self._engine.backend.publish, roll).add_done_callback(_tell_unsealed)
+            self.loop.run_in_executor(None, self._engine.backend.publish, roll).add_done_callback(_tell_unsealed)
 
     # -- time ----------------------------------------------------------------------------------------------------------
 
     def _set_timer(self) -> None:
+        if self._is_sweeping:
+            return  # its end sets the timer
         due = self._engine.alarm.due_mono
         if self._timer is not None:
             if due == self._timer_due:
@@ -206,7 +228,7 @@ class Ticker:
             self._timer.cancel()
         self._timer_due = due
         wait = max(0, due - self._engine.clock.monotonic_ms()) / 1000
-        self._timer = self._loop.call_later(wait, self._on_time)
+        self._timer = self.loop.call_later(wait, self._on_time)
 
     def _on_time(self) -> None:
         self._timer = None
@@ -214,11 +236,14 @@ class Ticker:
         self._engine.figures.observe_lag(late / 1000)
         if late > _LATE_MS:
             # The process was stopped or the loop held up: heartbeats may lie unread in the sockets. Read them first.
-            self._loop.call_later(0.05, self._sweep)
+            self.loop.call_later(0.05, self._sweep)
         else:
             self._sweep()
 
     def _sweep(self) -> None:
+        if not self._engine.backend.is_local:
+            self._engine.run(self._sweep_later())
+            return
         try:
             run_now(self._engine.sweep())
         except StorageUnavailable as error:
@@ -226,6 +251,19 @@ class Ticker:
         except Exception:
             log.exception("a sweep failed")  # time must go on for everybody else
         self._end()
+
+    async def _sweep_later(self) -> None:
+        self._is_sweeping = True
+        try:
+            await self._engine.sweep()
+        except StorageUnavailable as error:
+            log.warning("a sweep waits for the backend: %s", error)
+            self._engine.alarm.due_mono = self._engine.clock.monotonic_ms() + _LATE_MS
+        except Exception:
+            log.exception("a sweep failed")
+        finally:
+            self._is_sweeping = False
+            self._end()
 
 
 def _tell_unsealed(rolled: asyncio.Future[None]) -> None:

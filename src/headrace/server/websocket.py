@@ -23,6 +23,7 @@ from wsproto.utilities import ProtocolError
 from headrace.commands._base import ErrorReply, Reply
 from headrace.errors import HeadraceError, InvalidCommand, StorageUnavailable
 from headrace.frames import Frames
+from headrace.server.access import subprotocols
 from headrace.server.exchange import Request, Response
 from headrace.server.jsonwire import InvalidJson, from_json, packed_to_json
 from headrace.server.live import MAX_UNREAD, Happening, Hub
@@ -33,9 +34,10 @@ from headrace.server.sse import check_patterns
 from headrace.server.ticker import Parcels, Release
 
 if TYPE_CHECKING:
-    from headrace.server.http import HttpConnection
-    from headrace.server.httpsession import HttpSession, Takeover
+    from headrace.server.httpsession import HttpSession, Line, Takeover
 
+SUBPROTOCOL: Final = "headrace"
+"""Chosen when it is offered: a browser that offers its token this way wants to see one of its offers taken."""
 MAX_MESSAGE_BYTES: Final = 1024 * 1024
 _BEATS_OF_SILENCE: Final = 4
 _MAGIC: Final = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
@@ -101,8 +103,10 @@ class Sockets:
         if len(self._peers) >= self._most:
             raise TooMany("Too many WebSocket connections")
         headers = b"Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Accept: " + accept + b"\r\n"
+        if SUBPROTOCOL in subprotocols(request.headers):
+            headers += b"Sec-WebSocket-Protocol: " + SUBPROTOCOL.encode() + b"\r\n"
 
-        def begin(connection: HttpConnection) -> Takeover:
+        def begin(connection: Line) -> Takeover:
             return WebSocket(self._hub, connection, queue, self._peers)
 
         return Response(101, headers=headers, begins=begin)
@@ -130,7 +134,7 @@ def _accept(request: Request) -> bytes:
 class WebSocket:
     """One client: a session of the protocol, and a listener of the hub."""
 
-    def __init__(self, hub: Hub, connection: HttpConnection, queue: str | None, peers: set[WebSocket]) -> None:
+    def __init__(self, hub: Hub, connection: Line, queue: str | None, peers: set[WebSocket]) -> None:
         server = connection.server
         self.choice = Choice(queue)
         self.session = Session(

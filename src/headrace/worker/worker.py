@@ -129,7 +129,13 @@ class Worker:
 
     async def __aenter__(self) -> Worker:
         self._task = asyncio.create_task(self.run(handle_signals=False))
+        self._task.add_done_callback(self._tell_of_death)
         return self
+
+    def _tell_of_death(self, task: asyncio.Task[None]) -> None:
+        """Whoever entered it hears of it when they leave, which may be far away."""
+        if not task.cancelled() and task.exception() is not None:
+            log.error("%s works no more: %s", self.id, task.exception())
 
     async def __aexit__(self, *_: object) -> None:
         assert self._task is not None

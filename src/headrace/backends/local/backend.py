@@ -13,16 +13,16 @@ import random
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 
 from headrace.backends.base import StorageStatus
 from headrace.backends.local.eventlog import EventLog, LogLimits, MemoryLog, Roll
+from headrace.backends.local.flows import Flows
 from headrace.backends.local.index import KeyHolder, Queue, QueueConfig
 from headrace.backends.local.job import History, Job, Lease
 from headrace.backends.local.journal import LARGE_BYTES, Journal, Row, describe, is_full
-from headrace.backends.local.records import Records
 from headrace.backends.local.store import group_of
 from headrace.clock import Clock, SystemClock
 from headrace.errors import StorageUnavailable
@@ -53,8 +53,8 @@ MAX_READ_BYTES: Final = 1 << 20
 """Lines of the log that one reading takes into memory: an error may be long."""
 
 
-class LocalBackend(Records):
-    is_local = True
+class LocalBackend(Flows):
+    is_local: Final[Literal[True]] = True
 
     def __init__(
         self,
@@ -161,6 +161,7 @@ class LocalBackend(Records):
     def _load_small_tables(self) -> None:
         self._crons = dict(self._decoded("cron", CronEntry))
         self._webhooks = dict(self._decoded("webhook", Webhook))
+        self._load_flows()
         self.webhook_changes += 1
 
     def _decoded(self, kind: str, shape: Any) -> Iterable[tuple[str, Any]]:
@@ -469,7 +470,7 @@ class LocalBackend(Records):
         """A live subscriber of the queue came (+1) or went (-1)."""
         self._queue(queue).watchers += change
 
-    def retire_completed(self, limit: int = 512) -> int:
+    async def retire_completed(self, limit: int = 512) -> int:
         """Drop completed jobs beyond the kept number or age; how many went."""
         horizon = None
         if self.completed_retention_ms is not None:

@@ -36,6 +36,7 @@ class Control(Delivery):
             raise Refused("Job not found or cannot be cancelled")
         now = self._clock.now_ms()
         self._emit(EventName.REMOVED, job, now).prev = job.state.word
+        self._tell_flow(job, "cancelled", now)
         self._remove(job, Verb.CANCEL)
 
     def _active(self, job_id: str) -> Job:
@@ -379,7 +380,7 @@ class Control(Delivery):
         if q is None:
             return QueueLimits(None, -2, None, False)
         config = q.config
-        maxed = config.concurrency is not None and q.counts[State.ACTIVE] >= config.concurrency
+        maxed = config.concurrency is not None and len(q.active) >= config.concurrency
         return QueueLimits(config.rate_limit, self._rate_limit_ttl(q), config.concurrency, maxed)
 
     def _rate_limit_ttl(self, q: Queue) -> float:

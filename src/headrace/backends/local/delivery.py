@@ -7,7 +7,7 @@ so that a step of the wall clock neither expires nor prolongs them.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Final
 
 from msgspec import Raw
@@ -25,7 +25,6 @@ from headrace.views import encode_plain_active
 PROMOTE_SLICE: Final = 1000
 
 # Members of an enum are looked up through its metaclass; on the hot path they are plain globals.
-_WAITING: Final = State.WAITING
 _ACTIVE: Final = State.ACTIVE
 
 
@@ -40,7 +39,7 @@ class Delivery(Settlement):
         if self._due:
             self._promote_due(now)
         config = q.config
-        if config.paused or not q.counts[_WAITING]:
+        if config.paused or not q.waiting:
             return []
         mono = self._clock.monotonic_ms()
         is_limited = config.concurrency is not None or config.rate_limit is not None
@@ -48,23 +47,26 @@ class Delivery(Settlement):
         # All plain jobs of one claim are looked at again at the same moment.
         silence = demand.lease_ms if demand.owner is not None else _DEFAULT_SILENCE
         bucket = self._wheel.bucket_at(mono + int(silence)) if config.stall is None and room > 0 else None
-        claims: list[Claim] = []
-        while len(claims) < room:
-            job = q.ready.pop() if demand.group is None else self._next_of_groups(q, demand.group, mono)
-            if job is None:
-                break
-            if job.settings.ttl is not None and self._has_expired(job, now):
-                continue
-            claims.append(self._hand_out(job, demand, now, mono, bucket))
+        claims = self._hand_out(q, self._next_jobs(q, room, demand, now, mono), demand, now, mono, bucket)
         if q.bucket is not None and claims:
             q.bucket.take(mono, len(claims))
         return claims
+
+    def _next_jobs(self, q: Queue, room: int, demand: Demand, now: int, mono: int) -> Iterator[Job]:
+        """Up to `room` jobs, best first. Each must be handed out before the next is asked for: groups take turns."""
+        while room > 0:
+            job = q.ready.pop() if demand.group is None else self._next_of_groups(q, demand.group, mono)
+            if job is None:
+                return
+            if job.settings.ttl is None or not self._has_expired(job, now):
+                room -= 1
+                yield job
 
     def _room(self, q: Queue, wanted: int, mono: int) -> int:
         """How many jobs the limits of the queue let out now; sets a timer when it is the rate that holds them back."""
         room = wanted
         if q.config.concurrency is not None:
-            room = min(room, q.config.concurrency - q.counts[State.ACTIVE])
+            room = min(room, q.config.concurrency - len(q.active))
         limit = q.config.rate_limit
         if limit is not None:
             room = min(room, int(self._bucket(q, limit, mono).peek(mono) + 1e-9))
@@ -84,63 +86,56 @@ class Delivery(Settlement):
         if ttl is None or now <= job.created + ttl:
             return False
         self._emit(EventName.EXPIRED, job, now)
+        self._tell_flow(job, "expired", now)
         self._remove(job, Verb.EXPIRE)
         return True
 
-    def _hand_out(self, job: Job, demand: Demand, now: int, mono: int, usual: Bucket | None) -> Claim:
-        """Lease one job to who asked; `usual` is where plain jobs of this claim wait to be looked at."""
-        # _move spelled out: this is the hottest transition, and the ready order has given the job up already.
-        self._lease_serial = serial = self._lease_serial + 1
-        timeout = job.settings.timeout
-        token = self.ids.at(now) if demand.owner is not None else None
-        queue = job.queue
-        queue.counts[_WAITING] -= 1
-        if job.priority > 0:
-            queue.prioritized -= 1
-        job.state = _ACTIVE
-        queue.counts[_ACTIVE] += 1
-        queue.active[job.seq] = job
-        job.started = now
-        job.ended = None
-        job.lease = Lease(
-            serial,
-            token,
-            demand.owner,
-            demand.lease_ms,
-            mono + int(demand.lease_ms),
-            mono + int(timeout) if timeout else None,
-            now,
-            mono,
-            mono,
-            demand.holder,
-        )
-        if demand.holder is not None:
-            demand.holder[job.id] = serial
-        if queue.is_grouped:
-            self._leave_turn(queue, job)
-        if usual is not None and job.settings is DEFAULT_SETTINGS:
-            usual.jobs[job.seq] = job
-            job.lease.bucket = usual.number
-        else:
-            self._wheel.add(job, self._next_look(job))
-        self._claimed.append(job)
-        if job.history is not None:
-            self._note(job, "active", now)
-        self._event_seq = seq = self._event_seq + 1
-        self._events.append(
-            Event(seq, now, "pulled", self._epoch, queue.name, job.id, job.name, job.attempts + 1, demand.owner)
-        )
-        totals = self._totals
-        totals.pulled += 1
-        figures = queue.figures
-        waited = now - job.run_at
-        if waited > 0:
-            totals.wait_ms += waited
-            figures.wait_ms += waited
+    def _hand_out(
+        self, q: Queue, jobs: Iterator[Job], demand: Demand, now: int, mono: int, usual: Bucket | None
+    ) -> list[Claim]:
+        """Lease jobs to who asked; `usual` is where plain jobs of this claim wait to be looked at."""
+        # _move spelled out: this is the hottest transition, and the ready order has given the jobs up already.
+        owner, lease_ms, holder = demand.owner, demand.lease_ms, demand.holder
+        until, active, figures, epoch = mono + int(lease_ms), q.active, q.figures, self._epoch
+        note_claimed, tell = self._claimed.append, self._events.append
+        claims: list[Claim] = []
+        waited_ms = 0
+        for job in jobs:
+            self._lease_serial = serial = self._lease_serial + 1
+            token = self.ids.at(now) if owner is not None else None
+            timeout = job.settings.timeout
+            q.waiting -= 1
+            if job.priority > 0:
+                q.prioritized -= 1
+            job.state = _ACTIVE
+            active[job.seq] = job
+            job.started = now
+            if job.ended is not None:  # looking costs far less than setting
+                job.ended = None
+            timeout_mono = mono + int(timeout) if timeout else None
+            place = usual if job.settings is DEFAULT_SETTINGS else None
+            job.lease = Lease(serial, token, owner, lease_ms, until, timeout_mono, now, mono, mono, holder, place)
+            if holder is not None:
+                holder[job.id] = serial
+            if q.is_grouped:
+                self._leave_turn(q, job)
+            if place is not None:
+                place.jobs[job.seq] = job
+            else:
+                self._wheel.add(job, self._next_look(job))
+            if job.history is not None:
+                self._note(job, "active", now, worker=owner)
+            self._event_seq = seq = self._event_seq + 1
+            tell(Event(seq, now, "pulled", epoch, q.name, job.id, job.name, job.attempts + 1, owner))
+            note_claimed(job)
+            waited = max(0, now - job.run_at)
+            waited_ms += waited
             figures.wait[waited.bit_length()] += 1
-        else:
-            figures.wait[0] += 1
-        return Claim(self._show_to_worker(job, now), token)
+            claims.append(Claim(self._show_to_worker(job, now), token))
+        self._totals.pulled += len(claims)
+        self._totals.wait_ms += waited_ms
+        figures.wait_ms += waited_ms
+        return claims
 
     def _show_to_worker(self, job: Job, now: int) -> Raw:
         if (
@@ -271,7 +266,7 @@ class Delivery(Settlement):
                 continue
             if not job.queue.is_grouped:  # in turns of groups handing out does that
                 job.queue.ready.note_removed(job)
-            self._hand_out(job, demand, now, mono, None)
+            self._hand_out(job.queue, iter((job,)), demand, now, mono, None)
             assert job.lease is not None
             job.lease.token = token
             resumed += 1
@@ -299,7 +294,7 @@ class Delivery(Settlement):
             lease.until_mono = lease.heartbeat_mono + int(lease.length_ms)
             lease.renewals += 1
         look = self._next_look(job)
-        if look // self._wheel.GRAIN < lease.bucket:
+        if lease.bucket is None or look // self._wheel.GRAIN < lease.bucket.number:
             self._wheel.discard(job)
             self._wheel.add(job, look)
         return True

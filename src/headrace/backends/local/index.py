@@ -239,7 +239,7 @@ class LeaseWheel:
         self._heap: list[int] = []
 
     def bucket_at(self, due_mono: int) -> Bucket:
-        """Where jobs due at that moment are kept; whoever puts one in notes the number in its lease."""
+        """Where jobs due at that moment are kept; whoever puts one in notes it in its lease."""
         number = due_mono // self.GRAIN
         bucket = self._buckets.get(number)
         if bucket is None:
@@ -252,13 +252,11 @@ class LeaseWheel:
         bucket = self.bucket_at(due_mono)
         bucket.jobs[job.seq] = job
         assert job.lease is not None
-        job.lease.bucket = bucket.number
+        job.lease.bucket = bucket
 
     def discard(self, job: Job) -> None:
-        if job.lease is not None:
-            bucket = self._buckets.get(job.lease.bucket)
-            if bucket is not None:
-                bucket.jobs.pop(job.seq, None)
+        if job.lease is not None and job.lease.bucket is not None:
+            job.lease.bucket.jobs.pop(job.seq, None)
 
     def next_due(self) -> int | None:
         while self._heap and not self._buckets[self._heap[0]].jobs:
@@ -314,7 +312,6 @@ class Queue:
         "bucket",
         "completed",
         "config",
-        "counts",
         "custom_ids",
         "delayed",
         "encoded_name",
@@ -330,6 +327,7 @@ class Queue:
         "prioritized",
         "ready",
         "turn",
+        "waiting",
         "wake_mono",
         "watchers",
     )
@@ -339,7 +337,7 @@ class Queue:
         self.encoded_name = msgspec.msgpack.encode(name)
         self.config = QueueConfig()
         self.ready = ReadyOrder()
-        self.counts = [0] * (len(State) + 1)
+        self.waiting = 0
         self.prioritized = 0
         self.delayed: dict[int, Job] = {}
         self.active: dict[int, Job] = {}
@@ -360,6 +358,11 @@ class Queue:
         self.wake_mono = 0
         self.minutes: dict[str, dict[int, int]] = {"completed": {}, "failed": {}}
         self.figures = QueueFigures()
+
+    @property
+    def counts(self) -> list[int]:
+        """How many jobs are in each state, by its number."""
+        return [0, self.waiting, *map(len, self.places[State.DELAYED :]), 0]
 
     def jobs_in(self, state: State) -> Iterator[Job]:
         return self.ready.live() if state is State.WAITING else iter(self.places[state].values())

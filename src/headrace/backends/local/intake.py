@@ -112,12 +112,7 @@ class Intake(Store):
             for job in jobs:
                 job.queue = q
         self._jobs.update((job.id, job) for job in jobs)
-        if q.is_grouped or not q.ready.extend(jobs):
-            for job in jobs:
-                self._enter(job)
-        else:
-            q.counts[_WAITING] += len(jobs)
-            self._ready.add(q.name)
+        self._enter_all(q, jobs)
         for job in jobs:
             self._tell_pushed(job, now)
         self._claimed += jobs  # touched by this tick: forgotten again if its commit fails
@@ -125,6 +120,15 @@ class Intake(Store):
         self._journal.close_batch(first)
         self._closing_batches.append(first)
         return [job.id for job in jobs]
+
+    def _enter_all(self, queue: Queue, jobs: list[Job]) -> None:
+        """`_enter` for new plain jobs: all at once if they stand behind all others."""
+        if queue.is_grouped or not jobs or not queue.ready.extend(jobs):
+            for job in jobs:
+                self._enter(job)
+        else:
+            queue.waiting += len(jobs)
+            self._ready.add(queue.name)
 
     async def insert_flow(self, nodes: Sequence[FlowNode]) -> list[Raw]:
         now = self._clock.now_ms()
@@ -203,8 +207,7 @@ class Intake(Store):
         jobs = [self._make_plain(queue, specs[n], now, seq + n + 1, job_id) for n, job_id in enumerate(ids)]
         self._job_seq += len(jobs)
         self._jobs.update(zip(ids, jobs, strict=True))
-        for job in jobs:
-            self._enter(job)
+        self._enter_all(queue, jobs)
         self._journal.add_plain_batch(jobs)
         for job in jobs:
             self._tell_pushed(job, now)

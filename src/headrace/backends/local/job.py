@@ -15,7 +15,7 @@ from headrace.model import AttemptRecord, Burial, JobLinks, JobSettings, Timelin
 from headrace.states import State
 
 if TYPE_CHECKING:
-    from headrace.backends.local.index import Queue
+    from headrace.backends.local.index import Bucket, Queue
 
 
 class History(Struct, omit_defaults=True):
@@ -50,8 +50,9 @@ class Lease(Struct, gc=False):
     heartbeat_mono: int
     started_mono: int
     holder: dict[str, int] | None
+    bucket: Bucket | None = None
+    """Where on the wheel of leases the job stands."""
     renewals: int = 0
-    bucket: int = -1
 
 
 class Ended(Struct, gc=False):
@@ -93,13 +94,18 @@ class Job(Struct, gc=False, eq=False):
     def remember(self) -> History:
         """The history, begun now if there was none: from here on the timeline is written down."""
         if self.history is None:
-            first = "delayed" if self.run_at > self.created else "waiting"
-            self.history = History(timeline=[TimelineEntry(first, float(self.created))])
-            if self.started is not None:
-                self.history.timeline.append(TimelineEntry("active", float(self.started)))
-            if self.finished is not None:
-                self.history.timeline.append(TimelineEntry("completed", float(self.finished)))
+            self.history = History(timeline=self.beginnings())
         return self.history
+
+    def beginnings(self) -> list[TimelineEntry]:
+        """The timeline of a job to which nothing out of the ordinary has happened yet."""
+        timeline = [TimelineEntry("delayed" if self.run_at > self.created else "waiting", float(self.created))]
+        if self.started is not None:
+            owner = self.lease.owner if self.lease is not None else None
+            timeline.append(TimelineEntry("active", float(self.started), worker=owner))
+        if self.finished is not None:
+            timeline.append(TimelineEntry("completed", float(self.finished)))
+        return timeline
 
     def own_links(self) -> JobLinks:
         if self.links is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from msgspec import Raw
@@ -18,18 +18,24 @@ from headrace.backends.base import (
     Outcome,
     QueueFigures,
     QueueSummary,
+    SearchPage,
     Totals,
 )
 from headrace.backends.local.control import Control
 from headrace.backends.local.eventlog import Log
 from headrace.backends.local.index import Queue
 from headrace.backends.local.job import Job
+from headrace.backends.local.search import Needle
 from headrace.errors import NotFound, ReplyTooLarge
 from headrace.model import DAY_MS, MAX_FRAME_BYTES, DeadLetterReason, DlqFilter, EventName
 from headrace.states import WORDS, State
 
-_BY_WORD: Final = {word: state for state, word in WORDS.items() if state is not State.REMOVED}
+_BY_WORD: Final[dict[str, State]] = {word: state for state, word in WORDS.items() if state is not State.REMOVED}
 _REPLY_ROOM: Final = MAX_FRAME_BYTES - 65_536
+_SORTED_AT_MOST: Final = 5_000
+"""Up to so many jobs are sorted for a page; in longer queues jobs are taken in the order of their arrival."""
+_SEARCHED_JOBS: Final = 50_000
+_SEARCHED_BYTES: Final = 64 * 1024 * 1024
 _TOO_LARGE: Final = "Reply exceeds 64 MB: ask for fewer jobs with a lower limit"
 
 
@@ -80,17 +86,57 @@ class Queries(Control):
         wanted = list(WORDS.values()) if states is None else states
         if asc and set(wanted) <= {"waiting", "wait", "paused"} and q.ready.is_by_age:
             return list(itertools.islice(q.ready.live(), offset, offset + limit))
+        if self._total(q, wanted) > _SORTED_AT_MOST:
+            page = self._page_by_arrival(q, wanted, offset, limit, asc)
+            if page is not None:
+                return page
         pick = heapq.nsmallest if asc else heapq.nlargest
         return pick(offset + limit, self._members(q, wanted), key=lambda job: (job.created, job.seq))[offset:]
 
     @staticmethod
+    def _total(q: Queue, words: Sequence[str]) -> int:
+        states = _states_of(words)
+        counts = q.counts
+        total = sum(counts[state] for state in states)
+        return total + q.prioritized if _adds_prioritized(words, states) else total
+
+    def _page_by_arrival(self, q: Queue, words: Sequence[str], offset: int, limit: int, asc: bool) -> list[Job] | None:
+        """The page, found by walking over all jobs from one end; None when those of this queue are far from it."""
+        is_wanted, total, last = _chooser(words), self._total(q, words), offset + limit
+        end = self._jobs.values() if asc else reversed(self._jobs.values())
+        # Sorting costs a job about as much as passing by five.
+        walk = itertools.islice(end, 5 * total)
+        found = list(itertools.islice((job for job in walk if job.queue is q and is_wanted(job)), last))
+        return found[offset:] if len(found) in (last, total) else None
+
+    async def search(
+        self, queue: str, text: str, states: Sequence[str] | None, limit: int, before: int | None
+    ) -> SearchPage:
+        q = self._queues.get(queue)
+        if q is None:
+            return SearchPage([], 0, None)
+        is_wanted = _chooser(list(WORDS.values()) if states is None else states)
+        needle, found, examined, size = Needle(text), [], 0, 0
+        self._slices.begin()
+        for n, job in enumerate(reversed(list(self._jobs.values()))):
+            if n & 63 == 63:
+                await self._slices.breathe()
+            if job.queue is not q or not is_wanted(job) or (before is not None and job.seq >= before):
+                continue
+            examined += 1
+            size += job.size
+            if needle.is_in_head(job, self._failed_reason(job)) or needle.is_in_data(self._data(job)):
+                found.append(self._show_whole(job))
+            if len(found) == limit or examined == _SEARCHED_JOBS or size > _SEARCHED_BYTES:
+                return SearchPage(found, examined, job.seq)
+        return SearchPage(found, examined, None)
+
+    @staticmethod
     def _members(q: Queue, words: Sequence[str]) -> Iterator[Job]:
-        states = {_BY_WORD[word] for word in words if word in _BY_WORD}
-        if "wait" in words:
-            states.add(State.WAITING)
+        states = _states_of(words)
         for state in states:
             yield from q.jobs_in(state)
-        if "prioritized" in words and State.WAITING not in states:
+        if _adds_prioritized(words, states):
             yield from (job for job in q.jobs_in(State.WAITING) if job.priority > 0)
 
     async def counts(self, queue: str) -> Counts:
@@ -268,7 +314,7 @@ class Queries(Control):
 
     def oldest_waiting_ms(self, queue: str) -> float | None:
         q = self._queues.get(queue)
-        oldest = q.ready.oldest() if q is not None and q.counts[State.WAITING] else None
+        oldest = q.ready.oldest() if q is not None and q.waiting else None
         return None if oldest is None else float(max(0, self._clock.now_ms() - oldest.run_at))
 
     async def latest_failures(self, queue: str | None, limit: int) -> tuple[list[Failure], int]:
@@ -290,6 +336,22 @@ class Queries(Control):
         data = [minutes.get(m, 0) for m in range(this, first - 1, -1)] if minutes else []
         previous = minutes.get(this - 1, 0)
         return MinuteMetrics(sum(minutes.values()), float((this - 1) * 60_000), previous, data)
+
+
+def _states_of(words: Sequence[str]) -> set[State]:
+    return {State.WAITING if word == "wait" else _BY_WORD[word] for word in words if word in _BY_WORD or word == "wait"}
+
+
+def _adds_prioritized(words: Sequence[str], states: set[State]) -> bool:
+    return "prioritized" in words and State.WAITING not in states
+
+
+def _chooser(words: Sequence[str]) -> Callable[[Job], bool]:
+    """Tells the jobs that these words mean."""
+    states = _states_of(words)
+    if _adds_prioritized(words, states):
+        return lambda job: job.state in states or (job.state is State.WAITING and job.priority > 0)
+    return lambda job: job.state in states
 
 
 def _as_counts(n: list[int], prioritized: int) -> Counts:

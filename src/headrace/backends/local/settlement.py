@@ -36,7 +36,6 @@ from headrace.states import State, Verb
 
 _MAX_FAILURES: Final = 100
 _COMPLETE: Final = Verb.COMPLETE
-_ACTIVE: Final = State.ACTIVE
 _COMPLETED: Final = State.COMPLETED
 _DEFAULT_DLQ: Final = DlqConfig()
 
@@ -120,7 +119,8 @@ class Settlement(Intake):
         lease = job.lease
         token, worker = (ack.token, None) if lease is None else (lease.token, lease.owner)
         queue = job.queue
-        job.result = ack.result
+        if job.result is not ack.result:
+            job.result = ack.result
         job.finished = now
         if job.history is not None:
             self._note(job, "completed", now)
@@ -131,8 +131,6 @@ class Settlement(Intake):
             del queue.active[job.seq]
             self._drop_lease(job)
             job.state = _COMPLETED
-            queue.counts[_ACTIVE] -= 1
-            queue.counts[_COMPLETED] += 1
             queue.completed[job.seq] = self._completed[job.seq] = job
         else:
             self._move(job, _COMPLETE)
@@ -301,12 +299,17 @@ class Settlement(Intake):
         self._count_minute(job.queue, "failed", now)
         self._count_failure(job.queue, now)
         self._release_key(job)
+        self._tell_flow(job, error or reason.value, now)
         if job.settings.remove_on_fail if remove is None else remove:
             self._child_failed(job, error, now)
             self._remove(job)
         else:
             self._bury(job, now, reason, error)
             self._child_failed(job, error, now)
+
+    def _tell_flow(self, job: Job, error: str, now: int) -> None:
+        """A job of a workflow ended without success: have somebody decide how the workflow goes on."""
+        raise NotImplementedError
 
     def _bury(self, job: Job, now: int, reason: DeadLetterReason, error: str | None) -> None:
         history = job.remember()

@@ -114,8 +114,8 @@ class Store:
 
     def _leave(self, job: Job) -> None:
         queue, state = job.queue, job.state
-        queue.counts[state] -= 1
         if state is _WAITING:
+            queue.waiting -= 1
             if job.priority > 0:
                 queue.prioritized -= 1
             queue.ready.note_removed(job)
@@ -130,8 +130,8 @@ class Store:
 
     def _enter(self, job: Job) -> None:
         queue, state = job.queue, job.state
-        queue.counts[state] += 1
         if state is _WAITING:
+            queue.waiting += 1
             if job.priority > 0:
                 queue.prioritized += 1
             queue.ready.push(job)
@@ -160,7 +160,8 @@ class Store:
         if lease is None:
             return
         self._ended_leases.append((job.seq, lease, job.started))
-        self._wheel.discard(job)
+        if lease.bucket is not None:
+            lease.bucket.jobs.pop(job.seq, None)
         if lease.holder is not None:
             lease.holder.pop(job.id, None)
         job.lease = None
@@ -232,9 +233,18 @@ class Store:
         if body is not None and (self.wants_bodies or job.queue.watchers):
             self._bodies[event.seq] = body
 
-    def _note(self, job: Job, state: str, now: int, *, error: str | None = None, attempt: int | None = None) -> None:
+    def _note(
+        self,
+        job: Job,
+        state: str,
+        now: int,
+        *,
+        error: str | None = None,
+        attempt: int | None = None,
+        worker: str | None = None,
+    ) -> None:
         timeline = job.remember().timeline
-        timeline.append(TimelineEntry(state, float(now), error, attempt))
+        timeline.append(TimelineEntry(state, float(now), error, attempt, worker))
         if len(timeline) > MAX_TIMELINE:
             del timeline[1]
 
@@ -280,6 +290,12 @@ class Store:
             )
         )
 
+    def _whole_history(self, job: Job) -> bytes:
+        """The history as queries show it: with the worker, also while it runs the first attempt."""
+        if job.history is None and job.lease is not None and job.lease.owner is not None:
+            return rich_history(HistoryView(0, 0, None, None, job.beginnings()))
+        return self._history_body(job)
+
     def _show(self, job: Job) -> Raw:
         """The job as a puller sees it."""
         return encode_job(job, job.queue.encoded_name, self._data(job), self._history_body(job))
@@ -290,7 +306,7 @@ class Store:
             job,
             job.queue.encoded_name,
             self._data(job),
-            self._history_body(job),
+            self._whole_history(job),
             state=job.state.word,
             result=self._result(job),
             failed_reason=self._failed_reason(job),

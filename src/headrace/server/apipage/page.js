@@ -9,7 +9,10 @@ const make = (tag, attributes = {}, ...children) => {
   return node;
 };
 
-const response = await fetch("/openapi.json");
+/** Text with `names` in it as code. */
+const prose = (text) => text.split("`").map((part, i) => (i % 2 ? make("code", {}, part) : part));
+
+const response = await fetch(new URL("../openapi.json", import.meta.url));
 const api = await response.json();
 const schemas = api.components.schemas;
 show();
@@ -37,7 +40,7 @@ function section(method, path, operation) {
     {},
     make("span", { class: `method ${method}` }, method.toUpperCase()),
     make("code", {}, path),
-    make("span", { class: "what" }, operation.summary),
+    make("span", { class: "what" }, ...prose(operation.summary)),
   );
   const details = make("details", { "data-words": words }, summary);
   details.addEventListener("toggle", () => details.childElementCount === 1 && details.append(...body(operation)));
@@ -45,7 +48,7 @@ function section(method, path, operation) {
 }
 
 function* body(operation) {
-  if (operation.description) yield make("p", {}, operation.description);
+  if (operation.description) yield make("p", {}, ...prose(operation.description));
   if (operation.parameters?.length) {
     yield make("h3", {}, "Parameters");
     yield table(operation.parameters.map((item) => [`${item.name} (${item.in})`, item.schema, item.required]));
@@ -64,7 +67,7 @@ function* schemaTable(title, schema) {
   yield make("h3", {}, title);
   const object = resolved(schema);
   const properties = Object.entries(object.properties ?? {});
-  if (object.description) yield make("p", {}, object.description);
+  if (object.description) yield make("p", {}, ...prose(object.description));
   if (properties.length === 0) yield make("p", {}, typeText(schema));
   else yield table(properties.map(([name, type]) => [name, type, object.required?.includes(name)]));
 }

@@ -5,7 +5,11 @@
 // "lost" (no answer, or 5xx).
 
 const TOKEN = "headrace.token";
+
+/** Where the server's routes begin: this file is below it. Usually "/", else where an application has mounted it. */
+export const BASE = new URL("..", import.meta.url).pathname.replace(/\/$/, "");
 const MOST_QUEUES = 2000;
+const MOST_IDS = 1000;
 
 export class ApiError extends Error {
   constructor(kind, message) {
@@ -37,7 +41,7 @@ async function call(method, path, body) {
   if (body !== undefined) headers["Content-Type"] = "application/json";
   let response;
   try {
-    response = await fetch(path, {
+    response = await fetch(BASE + path, {
       method,
       headers,
       body: body === undefined ? undefined : JSON.stringify(body),
@@ -124,12 +128,18 @@ export const failures = (limit = 6) => get("/dashboard/failures", { limit });
 export const queue = (name) => get(`/dashboard/queues/${encodeURIComponent(name)}`);
 
 export const queueSettings = async (name) => {
-  const [stall, dlq] = await Promise.all([get(`${q(name)}/stall-config`), get(`${q(name)}/dlq-config`)]);
-  return { stall: stall.config, dlq: dlq.config };
+  const [stall, dlq, limits] = await Promise.all(
+    ["stall-config", "dlq-config", "limits"].map((part) => get(`${q(name)}/${part}`)),
+  );
+  return { stall: stall.config, dlq: dlq.config, limits: limits.data.limits };
 };
 
 export const jobs = async (name, { state, limit = 25, offset = 0, asc = false } = {}) =>
   (await get(`${q(name)}/jobs/list`, { state, limit, offset, asc })).jobs;
+
+/** {jobs, examined, cursor}: the newest jobs with the text in them; `cursor` is where to search further, or null. */
+export const search = (name, { text, state, limit = 25, cursor } = {}) =>
+  get(`${q(name)}/jobs/search`, { text, state, limit, cursor });
 
 export const job = async (id) => (await get(j(id))).job;
 
@@ -148,7 +158,18 @@ export async function deadLetters(name, total, most = 100) {
   return entries.map((entry) => ({ ...entry, queue: name })).reverse();
 }
 
-export const crons = async () => (await get("/crons")).crons;
+/** What registered workers call themselves, by the id under which they pull. */
+export async function workerNames() {
+  const { workers } = (await get("/workers")).data;
+  const called = ({ name, hostname }) => (hostname && hostname !== "unknown" ? `${name} on ${hostname}` : name);
+  return new Map(workers.map((worker) => [worker.id, called(worker)]));
+}
+
+/** The schedules that run next: {total, crons: [{name, queue, ..., upcoming: [time], recent: [{at, jobId, state}]}]}. */
+export async function crons() {
+  const { crons: rows, total } = await get("/dashboard/crons", { limit: 200 });
+  return { total, crons: rows.map(({ cron, ...runs }) => ({ ...cron, ...runs })) };
+}
 
 // -- acting ----------------------------------------------------------------------------------------------------
 
@@ -159,12 +180,20 @@ export const clean = async (name, state, limit) => (await post(`${q(name)}/clean
 export const promoteAll = async (name) => (await post(`${q(name)}/promote-jobs`)).count;
 export const purge = async (name) => (await post(`${q(name)}/dlq/purge`)).count;
 export const retryFailed = async (name, jobId) => (await post(`${q(name)}/dlq/retry`, jobId ? { jobId } : {})).count;
+export async function retryMany(name, ids) {
+  let done = 0;
+  for (let at = 0; at < ids.length; at += MOST_IDS)
+    done += (await post(`${q(name)}/dlq/retry`, { ids: ids.slice(at, at + MOST_IDS) })).count;
+  return done;
+}
+export const removeFailed = (name, id) => call("DELETE", `${q(name)}/dlq/${encodeURIComponent(id)}`);
 export const retryCompleted = async (name, id) => (await post(`${q(name)}/retry-completed`, { id })).count;
 export const setConcurrency = (name, limit) => call("PUT", `${q(name)}/concurrency`, { limit });
 export const clearConcurrency = (name) => call("DELETE", `${q(name)}/concurrency`);
 export const setRateLimit = (name, limit, duration) => call("PUT", `${q(name)}/rate-limit`, { limit, duration });
 export const clearRateLimit = (name) => call("DELETE", `${q(name)}/rate-limit`);
 export const cancel = (id) => call("DELETE", j(id));
+export const cancelActive = (id) => call("DELETE", `${j(id)}?force=true`);
 export const promote = (id) => post(`${j(id)}/promote`);
 export const discard = (id) => post(`${j(id)}/discard`);
 export const deleteCron = (name) => call("DELETE", `/crons/${encodeURIComponent(name)}`);

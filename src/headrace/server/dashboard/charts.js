@@ -162,6 +162,22 @@ function elapsed(ms, whole) {
   return duration(ms);
 }
 
+const LETTER = 6.2;
+
+/** Who made the attempt, beside its bar where there is room; it is in the title in any case. */
+function workerName(row, { x, left, right, width, y }) {
+  const from = Math.max(x(row.to), x(row.from) + 3) + 6;
+  const room = (length) => Math.floor(length / LETTER);
+  const [behind, before] = [room(width - right - from), room(x(row.from) - left - 6)];
+  const fits = Math.max(behind, before);
+  if (fits < Math.min(8, row.worker.length)) return null;
+  const name = row.worker.length > fits ? `${row.worker.slice(0, fits - 1)}…` : row.worker;
+  return behind >= before
+    ? h("text", { class: "note", x: from, y }, name)
+    : h("text", { class: "note", x: x(row.from) - 6, y, "text-anchor": "end" }, name);
+}
+
+
 /**
  * Bars over one axis, one row each. rows: [{label, kind, from, to, note, open, hint}] in ms.
  */
@@ -215,6 +231,7 @@ export function gantt(rows, width) {
           rx: 2,
         }),
         h("text", { class: "note", x: width, y: index * ROW + 16, "text-anchor": "end" }, row.note),
+        row.worker && workerName(row, { x, left, right, width, y: index * ROW + 16 }),
       );
     }),
   );

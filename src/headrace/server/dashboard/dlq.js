@@ -10,6 +10,7 @@ const MOST_QUEUES = 10;
 const MOST_LETTERS = 200;
 const FEW = 6;
 const FRESH_MS = 4500;
+const LETTER_HEADS = ["", "Job", "Queue", "Attempts", "Failed", ""];
 
 export const title = () => "Failures";
 
@@ -136,7 +137,7 @@ function groupSection(found, chosen, ctx) {
       h(
         "span",
         { class: "quiet" },
-        `${jobs(ids.length)}, last `,
+        `${jobs(ids.length)}, last seen `,
         when(found.lastSeen),
         ` in ${queuesOf(found).join(", ")}`,
       ),
@@ -145,12 +146,17 @@ function groupSection(found, chosen, ctx) {
       "table",
       { class: "cards" },
       h(
+        "colgroup",
+        {},
+        LETTER_HEADS.map(() => h("col", {})),
+      ),
+      h(
         "thead",
         { class: "hidden" },
         h(
           "tr",
           {},
-          ["", "Job", "Queue", "Attempts", "Failed", ""].map((word) => h("th", {}, word)),
+          LETTER_HEADS.map((word) => h("th", {}, word)),
         ),
       ),
       h(

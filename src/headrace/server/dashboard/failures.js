@@ -97,9 +97,10 @@ async function retryGroup(found, ctx) {
 export async function retry(letters, ctx) {
   await perform(
     async () => {
-      let done = 0;
-      for (const letter of letters) done += await api.retryFailed(letter.queue, letter.job.id);
-      return done;
+      const queues = [...new Set(letters.map((letter) => letter.queue))];
+      const idsOf = (name) => letters.filter((letter) => letter.queue === name).map((letter) => letter.job.id);
+      const done = await Promise.all(queues.map((name) => api.retryMany(name, idsOf(name))));
+      return done.reduce((sum, n) => sum + n, 0);
     },
     (done) => (done === 1 ? `${nameOf(letters[0].job)} runs again` : `${jobs(done)} run again`),
   );

@@ -15,7 +15,17 @@ export const title = (ctx) => (ctx.data ? nameOf(ctx.data.job) : "Job");
 
 export async function load(ctx) {
   const [job, logs] = await Promise.all([api.job(ctx.id), api.logs(ctx.id)]);
-  return { job, logs, family: await familyOf(job, ctx) };
+  const [family, names] = await Promise.all([familyOf(job, ctx), workerNames(job, ctx)]);
+  return { job, logs, family, names };
+}
+
+// Names of workers hardly change; they are asked for again when one is not among them.
+async function workerNames(job, ctx) {
+  const ids = job.timeline.map((entry) => entry.worker).filter(Boolean);
+  if (ids.length && !ids.every((id) => ctx.ui.names?.has(id))) {
+    ctx.ui.names = new Map([...ids.map((id) => [id, id]), ...(await api.workerNames())]);
+  }
+  return ctx.ui.names ?? new Map();
 }
 
 // -- family --------------------------------------------------------------------------------------------------------
@@ -76,7 +86,7 @@ const WORDS = { waiting: "waiting", delayed: "delayed", active: "attempt", "wait
 const BACKOFF_CAP_MS = 3_600_000;
 
 /** Bars between the entries of the timeline, in order. */
-export function life(job) {
+export function life(job, names = new Map()) {
   const entries = job.timeline;
   const ended = job.state === "completed" || job.state === "failed";
   const rows = [];
@@ -88,18 +98,19 @@ export function life(job) {
     if (entry.state === "active") attempts += 1;
     const isRetry = entries[index - 1]?.state === "failed" && entry.attempt > 1;
     rows.push(
-      ...bars({ entry, next, isRetry, attempts, to: next?.timestamp ?? Math.max(now(), entry.timestamp), job }),
+      ...bars({ entry, next, isRetry, attempts, to: next?.timestamp ?? Math.max(now(), entry.timestamp), job, names }),
     );
   });
   return rows;
 }
 
-function bars({ entry, next, isRetry, attempts, to, job }) {
+function bars({ entry, next, isRetry, attempts, to, job, names }) {
   const from = entry.timestamp;
   if (entry.state === "active") {
     const kind =
       next?.state === "completed" ? "completed" : next?.error || next?.state === "failed" ? "failed" : "active";
-    return [span(`attempt ${attempts}`, kind, from, to, next)];
+    const worker = names.get(entry.worker) ?? entry.worker;
+    return [{ ...span(`attempt ${attempts}`, kind, from, to, next, worker), worker }];
   }
   if (!isRetry && entry.state !== "delayed")
     return [span(entry.error ? "after a stall" : (WORDS[entry.state] ?? entry.state), "waiting", from, to, next)];
@@ -122,7 +133,7 @@ function putOffUntil({ entry, isRetry, to, job }) {
   return { until: from + Math.min(grown, job.backoffConfig?.maxDelay ?? BACKOFF_CAP_MS), isKnown: false };
 }
 
-const span = (label, kind, from, to, next) => ({
+const span = (label, kind, from, to, next, worker) => ({
   label,
   kind,
   from,
@@ -131,6 +142,7 @@ const span = (label, kind, from, to, next) => ({
   note: duration(to - from),
   hint: [
     `${label}: ${clockTime(from, true)} to ${next ? clockTime(to, true) : "now"}, ${duration(to - from)}`,
+    worker && `by ${worker}`,
     next?.error && firstLine(next.error),
   ]
     .filter(Boolean)
@@ -145,9 +157,9 @@ export const ALLOWED = {
   prioritized: ["cancel", "discard"],
   "waiting-children": ["cancel", "discard"],
   delayed: ["promote", "cancel", "discard"],
-  failed: ["retry"],
+  failed: ["retry", "remove"],
   completed: ["again"],
-  active: [],
+  active: ["stop"],
 };
 const VERBS = {
   retry: {
@@ -156,6 +168,14 @@ const VERBS = {
     style: "primary",
     run: (job) => api.retryFailed(job.queue, job.id),
     told: "It runs again",
+  },
+  remove: {
+    word: "Remove",
+    style: "danger",
+    run: (job) => api.removeFailed(job.queue, job.id),
+    told: "It is removed",
+    ask: "It cannot be brought back.",
+    leaves: true,
   },
   again: {
     word: "Run again",
@@ -171,6 +191,14 @@ const VERBS = {
     run: (job) => api.cancel(job.id),
     told: "It is cancelled",
     ask: "The job is removed and will not run.",
+    leaves: true,
+  },
+  stop: {
+    word: "Cancel",
+    style: "danger",
+    run: (job) => api.cancelActive(job.id),
+    told: "It is cancelled",
+    ask: "The job is removed. Its worker learns of that with its next heartbeat; what it has done stays done.",
     leaves: true,
   },
   discard: { word: "Move to failures", run: (job) => api.discard(job.id), told: "It is among the failures" },
@@ -194,9 +222,9 @@ const button = (name, job, ctx) => {
 
 // -- the page --------------------------------------------------------------------------------------------------------
 
-export function view({ job, logs, family }, ctx) {
+export function view({ job, logs, family, names }, ctx) {
   const width = Math.floor(ctx.width >= 900 ? ctx.width - 320 - 32 : ctx.width);
-  const rows = life(job);
+  const rows = life(job, names);
   return [
     h(
       "div",
@@ -206,8 +234,6 @@ export function view({ job, logs, family }, ctx) {
         "div",
         { class: "actions" },
         (ALLOWED[job.state] ?? []).map((name) => button(name, job, ctx)),
-        job.state === "active" &&
-          h("span", { class: "quiet" }, "A worker holds this job; it can be changed when the worker lets go."),
       ),
     ),
     h(

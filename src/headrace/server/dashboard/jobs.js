@@ -4,13 +4,12 @@ import * as api from "./api.js";
 import { h } from "./dom.js";
 import { exactCount, nameOf } from "./format.js";
 import { STATES, jobTable, notice, perform } from "./parts.js";
-import { matches } from "./queue.js";
 import { noQueues } from "./queues.js";
 
 const SHOWN = 50;
-const SEARCHED = 200;
 const MOST_QUEUES = 12;
 const FRESH_MS = 2500;
+const SEARCH_FRESH_MS = 10_000;
 const CHOICES = ["waiting", "active", "delayed", "completed", "failed"];
 
 export const title = () => "Jobs";
@@ -18,22 +17,19 @@ export const title = () => "Jobs";
 export async function load(ctx) {
   const { find = "", queue = "", state = "" } = ctx.query;
   const stamp = JSON.stringify([find, queue, state]);
-  if (ctx.ui.list?.stamp === stamp && Date.now() - ctx.ui.list.at < FRESH_MS) return ctx.ui.list.data;
+  if (ctx.ui.list?.stamp === stamp && Date.now() - ctx.ui.list.at < (find ? SEARCH_FRESH_MS : FRESH_MS)) return ctx.ui.list.data;
   const rows = await api.queues();
   const exact = find ? await api.jobIfKept(find) : null;
   const asked = rows
     .filter((row) => (queue ? row.name === queue : true))
     .sort((a, b) => busyness(b) - busyness(a))
     .slice(0, MOST_QUEUES);
-  const lists = await Promise.all(
-    asked.map((row) => api.jobs(row.name, { state, limit: find ? SEARCHED : SHOWN, asc: false })),
-  );
-  const all = lists.flat().sort((a, b) => b.createdAt - a.createdAt);
-  const list = exact ? [exact] : find ? all.filter((job) => matches(job, find)) : all;
+  const ask = (name) => (find ? search(name, find, state) : api.jobs(name, { state, limit: SHOWN, asc: false }));
+  const lists = exact ? [[exact]] : await Promise.all(asked.map((row) => ask(row.name)));
+  const list = lists.flat().sort((a, b) => b.createdAt - a.createdAt);
   const data = {
     list: list.slice(0, SHOWN),
     matched: list.length,
-    searched: all.length,
     names: rows.map((row) => row.name).sort(),
     find,
     queue,
@@ -43,6 +39,8 @@ export async function load(ctx) {
   ctx.ui.list = { stamp, at: Date.now(), data };
   return data;
 }
+
+const search = async (name, text, state) => (await api.search(name, { text, state, limit: SHOWN })).jobs;
 
 const busyness = (row) => row.active * 1e6 + row.waiting + row.failed + row.completed;
 
@@ -92,15 +90,12 @@ function typed(ctx, text) {
   ctx.ui.typing = setTimeout(() => ctx.go({ find: text.trim() }), 250);
 }
 
-const nothing = ({ find, searched }) =>
+const nothing = ({ find }) =>
   find
     ? notice(
         `Nothing matches “${find}”`,
-        h(
-          "p",
-          {},
-          `No job has this id, and none of the newest ${exactCount(searched)} jobs has it in its name, data or error.`,
-        ),
+        h("p", {}, "No job has this id, and none of the newest ones has it in its name, data or error. "),
+        h("p", { class: "quiet" }, "The page of a queue can search older jobs."),
       )
     : notice("No such jobs", h("p", {}, "No job is in this state now."));
 

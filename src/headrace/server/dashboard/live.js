@@ -4,7 +4,7 @@
 // asks for its numbers again, at most once per REFRESH_MS, and every IDLE_MS when nothing happens. The stream is read
 // with fetch because EventSource cannot send an Authorization header. A hidden page asks for nothing.
 
-import { authorization, listenToAnswers, overview } from "./api.js";
+import { BASE, authorization, listenToAnswers, overview } from "./api.js";
 
 const REFRESH_MS = 1000;
 const IDLE_MS = 5000;
@@ -87,7 +87,7 @@ async function connect() {
 
 /** Reads until the stream ends; how long to rest before the next one. */
 async function read(signal) {
-  const response = await fetch("/events?events=queue:counts", { headers: authorization(), signal, cache: "no-store" });
+  const response = await fetch(`${BASE}/events?events=queue:counts`, { headers: authorization(), signal, cache: "no-store" });
   if (!response.ok) return 10 * RETRY_MS;
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   for (;;) {

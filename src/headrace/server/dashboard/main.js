@@ -308,7 +308,7 @@ function help() {
         h("dd", {}, what),
       ]),
     ),
-    h("p", { class: "quiet" }, "The API behind this page is described at ", h("a", { href: "/docs" }, "/docs"), "."),
+    h("p", { class: "quiet" }, "The API behind this page is described at ", h("a", { href: "docs" }, "docs"), "."),
     h(
       "div",
       { class: "actions" },

@@ -9,7 +9,7 @@ import { STATES, badge, confirm, dialog, firstJob, jobTable, live, notice, paths
 import { pauseButton } from "./queues.js";
 
 const PAGE = 25;
-const SEARCHED = 500;
+const SEARCH_FRESH_MS = 10_000;
 const HOUR_FRESH_MS = 5000;
 const TABS = ["waiting", "active", "delayed", "waiting-children", "completed", "failed"];
 
@@ -17,30 +17,34 @@ export const title = (ctx) => ctx.id;
 
 export async function load(ctx) {
   const { state = "", page = "0", find = "" } = ctx.query;
-  const searching = find !== "";
-  const [rows, hour, list, detail] = await Promise.all([
+  const [rows, hour, found, detail] = await Promise.all([
     api.queues(),
     hourOf(ctx),
-    api.jobs(ctx.id, {
-      state,
-      limit: searching ? SEARCHED : PAGE,
-      offset: searching ? 0 : Number(page) * PAGE,
-      asc: false,
-    }),
+    find ? searched(ctx) : api.jobs(ctx.id, { state, limit: PAGE, offset: Number(page) * PAGE, asc: false }),
     api.queue(ctx.id),
   ]);
   const row = rows.find((queue) => queue.name === ctx.id);
-  const found = searching ? list.filter((job) => matches(job, find)) : list;
   return {
     queue: row && judge(row, hour),
     counts: detail.counts,
     hour,
-    list: found,
-    searched: searching ? list.length : null,
+    list: find ? found.jobs : found,
+    searched: find ? found : null,
     page: Number(page),
     state,
     find,
   };
+}
+
+// A search may look at very many jobs: it is not repeated with every change.
+async function searched(ctx) {
+  const { state = "", find, before = "" } = ctx.query;
+  const stamp = JSON.stringify([state, find, before]);
+  const kept = ctx.ui.found;
+  if (kept?.stamp === stamp && Date.now() - kept.at < SEARCH_FRESH_MS) return kept.data;
+  const data = await api.search(ctx.id, { text: find, state, limit: PAGE, cursor: before });
+  ctx.ui.found = { stamp, at: Date.now(), data };
+  return data;
 }
 
 /** The last hour of this queue alone, in the shape that all queues together have. */
@@ -51,13 +55,6 @@ async function hourOf(ctx) {
   const data = { start, step, queues: new Map([[ctx.id, series]]) };
   ctx.ui.hour = { at: Date.now(), data };
   return data;
-}
-
-export function matches(job, text) {
-  const wanted = text.toLowerCase();
-  return [job.id, nameOf(job), job.customId, job.failedReason, JSON.stringify(job.data), ...(job.tags ?? [])].some(
-    (part) => part?.toLowerCase().includes(wanted),
-  );
 }
 
 export function view(data, ctx) {
@@ -101,7 +98,7 @@ const heading = (name, ...more) =>
 
 function search(ctx, text) {
   clearTimeout(ctx.ui.typing);
-  ctx.ui.typing = setTimeout(() => ctx.go({ find: text.trim(), page: "" }), 250);
+  ctx.ui.typing = setTimeout(() => ctx.go({ find: text.trim(), page: "", before: "" }), 250);
 }
 
 const tab = (ctx, state, word, n) =>
@@ -209,24 +206,21 @@ const caption = (name, legend) =>
 // -- the list ------------------------------------------------------------------------------------------------------
 
 function listed(data, ctx) {
-  const { list, counts, state, find, page, searched } = data;
+  const { list, counts, state, find, page } = data;
   const n = state ? (counts[state] ?? 0) : total(counts);
   if (!list.length) {
     return find
-      ? notice(
-          `Nothing matches “${find}”`,
-          h("p", {}, `Searched the newest ${jobs(searched)}${state ? ` that are ${STATES[state].word}` : ""}.`),
-        )
+      ? notice(`Nothing matches “${find}”`, h("p", {}, examined(data), " ", further(data, ctx)))
       : notice(state ? `No job is ${STATES[state].word}` : "No jobs", state === "" && firstJob(ctx.id));
   }
   const more = !find && (page + 1) * PAGE < n;
   return [
-    jobTable(list.slice(0, 200), { act: (job) => rowAction(job, ctx) }),
+    jobTable(list, { act: (job) => rowAction(job, ctx) }),
     h(
       "div",
       { class: "pager" },
       find
-        ? h("span", { class: "quiet" }, `${exactCount(list.length)} of the newest ${exactCount(searched)} match`)
+        ? [h("span", { class: "quiet" }, `${jobs(list.length)} found. `, examined(data)), further(data, ctx)]
         : h(
             "span",
             { class: "quiet" },
@@ -238,9 +232,17 @@ function listed(data, ctx) {
   ];
 }
 
+const examined = ({ searched, state }) =>
+  `Searched ${jobs(searched.examined)}${state ? ` that are ${STATES[state].word}` : ""}, newest first.`;
+
+const further = ({ searched, state, find }, ctx) =>
+  searched.cursor !== null &&
+  h("a", { href: paths.queue(ctx.id, { state, find, before: searched.cursor }) }, "Search older jobs →");
+
 function rowAction(job, ctx) {
   const act = (work, told) => async () => {
     await perform(work, told);
+    ctx.ui.found = null;
     ctx.reload();
   };
   if (job.state === "failed")
@@ -358,7 +360,7 @@ function actions(queue, counts, ctx) {
 
 // Each limit is set by itself: leaving one alone must not change it.
 async function limits(queue, ctx) {
-  const { stall, dlq } = await api.queueSettings(queue.name);
+  const { stall, dlq, limits } = await api.queueSettings(queue.name);
   const name = queue.name;
   const act = (work, told) => async (event) => {
     event.preventDefault();
@@ -380,7 +382,7 @@ async function limits(queue, ctx) {
         h(
           "span",
           { class: "pair" },
-          h("input", { name: "running", type: "number", min: 0, required: true, value: queue.limit ?? "" }),
+          h("input", { name: "running", type: "number", min: 0, required: true, value: limits.concurrencyLimit ?? "" }),
           h("button", { type: "submit", class: "small" }, "Set"),
           clear(() => api.clearConcurrency(name), "Any number may run at once"),
         ),
@@ -401,9 +403,24 @@ async function limits(queue, ctx) {
         h(
           "span",
           { class: "pair" },
-          h("input", { name: "rate", type: "number", min: 0, required: true, "aria-label": "Jobs" }),
+          h("input", {
+            name: "rate",
+            type: "number",
+            min: 0,
+            required: true,
+            value: limits.rateLimit?.max ?? "",
+            "aria-label": "Jobs",
+          }),
           "per",
-          h("input", { name: "seconds", type: "number", min: 1, value: 1, required: true, "aria-label": "Seconds" }),
+          h("input", {
+            name: "seconds",
+            type: "number",
+            min: 0.001,
+            step: "any",
+            value: (limits.rateLimit?.duration ?? 1000) / 1000,
+            required: true,
+            "aria-label": "Seconds",
+          }),
           "s",
           h("button", { type: "submit", class: "small" }, "Set"),
           clear(() => api.clearRateLimit(name), "Jobs start as fast as they are asked for"),

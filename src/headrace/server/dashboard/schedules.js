@@ -2,23 +2,36 @@
 
 import * as api from "./api.js";
 import { h } from "./dom.js";
-import { count, duration } from "./format.js";
-import { confirm, live, notice, perform, queueLink, when } from "./parts.js";
+import { age, count, duration, exactTime } from "./format.js";
+import { now } from "./live.js";
+import { STATES, badge, confirm, live, notice, paths, perform, queueLink, when } from "./parts.js";
 
 export const title = () => "Schedules";
 
-export async function load() {
-  const crons = await api.crons();
-  return crons.sort((a, b) => a.nextRun - b.nextRun);
-}
+export const load = () => api.crons();
 
 const rhythm = (cron) => (cron.schedule ? h("code", {}, cron.schedule) : `every ${duration(cron.repeatEvery)}`);
 
-// The server tells the last run where it knows it; an interval gives it away.
-const lastRun = (cron) =>
-  cron.lastRun ?? cron.lastSlot ?? (cron.executions && cron.repeatEvery ? cron.nextRun - cron.repeatEvery : null);
+const then = (cron) =>
+  cron.upcoming.length > 1 &&
+  h("div", { class: "excerpt" }, `then ${cron.upcoming.slice(1).map((time) => age(time, now())).join(", ")}`);
 
-export function view(crons, ctx) {
+// What became of the last runs, the latest first; each leads to its job, if that is still there.
+const outcomes = (cron) =>
+  cron.recent.length > 0 &&
+  h(
+    "div",
+    { class: "runs" },
+    cron.recent.map((run) => {
+      const mark = badge(run.state, "");
+      const said = `${exactTime(run.at)}: ${STATES[run.state]?.word ?? run.state}`;
+      return run.state === "unknown"
+        ? h("span", { key: run.jobId, title: said, role: "img", "aria-label": said }, mark)
+        : h("a", { key: run.jobId, href: paths.job(run.jobId), title: said, "aria-label": said }, mark);
+    }),
+  );
+
+export function view({ crons, total }, ctx) {
   if (!crons.length) {
     return [
       h("h1", {}, "Schedules"),
@@ -28,7 +41,7 @@ export function view(crons, ctx) {
         h(
           "pre",
           { class: "code" },
-          `curl -X POST ${location.origin}/crons \\\n`,
+          `curl -X POST ${location.origin}${api.BASE}/crons \\\n`,
           "  -H 'Content-Type: application/json' \\\n",
           `  -d '{"name": "nightly", "queue": "reports", "schedule": "0 3 * * *", "data": {}}'`,
         ),
@@ -37,6 +50,7 @@ export function view(crons, ctx) {
   }
   return [
     h("h1", {}, "Schedules"),
+    crons.length < total && h("p", { class: "quiet" }, `The ${count(crons.length)} of ${count(total)} that run next.`),
     h(
       "table",
       { class: "cards" },
@@ -46,7 +60,7 @@ export function view(crons, ctx) {
         h(
           "tr",
           {},
-          ["Schedule", "Queue", "Rhythm", "Next run", "Last run", "Runs", ""].map((word, i) =>
+          ["Schedule", "Queue", "Rhythm", "Next run", "Last runs", "Runs", ""].map((word, i) =>
             h("th", { class: i > 2 && i < 6 ? "n" : i === 6 ? "act" : null }, word),
           ),
         ),
@@ -71,8 +85,8 @@ export function view(crons, ctx) {
               rhythm(cron),
               cron.timezone && h("span", { class: "quiet" }, ` ${cron.timezone}`),
             ),
-            h("td", { class: "n", "data-label": "Next run" }, when(cron.nextRun)),
-            h("td", { class: "n", "data-label": "Last run" }, when(lastRun(cron))),
+            h("td", { class: "n", "data-label": "Next run" }, when(cron.nextRun), then(cron)),
+            h("td", { class: "n", "data-label": "Last runs" }, when(cron.lastRun ?? null), outcomes(cron)),
             h(
               "td",
               { class: "n", "data-label": "Runs" },

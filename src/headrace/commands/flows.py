@@ -1,0 +1,179 @@
+"""Workflows: a record that many may change but nobody by accident, with a log of its own and jobs that drive it.
+
+The server decides nothing here. Who runs a workflow reads it, decides, and says on which revision the decision was
+made; it is carried out as a whole or refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+from msgspec import Meta, Raw, Struct
+
+from headrace.backends.base import Ack, FlowPush, NewStep
+from headrace.commands._base import Command, Flag, Reply, command
+from headrace.commands.jobs import LEASE_ERRORS, PushEntry, check_options, needs_check
+from headrace.errors import InvalidCommand, NotFound
+from headrace.model import NIL, Count, Flow, FlowId, FlowStatus, FlowStep, JobId, QueueName, ShortText, Token
+
+if TYPE_CHECKING:
+    from headrace.engine.engine import Engine
+    from headrace.engine.peer import Peer
+
+_NOT_FOUND = "Flow not found: <id>"
+
+
+class GivenStep(Struct, rename="camel"):
+    """An entry for the log of a flow."""
+
+    kind: ShortText
+    step: ShortText = ""
+    attempt: Count = 0
+    body: Raw = Raw(NIL)
+
+
+class GivenJob(Struct, rename="camel"):
+    """A job of a flow: its options are those of PUSHB; families and repetition do not go with flows."""
+
+    queue: QueueName
+    input: PushEntry
+
+
+class GivenAck(Struct, rename="camel"):
+    """The job that made the step, to be completed with it."""
+
+    id: JobId
+    token: Token | None = None
+
+
+GivenSteps = Annotated[tuple[GivenStep, ...], Meta(max_length=1000)]
+GivenJobs = Annotated[tuple[GivenJob, ...], Meta(max_length=1000)]
+
+
+class FlowStarted(Reply):
+    """`created` is false when the id was taken: then `flow` is what is there."""
+
+    flow: Flow
+    created: bool
+
+
+class FlowFound(Reply):
+    flow: Flow
+    steps: list[FlowStep]
+
+
+class FlowChanged(Reply):
+    flow: Flow
+
+
+class FlowsFound(Reply):
+    flows: list[Flow]
+
+
+def _steps(given: Sequence[GivenStep]) -> list[NewStep]:
+    return [NewStep(step.kind, step.step, step.attempt, step.body) for step in given]
+
+
+def _pushes(flow_id: str, given: Sequence[GivenJob]) -> list[FlowPush]:
+    for job in given:
+        options = job.input
+        if needs_check(options):
+            check_options(options)
+        if options.parent_id or options.depends_on or options.children_ids or options.repeat:
+            raise InvalidCommand("a job of a workflow has no parent, dependencies or repetition")
+        options.flow_id = flow_id
+    return [FlowPush(job.queue, job.input) for job in given]
+
+
+@command(FlowStarted, category="Flows", flags=Flag.WRITE)
+class FlowStart(Command[FlowStarted], tag="FlowStart"):
+    """Begin a workflow and push its first jobs. An id that is taken gives the flow that has it, unchanged."""
+
+    id: FlowId
+    workflow: ShortText
+    queue: QueueName
+    steps: GivenSteps = ()
+    jobs: GivenJobs = ()
+
+    async def run(self, engine: Engine, peer: Peer) -> FlowStarted:
+        flow, created = await engine.backend.start_flow(
+            self.id, self.workflow, self.queue, _steps(self.steps), _pushes(self.id, self.jobs)
+        )
+        return FlowStarted(flow=flow, created=created)
+
+
+@command(
+    FlowChanged,
+    category="Flows",
+    flags=Flag.WRITE,
+    errors=(
+        _NOT_FOUND,
+        "Flow <id> has ended",
+        "Flow <id> has changed: it is at revision <n>, not <n>",
+        "a job of a workflow has no parent, dependencies or repetition",
+        *LEASE_ERRORS,
+    ),
+)
+class FlowAdvance(Command[FlowChanged], tag="FlowAdvance"):
+    """Carry out a decision: append to the log, change the status, push the next jobs, complete the job of this step.
+
+    All or nothing. It is refused when the flow has changed since `revision`: look again and decide anew.
+    """
+
+    id: FlowId
+    revision: Count
+    status: FlowStatus | None = None
+    steps: GivenSteps = ()
+    jobs: GivenJobs = ()
+    ack: GivenAck | None = None
+
+    async def run(self, engine: Engine, peer: Peer) -> FlowChanged:
+        ack = None if self.ack is None else Ack(self.ack.id, self.ack.token or None)
+        flow = await engine.backend.advance_flow(
+            self.id, self.revision, self.status, _steps(self.steps), _pushes(self.id, self.jobs), ack
+        )
+        return FlowChanged(flow=flow)
+
+
+async def _found(engine: Engine, flow_id: str, after: int) -> FlowFound:
+    flow = await engine.backend.flow(flow_id)
+    if flow is None:
+        raise NotFound(f"Flow not found: {flow_id}")
+    return FlowFound(flow=flow, steps=await engine.backend.flow_steps(flow_id, after))
+
+
+@command(FlowFound, category="Flows", http="GET /flows/{id} fail=404", errors=(_NOT_FOUND,))
+class FlowGet(Command[FlowFound], tag="FlowGet"):
+    """A workflow and its log, or the part of the log behind the entry `after`."""
+
+    id: FlowId
+    after: Count = 0
+
+    async def run(self, engine: Engine, peer: Peer) -> FlowFound:
+        return await _found(engine, self.id, self.after)
+
+
+@command(FlowsFound, category="Flows", http="GET /flows")
+class FlowList(Command[FlowsFound], tag="FlowList"):
+    """Workflows by id, the last ones first, a page at a time: `before` is the last id of the page before."""
+
+    workflow: ShortText | None = None
+    status: FlowStatus | None = None
+    limit: Annotated[int, Meta(ge=1, le=1000)] = 100
+    before: FlowId | None = None
+
+    async def run(self, engine: Engine, peer: Peer) -> FlowsFound:
+        return FlowsFound(flows=await engine.backend.flows(self.workflow, self.status, self.limit, self.before))
+
+
+@command(FlowFound, category="Flows", flags=Flag.BLOCKING, errors=(_NOT_FOUND,))
+class FlowWait(Command[FlowFound], tag="FlowWait"):
+    """Wait for a workflow to end, at most `timeout` ms; then as FlowGet."""
+
+    id: FlowId
+    timeout: Annotated[float, Meta(ge=0, le=600_000)] = 30_000
+
+    async def run(self, engine: Engine, peer: Peer) -> FlowFound:
+        await engine.wait_flow(self.id, self.timeout)
+        return await _found(engine, self.id, 0)
