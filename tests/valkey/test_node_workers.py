@@ -1,7 +1,7 @@
 """Jobs of ours in the hands of a Node worker: the worker's side is played by the very commands that it issues.
 
-What `glidemq_moveToActive`, `glidemq_complete` and `glidemq_fail` of library 93 write is written here step by step with a
-plain client; afterwards our own view of the queue must be right.
+What `glidemq_moveToActive`, `glidemq_complete` and `glidemq_fail` of library 93 write is written here step by step with
+a plain client; afterwards our own view of the queue must be right.
 """
 
 from __future__ import annotations
