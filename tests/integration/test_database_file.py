@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from headrace.backends.local.journal import schema_scripts
 from tests.serverprocess import ServerProcess
 
 
@@ -66,7 +67,7 @@ def test_a_file_of_a_newer_version_is_refused_and_left_alone(path: Path) -> None
     examined = doctor(path)
     assert examined.returncode == 1
     assert "newer Headrace (schema 99" in examined.stdout
-    damage(path, "PRAGMA user_version=1")
+    damage(path, f"PRAGMA user_version={len(schema_scripts())}")
     assert doctor(path).returncode == 0
 
 

@@ -46,6 +46,7 @@ EXTENSIONS = _names("""
     PauseGroup ResumeGroup IsGroupPaused RateLimitGroup
     DashboardOverview DashboardQueues DashboardQueue DashboardHistory DashboardFailures
     Health Ready HeapStats QueuesSummary DlqPage
+    Events EventSegments EventSegment EventPosition ForgetEventPosition ScanJobs ScanResults ScanDlq
 """)
 
 CATEGORIES = {

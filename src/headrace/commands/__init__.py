@@ -13,6 +13,7 @@ from headrace.commands import (
     dashboard,
     dedup,
     dlq,
+    eventlog,
     families,
     groups,
     jobs,
@@ -21,6 +22,7 @@ from headrace.commands import (
     monitoring,
     queries,
     queues,
+    scans,
     webhooks,
     workers,
 )
@@ -54,6 +56,7 @@ __all__ = [
     "dashboard",
     "dedup",
     "dlq",
+    "eventlog",
     "families",
     "groups",
     "jobs",
@@ -62,6 +65,7 @@ __all__ = [
     "monitoring",
     "queries",
     "queues",
+    "scans",
     "webhooks",
     "workers",
 ]

@@ -102,6 +102,8 @@ class JobOptions(Command[Any], tag=False, kw_only=True):
     dedup: Dedup | None = None
     debounce_id: ShortText | None = None
     debounce_ttl: TtlMs | None = None
+    # For how long its own id is not used again by pushes that say so too, whatever becomes of the job.
+    id_ttl: TtlMs | None = None
     # How many jobs its group may hold at most; asked only while pushing.
     group_max_size: Annotated[int, positive("groupMaxSize")] | None = None
 

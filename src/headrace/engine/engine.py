@@ -222,6 +222,7 @@ class Engine:
             self.figures.sample()
             await self.history.sample()
             self.backend.retire_completed()
+            self.backend.retire_tombstones()
 
     # -- connections ---------------------------------------------------------------------------------------------------
 
