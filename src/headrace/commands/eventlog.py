@@ -57,7 +57,7 @@ class EventLines(Reply):
     last: int
 
 
-@command(EventLines, category="Events", flags=Flag.BULK, http="GET /event-log lift=lines")
+@command(EventLines, category="Events", flags=Flag.BULK, http="GET /event-log")
 class ReadEvents(Command[EventLines], tag="Events"):
     """Events with a seq above `after`, oldest first: at most `limit`, and about 1 MB at a time.
 
