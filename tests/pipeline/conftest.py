@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.pipeline.history import tell_story
+from headrace.pipeline.lake import Lake
+from tests.pipeline.history import Story, rig_at, seal
 from tests.scale import scaled
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from headrace.pipeline.runs import TellSummary
 
 
 @pytest.fixture(scope="session")
@@ -24,14 +28,41 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         "spark.sql.shuffle.partitions": "2",
         "spark.driver.memory": "1g",
         "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
-        "spark.sql.adaptive.enabled": "false",  # with a handful of rows, planning anew costs more than it saves
+        # With a handful of rows, planning anew and compiling cost more than they save. The tests that start
+        # `headrace pipeline` as a process run with the defaults.
+        "spark.sql.adaptive.enabled": "false",
+        "spark.sql.codegen.wholeStage": "false",
+        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     }
     session = start_session("tests", master="local[2,3]", settings=settings)
     yield session
     session.stop()
 
 
+@dataclass
+class Chronicle:
+    """A captured history, the lake that was made of it in two runs, and what those runs said."""
+
+    log: Path
+    lake: Lake
+    runs: list[TellSummary]
+
+
 @pytest.fixture(scope="session")
-def story(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The capture folder of an eventful day."""
-    return tell_story(tmp_path_factory.mktemp("story"), steps=scaled(3_000, 30_000), seed=11)
+def chronicle(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Chronicle:
+    from headrace.pipeline import runs
+
+    folder = tmp_path_factory.mktemp("chronicle")
+    lake = Lake(folder / "lake")
+    rig = rig_at(folder)
+    story = Story(rig, seed=11)
+    source = {"path": str(folder / "log"), "maxEventsPerTrigger": "1500"}
+    said = []
+    for _ in range(2):
+        story.go(scaled(1_500, 15_000))
+        seal(rig)
+        runs.ingest(spark, lake, source)
+        said.append(runs.tell(spark, lake, sla_ms={"mail": 2_000, "*": 60_000}))
+    rig.close()
+    return Chronicle(folder / "log", lake, said)

@@ -144,11 +144,3 @@ class Story:
                 self.rig.obliterate(queue)
             case move:
                 self.rig.drain(queue) if move == "drain" else self.rig.purge_dlq(queue)
-
-
-def tell_story(folder: Path, *, steps: int, seed: int) -> Path:
-    """A captured log with `steps` random steps in closed segments; its folder."""
-    rig = rig_at(folder)
-    Story(rig, seed).go(steps)
-    rig.close()
-    return folder / "log"

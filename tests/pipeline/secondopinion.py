@@ -63,7 +63,7 @@ WITH lives AS (
 ), cleared AS (
     SELECT l.queue, l.job, l.life, arg_min(e.ts, e.seq) AS ts
     FROM placed l JOIN events e ON e.queue = l.queue AND e.event IN ('drained', 'obliterated') AND e.reached >= l.newest
-    WHERE NOT has_successor AND own_end IS NULL
+    WHERE own_end IS NULL
       AND (e.event = 'obliterated' OR newest_event NOT IN ('pulled', 'waiting-children'))
     GROUP BY ALL
 )

@@ -1,19 +1,18 @@
-"""The lake says what DuckDB finds in the captured files by itself, and DuckDB reads the lake as it stands."""
+"""The lake says what DuckDB finds in the captured files by itself, and DuckDB reads the lake as it stands.
+
+The lake was told in two runs, so all of this also says that a history in pieces comes to the same as a whole one.
+"""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import duckdb
 import pytest
 
-from headrace.pipeline import runs
 from headrace.pipeline.lake import Lake
 from tests.pipeline import secondopinion
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+from tests.pipeline.conftest import Chronicle
 
 _JOB_COLUMNS = """queue, job_id, first_seq, job_name, epoch_ms(added_at), epoch_ms(first_active_at),
     epoch_ms(last_active_at), epoch_ms(finished_at), outcome, attempts, failures, stalls, wait_ms, backoff_ms, total_ms,
@@ -23,17 +22,13 @@ _THEIR_JOBS = """SELECT queue, job, first_seq, name, added, first_active, last_a
 
 
 @pytest.fixture(scope="module")
-def lake(spark: SparkSession, story: Path, tmp_path_factory: pytest.TempPathFactory) -> Lake:
-    """The story, ingested in many batches and told in one run."""
-    made = Lake(tmp_path_factory.mktemp("lake"))
-    runs.ingest(spark, made, {"path": str(story), "maxEventsPerTrigger": "1500"})
-    runs.tell(spark, made, sla_ms={"mail": 2_000, "*": 60_000})
-    return made
+def opinion(chronicle: Chronicle) -> duckdb.DuckDBPyConnection:
+    return secondopinion.ask(chronicle.log)
 
 
 @pytest.fixture(scope="module")
-def opinion(story: Path) -> duckdb.DuckDBPyConnection:
-    return secondopinion.ask(story)
+def lake(chronicle: Chronicle) -> Lake:
+    return chronicle.lake
 
 
 def parquet(lake: Lake, table: str) -> str:

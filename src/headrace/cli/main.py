@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from headrace import __version__
-from headrace.cli import doctor, serve
+from headrace.cli import doctor, pipeline, serve
 from headrace.errors import HeadraceError
 
 
@@ -24,6 +24,7 @@ def _parser() -> argparse.ArgumentParser:
     subcommands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     serve.add_serve(subcommands)
     doctor.add_doctor(subcommands)
+    pipeline.add_pipeline(subcommands)
     return parser
 
 

@@ -19,9 +19,12 @@ import msgspec
 
 from headrace.errors import HeadraceError
 
-DEFAULT_URL: Final = "headrace://localhost:6789"
 _TIMEOUT_S: Final = 60.0
 _encode: Final = msgspec.msgpack.Encoder().encode
+
+
+def default_url() -> str:
+    return os.environ.get("HEADRACE_URL", "headrace://localhost:6789")
 
 
 class ServerRefused(HeadraceError):

@@ -14,10 +14,14 @@ import msgspec
 
 from headrace.errors import HeadraceError
 from headrace.model import DAY_MS
-from headrace.pipeline.connection import DEFAULT_URL
+from headrace.pipeline.connection import default_url
 from headrace.pipeline.eventsource import BEGINNING, Position
 
 KINDS: Final = ("events", "jobs", "results", "dlq")
+
+
+_OF_SPARK: Final = ("checkpointlocation", "queryname")
+"""Options of streaming queries, which Spark hands on to the source."""
 
 
 class BadOption(HeadraceError):
@@ -54,7 +58,7 @@ class Options(msgspec.Struct, frozen=True, rename=lambda name: name.replace("_",
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> Options:
-        values = {name.lower(): value for name, value in given.items()}
+        values = {name.lower(): value for name, value in given.items() if name.lower() not in _OF_SPARK}
         try:
             options = msgspec.convert(values, cls, strict=False)
         except msgspec.ValidationError as error:
@@ -68,7 +72,7 @@ class Options(msgspec.Struct, frozen=True, rename=lambda name: name.replace("_",
         if self.path is not None and (self.url is not None or self.kind != "events"):
             raise BadOption("the option path names a capture folder, which has events only: give either path or url")
         for name in ("max_events_per_trigger", "min_events_per_trigger", "max_bytes_per_trigger"):
-            if (getattr(self, name) or 1) < 1:
+            if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise BadOption(f"the option {_spark_name(name)} must be at least 1")
         for name in ("fetch_size", "batch_size", "max_in_flight"):
             if not 1 <= getattr(self, name) <= 10_000:
@@ -79,7 +83,7 @@ class Options(msgspec.Struct, frozen=True, rename=lambda name: name.replace("_",
         """What `open_source` needs. The token is looked up where it is used, so that it is not shipped with tasks."""
         if self.path is not None:
             return {"path": self.path}
-        return {"url": self.url or DEFAULT_URL}
+        return {"url": self.url or default_url()}
 
     @property
     def access_token(self) -> str | None:

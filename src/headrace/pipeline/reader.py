@@ -12,7 +12,15 @@ from typing import Any, NamedTuple
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from headrace.pipeline.connection import Address, Connection
-from headrace.pipeline.eventsource import EventSource, Slice, check_kept, open_source, shared_out, slices_between
+from headrace.pipeline.eventsource import (
+    EventsLost,
+    EventSource,
+    Slice,
+    check_kept,
+    open_source,
+    shared_out,
+    slices_between,
+)
 from headrace.pipeline.options import Options
 from headrace.pipeline.schemas import EVENTS, JOB_ROWS, LETTER_ROWS, RESULT_ROWS, arrow, columns
 
@@ -46,10 +54,18 @@ def read_events(partition: EventsPartition, options: Options) -> Iterator[Any]:
     source = open_place(options)
     wanted = chosen_columns(options, EVENTS)
     for piece in partition.slices:
-        for lines in source.blocks(piece.segment, piece.after, piece.until):
+        for lines in _blocks(source, piece, options):
             table = events_table(lines, piece.segment.shard)
             kept = chosen(table, piece.after, piece.until, options.queue).select(wanted)
             yield from kept.to_batches(max_chunksize=ROWS_PER_BATCH)
+
+
+def _blocks(source: EventSource, piece: Slice, options: Options) -> Iterator[bytes]:
+    try:
+        yield from source.blocks(piece.segment, piece.after, piece.until)
+    except EventsLost:
+        if options.fail_on_data_loss:
+            raise
 
 
 def chosen_columns(options: Options, table: str) -> list[str]:

@@ -187,15 +187,16 @@ class _Telling:
         needed = [name for name in columns(BRONZE) if name not in ("extra", "progress", "event_date", "schema_version")]
         carried = self._carried()
         everything = events.select(*needed) if carried is None else union(events.select(*needed), carried)
-        told = silver.told(everything, silver.clearings(events) if has_clearings else None)
-        told = told.persist(StorageLevel.MEMORY_AND_DISK)
-        runs = silver.runs_of(told).persist(StorageLevel.MEMORY_AND_DISK)
-        over, lasting = runs.where(~silver.is_open()), runs.where(silver.is_open())
+        told = silver.told(everything).persist(StorageLevel.MEMORY_AND_DISK)
+        cleared = silver.clearings(events) if has_clearings else None
+        runs = silver.judged(silver.runs_of(told), cleared).persist(StorageLevel.MEMORY_AND_DISK)
+        is_over = f.col("finished_at").isNotNull()
+        over, lasting = runs.where(is_over), runs.where(~is_over)
         self._stage(silver.jobs_of(over), "silver/jobs", "finished_date")
         self._stage(silver.attempts_of(over), "silver/attempts", "ended_date")
         self._stage(silver.jobs_of(lasting).drop("finished_date"), "silver/open_jobs")
         self._stage(silver.attempts_of(lasting).drop("ended_date"), "silver/open_attempts")
-        self._stage(silver.carried(told, needed), "state/open_events")
+        self._stage(silver.carried(told, runs, needed, has_clearings=has_clearings), "state/open_events")
         if any(row["late"] for row in facts):
             self._stage(silver.late_of(events), "silver/late_events")
         if any(row["gaps"] for row in facts):
@@ -277,6 +278,14 @@ def read_silver(
     if folders := lake.committed(lasting):
         frames.append(spark.read.parquet(*map(str, folders)))
     return union(*frames)
+
+
+def read_bronze(spark: SparkSession, lake: Lake) -> DataFrame | None:
+    """Every event of the lake; None when there is none."""
+    folders = [str(path) for path in lake.numbered("bronze/events").values()]
+    if not folders:
+        return None
+    return spark.read.schema(_ddl(BRONZE)).option("basePath", str(lake.path("bronze/events"))).parquet(*folders)
 
 
 def read_jobs(spark: SparkSession, lake: Lake) -> DataFrame:

@@ -2,8 +2,9 @@
 
 A job's events, ordered by (epoch, seq), fall into *lives*: each begins with a push, the revival of a dead letter or
 the repetition of a completed job, and has at most one end. A life falls into *runs*: each begins when the job is handed
-to a worker. `told` marks every event with its life and run, `runs_of` makes one row of each run, and everything else
-follows from those rows. All of it is grouped by (queue, job_id), so the events are shuffled once.
+to a worker. `told` marks every event with its life and run, `runs_of` makes one row of each run, `judged` says of each
+how its life ended, and everything else follows from those rows. All of it is grouped by (queue, job_id), so the events
+are shuffled once.
 
 Order of input and repeated events change nothing. What is not over yet is told again together with the events to come:
 `carried` gives the events to keep for that. So a history read in pieces gives the same rows as one read at once.
@@ -26,6 +27,7 @@ LIFE_EVENTS: Final = (*WAITING, "pulled", "completed", "expired", "removed", "wa
 RUN_ENDS: Final = ("completed", "failed", "stalled", "released", "delayed", "waiting-children", "removed", "expired")
 CLEARING: Final = ("drained", "obliterated")
 
+_OUTCOMES: Final = {"completed": "completed", "failed": "dlq", "removed": "removed", "expired": "expired"}
 _event: Final = "event"
 _by_job: Final = ("queue", "job_id")
 
@@ -63,8 +65,8 @@ def clearings(events: DataFrame) -> DataFrame:
     return cleared.groupBy("queue").agg(f.array_sort(f.collect_set(moment)).alias("clearings"))
 
 
-def told(events: DataFrame, cleared: DataFrame | None = None) -> DataFrame:
-    """The events of lives, each with its life and run, and with what became of its job as far as is known."""
+def told(events: DataFrame) -> DataFrame:
+    """The events of lives, each with its life and run, and whether its life is the last one and goes on."""
     ordered = Window.partitionBy(*_by_job).orderBy("epoch", "seq")
     so_far = ordered.rowsBetween(Window.unboundedPreceding, Window.currentRow)
     whole = Window.partitionBy(*_by_job)
@@ -77,40 +79,27 @@ def told(events: DataFrame, cleared: DataFrame | None = None) -> DataFrame:
         f.sum(is_start().cast("int")).over(so_far).alias("life"),
         f.sum(_is("pulled").cast("int")).over(so_far).alias("runs"),
         f.sum(is_start().cast("int")).over(whole).alias("lives"),
-        f.max(f.struct("epoch", "seq", _event)).over(whole).alias("newest"),
         f.max(f.when(is_terminal(), f.struct("epoch", "seq"))).over(whole).alias("last_end"),
         f.max(f.when(is_start(), f.struct("epoch", "seq"))).over(whole).alias("last_start"),
     )
     base = f.last(f.when(is_start(), f.col("runs")), ignorenulls=True).over(so_far)
-    placed = counted.select(
+    is_last = f.col("life") == f.col("lives")
+    has_no_end = f.col("last_end").isNull() | (f.col("last_end") < f.col("last_start"))
+    return counted.select(
         "*",
         (f.col("runs") - f.coalesce(base, f.lit(0))).alias("run"),
-        (f.col("life") == f.col("lives")).alias("is_last"),
-        (f.col("last_end").isNull() | (f.col("last_end") < f.col("last_start"))).alias("is_unended"),
-    )
-    return _with_clearing(placed, cleared)
-
-
-def _with_clearing(placed: DataFrame, cleared: DataFrame | None) -> DataFrame:
-    """Queues are emptied with one event: that is the end of the jobs that were in them."""
-    if cleared is None:
-        return placed.withColumn("cleared_at", f.lit(None).cast("timestamp"))
-    reached = f.expr(
-        f"""try_element_at(filter(clearings, c -> c.last_seq >= newest.seq
-            and (not c.only_waiting or newest.event in {WAITING})), 1).ts"""
-    )
-    return placed.join(f.broadcast(cleared), "queue", "left").withColumn(
-        "cleared_at", f.when(f.col("is_last") & f.col("is_unended"), reached)
+        is_last.alias("is_last"),
+        (is_last & has_no_end).alias("goes_on"),
     )
 
 
-def is_open() -> Column:
-    return f.col("is_last") & f.col("is_unended") & f.col("cleared_at").isNull()
-
-
-def carried(told_events: DataFrame, original: list[str]) -> DataFrame:
+def carried(told_events: DataFrame, judged_runs: DataFrame, original: list[str], *, has_clearings: bool) -> DataFrame:
     """The events that must be told again next time: those of lives that have not ended."""
-    return told_events.where(is_open()).select(*original)
+    lasting = told_events.where("goes_on")
+    if has_clearings:
+        ended = judged_runs.where(f.col("goes_on") & f.col("finished_at").isNotNull()).select(*_by_job).distinct()
+        lasting = lasting.join(ended, list(_by_job), "left_anti")
+    return lasting.select(*original)
 
 
 def runs_of(told_events: DataFrame) -> DataFrame:
@@ -119,18 +108,16 @@ def runs_of(told_events: DataFrame) -> DataFrame:
     def when(condition: Column, value: Column | str) -> Column:
         return f.when(condition, f.col(value) if isinstance(value, str) else value)
 
-    start, end = is_start(), is_terminal()
     ends_run = _is(*RUN_ENDS) & (f.col("run") > 0)
-    place = f.struct("epoch", "seq")
+    place = f.struct("epoch", "seq").alias("place")
     return told_events.groupBy(*_by_job, "life", "run").agg(
         f.max("job_name").alias("job_name"),
         f.max("shard").alias("shard"),
         f.max("epoch").alias("epoch"),
         f.min("seq").alias("first_seq"),
-        f.max("seq").alias("last_seq"),
-        f.max("ts").alias("last_ts"),
-        f.min(when(start, "ts")).alias("added_at"),
-        f.min(when(start, "seq")).alias("start_seq"),
+        f.max(f.struct("epoch", "seq", _event)).alias("newest"),
+        f.max("ts").alias("newest_ts"),
+        f.min(when(is_start(), "ts")).alias("added_at"),
         f.max(when(_is("pushed"), "delay_ms")).alias("delay_ms"),
         f.max(when(_is("pushed"), "priority")).alias("priority"),
         f.max(when(_is("pushed"), "payload_bytes")).alias("payload_bytes"),
@@ -142,112 +129,113 @@ def runs_of(told_events: DataFrame) -> DataFrame:
         f.max(when(_is("pulled"), "attempt")).alias("attempt"),
         f.max(when(_is("waiting") & (f.col("prev") == "waiting-children"), "ts")).alias("unblocked_at"),
         f.min(when(ends_run, f.struct("epoch", "seq", "ts", _event))).alias("run_end"),
-        f.min(when(end, f.struct("epoch", "seq", "ts", _event))).alias("life_end"),
+        f.min(when(is_terminal(), f.struct("epoch", "seq", "ts", _event))).alias("own_end"),
         f.sum(_is("failed").cast("int")).alias("failures"),
         f.sum(_is("stalled").cast("int")).alias("stalls"),
         f.sum(when(_is("retried"), "delay_ms")).alias("backoff_ms"),
-        f.max(f.when(_is("failed") & f.col("error").isNotNull(), f.struct(place.alias("place"), "error")))
-        .getField("error")
-        .alias("error"),
+        f.max(when(_is("failed") & f.col("error").isNotNull(), f.struct(place, "error"))).alias("failure"),
         f.first("is_last").alias("is_last"),
-        f.first("is_unended").alias("is_unended"),
-        f.first("cleared_at").alias("cleared_at"),
+        f.first("goes_on").alias("goes_on"),
     )
 
 
-_OUTCOMES: Final = {"completed": "completed", "failed": "dlq", "removed": "removed", "expired": "expired"}
+def judged(runs: DataFrame, cleared: DataFrame | None = None) -> DataFrame:
+    """Runs with what became of their life: `finished_at` and `outcome` are null while it lasts.
+
+    A life ends with an event of its own, with the emptying of its queue, or at the latest before its successor begins.
+    """
+    lives = Window.partitionBy(*_by_job, "life")
+    whole = runs.withColumns(
+        {
+            "own_end": f.min("own_end").over(lives),
+            "newest": f.max("newest").over(lives),
+            "newest_ts": f.max("newest_ts").over(lives),
+            "life_seq": f.min("first_seq").over(lives),
+        }
+    )
+    cleared_at = f.lit(None).cast("timestamp")
+    if cleared is not None:
+        whole = whole.join(f.broadcast(cleared), "queue", "left")
+        cleared_at = f.expr(
+            f"""try_element_at(filter(clearings, c -> c.last_seq >= newest.seq
+                and (not c.only_waiting or newest.event in {WAITING})), 1).ts"""
+        )
+    superseded_at = f.when(~f.col("is_last"), f.col("newest_ts"))
+    outcomes = f.create_map(*(f.lit(word) for pair in _OUTCOMES.items() for word in pair))
+    ended = whole.withColumn("finished_at", f.coalesce(f.col("own_end.ts"), cleared_at, superseded_at))
+    outcome = f.coalesce(outcomes[f.col("own_end.event")], f.when(f.col("finished_at").isNotNull(), f.lit("removed")))
+    return ended.withColumn("outcome", outcome)
 
 
-def jobs_of(runs: DataFrame) -> DataFrame:
-    """One row per life; `finished_at` and `outcome` are null while it lasts."""
+def jobs_of(judged_runs: DataFrame) -> DataFrame:
+    """One row per life."""
     is_run = f.col("started_at").isNotNull()
-    run_ms = millis_between(f.col("run_end.ts"), f.col("started_at"))
-
-    def latest(column: str) -> Column:
-        return f.max_by(column, f.when(f.col(column).isNotNull(), f.col("run")))
-
-    lives = runs.groupBy(*_by_job, "life").agg(
-        f.max("job_name").alias("job_name"),
-        f.max("shard").alias("shard"),
-        f.max("epoch").alias("epoch"),
+    run_ms = millis_between(_run_ended_at(), f.col("started_at"))
+    lives = judged_runs.groupBy(*_by_job, "life").agg(
+        *(f.max(name).alias(name) for name in _SAME_OR_ONCE),
         f.min("first_seq").alias("first_seq"),
-        f.max("last_seq").alias("newest_seq"),
-        f.max("last_ts").alias("newest_ts"),
+        f.max(f.coalesce(f.col("own_end.seq"), f.col("newest.seq"))).alias("last_seq"),
         f.min("added_at").alias("added_at"),
         f.min("started_at").alias("first_active_at"),
         f.max("started_at").alias("last_active_at"),
-        f.min("life_end").alias("life_end"),
-        f.max("cleared_at").alias("cleared_at"),
         f.sum((is_run & (f.coalesce(f.col("run_end.event"), f.lit("")) != "released")).cast("int")).alias("attempts"),
-        f.sum("failures").cast("int").alias("failures"),
-        f.sum("stalls").cast("int").alias("stalls"),
+        f.sum("failures").alias("failures"),
+        f.sum("stalls").alias("stalls"),
         f.max_by(run_ms, f.when(is_run, f.col("run"))).alias("run_ms"),
         f.sum(run_ms).alias("busy_ms"),
         f.sum("backoff_ms").alias("backoff_ms"),
-        f.max("delay_ms").alias("delay_ms"),
-        f.max("priority").alias("priority"),
-        f.max("payload_bytes").alias("payload_bytes"),
-        f.max("unblocked_at").alias("unblocked_at"),
-        latest("worker").alias("last_worker"),
-        latest("error").alias("last_error"),
-        f.max("parent_id").alias("parent_id"),
-        f.max("group_id").alias("group_id"),
-        f.max("tags").alias("tags"),
-        f.first("is_last").alias("is_last"),
-        f.first("is_unended").alias("is_unended"),
+        f.max_by("worker", f.when(f.col("worker").isNotNull(), f.col("run"))).alias("last_worker"),
+        f.max("failure").getField("error").alias("last_error"),
     )
-    return conform(_timed(_ended(lives)), JOBS)
+    return conform(_timed(lives), JOBS)
 
 
-def _ended(lives: DataFrame) -> DataFrame:
-    outcome = f.create_map(*(f.lit(word) for pair in _OUTCOMES.items() for word in pair))[f.col("life_end.event")]
-    # Without an end of its own a life ended with the emptying of its queue, or before its successor began.
-    lost = ~is_open()
-    return lives.select(
-        "*",
-        f.coalesce(f.col("life_end.ts"), f.col("cleared_at"), f.when(lost, f.col("newest_ts"))).alias("finished_at"),
-        f.coalesce(outcome, f.when(lost, f.lit("removed"))).alias("outcome"),
-        f.coalesce(f.col("life_end.seq"), f.col("newest_seq")).alias("last_seq"),
-    )
+_SAME_OR_ONCE: Final = (
+    "job_name", "shard", "epoch", "finished_at", "outcome", "delay_ms", "priority", "payload_bytes", "unblocked_at",
+    "parent_id", "group_id", "tags",
+)  # fmt: skip
+"""Columns that all runs of a life agree on, or that only one of them has."""
+
+
+def _run_ended_at() -> Column:
+    return f.coalesce(f.col("run_end.ts"), f.col("finished_at"))
 
 
 def _timed(lives: DataFrame) -> DataFrame:
     delay = f.make_dt_interval(secs=f.coalesce(f.col("delay_ms"), f.lit(0)) / 1000)
     ready_at = f.greatest(f.col("added_at") + delay, f.col("unblocked_at"))
+    waited = f.greatest(f.lit(0), millis_between(f.col("first_active_at"), ready_at))
+    lasted = f.greatest(f.lit(0), millis_between(f.col("finished_at"), f.col("added_at")))
+    is_whole = f.col("added_at").isNotNull()
     return lives.select(
         "*",
-        f.greatest(f.lit(0), millis_between(f.col("first_active_at"), ready_at)).alias("waited"),
-        f.greatest(f.lit(0), millis_between(f.col("finished_at"), f.col("added_at"))).alias("lasted"),
+        f.when(is_whole & f.col("first_active_at").isNotNull(), waited).alias("wait_ms"),
+        f.when(is_whole & f.col("finished_at").isNotNull(), lasted).alias("total_ms"),
         signature(f.col("last_error")).alias("error_signature"),
         f.to_date("finished_at").alias("finished_date"),
-    ).select(
-        "*",
-        f.when(f.col("added_at").isNotNull() & f.col("first_active_at").isNotNull(), f.col("waited")).alias("wait_ms"),
-        f.when(f.col("added_at").isNotNull() & f.col("finished_at").isNotNull(), f.col("lasted")).alias("total_ms"),
     )
 
 
-def attempts_of(runs: DataFrame) -> DataFrame:
+def attempts_of(judged_runs: DataFrame) -> DataFrame:
     """One row per handing out; `ended_at` and `outcome` are null while it lasts."""
-    lives = Window.partitionBy(*_by_job, "life")
-    ended_at = f.coalesce(f.col("run_end.ts"), f.col("cleared_at"), f.when(~is_open(), f.col("last_ts")))
-    outcome = f.coalesce(f.col("run_end.event"), f.when(~is_open(), f.lit("removed")))
-    named = runs.select(
-        "*",
-        f.min("first_seq").over(lives).alias("life_seq"),
-        ended_at.alias("ended_at"),
-        outcome.alias("outcome"),
-        f.col("run").alias("round"),
-    ).where(f.col("started_at").isNotNull())
-    return conform(
-        named.select(
-            "*",
-            millis_between(f.col("ended_at"), f.col("started_at")).alias("run_ms"),
-            signature(f.col("error")).alias("error_signature"),
-            f.to_date("ended_at").alias("ended_date"),
-        ),
-        ATTEMPTS,
+    error = f.col("failure.error")
+    outcome = f.coalesce(f.col("run_end.event"), f.when(f.col("finished_at").isNotNull(), f.lit("removed")))
+    named = judged_runs.where(f.col("started_at").isNotNull()).withColumns(
+        {
+            "ended_at": _run_ended_at(),
+            "outcome": outcome,
+            "round": f.col("run"),
+            "error": error,
+            "error_signature": signature(error),
+        }
     )
+    ended = named.withColumns(
+        {
+            "run_ms": millis_between(f.col("ended_at"), f.col("started_at")),
+            "ended_date": f.to_date("ended_at"),
+        }
+    )
+    return conform(ended, ATTEMPTS)
 
 
 def gaps_of(events: DataFrame) -> DataFrame:
