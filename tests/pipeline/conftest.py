@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from headrace.pipeline.lake import Lake
+from tests.pipeline.cluster import HASTE
 from tests.pipeline.history import Story, rig_at, seal
 from tests.scale import scaled
 
@@ -33,7 +34,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         "spark.sql.adaptive.enabled": "false",
         "spark.sql.codegen.wholeStage": "false",
         "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        "spark.driver.extraJavaOptions": HASTE,
     }
     session = start_session("tests", master="local[2,3]", settings=settings)
     yield session

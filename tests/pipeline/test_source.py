@@ -150,6 +150,8 @@ def test_a_stream_stops_where_events_were_dropped_unless_told_to_go_on(spark: Sp
         client.ok("ForgetEventPosition", consumer="holder")
         while client.ok("EventSegments")["first"] < 5:
             push(client, "q")
+        client.ok("EventPosition", consumer="holder", seq=client.ok("EventSegments")["last"])
+        push(client, "q")
         with pytest.raises(Exception, match="were dropped before they were read"):
             stream(spark, server, tmp_path)
         _, found, _ = stream(spark, server, tmp_path, failOnDataLoss="false")

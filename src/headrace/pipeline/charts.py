@@ -16,6 +16,9 @@ WIDTH: Final = 520
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 8, 8, 22
 _HOUR_MS: Final = 3_600_000
 
+_LOG_TICKS_MS: Final = (1, 10, 100, 1_000, 10_000, 60_000, 600_000, _HOUR_MS, 10 * _HOUR_MS, 100 * _HOUR_MS)
+"""Scales by decades show durations: their ticks are round in the units that people use."""
+
 Point = tuple[float, float | None]
 Format = Callable[[float], str]
 
@@ -47,10 +50,12 @@ def duration(ms: float) -> str:
 
 
 def _short(value: float) -> str:
-    return f"{value:.0f}" if value >= 10 or float(value).is_integer() else f"{value:.1f}"
+    return f"{value:.0f}" if value >= 10 else f"{value:.1f}".removesuffix(".0")
 
 
 def percent(share: float) -> str:
+    if 0 < share < 0.001:
+        return "under 0.1 %"
     return f"{share * 100:.0f} %" if share >= 0.1 or share == 0 else f"{share * 100:.1f} %"
 
 
@@ -62,7 +67,7 @@ def moment(ms: float, *, with_day: bool = True) -> str:
 
 
 class Scale:
-    """Values to pixels, upwards: linear from zero, or by decades."""
+    """Values to pixels, upwards: linear from zero, or milliseconds by decades."""
 
     def __init__(self, values: Sequence[float], height: float, *, is_log: bool) -> None:
         self.is_log = is_log
@@ -83,8 +88,7 @@ class Scale:
 
     def ticks(self) -> list[float]:
         if self.is_log:
-            step = max(1, (int(self._high) - int(self._low)) // 4)
-            return [10.0**power for power in range(int(self._low), int(self._high) + 1, step)]
+            return [ms for ms in _LOG_TICKS_MS if self._low <= math.log10(ms) <= self._high]
         return [self._step * n for n in range(round(self._high / self._step) + 1)]
 
 
@@ -126,7 +130,7 @@ def time_chart(
     if rule:
         y = scale.y(rule[0])
         parts.append(f'<line class="rule" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        parts.append(f'<text class="rule-name" x="{WIDTH - _RIGHT}" y="{y - 3:.1f}">{escape(rule[1])}</text>')
+        parts.append(f'<text class="rule-name" x="{_LEFT + 4}" y="{y - 3:.1f}">{escape(rule[1])}</text>')
     names = ", ".join(one.name for one in series)
     return _svg(WIDTH, _TOP + height + _BOTTOM, "".join(parts), names)
 

@@ -23,6 +23,8 @@ from headrace.pipeline.lake import Lake
 
 MIN_N: Final = 100
 MAX_QUEUES: Final = 12
+_NOTABLE_BACKLOG: Final = 0.05
+"""A backlog below this share of what came lately is nothing to speak of."""
 _UNIT_MS: Final = {"minute": 60_000, "hour": 3_600_000, "day": 86_400_000}
 _WORDS: Final = {"minute": "per minute", "hour": "per hour", "day": "per day"}
 
@@ -79,11 +81,11 @@ class Facts:
         return self.start, self.end
 
     def filled(self, queue: str, value: Callable[[Row], float | None]) -> list[Point]:
-        """A point per window, with 0 where nothing happened."""
+        """A point per window, with 0 where nothing happened. The last one is left out if it is not over yet."""
         step = _UNIT_MS[self.unit]
         known = {row["window_start"]: value(row) for row in self.of(queue)}
-        first = self.start - self.start % step
-        return [(at, known.get(at, 0)) for at in range(first, self.end, step)]
+        first, last = self.start - self.start % step, self.end - self.end % step
+        return [(at, known.get(at, 0)) for at in range(first, last if last > first + step else self.end, step)]
 
     def carried(self, queue: str, name: str) -> list[Point]:
         """A level per window: where nothing happened it stays as it was."""
@@ -153,13 +155,14 @@ def _falling_behind(facts: Facts, queue: str) -> str | None:
     rows = facts.of(queue)
     level = facts.carried(queue, "backlog_end")
     last, middle = level[-1][1] or 0, level[len(level) // 2][1] or 0
-    came, went = sum(row["added"] for row in rows), sum(row["completed"] + row["dlq"] for row in rows)
-    if last < 10 or last <= 1.2 * middle:
+    since = level[len(level) // 2][0]
+    recent = [row for row in rows if row["window_start"] >= since]
+    came, went = sum(row["added"] for row in recent), sum(row["completed"] + row["dlq"] for row in recent)
+    if last < 10 or last <= 1.2 * middle or last < _NOTABLE_BACKLOG * came:
         return None
-    since = moment(level[len(level) // 2][0])
     return (
-        f"{_name(queue)} is falling behind: its backlog rose from {count(middle)} to {count(last)} jobs since {since}; "
-        f"{count(came)} came in the whole window and {count(went)} were done."
+        f"{_name(queue)} is falling behind: its backlog rose from {count(middle)} to {count(last)} jobs since "
+        f"{moment(since)}; {count(came)} came in that time and {count(went)} were done."
     )
 
 
@@ -170,8 +173,8 @@ def _broken_promise(facts: Facts, queue: str) -> str | None:
     if not broken or target is None:
         return None
     return (
-        f"{percent(broken / waits)} of the jobs of {_name(queue)} waited longer than the promised {duration(target)} "
-        f"({count(broken)} of {count(waits)})."
+        f"{count(broken)} of {count(waits)} jobs of {_name(queue)} ({percent(broken / waits)}) waited longer than the "
+        f"promised {duration(target)}."
     )
 
 
@@ -292,11 +295,12 @@ class Page:
     def _flow(self, queue: str) -> str:
         facts = self._facts
         added = Series("added", "waiting", facts.filled(queue, lambda row: row["added"]))
-        done = Series("done", "completed", facts.filled(queue, lambda row: row["completed"] + row["dlq"]))
+        ended = facts.filled(queue, lambda row: row["completed"] + row["dlq"])
+        done = Series("done", "completed", ended, is_area=True)
         backlog = Series("backlog at the end", "waiting", facts.carried(queue, "backlog_end"), is_area=True)
         total = sum(row["added"] for row in facts.of(queue, "day"))
         caption = f"jobs {_WORDS[facts.unit]}, n = {count(total)} added"
-        upper = time_chart([added, done], facts.span, count, height=90)
+        upper = time_chart([done, added], facts.span, count, height=90)
         lower = time_chart([backlog], facts.span, count, height=50)
         return _figure(queue, caption, [added, done, backlog], upper + lower)
 
@@ -345,8 +349,8 @@ class Page:
                 rows.append((queue, [known[at]["wait_p95"] if at in known else None for at in hours]))
         if not rows:
             return ""
-        labels = [moment(at) if len(hours) > 24 else moment(at, with_day=False) for at in hours]
-        map_ = heat_map(rows, labels, duration, label_every=max(1, len(hours) // 8))
+        labels = [f"{moment(at)[:3]} {moment(at, with_day=False)}" for at in hours]
+        map_ = heat_map(rows, labels, duration, label_every=max(1, -(-len(hours) // 10)))
         note = (
             f"p95 wait per queue and hour, darker is longer; empty: fewer than {MIN_N} jobs. Point at a cell to read."
         )

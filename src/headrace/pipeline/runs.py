@@ -60,7 +60,8 @@ def start_ingest(
     stream = spark.readStream.format("headrace").options(**{"consumer": "lake", **source}).load()
     writer = stream.writeStream.foreachBatch(keep).option("checkpointLocation", str(lake.checkpoint))
     writer = writer.queryName("headrace-ingest")
-    trigger: dict[str, Any] = {"availableNow": True} if interval_s is None else {"processingTime": f"{interval_s} s"}
+    pause = f"{int((interval_s or 0) * 1000)} milliseconds"
+    trigger: dict[str, Any] = {"availableNow": True} if interval_s is None else {"processingTime": pause}
     return writer.trigger(**trigger).start(), summary
 
 
