@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec import Struct
 
@@ -28,18 +28,21 @@ from headrace.server.ticker import Release, Ticker
 from headrace.views import encode
 from headrace.wire import decode_command
 
+if TYPE_CHECKING:
+    from headrace.backends import AnyBackend
+
 R = TypeVar("R", bound=Reply)
 
 
 class EmbeddedEngine:
-    """An engine on the running loop. `path` None keeps everything in memory."""
+    """An engine on the running loop. `path` None keeps everything in memory, `backend` somewhere else."""
 
     ticker_type: type[Ticker] = Ticker
 
-    def __init__(self, path: Path | None, clock: Clock | None = None) -> None:
+    def __init__(self, path: Path | None, clock: Clock | None = None, *, backend: AnyBackend | None = None) -> None:
         self.path = path
         clock = clock or SystemClock()
-        self.engine = Engine(LocalBackend(path, clock=clock, log_limits=BOUNDED_LOG), clock)
+        self.engine = Engine(backend or LocalBackend(path, clock=clock, log_limits=BOUNDED_LOG), clock)
         self.ticker: Ticker
         self._peers: set[LocalPeer] = set()
 

@@ -254,8 +254,9 @@ class MinuteMetrics(Struct):
 
 class Backend(Protocol):
     # -- life of the backend ---------------------------------------------------------------------------------------
-    is_local: bool
-    """Whether verbs never suspend, so that dispatch may run them without a task."""
+    @property
+    def is_local(self) -> bool:
+        """Whether verbs never suspend, so that dispatch may run them without a task."""
 
     alarm: Alarm
     """Rung by whatever plans something: the engine's timer follows it."""

@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from headrace.errors import HeadraceError
 
@@ -28,12 +28,10 @@ _PAUSE: Final = 1.0
 """Seconds before a process that ended is replaced: one that cannot start must not eat a core."""
 
 
-def add_worker(subcommands: Any) -> None:
-    parser = subcommands.add_parser(
-        "worker",
-        help="run the tasks of an app",
-        description="Run the tasks of an app. On SIGTERM or Ctrl-C it takes no more jobs, lets those that run end "
-        "within --drain, and gives the rest back at once.",
+def prepare(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Run the tasks of an app. On SIGTERM or Ctrl-C it takes no more jobs, lets those that run end within --drain, "
+        "and gives the rest back at once."
     )
     parser.add_argument("app", metavar="MODULE:APP", help="where the app is, for example shop.jobs:app")
     parser.add_argument("--queues", metavar="A,B", help="queues to work on (default: those of the app's tasks)")
@@ -43,8 +41,8 @@ def add_worker(subcommands: Any) -> None:
     parser.add_argument("--lease", default="30s", metavar="TIME", help="ours without a heartbeat for (default: 30s)")
     parser.add_argument("--max-jobs-per-child", type=int, metavar="N", help="renew processes of handlers after N jobs")
     parser.add_argument("--check", action="store_true", help="load the app, show its tasks and leave")
-    parser.add_argument("--log-format", choices=("text", "json"), default="text")
-    parser.add_argument("--log-level", default="info", metavar="LEVEL")
+    parser.add_argument("--log-format", choices=("text", "json"), default="text", help="(default: text)")
+    parser.add_argument("--log-level", default="info", metavar="LEVEL", help="(default: info)")
     parser.set_defaults(run=run)
 
 

@@ -39,6 +39,12 @@ _encode: Final = msgspec.msgpack.Encoder().encode
 _encode_into: Final = msgspec.msgpack.Encoder().encode_into
 
 
+@functools.cache
+def is_blocking(command: type[Command[Any]]) -> bool:
+    """Whether a command waits for an event. Asked for every command, and flags are slow."""
+    return bool(BY_TYPE[command].flags & Flag.BLOCKING)
+
+
 class Question(Generic[R]):
     """A command on its way, and who waits for its reply."""
 
@@ -47,7 +53,7 @@ class Question(Generic[R]):
     def __init__(self, command: Command[R], done: Done[R]) -> None:
         self.command = command
         self.done = done
-        self.is_blocking = bool(BY_TYPE[type(command)].flags & Flag.BLOCKING)
+        self.is_blocking = is_blocking(type(command))
         self.is_over = False
         self.number = 0
         self.timeout = 0.0
@@ -115,6 +121,10 @@ class Conversation:
         if self.is_ready:
             self._send_waiting()
 
+    @property
+    def has_output(self) -> bool:
+        return bool(self._out)
+
     def take(self) -> bytearray:
         """The bytes to send now."""
         out, self._out = self._out, bytearray()
@@ -173,17 +183,24 @@ class Conversation:
 
     def _greeted(self, outcome: Any) -> None:
         if isinstance(outcome, NotAuthenticated):
-            token = self._options.current_token()
-            if token is None:
-                self.failure = NotAuthenticated("The server wants a token: headrace://host:6789?token=...")
-            else:
-                self._say(Auth(token=token), self._authenticated)
+            self._authenticate()
         elif isinstance(outcome, UnknownCommand):
             self._begin(1)
         elif isinstance(outcome, HeadraceError):
             self.failure = outcome
         else:
             self._begin(outcome.protocol_version)
+
+    def _authenticate(self) -> None:
+        try:
+            token = self._options.current_token()
+        except Exception as error:  # somebody else's function
+            self.failure = NotAuthenticated(f"The token could not be had: {error!r}")
+            return
+        if token is None:
+            self.failure = NotAuthenticated("The server wants a token: headrace://host:6789?token=...")
+        else:
+            self._say(Auth(token=token), self._authenticated)
 
     def _authenticated(self, outcome: Any) -> None:
         if isinstance(outcome, HeadraceError):

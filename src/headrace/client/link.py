@@ -290,7 +290,8 @@ class Link(asyncio.Protocol):
             self._end_greeting(error)
             self.force_reconnect()
             return
-        self._stir()
+        if self._conversation.has_output:
+            self._stir()
         if self._conversation.failure is not None or self._conversation.is_ready:
             self._end_greeting(self._conversation.failure)
 

@@ -10,9 +10,10 @@ import asyncio
 from typing import Final, TypeVar
 
 from headrace.client.channel import Channel, Done, Hear, LinkChange, LinkHealth
+from headrace.client.conversation import is_blocking
 from headrace.client.link import Link
 from headrace.client.policy import MAX_BLOCKING, ConnectionOptions, LinkState
-from headrace.commands._base import BY_TYPE, Command, Flag, Reply
+from headrace.commands._base import Command, Reply
 
 R = TypeVar("R", bound=Reply)
 
@@ -31,8 +32,8 @@ class Pool:
         self._of_this_turn: Link | None = None
 
     def submit(self, command: Command[R], done: Done[R], timeout: float) -> None:
-        blocks = bool(BY_TYPE[type(command)].flags & Flag.BLOCKING)
-        (self._pick_to_block() if blocks else self._pick()).submit(command, done, timeout)
+        link = self._pick_to_block() if is_blocking(type(command)) else self._pick()
+        link.submit(command, done, timeout)
 
     def _pick(self) -> Link:
         """What is asked in one turn of the loop goes over one link: it can share a write and a commit."""
