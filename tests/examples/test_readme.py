@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from headrace import Backoff, Headrace, Job, JobContext, Queue, SyncHeadrace, Task
 from headrace.cli.main import _parser
+from headrace.client.queue import Dlq
 from headrace.commands import REGISTRY
 from headrace.config import Settings
 from tests.examples import pages
@@ -106,6 +108,34 @@ def test_the_page_about_tasks_is_a_program_that_does_what_it_says(folder: Path) 
 def test_the_blocks_about_other_packages_run(folder: Path, words: str) -> None:
     program = pages.block_with("docs/ecosystem.md", "python", words)
     assert pages.run([".venv/bin/python", "-c", program], folder) == ""
+
+
+# -- pages for those who come from elsewhere ---------------------------------------------------------------------------
+
+OWNERS = {
+    "app": Headrace,
+    "sync": SyncHeadrace,
+    "queue": Queue,
+    "dlq": Dlq,
+    "job": Job,
+    "ctx": JobContext,
+    "send": Task,
+    "Backoff": Backoff,
+}
+
+
+@pytest.mark.parametrize("name", ["celery", "rq", "bullmq"])
+def test_what_a_migration_page_offers_exists(name: str) -> None:
+    rows = re.findall(r"^\| (.+) \| (.+) \|$", text_of(f"docs/migrate-{name}.md"), re.MULTILINE)
+    offered = [code for _, ours in rows for code in re.findall(r"`([^`]+)`", ours)]
+    uses = {use for code in offered for use in re.findall(r"\b(\w+)\.(\w+)", code) if use[0] in OWNERS}
+    app = Headrace("memory://")
+    unknown = [use for use in uses if not hasattr(app if use[0] == "app" else OWNERS[use[0]], use[1])]
+    assert len(uses) > 10
+    assert not [use for use in unknown if use != ("ctx", "state")]
+    help_text = pages.run([".venv/bin/headrace", "worker", "--help"], pages.ROOT)
+    flags = {flag for code in offered for flag in re.findall(r"--[a-z][a-z-]+", code)}
+    assert not [flag for flag in flags if flag not in help_text]
 
 
 # -- docs/operations.md ------------------------------------------------------------------------------------------------
