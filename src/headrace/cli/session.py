@@ -160,9 +160,16 @@ def connected(arguments: argparse.Namespace, patience_s: float | None = None) ->
             options["connect_timeout"] = patience_s
     client = open_client(url, **options)
     try:
-        client.connect().result()
+        _connect(client)
         yield client
     finally:
         if release_client(client):
             with suppress(TimeoutError):  # the process ends now, and with it the connection
                 client.close().result(_CLOSING_S)
+
+
+def _connect(client: Client) -> None:
+    try:
+        client.connect().result()
+    except errors.StorageUnavailable as error:  # a store that is asked without a server between
+        raise advised(errors.ConnectionLost(str(error)), "start it, or name another one with --url") from None
