@@ -117,6 +117,7 @@ def test_two_commands_cannot_have_one_file_open(offline: Cli, server: ServerProc
     done = offline("stats", "--url", f"sqlite:///{server.data_path}")
     assert done.code == 1
     assert str(server.pid) in done.err
+    assert "disk" not in done.err
 
 
 def test_doctor_tells_machines_too(offline: Cli) -> None:

@@ -160,7 +160,7 @@ def connected(arguments: argparse.Namespace, patience_s: float | None = None) ->
             options["connect_timeout"] = patience_s
     client = open_client(url, **options)
     try:
-        _connect(client)
+        _connect(client, parts.scheme in EMBEDDED)
         yield client
     finally:
         if release_client(client):
@@ -168,8 +168,10 @@ def connected(arguments: argparse.Namespace, patience_s: float | None = None) ->
                 client.close().result(_CLOSING_S)
 
 
-def _connect(client: Client) -> None:
+def _connect(client: Client, is_file: bool) -> None:
     try:
         client.connect().result()
     except errors.StorageUnavailable as error:  # a store that is asked without a server between
+        if is_file:
+            raise errors.Refused(str(error)) from None
         raise advised(errors.ConnectionLost(str(error)), "start it, or name another one with --url") from None
