@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from headrace import Headrace, JobContext, NewJob, Worker
+from headrace.client.job import JobInfo
 from headrace.client.options import Options
 from tests.client.proxy import Proxy
 from tests.scale import scaled
@@ -77,28 +78,35 @@ async def test_all_jobs_complete_under_workers_that_are_killed_again_and_again(
             victim.start()
         await eventually(lambda: _is_all_done(producer, jobs), 120)
     assert set(marks.ended()) == set(range(jobs))
-    waits = _redelivery(marks, killed)
+    waits = await _waits_for_return(producer, marks, killed)
     assert len(waits) > kills
-    # A busy queue may hold a returned job up for as long as another one takes; so may a busy machine.
-    assert sorted(waits)[len(waits) // 2] < lease + 0.5
-    assert max(waits) < lease + 2.0
+    assert max(waits) < lease + 0.5
 
 
 async def _is_all_done(app: Headrace, jobs: int) -> bool:
     return await done(app) == jobs
 
 
-def _redelivery(marks: Marks, killed: dict[int, float]) -> list[float]:
-    """Seconds from the death of a worker until its jobs began again."""
-    begun: dict[int, tuple[int, float]] = {}
+async def _waits_for_return(app: Headrace, marks: Marks, killed: dict[int, float]) -> list[float]:
+    """Seconds from the death of a worker until its jobs could be had again."""
+    ids = {job.data["args"][0]: job for job in await _completed(app)}
+    ended = {(mark.n, mark.pid) for mark in marks.all() if mark.what == "end"}
     waits = []
     for mark in marks.all():
-        if mark.what == "begin" and mark.n in begun:
-            pid, _ = begun[mark.n]
-            if pid in killed:
-                waits.append(mark.at - killed[pid])
-        begun[mark.n] = (mark.pid, mark.at)
+        if mark.pid in killed and (mark.n, mark.pid) not in ended:
+            died = killed[mark.pid]
+            back = [entry.timestamp / 1000 for entry in ids[mark.n].timeline if entry.error == "lock expired"]
+            returned = min(at for at in back if at > mark.at)
+            # On a busy machine a lease of a second may also run out under a worker that lives.
+            waits += [returned - died] if returned > died else []
     return waits
+
+
+async def _completed(app: Headrace) -> list[JobInfo]:
+    found: list[JobInfo] = []
+    while page := await app.queue().get_jobs("completed", limit=1000, offset=len(found)):
+        found += page
+    return found
 
 
 async def test_redelivery_starts_within_the_lease_and_half_a_second(
