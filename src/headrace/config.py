@@ -23,6 +23,7 @@ class Settings(Struct, forbid_unknown_fields=True, kw_only=True):
     tcp_port: int = 6789
     http_port: int = 6790
     data_path: str = "headrace.db"
+    backend: str | None = None
     auth_tokens: list[str] = []
     tls_cert: str | None = None
     tls_key: str | None = None
@@ -81,6 +82,7 @@ SETTING_HELP: Final[dict[str, str]] = {
     "tcp_port": "port of the binary protocol",
     "http_port": "port of HTTP, WebSocket and dashboard (0 turns it off)",
     "data_path": "database file, or :memory:",
+    "backend": "keep the queues on Valkey instead: valkey://host:6379/0?prefix=glide",
     "auth_tokens": "comma-separated tokens; a client must present one of them",
     "tls_cert": "certificate chain (PEM); needs --tls-key",
     "tls_key": "private key (PEM); needs --tls-cert",

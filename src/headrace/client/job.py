@@ -191,10 +191,13 @@ class JobVerbs(Shell, Generic[T]):
         await self._ask(commands.control.Progress(id=self.id, progress=percent, message=message))
 
     @verb
-    async def cancel(self) -> bool:
-        """Withdraw it if it has not begun. False: it was too late for that."""
+    async def cancel(self, force: bool = False) -> bool:
+        """Withdraw it if it has not begun. False: it was too late for that.
+
+        With `force` also while it runs: its worker hears of it with its next heartbeat and stops the handler.
+        """
         try:
-            await self._ask(commands.control.Cancel(id=self.id))
+            await self._ask(commands.control.Cancel(id=self.id, force=force))
         except (NotFound, Refused):
             if (await self._ask(commands.queries.GetState(id=self.id))).state == "unknown":
                 raise NotFound(f"Job not found: {self.id}") from None

@@ -13,7 +13,7 @@ import random
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -54,7 +54,7 @@ MAX_READ_BYTES: Final = 1 << 20
 
 
 class LocalBackend(Flows):
-    is_local = True
+    is_local: Final[Literal[True]] = True
 
     def __init__(
         self,
@@ -470,7 +470,7 @@ class LocalBackend(Flows):
         """A live subscriber of the queue came (+1) or went (-1)."""
         self._queue(queue).watchers += change
 
-    def retire_completed(self, limit: int = 512) -> int:
+    async def retire_completed(self, limit: int = 512) -> int:
         """Drop completed jobs beyond the kept number or age; how many went."""
         horizon = None
         if self.completed_retention_ms is not None:
