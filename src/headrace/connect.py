@@ -78,18 +78,21 @@ def _new_lock() -> None:
     _lock = threading.Lock()
 
 
-os.register_at_fork(after_in_child=_new_lock)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_new_lock)
 
 
 def _canonical(url: str) -> str:
-    parts = urlsplit(url)
-    if parts.scheme == "sqlite":
-        return f"sqlite:{_file_of(url).resolve()}"
-    return url
+    return f"sqlite:{_file_of(url).resolve()}" if _scheme_of(url) == "sqlite" else url
+
+
+def _scheme_of(url: str) -> str:
+    """Without looking at the rest: a cluster has several hosts, which urlsplit does not understand."""
+    return url.partition("://")[0].lower()
 
 
 def _make_client(url: str, options: dict[str, Any]) -> Client:
-    scheme = urlsplit(url).scheme
+    scheme = _scheme_of(url)
     if scheme in _REMOTE:
         chosen = connection_options(url, **options)
         return Client(partial(_open_pool, chosen), chosen.command_timeout)

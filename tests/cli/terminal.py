@@ -42,6 +42,11 @@ def environment(url: str | None, **more: str) -> dict[str, str]:
     return {**inherited, "COLUMNS": "", "TZ": "UTC", **({"HEADRACE_URL": url} if url else {}), **more}
 
 
+def _hear_ctrl_c() -> None:
+    """A suite that runs in the background ignores Ctrl-C, and its children would inherit that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class Cli:
     """Runs commands against one server."""
 
@@ -60,9 +65,9 @@ class Cli:
         print(json.dumps({**request, **more}), file=self._warm.stdin, flush=True)
         ready, _, _ = select.select([self._warm.stdout], [], [], LIMIT_S)
         assert ready, f"{words} did not end"
-        out, err = paths["out"].read_text(), paths["err"].read_text()
-        assert "Traceback" not in err, err
-        return Done(int(self._warm.stdout.readline()), out, err)
+        done = Done(int(self._warm.stdout.readline()), paths["out"].read_text(), paths["err"].read_text())
+        assert "Traceback" not in done.err, done.err
+        return done
 
     def ok(self, *words: str, stdin: str = "", env: dict[str, str] | None = None) -> Done:
         done = self(*words, stdin=stdin, env=env)
@@ -77,6 +82,7 @@ class Cli:
             text=True,
             env=environment(self.url),
             cwd=self.folder,
+            preexec_fn=_hear_ctrl_c,
         )
 
     def on_terminal(self, *words: str, columns: int = 80, rows: int = 24, **env: str) -> Terminal:

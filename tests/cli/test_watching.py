@@ -209,7 +209,7 @@ def test_colours_go_when_nobody_wants_them(cli: Cli, client: Client, queue: str)
 
 
 def test_an_export_can_be_pushed_again(cli: Cli, client: Client, queue: str) -> None:
-    number = scaled(2300, 50_000)
+    number = scaled(9000, 50_000)
     jobs = [{"data": {"n": n}, "name": f"k{n % 2}", "priority": n % 3} for n in range(number)]
     client.ok("PUSHB", queue=queue, jobs=jobs)
     push(client, queue, delay=60_000)

@@ -75,6 +75,13 @@ def test_without_a_token_the_reason_says_where_to_put_one() -> None:
     assert talk.heard() == []
 
 
+def test_a_token_that_cannot_be_had_is_a_failure_with_its_reason() -> None:
+    talk = Talk(token=lambda: {}["TOKEN"])
+    talk.conversation.greet()
+    talk.say({"ok": False, "error": "Not authenticated", "reqId": talk.heard()[0]["reqId"]})
+    assert str(talk.conversation.failure) == "The token could not be had: KeyError('TOKEN')"
+
+
 def test_a_wrong_token_is_not_tried_again() -> None:
     talk = Talk(token="wrong")
     talk.conversation.greet()

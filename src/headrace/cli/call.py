@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace.cli.output import Column, print_json, print_json_line, print_line, print_table
-from headrace.cli.session import Exit, UsageError, add_client_flags, advised, connected
+from headrace.cli.session import BULK_S, Exit, UsageError, add_client_flags, advised, connected
 
 if TYPE_CHECKING:
     from headrace.commands import Spec
@@ -37,8 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
         return _describe(spec, arguments)
     command = _command(spec, arguments.fields)
     with connected(arguments) as client:
-        wait_s = (getattr(command, "timeout", None) or 0) / 1000 if _may_wait(spec) else 0
-        print_json(client.ask_blocking(command, wait_s + client.timeout))
+        print_json(client.ask_blocking(command, client.timeout + _extra_s(spec, command)))
     return Exit.OK
 
 
@@ -62,10 +61,13 @@ def _suggestion(name: str, known: list[str]) -> str:
     return f"did you mean {' or '.join(alike)}?" if alike else "`headrace call` lists them all"
 
 
-def _may_wait(spec: Spec) -> bool:
+def _extra_s(spec: Spec, command: Any) -> float:
+    """How much longer than others it may take: it waits for something, or it touches a whole queue."""
     from headrace.commands import Flag
 
-    return Flag.BLOCKING in spec.flags
+    if Flag.BULK in spec.flags:
+        return BULK_S
+    return (getattr(command, "timeout", None) or 0) / 1000 if Flag.BLOCKING in spec.flags else 0.0
 
 
 # -- fields ------------------------------------------------------------------------------------------------------------

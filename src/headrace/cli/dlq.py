@@ -19,13 +19,15 @@ from headrace.cli.output import (
     print_json_line,
     print_line,
     print_table,
+    progress,
 )
-from headrace.cli.session import Exit, UsageError, add_client_flags, add_yes_flag, connected
+from headrace.cli.session import BULK_S, Exit, UsageError, add_client_flags, add_yes_flag, connected
 from headrace.errors import NotFound
 
 if TYPE_CHECKING:
     from headrace.backends.base import DeadLetter
     from headrace.client.queue import SyncQueue
+    from headrace.commands.dashboard import FailureGroup
 
 _PAGE: Final = 500
 _GROUPS: Final = (
@@ -83,23 +85,18 @@ def show(arguments: argparse.Namespace, queue: SyncQueue) -> int:
     if arguments.as_json:
         for group in found.groups:
             print_json_line(group)
-        return 0
-    if not total:
+    elif not total:
         note(f"{queue.name} has no dead letters")
-        return 0
-    now_ms = time.time() * 1000
-    rows: list[list[Cell]] = [
-        [
-            Styled(notation.count(group.count), "red"),
-            notation.age(group.last_seen, now_ms),
-            notation.one_line(group.error),
-        ]
-        for group in found.groups
-    ]
-    print_table(_GROUPS, rows)
-    examined = "" if found.examined == found.total else f" (the newest {found.examined:,} of them were looked at)"
-    note(f"{total:,} in all{examined}; --each shows each, `headrace dlq {queue.name} retry` runs them again")
+    else:
+        print_table(_GROUPS, [_group_row(group, found.timestamp) for group in found.groups])
+        examined = "" if found.examined == found.total else f" (the newest {found.examined:,} of them were looked at)"
+        note(f"{total:,} in all{examined}; --each shows each, `headrace dlq {queue.name} retry` runs them again")
     return 0
+
+
+def _group_row(group: FailureGroup, now_ms: float) -> list[Cell]:
+    count = Styled(notation.count(group.count), "red")
+    return [count, notation.age(group.last_seen, now_ms), notation.one_line(group.error)]
 
 
 def _show_each(arguments: argparse.Namespace, letters: list[DeadLetter], total: int) -> int:
@@ -142,12 +139,17 @@ def _ids_with(queue: SyncQueue, arguments: argparse.Namespace) -> list[str]:
 
 
 def retry(arguments: argparse.Namespace, queue: SyncQueue) -> int:
+    from headrace.commands.dlq import GivenFilter, RetryDeadLetters
+
     if arguments.error is not None:
         arguments.ids += _ids_with(queue, arguments)
     if arguments.ids or arguments.error is not None:
         missing = [job_id for job_id in arguments.ids if not queue.dlq.retry(job_id)]
         return _tell(arguments, queue, "retried", len(arguments.ids) - len(missing), missing)
-    count = queue.dlq.retry(limit=arguments.limit, reason=arguments.reason)
+    chosen = None if arguments.reason is None else GivenFilter(reason=arguments.reason)
+    asked = RetryDeadLetters(queue=queue.name, count=arguments.limit, filter=chosen)
+    with progress(f"retry {queue.name}", None):
+        count = queue.call(asked, BULK_S).count
     return _tell(arguments, queue, "retried", count, [])
 
 
@@ -162,8 +164,12 @@ def remove(arguments: argparse.Namespace, queue: SyncQueue) -> int:
 
 
 def purge(arguments: argparse.Namespace, queue: SyncQueue) -> int:
+    from headrace.commands.dlq import PurgeDeadLetters
+
     confirm(f"Remove {_count(queue.dlq.stats().total)} of {queue.name}", arguments.yes)
-    return _tell(arguments, queue, "removed", queue.dlq.purge(), [])
+    with progress(f"purge {queue.name}", None):
+        count = queue.call(PurgeDeadLetters(queue=queue.name), BULK_S).count
+    return _tell(arguments, queue, "removed", count, [])
 
 
 def _count(number: int) -> str:

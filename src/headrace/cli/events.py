@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from headrace import notation
-from headrace.cli.output import STATE_STYLES, print_json_line, print_line
+from headrace.cli.output import STATE_STYLES, console, is_terminal, print_json_line, print_line
 from headrace.cli.session import add_client_flags, connected
 
 if TYPE_CHECKING:
@@ -56,7 +56,8 @@ def _show(event: EventView, as_json: bool) -> None:
     if as_json:
         print_json_line({name: value for name, value in _fields(event).items() if value is not None})
     else:
-        print_line(_line(event), _STYLES.get(event.event_type, ""))
+        width = console().width if is_terminal() else None
+        print_line(notation.one_line(_line(event), width), _STYLES.get(event.event_type, ""))
     sys.stdout.flush()
 
 
@@ -70,7 +71,7 @@ def _fields(event: EventView) -> dict[str, object]:
 def _line(event: EventView) -> str:
     at = notation.clock_time(event.timestamp or time.time() * 1000)
     return (
-        f"{at}  {event.event_type:16}  {event.queue}  {notation.one_line(event.job_id)}  {_particulars(event)}".rstrip()
+        f"{at}  {event.event_type:10}  {event.queue}  {notation.one_line(event.job_id)}  {_particulars(event)}".rstrip()
     )
 
 

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
     from headrace.client.client import Client
 
-PAGE: Final = 1000
+PAGE: Final = 4000
+"""A page costs the server what it shows and what it passes by: larger ones pass by less often."""
 
 
 def prepare(parser: argparse.ArgumentParser) -> None:

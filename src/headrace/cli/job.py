@@ -17,6 +17,7 @@ from headrace.cli.output import (
     Cell,
     Column,
     Styled,
+    note,
     print_fields,
     print_json,
     print_json_line,
@@ -219,43 +220,41 @@ def _print_logs(found: list[Any]) -> None:
 
 def tree(subject: _Subject) -> None:
     """the job and its children, with their states"""
-    family = list(_family(subject.client, subject.info, "", ""))
-    for label, job_id, job in family:
+    for depth, label, job_id, job in _family(subject.client, subject.info):
         if subject.arguments.as_json:
-            state = "unknown" if job is None else job.state
-            print_json_line({"id": job_id, "state": state, "depth": len(label) // 3, "parent": job and job.parent_id})
+            told = {"id": job_id, "depth": depth, "state": "unknown" if job is None else job.state}
+            print_json_line({**told, "parent": None if job is None else job.parent_id})
         elif job is None:
             print_line(f"{label}{job_id}  (not kept any more)", "bright_black")
         else:
-            _print_member(label, job)
+            text = f"{label}{notation.one_line(job.name)}  {job.state}  {job.queue}  {notation.one_line(job.id)}"
+            print_line(text, state_cell(job.state).style)
 
 
-def _print_member(label: str, job: JobInfo) -> None:
-    text = f"{label}{notation.one_line(job.name)}  {job.state}  {job.queue}  {job.id}"
-    print_line(text, state_cell(job.state).style)
-
-
-def _family(client: Client, job: JobInfo, label: str, rest: str) -> Iterator[tuple[str, str, JobInfo | None]]:
-    """The job and all below it, each with the lines that are drawn before it; at most MAX_TREE."""
-    from headrace.client.job import decode_job
-
-    open_nodes: list[tuple[str, str, str, JobInfo | None]] = [(label, rest, job.id, job)]
+def _family(client: Client, root: JobInfo) -> Iterator[tuple[int, str, str, JobInfo | None]]:
+    """The job and all below it, each with the lines that are drawn before it."""
+    open_nodes = [(0, "", "", root.id)]
     for _ in range(MAX_TREE):
         if not open_nodes:
             return
-        drawn, indent, job_id, known = open_nodes.pop()
-        if known is None:
-            try:
-                known = decode_job(_find(client, job_id))
-            except NotFound:
-                known = None
-        yield drawn, job_id, known
-        children = known.children_ids if known is not None else []
+        depth, label, indent, job_id = open_nodes.pop()
+        job = root if not depth else _kept(client, job_id)
+        yield depth, label, job_id, job
+        children = [] if job is None else job.children_ids
         for child in reversed(children):
-            is_last = child == children[-1]
-            open_nodes.append(
-                (indent + ("└─ " if is_last else "├─ "), indent + ("   " if is_last else "│  "), child, None)
-            )
+            branch, below = ("└─ ", "   ") if child == children[-1] else ("├─ ", "│  ")
+            open_nodes.append((depth + 1, indent + branch, indent + below, child))
+    if open_nodes:
+        note(f"only the first {MAX_TREE:,} jobs are shown")
+
+
+def _kept(client: Client, job_id: str) -> JobInfo | None:
+    from headrace.client.job import decode_job
+
+    try:
+        return decode_job(_find(client, job_id))
+    except NotFound:
+        return None
 
 
 # -- waiting and steering ----------------------------------------------------------------------------------------------

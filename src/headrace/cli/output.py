@@ -21,6 +21,7 @@ from headrace.errors import Refused
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.progress import Progress
 
 # The same colours on dashboard, terminal and report. A colour never stands alone: the word is there too.
 STATE_STYLES: Final = {
@@ -185,20 +186,7 @@ def progress(what: str, total: float | None, *, is_quiet: bool = False) -> Itera
     if is_quiet or not is_terminal(sys.stderr):
         yield lambda done, jobs: None
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-    told = TextColumn("{task.fields[told]}")
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=None),
-        told,
-        TimeRemainingColumn(compact=True),
-        console=Console(stderr=True, highlight=False, markup=False),
-        refresh_per_second=4,
-        expand=True,
-        transient=True,
-    )
+    bar = _bar()
     began = time.monotonic()
     with bar:
         task = bar.add_task(notation.one_line(what, _LABEL), total=total, told="")
@@ -208,3 +196,19 @@ def progress(what: str, total: float | None, *, is_quiet: bool = False) -> Itera
             bar.update(task, completed=done, told=f"{notation.jobs(jobs)}  {notation.count(per_second)}/s")
 
         yield advance
+
+
+def _bar() -> Progress:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=None),
+        TextColumn("{task.fields[told]}"),
+        TimeRemainingColumn(compact=True),
+        console=Console(stderr=True, highlight=False, markup=False),
+        refresh_per_second=4,
+        expand=True,
+        transient=True,
+    )

@@ -26,7 +26,7 @@ from headrace.cli.output import (
     progress,
     state_cell,
 )
-from headrace.cli.session import UsageError, add_client_flags, add_yes_flag, advised, connected
+from headrace.cli.session import BULK_S, UsageError, add_client_flags, add_yes_flag, advised, connected
 from headrace.errors import NotFound
 
 if TYPE_CHECKING:
@@ -259,20 +259,26 @@ class _queue:  # noqa: N801 - reads as a word: `with _queue(arguments) as queue`
 
 
 def drain(arguments: argparse.Namespace) -> int:
+    from headrace.commands.queues import Drain
+
     with _queue(arguments) as queue:
         counts = queue.counts()
         waiting = notation.jobs(counts["waiting"] + counts["delayed"])
         confirm(f"Remove {waiting} of {arguments.queue} that wait or are delayed", arguments.yes)
-        removed = queue.drain()
+        with progress(f"drain {arguments.queue}", None):
+            removed = queue.call(Drain(queue=arguments.queue), BULK_S).count
     return _done(arguments, f"removed {notation.jobs(removed)} of {arguments.queue}", removed=removed)
 
 
 def obliterate(arguments: argparse.Namespace) -> int:
+    from headrace.commands.queues import Obliterate
+
     with _queue(arguments) as queue:
         counts = queue.counts()
         total = sum(number for state, number in counts.items() if state != "prioritized")
         confirm(f"Remove {arguments.queue} with all its {notation.jobs(total)}, limits and settings", arguments.yes)
-        queue.obliterate()
+        with progress(f"obliterate {arguments.queue}", None):
+            queue.call(Obliterate(queue=arguments.queue), BULK_S)
     return _done(arguments, f"removed {arguments.queue} with {notation.jobs(total)}", removed=total)
 
 

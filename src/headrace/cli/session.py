@@ -25,6 +25,8 @@ DEFAULT_URL: Final = "headrace://localhost:6789"
 EMBEDDED: Final = ("sqlite", "memory")
 SERVERS: Final = ("headrace", "bunqueue")
 """Schemes of connections; with an `s` behind them they use TLS."""
+BULK_S: Final = 600.0
+"""How long a command that touches a whole queue may take."""
 _CLOSING_S: Final = 10.0
 
 

@@ -12,7 +12,7 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from headrace.commands.dashboard import HistoryView, Overview
 
 _FASTEST_S: Final = 0.5
-_PATIENCE_S: Final = 3.0
+_PATIENCE_S: Final = 2.0
 _TREND: Final = 10
 _MAX_WORKERS: Final = 5
 _FRAME_LINES: Final = 8
@@ -166,7 +166,7 @@ def _watch(client: Client, picture: Picture, interval: float, url: Any) -> None:
     with _keys() as pressed, Live(console=console(), screen=True, auto_refresh=False) as live:
         while True:
             live.update(_drawn(picture, place, trouble), refresh=True)
-            if pressed(interval) == "q":
+            if _is_over(pressed, interval):
                 return
             try:
                 picture, trouble = look(client), None
@@ -180,26 +180,31 @@ def _drawn(picture: Picture, place: str, trouble: str | None) -> Any:
     from rich.styled import Styled as Dyed
     from rich.text import Text
 
-    width, height = console().size
-    found = picture.overview.workers.workers[:_MAX_WORKERS]
-    room = max(1, height - _FRAME_LINES - (len(found) + 2 if found else 0) - bool(trouble))
-    head = Text(
-        f"{picture.sentence.glyph} {picture.sentence.text}", picture.sentence.style, overflow="ellipsis", no_wrap=True
-    )
-    parts: list[Any] = [head]
-    for name, bars, newest in _sparks(picture, max(10, width - 16)):
-        parts.append(Text.assemble((f"{name:4}", "bright_black"), (bars, "cyan"), f" {newest:>10}", no_wrap=True))
-    parts += ["", table_of(_columns(picture.unit), [_row(queue, picture.unit) for queue in picture.queues[:room]])]
-    hidden = picture.overview.total_queues - min(room, len(picture.queues))
-    if found:
-        rows = [workers.row_of(worker, picture.overview.timestamp) for worker in found]
-        parts += ["", table_of(workers.COLUMNS, rows)]
-    parts += ["", _footer(picture, place, hidden)]
+    parts = list(_parts(picture, place, bool(trouble)))
     if trouble is None:
         return Group(*parts)
     since = notation.clock_time(picture.overview.timestamp)[:-4]
     strip = Text(f" No answer: {trouble}. These figures are of {since}. ", "bold white on red", no_wrap=True)
     return Group(strip, Dyed(Group(*parts), "dim"))
+
+
+def _parts(picture: Picture, place: str, has_strip: bool) -> Iterator[Any]:
+    from rich.text import Text
+
+    width, height = console().size
+    found = picture.overview.workers.workers[:_MAX_WORKERS]
+    room = max(1, height - _FRAME_LINES - (len(found) + 2 if found else 0) - has_strip)
+    glyph, text, style = picture.sentence
+    yield Text(f"{glyph} {text}", style, overflow="ellipsis", no_wrap=True)
+    for name, bars, newest in _sparks(picture, max(10, width - 16)):
+        yield Text.assemble((f"{name:4}", "bright_black"), (bars, "cyan"), f" {newest:>10}", no_wrap=True)
+    yield ""
+    yield table_of(_columns(picture.unit), [_row(queue, picture.unit) for queue in picture.queues[:room]])
+    if found:
+        yield ""
+        yield table_of(workers.COLUMNS, [workers.row_of(worker, picture.overview.timestamp) for worker in found])
+    yield ""
+    yield _footer(picture, place, picture.overview.total_queues - min(room, len(picture.queues)))
 
 
 def _footer(picture: Picture, place: str, hidden: int) -> Any:
@@ -212,8 +217,17 @@ def _footer(picture: Picture, place: str, hidden: int) -> Any:
     return Text(f"{told}  {place}  {at}  q quits", "bright_black", overflow="ellipsis", no_wrap=True)
 
 
+def _is_over(pressed: Callable[[float], str | None], seconds: float) -> bool:
+    """Wait until the next picture is due or q is pressed; other keys change nothing."""
+    deadline = time.monotonic() + seconds
+    while (left := deadline - time.monotonic()) > 0:
+        if pressed(left) == "q":
+            return True
+    return False
+
+
 @contextlib.contextmanager
-def _keys() -> Iterator[Any]:
+def _keys() -> Iterator[Callable[[float], str | None]]:
     """A function that waits for a key for so many seconds; keys come at once and unseen while this lasts."""
     if not sys.stdin.isatty():
         yield lambda seconds: time.sleep(seconds)

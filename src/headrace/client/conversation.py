@@ -183,17 +183,24 @@ class Conversation:
 
     def _greeted(self, outcome: Any) -> None:
         if isinstance(outcome, NotAuthenticated):
-            token = self._options.current_token()
-            if token is None:
-                self.failure = NotAuthenticated("The server wants a token: headrace://host:6789?token=...")
-            else:
-                self._say(Auth(token=token), self._authenticated)
+            self._authenticate()
         elif isinstance(outcome, UnknownCommand):
             self._begin(1)
         elif isinstance(outcome, HeadraceError):
             self.failure = outcome
         else:
             self._begin(outcome.protocol_version)
+
+    def _authenticate(self) -> None:
+        try:
+            token = self._options.current_token()
+        except Exception as error:  # somebody else's function
+            self.failure = NotAuthenticated(f"The token could not be had: {error!r}")
+            return
+        if token is None:
+            self.failure = NotAuthenticated("The server wants a token: headrace://host:6789?token=...")
+        else:
+            self._say(Auth(token=token), self._authenticated)
 
     def _authenticated(self, outcome: Any) -> None:
         if isinstance(outcome, HeadraceError):

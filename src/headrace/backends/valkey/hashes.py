@@ -260,12 +260,13 @@ def _result(h: dict[bytes, bytes], state: str) -> bytes | None:
 
 
 def _reason(h: dict[bytes, bytes], past: Past | None) -> str | None:
-    if past is not None:
-        if past.burial is not None and past.burial.error is not None:
-            return past.burial.error
-        found = next((entry.error for entry in reversed(past.timeline) if entry.error is not None), None)
-        return found if b"hv" in h else found or _text(h, b"failedReason")
-    return None if b"hv" in h else _text(h, b"failedReason")
+    """Why the job failed last: from its history or, if a Node worker failed it, from glide-mq's own field."""
+    if past is not None and past.burial is not None and past.burial.error is not None:
+        return past.burial.error
+    timeline = past.timeline if past is not None else []
+    found = next((entry.error for entry in reversed(timeline) if entry.error is not None), None)
+    is_told_there = past is None or b"hv" not in h
+    return found or (_text(h, b"failedReason") if is_told_there else None)
 
 
 # -- showing ----------------------------------------------------------------------------------------------------------
