@@ -2,6 +2,7 @@
 # Prepares the working environment. Every part is skipped when its inputs have not changed since it last succeeded.
 #
 #   tools/setup.sh run    .venv with what the server needs: Python only
+#   tools/setup.sh bench  dev, and the task queues that bench/tasks.py compares: dramatiq, huey, redis-server
 #   tools/setup.sh dev    the same with the development tools, plus bun and bunqueue for interop tests and benchmarks,
 #                         Chromium for the browser tests, and Java for Spark
 #
@@ -159,5 +160,12 @@ dev)
     install_chromium
     install_java
     ;;
-*) fail "usage: tools/setup.sh run|dev" ;;
+bench)
+    tools/setup.sh dev
+    "$VENV/bin/python" -m pip install -qq --disable-pip-version-check --editable ".[bench]" ||
+        fail "pip could not install the libraries to compare with; its messages are above"
+    command -v redis-server >/dev/null || apt_install redis-server ||
+        fail "redis-server is needed for the comparison; install the package redis-server (apt needs root or sudo)"
+    ;;
+*) fail "usage: tools/setup.sh run|dev|bench" ;;
 esac
