@@ -121,6 +121,16 @@ install_node() {
     echo "$wanted" >"$stamp"
 }
 
+# pyright fetches its program when it is first called: now rather than in the middle of the tests.
+prepare_pyright() {
+    local stamp=$VENV/.pyright wanted
+    wanted=$(key pyproject.toml)
+    is_done "$stamp" "$wanted" && return
+    PYRIGHT_PYTHON_IGNORE_WARNINGS=1 "$VENV/bin/pyright" --version >/dev/null ||
+        fail "pyright could not be fetched; its messages are above"
+    echo "$wanted" >"$stamp"
+}
+
 # The browser tests drive the system's Chromium. A bare machine has no fonts, and text without any has no size.
 install_chromium() {
     local name
@@ -135,6 +145,7 @@ case ${1:-} in
 run) install_python "" ;;
 dev)
     install_python "[dev]"
+    prepare_pyright
     install_node
     install_chromium
     ;;

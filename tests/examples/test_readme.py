@@ -41,11 +41,14 @@ def test_the_tour_starts_a_server_runs_both_clients_and_examines_the_file(folder
         assert promised in text_of("README.md")
         # The tests run servers side by side, so HTTP is off here and its part of the line is missing.
         assert line.replace(str(port), "6789") == promised.replace(" and http://127.0.0.1:6790", "")
+        shown = pages.run_shell(pages.block_with("README.md", "sh", "headrace push"), folder, port)
+        assert shown.startswith("first\nQUEUE  WAITING")
+        assert shown.count("ada@example.com") == 2
         (python,) = pages.blocks("README.md", "python")
         assert pages.run([".venv/bin/python", "-c", python], folder, port) == "sent to ada@example.com\n"
         assert run_bun(pages.blocks("README.md", "ts"), folder, port) == "sent to ada@example.com\n"
     examined = pages.run_shell(pages.block_with("README.md", "sh", "headrace doctor"), folder).splitlines()
-    assert "  queue mail: 0 waiting, 0 delayed, 0 blocked, 1 completed, 0 failed" in examined
+    assert "  queue mail: 0 waiting, 0 delayed, 0 blocked, 2 completed, 0 failed" in examined
     assert "  queue mail-ts: 0 waiting, 0 delayed, 0 blocked, 1 completed, 0 failed" in examined
     assert examined[-1] == "healthy"
 
@@ -129,7 +132,7 @@ def test_the_systemd_unit_starts_a_server_and_gives_it_time_to_stop() -> None:
     unit.read_string(block)
     program, *arguments = shlex.split(unit["Service"]["ExecStart"])
     assert Path(program).name == "headrace"
-    assert _parser().parse_args(arguments).data_path == "/var/lib/headrace/headrace.db"
+    assert _parser(["serve"]).parse_args(arguments).data_path == "/var/lib/headrace/headrace.db"
     assert int(unit["Service"]["TimeoutStopSec"]) * 1000 > Settings().shutdown_timeout_ms
 
 

@@ -174,6 +174,12 @@ def test_the_description_is_served_and_every_route_of_the_registry_is_in_it(http
     assert routes <= {(method, path) for path, operations in served["paths"].items() for method in operations}
 
 
+def test_a_request_with_too_long_a_path_is_answered_as_described(http: Http) -> None:
+    answer = http.get(f"/queues/q/jobs/list?state={'x' * 17_000}")
+    assert answer.status == 431
+    check_answer(answer, API["paths"]["/queues/{queue}/jobs/list"]["get"])
+
+
 def test_every_operation_has_an_id_of_its_own_and_a_summary() -> None:
     names = [operation["operationId"] for _, _, operation in OPERATIONS]
     assert len(set(names)) == len(names)

@@ -15,7 +15,7 @@ To add a verb: declare it here with its contract, extend tests/conformance, then
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from msgspec import UNSET, Raw, Struct, UnsetType
@@ -325,6 +325,9 @@ class Backend(Protocol):
 
     async def release_leases(self, queue: str, owner: str, keep: Collection[str]) -> int:
         """Give back the jobs of a queue that are leased to `owner`, but for those whose ids are in `keep`; how many."""
+
+    async def resume_leases(self, queue: str, owner: str, held: Mapping[str, str], lease_ms: float) -> int:
+        """Lease those of these jobs (id -> token) that wait to `owner` again, under the tokens it has; how many."""
 
     async def extend(self, job_id: str, token: str | None, duration_ms: float | None, *, force: bool = False) -> bool:
         """Renew a lease by `duration_ms`, or by its own length. Without token: only the heartbeat is noted, unless

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-from typing import Any
 
 from headrace.errors import HeadraceError
 
 
-def add_valkey(subcommands: Any) -> None:
-    parser = subcommands.add_parser(
-        "valkey",
-        help="prepare a Valkey server, or print our function libraries",
-        description="`init` loads our function libraries on a server, or on every primary of a cluster, where they are "
-        "missing or old. `library` prints one of them, for other tools to load.",
+def prepare(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "`init` loads our function libraries on a server, or on every primary of a cluster, where they are missing or "
+        "old. `library` prints one of them, for other tools to load."
     )
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
     init = actions.add_parser("init", help="load the libraries where they are missing or old")

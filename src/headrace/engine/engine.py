@@ -29,7 +29,7 @@ from headrace.engine.peer import Peer
 from headrace.engine.waiters import Waiter, Waiters
 from headrace.engine.workers import WorkerRegistry
 from headrace.errors import HeadraceError, NotAuthenticated, StorageUnavailable
-from headrace.model import Event, JobSpec
+from headrace.model import EVERY_QUEUE, Event, JobSpec
 
 if TYPE_CHECKING:
     from headrace.backends import AnyBackend
@@ -278,8 +278,12 @@ class Engine:
 
     def _set_alarm(self) -> None:
         """Look anew for the next thing to do; between sweeps whoever plans something earlier rings the alarm."""
+        self.alarm.due_mono = min(self._next_maintenance, self.next_due())
+
+    def next_due(self) -> int:
+        """The next moment (monotonic) that means something to a job or to somebody who waits."""
         dues = (self.backend.next_due_ms(), self.waiters.next_due(), self.crons.next_due_mono(), self._next_poll())
-        self.alarm.due_mono = min([self._next_maintenance, *(due for due in dues if due is not None)])
+        return min((due for due in dues if due is not None), default=self.alarm.NEVER)
 
     def _next_poll(self) -> int | None:
         """When parked pulls must ask again because nobody would wake them."""
@@ -371,15 +375,21 @@ class Engine:
 
     def subscribe(self, queue: str, peer: Peer) -> None:
         self._subscribers.setdefault(queue, set()).add(peer)
-        self.backend.watch(queue, +1)
+        self._watch(queue, +1)
 
     def unsubscribe(self, queue: str, peer: Peer) -> None:
         peers = self._subscribers.get(queue)
         if peers is not None and peer in peers:
             peers.discard(peer)
-            self.backend.watch(queue, -1)
+            self._watch(queue, -1)
             if not peers:
                 del self._subscribers[queue]
+
+    def _watch(self, queue: str, change: int) -> None:
+        if queue == EVERY_QUEUE:
+            self.want_bodies(change)
+        else:
+            self.backend.watch(queue, change)
 
     def listen(self, listener: Listener) -> None:
         """Have `listener` called after every commit with its events and the bodies that were asked for."""
@@ -394,6 +404,7 @@ class Engine:
         self.backend.wants_bodies = self.waiters.has_jobs or self._body_readers > 0
 
     def _publish(self, events: list[Event], bodies: dict[int, bytes]) -> None:
+        everywhere = self._subscribers.get(EVERY_QUEUE, ())
         for event in events:
-            for peer in self._subscribers.get(event.queue, ()):
+            for peer in (*self._subscribers.get(event.queue, ()), *everywhere):
                 peer.deliver(event, bodies.get(event.seq))

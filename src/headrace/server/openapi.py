@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct, inspect
 
 from headrace import __version__
-from headrace.commands._base import REGISTRY, Flag, Route, Spec
+from headrace.commands import REGISTRY, Flag, Route, Spec
 from headrace.server.access import HEALTH_PATHS
 from headrace.server.exchange import Request, Response
 from headrace.server.routes import fields_of, fits_query, members_of
@@ -30,9 +30,11 @@ _ALWAYS: Final = {
     "400": "The request is not valid, or cannot be done",
     "401": "The token is missing or wrong",
     "403": "The Host or Origin is not allowed",
+    "408": "The request took too long to come",
     "413": "The body or the reply exceeds 64 MB",
     "415": "The body is not JSON",
     "429": "Too many requests",
+    "431": "Path and headers exceed 16 KB",
     "500": "An error of the server",
     "503": "The disk refuses, or there are too many connections",
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -46,6 +46,10 @@ class Control(Delivery):
         if lost:
             await self._call("release", queue, *(text for job in lost for text in (job.id, job.serial or "")))
         return len(lost)
+
+    async def resume_leases(self, queue: str, owner: str, held: Mapping[str, str], lease_ms: float) -> int:
+        """Leases are stored here, so no broker forgets them when it restarts: there is nothing to resume."""
+        return 0
 
     async def set_progress(self, job_id: str, progress: float, message: str | None) -> None:
         shown = plain(min(100, max(0, progress)))

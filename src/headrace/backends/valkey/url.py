@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from typing import Final
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, unquote
 
 from msgspec import Struct
 
@@ -46,21 +46,25 @@ class ValkeyUrl(Struct, frozen=True):
         return f"{scheme}://{where}/{self.db}?prefix={self.prefix}"
 
 
+_URL: Final = re.compile(r"(?P<scheme>[a-z+]+)://(?P<place>[^/?#]+)(?P<path>[^?#]*)(?:\?(?P<query>[^#]*))?")
+
+
 def is_valkey_url(text: str) -> bool:
     return text.partition("://")[0] in _SCHEMES
 
 
 def parse_url(text: str) -> ValkeyUrl:
-    parts = urlsplit(text)
-    if parts.scheme not in _SCHEMES or not parts.netloc:
+    # Not urlsplit: it knows one host, and refuses several of which one is an IPv6 address.
+    parts = _URL.fullmatch(text)
+    if parts is None or parts["scheme"] not in _SCHEMES:
         raise InvalidCommand(f"not a Valkey URL: {text!r}; write valkey://host:6379/0?prefix=glide")
-    is_tls, is_cluster = _SCHEMES[parts.scheme]
-    credentials, _, where = parts.netloc.rpartition("@")
+    is_tls, is_cluster = _SCHEMES[parts["scheme"]]
+    credentials, _, where = parts["place"].rpartition("@")
     username, _, password = credentials.partition(":")
     hosts = tuple(_host(one, text) for one in where.split(","))
     if len(hosts) > 1 and not is_cluster:
         raise InvalidCommand(f"several hosts need valkey+cluster://, in {text!r}")
-    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    options = dict(parse_qsl(parts["query"] or "", keep_blank_values=True))
     unknown = sorted(set(options) - set(_OPTIONS))
     if unknown:
         raise InvalidCommand(f"unknown option {unknown[0]!r} in {text!r}; known are {', '.join(_OPTIONS)}")
@@ -68,7 +72,7 @@ def parse_url(text: str) -> ValkeyUrl:
         hosts,
         unquote(username) or None,
         unquote(password) or None,
-        _db(parts.path, text, is_cluster=is_cluster),
+        _db(parts["path"], text, is_cluster=is_cluster),
         _prefix(options.get("prefix", "glide")),
         _timeout(options.get("timeout", "5")),
         is_tls,
