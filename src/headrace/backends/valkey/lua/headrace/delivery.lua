@@ -414,6 +414,27 @@ do
 
   verb('release', '(id serial)*', release)
 
+  -- Give back what is leased to `owner` now, but for the ids in `keep`. One call, so that a claim that the same owner
+  -- sends right behind it is not taken for an old one.
+  local function release_leases(queue, args)
+    local owner, keep, released = args[2], {}, {}
+    for i = 3, #args do keep[args[i]] = true end
+    for _, id in ipairs(call('ZRANGE', queue.p .. ':hr:active', 0, -1)) do
+      if not keep[id] and call('HGET', queue.p .. ':job:' .. id, 'own') == owner then
+        local job = find(queue, id)
+        if job.h.state == 'active' then
+          tell('released', job, { worker = owner })
+          back_to_waiting(job)
+          forget_lease(job)
+          released[#released + 1] = id
+        end
+      end
+    end
+    return { #released }
+  end
+
+  verb('releaseLeases', 'owner id*', release_leases)
+
   -- Renew leases or note heartbeats: per job its id, token, duration (or empty) and 1 to renew without a token.
   local function extend(queue, args)
     local renewed = {}
