@@ -11,6 +11,7 @@ import pytest
 
 from headrace.client.client import Client
 from headrace.commands import REGISTRY
+from headrace.commands.jobs import PushEntry
 from headrace.config import ConfigError
 from headrace.connect import open_client
 from headrace.errors import StorageUnavailable
@@ -55,3 +56,15 @@ async def test_a_server_that_is_not_there_is_named() -> None:
 def test_a_wrong_url_says_what_to_write() -> None:
     with pytest.raises(ConfigError, match="valkey://host:6379"):
         open_client("valkeyy://host")
+
+
+async def test_a_worker_that_reports_back_and_pulls_at_once_gets_each_job_once(clients: list[Client]) -> None:
+    """Both commands are under way together: what the second one takes must not be given back by the first."""
+    worker = clients[0]
+    await worker.ask(command("PUSHB", queue="q", jobs=[PushEntry(data=pack(n)) for n in range(4)]))
+    release = command("ReleaseLeases", owner="w", queues=["q"])
+    pull = command("PULLB", queue="q", count=4, owner="w")
+    released, pulled = await asyncio.gather(worker.ask(release), worker.ask(pull))
+    assert (released.count, len(pulled.jobs)) == (0, 4)
+    assert (await worker.ask(command("PULLB", queue="q", count=4, owner="w"))).jobs == []
+    assert (await worker.ask(release)).count == 4

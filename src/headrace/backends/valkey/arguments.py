@@ -140,6 +140,7 @@ FUNCTIONS: Final[dict[str, tuple[str, str]]] = {
     "promote": ("mode id*", "Delayed jobs wait at once: `one` must be delayed, of `many` those that are."),
     "reclaim": ("idleMs maxStalls cursor broker", "Take over what a dead Node worker had; returns the cursor."),
     "release": ("(id serial)*", "Give jobs back that a broker holds."),
+    "releaseLeases": ("owner id*", "Give back what is leased to an owner, but for the ids."),
     "remove": ("states isTold id*", "Remove those of the jobs that are in one of the states."),
     "removeChildDependency": ("childId", "Untie a child; keys: meta of both queues."),
     "removeJobUniqueKey": ("id", "Take its key from a job."),

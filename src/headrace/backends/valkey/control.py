@@ -41,11 +41,9 @@ class Control(Delivery):
         await self._act("cancel", job_id, plain(force), missing="Job not found or cannot be cancelled")
 
     async def release_leases(self, queue: str, owner: str, keep: Collection[str]) -> int:
-        active = [job for job in await self._jobs_in(queue, ["active"]) if job.owner == owner]
-        lost = [job for job in active if job.shown_id() not in keep and job.serial is not None]
-        if lost:
-            await self._call("release", queue, *(text for job in lost for text in (job.id, job.serial or "")))
-        return len(lost)
+        prefix = f"{queue}:"
+        kept = [job_id.removeprefix(prefix) for job_id in keep]
+        return int((await self._call("releaseLeases", queue, owner, *kept))[0])
 
     async def resume_leases(self, queue: str, owner: str, held: Mapping[str, str], lease_ms: float) -> int:
         """Leases are stored here, so no broker forgets them when it restarts: there is nothing to resume."""

@@ -21,6 +21,8 @@ RECLAIM_IDLE_MS: Final = 30_000
 WORKER_TTL_MS: Final = 30_000
 """For how long a broker stands among the workers of a queue after its last sign of life."""
 _MAX_STALLS: Final = 1
+_SILENCE_MS: Final = 30_000
+"""When a plain job that is held without a lease is looked at: the default of StallConfig."""
 ROUND_CALLS: Final = 10
 _ROUND_SLICE: Final = 20
 _ANNOUNCE_MS: Final = 30_000
@@ -42,7 +44,9 @@ class Delivery(Settlement):
         asked = Claiming(
             demand.count, self.broker, demand.owner, token, base, int(demand.lease_ms), _group(demand.group)
         )
-        reply = await self._call("claim", queue, *flat(asked))
+        reply = await self._call("claim", queue, *flat(asked), now=now)
+        if reply[0]:
+            self._look_at(queue, now + (int(demand.lease_ms) if demand.owner is not None else _SILENCE_MS))
         jobs = [job for hashed in reply[0] if (job := read_hash(queue, hashed)) is not None]
         return [self._handed_out(job, demand, now) for job in jobs]
 

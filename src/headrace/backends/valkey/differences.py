@@ -30,8 +30,8 @@ DIFFERENT: Final[dict[str, str]] = {
     "event stream",
     "acknowledgements of several queues": "in a cluster a batch is all or none for each queue",
     "job ids": "jobs of Node producers go by `<queue>:<number>`",
-    "order of replies": "replies leave when Valkey has answered, so errors noticed before that overtake: clients match "
-    "them by `reqId`",
+    "order of commands": "commands that a client sends without awaiting replies are under way together: one that needs "
+    "several calls may be overtaken, and replies come as they are done (clients match them by `reqId`)",
     "statistics": "counts over all queues are some seconds old; with more than 200 queues up to ten",
     "TrimEvents": "cuts the queue's event stream on Valkey, which Node's QueueEvents reads",
 }

@@ -11,7 +11,7 @@ local function call(...)
   return redis.call(...)
 end
 
-local NOW, NEWS, JOBS, QUEUES, TOUCHED, DUE, READY, BAD_NEWS
+local NOW, NOW_TEXT, NEWS, JOBS, QUEUES, TOUCHED, DUE, READY, BAD_NEWS
 
 local function str(number)
   return string.format('%.0f', number)
@@ -133,7 +133,7 @@ local function verb(name, _, run)
     function_name = 'headrace_' .. name,
     callback = function(keys, args)
       NEWS, JOBS, QUEUES, TOUCHED, DUE, READY, BAD_NEWS = {}, {}, {}, {}, nil, {}, nil
-      NOW = tonumber(args[1])
+      NOW, NOW_TEXT = tonumber(args[1]), args[1]
       local done, result = pcall(function()
         local found = run(queue_of_key(keys[1]), args, keys) or {}
         flush()

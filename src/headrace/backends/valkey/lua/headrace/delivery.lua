@@ -301,18 +301,17 @@ do
       if field == 'hv' then ours = true elseif field == 'state' then state = flat[i + 1] end
     end
     if not ours or state ~= 'waiting' then return nil end
-    local now, ends = str(NOW), NOW + demand.lease
-    local alive = demand.lease > NODE_LOCK and str(ends - NODE_LOCK) or now
-    local changes = { 'state', 'active', 'entry', entry[1], 'processedOn', now, 'hb', now, 'lastActive', alive, 'len', str(demand.lease), 'until', str(ends), 'ser', demand.broker .. ':' .. str(demand.serial + nth) }
-    local look = NOW + STALL_DEFAULTS.stallInterval
+    local now, ends = NOW_TEXT, demand.ends
+    local alive = demand.lease > NODE_LOCK and str(NOW + demand.lease - NODE_LOCK) or now
+    local changes = { 'state', 'active', 'entry', entry[1], 'processedOn', now, 'hb', now, 'lastActive', alive, 'len', demand.len, 'until', ends, 'ser', demand.broker .. ':' .. (demand.serial + nth) }
+    local look = ends
+    if not demand.owner then look = str(NOW + STALL_DEFAULTS.stallInterval) end
     if demand.owner then
-      look = ends
       changes[17], changes[18], changes[19] = 'own', demand.owner, 'tok'
       changes[20] = nth == 1 and demand.token or demand.token .. ':' .. nth
     end
     call('HSET', key, unpack(changes))
-    call('ZADD', queue.p .. ':hr:active', str(look), id)
-    due_at(look)
+    call('ZADD', queue.p .. ':hr:active', look, id) -- the client knows when that is, and looks then
     local size = #flat
     for i = 1, #changes do flat[size + i] = changes[i] end -- whoever reads pairs takes the last of each
     return flat
@@ -346,6 +345,8 @@ do
       token = args[5],
       serial = tonumber(args[6]),
       lease = tonumber(args[7]),
+      len = args[7],
+      ends = str(NOW + tonumber(args[7])),
       group = args[8] ~= '' and cjson.decode(args[8]) or nil,
     }
     local only_stream = has_only_stream(queue)
@@ -412,6 +413,27 @@ do
   end
 
   verb('release', '(id serial)*', release)
+
+  -- Give back what is leased to `owner` now, but for the ids in `keep`. One call, so that a claim that the same owner
+  -- sends right behind it is not taken for an old one.
+  local function release_leases(queue, args)
+    local owner, keep, released = args[2], {}, {}
+    for i = 3, #args do keep[args[i]] = true end
+    for _, id in ipairs(call('ZRANGE', queue.p .. ':hr:active', 0, -1)) do
+      if not keep[id] and call('HGET', queue.p .. ':job:' .. id, 'own') == owner then
+        local job = find(queue, id)
+        if job.h.state == 'active' then
+          tell('released', job, { worker = owner })
+          back_to_waiting(job)
+          forget_lease(job)
+          released[#released + 1] = id
+        end
+      end
+    end
+    return { #released }
+  end
+
+  verb('releaseLeases', 'owner id*', release_leases)
 
   -- Renew leases or note heartbeats: per job its id, token, duration (or empty) and 1 to renew without a token.
   local function extend(queue, args)

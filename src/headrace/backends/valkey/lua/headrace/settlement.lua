@@ -185,7 +185,7 @@ do
 
   -- `complete_one` spelled out for what nearly every completion is. The client makes the event of it.
   local function complete_plain(ack, lease)
-    local queue, id, now = ack.queue, ack.id, str(NOW)
+    local queue, id, now = ack.queue, ack.id, NOW_TEXT
     local p, key = queue.p, queue.p .. ':job:' .. ack.id
     local value = ack.value ~= '' and ack.value or 'null'
     call('XACK', p .. ':stream', GROUP, lease[3])
