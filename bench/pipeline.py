@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import itertools
 import resource
 import shutil
 import statistics
@@ -98,17 +99,11 @@ class RowsWriter(DataSourceWriter):
 
     def write(self, iterator: Iterator[Any]) -> Written:
         rows, sent = self._rows, 0
-        batch: list[dict[str, Any]] = []
 
         def commands() -> Iterator[dict[str, Any]]:
-            nonlocal batch
-            for row in iterator:
-                batch.append(rows.job(row.asDict()))
-                if len(batch) == rows.options.batch_size:
-                    yield {"cmd": "PUSHB", "queue": rows.options.queue, "jobs": batch}
-                    batch = []
-            if batch:
-                yield {"cmd": "PUSHB", "queue": rows.options.queue, "jobs": batch}
+            while batch := list(itertools.islice(iterator, rows.options.batch_size)):
+                values = {name: [row[name] for row in batch] for name in batch[0].__fields__}
+                yield {"cmd": "PUSHB", "queue": rows.options.queue, "jobs": rows.jobs(values)}
 
         with Connection(Address.parse(rows.options.place["url"])) as connection:
             for reply in connection.stream(commands(), rows.options.max_in_flight):
@@ -188,9 +183,9 @@ def _push_plainly(url: str, rows: int, queue: str) -> None:
 
     def commands() -> Iterator[dict[str, Any]]:
         for start in range(0, rows, 1000):
-            numbers = range(start, min(start + 1000, rows))
-            jobs = [make.job({"id": n, "user": f"user-{n}", "amount": n * 2.5}) for n in numbers]
-            yield {"cmd": "PUSHB", "queue": queue, "jobs": jobs}
+            ids = list(range(start, min(start + 1000, rows)))
+            values = {"id": ids, "user": [f"user-{n}" for n in ids], "amount": [n * 2.5 for n in ids]}
+            yield {"cmd": "PUSHB", "queue": queue, "jobs": make.jobs(values)}
 
     with Connection(Address.parse(url)) as connection:
         for _ in connection.stream(commands(), 8):

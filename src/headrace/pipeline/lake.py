@@ -28,6 +28,7 @@ from contextlib import contextmanager
 from fcntl import LOCK_EX, LOCK_NB, flock
 from pathlib import Path
 from typing import Final
+from uuid import uuid4
 
 import msgspec
 
@@ -62,6 +63,8 @@ class Pointer(msgspec.Struct):
 class Lake:
     def __init__(self, root: Path | str) -> None:
         self.root = Path(root).absolute()
+        # A name of its own: executors of a driver that was killed may still write for a moment.
+        self._staging_name = uuid4().hex
 
     def path(self, table: str) -> Path:
         return self.root / table
@@ -123,7 +126,7 @@ class Lake:
     # -- a run -----------------------------------------------------------------------------------------------------
 
     def staging(self, table: str) -> Path:
-        return self.root / "staging" / table
+        return self.root / "staging" / self._staging_name / table
 
     def clean_up(self, pointer: Pointer) -> None:
         """Remove what a run that died has left."""
@@ -160,11 +163,19 @@ class Lake:
             new.rename(target / new.name)
 
     def publish_batch(self, batch: int, staged: Path) -> None:
-        """A micro-batch, whole: what an earlier try of it has left goes."""
+        """A micro-batch, whole: it takes the place of what an earlier try has left."""
         target = self.root / "bronze/events" / f"batch={batch}"
         shutil.rmtree(target, ignore_errors=True)
         target.parent.mkdir(parents=True, exist_ok=True)
         staged.rename(target)
+
+    def staging_batch(self, batch: int) -> Path:
+        """Where a micro-batch is written before it counts; what dead drivers have left there goes."""
+        folder = self.root / "staging-bronze"
+        for old in list(folder.glob("*")) if folder.is_dir() else []:
+            if old.name != self._staging_name:
+                shutil.rmtree(old, ignore_errors=True)
+        return folder / self._staging_name / f"batch={batch}"
 
 
 def _has_rows(folder: Path) -> bool:

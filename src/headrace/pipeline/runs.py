@@ -85,7 +85,7 @@ def ingest(
 
 def _write_batch(lake: Lake, batch: DataFrame, number: int) -> int:
     """Bronze of one micro-batch, in a folder that is named after it: a repeated batch replaces itself."""
-    staged = lake.root / "staging-bronze" / f"batch={number}"
+    staged = lake.staging_batch(number)
     shutil.rmtree(staged, ignore_errors=True)
     bronze_of(batch).write.partitionBy("event_date").parquet(str(staged))
     count = batch.sparkSession.read.schema(_ddl(BRONZE)).parquet(str(staged)).count()  # from the files' footers

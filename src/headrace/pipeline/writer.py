@@ -62,50 +62,95 @@ class RowsToJobs:
             raise BadOption(f"the columns {', '.join(missing)} are not in the data: {', '.join(names)}")
         self.data = [name for name in names if name not in JOB_COLUMNS and name != "queue"]
 
-    def job_id(self, row: dict[str, Any]) -> str:
-        key = _encode_json([self.options.pipeline, *(row[name] for name in self.ids)])
-        return hashlib.blake2b(key, digest_size=16).hexdigest()
+    def jobs(self, columns: dict[str, list[Any]]) -> list[dict[str, Any]]:
+        """The jobs of rows that are given as columns of plain values."""
+        options = self.options
+        made: dict[str, Iterable[Any]] = {"data": self._payloads(columns), "customId": self._ids(columns)}
+        made |= {wire: columns[name] for name, wire in JOB_COLUMNS.items() if name in columns}
+        names = list(made)
+        jobs = [dict(zip(names, values, strict=True)) for values in zip(*made.values(), strict=True)]
+        for job in jobs:
+            if options.id_ttl:
+                job["idTtl"] = options.id_ttl
+            for name in names[2:]:
+                if job[name] is None:
+                    del job[name]
+        return jobs
 
-    def job(self, row: dict[str, Any]) -> dict[str, Any]:
-        job = {wire: row[name] for name, wire in JOB_COLUMNS.items() if row.get(name) is not None}
-        job["data"] = self._payload(row)
-        job["customId"] = self.job_id(row)
-        if self.options.id_ttl:
-            job["idTtl"] = self.options.id_ttl
-        return job
+    def _ids(self, columns: dict[str, list[Any]]) -> Iterator[str]:
+        name = self.options.pipeline
+        for values in zip(*(columns[column] for column in self.ids), strict=True):
+            yield hashlib.blake2b(_encode_json([name, *values]), digest_size=16).hexdigest()
 
-    def _payload(self, row: dict[str, Any]) -> Any:
+    def _payloads(self, columns: dict[str, list[Any]]) -> Iterable[Any]:
         column = self.options.data_column
-        value = {name: row[name] for name in self.data} if column is None else row[column]
-        if column is not None and isinstance(value, str):
-            try:
-                return _decode_json(value)
-            except msgspec.DecodeError:
-                return value
-        # Dates, decimals and the like become text; what a job's data may be is what JSON can say.
-        return _decode_json(_encode_json(value))
+        if column is not None:
+            return map(_as_json, columns[column])
+        values = zip(*(columns[name] for name in self.data), strict=True)
+        return (dict(zip(self.data, row, strict=True)) for row in values)
 
     def batches(self, records: Iterable[Any]) -> Iterator[dict[str, Any]]:
         """PUSHB commands of at most `batchSize` jobs, one queue each."""
         waiting: dict[str, list[dict[str, Any]]] = {}
+        size = self.options.batch_size
         for batch in records:
-            for row in batch.to_pylist():
-                queue = str(self.options.queue or row["queue"])
-                jobs = waiting.setdefault(queue, [])
-                jobs.append(self.job(row))
-                if len(jobs) >= self.options.batch_size:
-                    yield from _within_frames(queue, waiting.pop(queue))
-        for queue, jobs in waiting.items():
-            yield from _within_frames(queue, jobs)
+            columns = {name: _plain_values(batch.column(name)) for name in batch.schema.names}
+            queues = columns.pop("queue", None)
+            jobs = self.jobs(columns)
+            for queue, share in _by_queue(jobs, self.options.queue, queues).items():
+                ready = waiting.setdefault(queue, [])
+                ready += share
+                whole = len(ready) - len(ready) % size
+                for start in range(0, whole, size):
+                    yield from _within_frames(queue, ready[start : start + size])
+                del ready[:whole]
+        for queue, rest in waiting.items():
+            if rest:
+                yield from _within_frames(queue, rest)
+
+
+def _plain_values(column: Any) -> list[Any]:
+    """What a job's data may be is what JSON can say: dates, decimals, bytes and the like become text."""
+    import pyarrow.types as kinds
+
+    values: list[Any] = column.to_pylist()
+    kind = column.type
+    if kinds.is_integer(kind) or kinds.is_floating(kind) or kinds.is_boolean(kind) or kinds.is_string(kind):
+        return values
+    decoded: list[Any] = _decode_json(_encode_json(values))
+    return decoded
+
+
+def _as_json(value: Any) -> Any:
+    """Text that is JSON stands for what it says; other text, and other values, for themselves."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return _decode_json(value)
+    except msgspec.DecodeError:
+        return value
+
+
+def _by_queue(
+    jobs: list[dict[str, Any]], chosen: str | None, queues: list[Any] | None
+) -> dict[str, list[dict[str, Any]]]:
+    if chosen is not None or queues is None:
+        return {str(chosen): jobs}
+    shares: dict[str, list[dict[str, Any]]] = {}
+    for queue, job in zip(queues, jobs, strict=True):
+        shares.setdefault(str(queue), []).append(job)
+    return shares
 
 
 def _within_frames(queue: str, jobs: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """One command, or several when the data is large."""
-    size = len(msgspec.msgpack.encode(jobs))
-    parts = min(len(jobs), -(-size // _BATCH_BYTES))
-    step = -(-len(jobs) // parts)
-    for start in range(0, len(jobs), step):
-        yield {"cmd": "PUSHB", "queue": queue, "jobs": jobs[start : start + step]}
+    encoded = msgspec.msgpack.encode(jobs)
+    if len(encoded) <= _BATCH_BYTES or len(jobs) == 1:
+        yield {"cmd": "PUSHB", "queue": queue, "jobs": msgspec.Raw(encoded)}
+        return
+    half = len(jobs) // 2
+    yield from _within_frames(queue, jobs[:half])
+    yield from _within_frames(queue, jobs[half:])
 
 
 def send(rows: RowsToJobs, records: Iterator[Any]) -> Written:
