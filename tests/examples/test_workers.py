@@ -1,4 +1,4 @@
-"""docs/tasks.md: its programs run and print what the page says."""
+"""docs/workers.md: its programs run and print what the page says."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from tests.examples import pages
 
-PAGE = "docs/tasks.md"
+PAGE = "docs/workers.md"
 
 
 @pytest.fixture
