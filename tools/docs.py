@@ -23,8 +23,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import NODEFAULT, UNSET, Raw, inspect
 
-import headrace.commands  # noqa: F401  (fills the registry)
-from headrace.commands._base import REGISTRY, Flag, Spec
+from headrace.commands import REGISTRY, Flag, Spec
 from headrace.config import PROTOCOL_NAMES, SETTING_HELP, Settings
 from headrace.states import NEXT, State, Verb
 

@@ -15,11 +15,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from headrace.errors import HeadraceError
-
-
-class ConfigError(HeadraceError):
-    code = "config"
+from headrace.errors import ConfigError
 
 
 class Settings(Struct, forbid_unknown_fields=True, kw_only=True):

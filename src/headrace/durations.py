@@ -32,6 +32,8 @@ def seconds(span: Duration, what: str = "duration") -> float:
 
 def moment_ms(moment: datetime) -> int:
     """Wall time in ms. A datetime without a zone could mean two moments, so it is refused."""
+    if not isinstance(moment, datetime):
+        raise InvalidCommand(f"a datetime with a time zone is wanted, not {moment!r}")
     if moment.tzinfo is None:
         raise InvalidCommand("a datetime needs a time zone: use datetime.now(UTC) or .astimezone()")
     return int(moment.timestamp() * 1000)

@@ -13,9 +13,11 @@
     ├── NotSupported            this backend cannot do it
     ├── StorageUnavailable      the disk or the engine behind the backend refuses writes
     ├── Internal                a bug of ours: logged, and told without its insides
+    ├── ConfigError             a setting or a URL that cannot be used; never a reply
     ├── ProtocolViolation       the byte stream cannot be trusted any more: reply, then close
     └── ClientError             noticed on this side of the wire; never a reply
         ├── ConnectionLost      what became of the command is unknown
+        │   └── Unreachable     it was not sent at all
         ├── CommandTimeout
         ├── ClientClosed
         ├── JobFailed           the job whose result was wanted failed for good
@@ -118,6 +120,10 @@ class Internal(HeadraceError):
         super().__init__("Internal server error")
 
 
+class ConfigError(HeadraceError):
+    code = "config"
+
+
 class ProtocolViolation(HeadraceError):
     code = "protocol_violation"
     closes = True
@@ -137,6 +143,12 @@ class ConnectionLost(ClientError, ConnectionError):
 
     def __init__(self, message: str = "Connection lost") -> None:
         super().__init__(message)
+
+
+class Unreachable(ConnectionLost):
+    """There is no connection that the command could have been sent over: nothing was done."""
+
+    code = "unreachable"
 
 
 class CommandTimeout(ClientError, TimeoutError):
@@ -320,6 +332,7 @@ def _kinds() -> dict[str, type[HeadraceError]]:
     waiting = HeadraceError.__subclasses__()
     while waiting:
         kind = waiting.pop()
-        kinds[kind.code] = kind
+        if "code" in vars(kind):  # an error that only carries more than its parent is told as its parent
+            kinds[kind.code] = kind
         waiting.extend(kind.__subclasses__())
     return kinds

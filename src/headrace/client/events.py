@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import queue as queues
 import threading
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Iterator
 from typing import Any, Final
@@ -16,7 +17,7 @@ from typing import Any, Final
 from headrace.client.channel import Channel, EventView
 from headrace.client.client import Client
 from headrace.commands.connection import SubscribeEvents
-from headrace.errors import ClientClosed, HeadraceError
+from headrace.errors import ClientClosed, CommandTimeout, HeadraceError
 
 MAX_UNHEARD: Final = 10_000
 
@@ -31,40 +32,44 @@ class QueueEvents:
         self._heard: deque[EventView] = deque()
         self._lock = threading.Condition()
         self._waiters: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
-        self._was_connected = False
         self._is_closed = False
 
     # -- on the line ---------------------------------------------------------------------------------------------------
 
     async def _open(self) -> None:
         home = await self._client.channel()
-        self._channel = home.open_own(self._hear, self._changed)
-        await self._channel.start()
-        await self._subscribe()
+        channel = home.open_own(self._hear, self._changed)
+        try:
+            await channel.start()
+            await self._subscribe(channel)
+        except BaseException:
+            await channel.close()
+            raise
+        self._channel = channel
 
-    async def _subscribe(self) -> None:
-        assert self._channel is not None
+    async def _subscribe(self, channel: Channel) -> None:
         subscribed: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._channel.submit(SubscribeEvents(queue=self.queue), subscribed.set_result, self._client.timeout)
+        channel.submit(SubscribeEvents(queue=self.queue), subscribed.set_result, self._client.timeout)
         outcome = await subscribed
         if isinstance(outcome, HeadraceError):
             raise outcome
 
     def _changed(self, is_connected: bool) -> None:
-        """After the first connection it is the link that comes back by itself: then subscribe again."""
-        if is_connected and self._was_connected and self._channel is not None:
+        """A link that was lost comes back by itself and knows nothing: subscribe again."""
+        if is_connected and self._channel is not None:
             self._channel.submit(SubscribeEvents(queue=self.queue), self._resumed, self._client.timeout)
-        self._was_connected = self._was_connected or is_connected
 
     def _resumed(self, outcome: object) -> None:
         if not isinstance(outcome, HeadraceError):
-            self._hear(EventView(event_type="gap", queue=self.queue))
+            self._hear(EventView(event_type="gap", queue=self.queue, timestamp=time.time() * 1000))
+        elif isinstance(outcome, CommandTimeout):
+            self._changed(True)  # the same link, not lost: nobody else would try again
 
     def _hear(self, event: EventView) -> None:
         with self._lock:
             if len(self._heard) >= MAX_UNHEARD:
                 self._heard.clear()
-                self._heard.append(EventView(event_type="gap", queue=self.queue))
+                self._heard.append(EventView(event_type="gap", queue=self.queue, timestamp=time.time() * 1000))
             self._heard.append(event)
         self._wake()
 
@@ -77,8 +82,9 @@ class QueueEvents:
                 loop.call_soon_threadsafe(awake.set)
 
     async def _close(self) -> None:
-        if self._channel is not None:
-            await self._channel.close()
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            await channel.close()
 
     # -- for threads ---------------------------------------------------------------------------------------------------
 

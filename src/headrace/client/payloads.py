@@ -1,8 +1,9 @@
 """Job data and results as bytes: what Python values become on the wire, and what they are when they come back.
 
 Rules: data only, never code (no pickle). Dataclasses, msgspec structs and pydantic models travel as maps, sets as
-lists, UUID and Decimal as text, datetimes as MessagePack timestamps. JavaScript clients read a 64-bit integer as a
-BigInt, so integers beyond 32 bits travel as floats and those that a float cannot hold are refused.
+lists, UUID and Decimal as text, datetimes as MessagePack timestamps (without a zone: as text). JavaScript clients read
+a 64-bit integer as a BigInt, so integers beyond 32 bits travel as floats and those that a float cannot hold are
+refused.
 """
 
 from __future__ import annotations
@@ -39,7 +40,11 @@ def encode_payload(value: Any) -> Raw:
             encoded = _encode(_narrowed(msgspec.to_builtins(value, enc_hook=_foreign, builtin_types=_KEPT)))
     except TypeError as error:
         raise InvalidCommand(f"job data may hold plain values only, not {error}") from None
-    except (OverflowError, RecursionError, ValueError) as error:
+    except OverflowError:
+        raise InvalidCommand(
+            "job data holds an integer that is too large for other languages: send it as text"
+        ) from None
+    except (RecursionError, ValueError) as error:
         raise InvalidCommand(f"job data cannot be encoded: {error}") from None
     return Raw(encoded)
 

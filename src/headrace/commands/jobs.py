@@ -52,7 +52,6 @@ from headrace.model import (
     UniqueKey,
     is_plain,
 )
-from headrace.schedules import check_repeat
 
 if TYPE_CHECKING:
     from headrace.engine.engine import Engine
@@ -125,6 +124,8 @@ def check_options(options: JobOptions) -> None:
     """What the types of the fields cannot say about one job."""
     options.data = checked_data(options.data)
     if options.repeat is not None:
+        from headrace.schedules import check_repeat  # calendars and time zones: few jobs need them
+
         has_relatives = bool(options.parent_id or options.depends_on or options.children_ids)
         check_repeat(options.repeat, has_job_id=bool(options.custom_id), has_relatives=has_relatives)
     if options.custom_id and options.custom_id in options.depends_on:

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Final
 from headrace.addresses import UrlRules
 from headrace.backends.local.backend import BOUNDED_LOG, CAPTURE_LOG, LocalBackend
 from headrace.clock import SystemClock
-from headrace.config import ConfigError, Settings
+from headrace.config import Settings
 from headrace.engine.engine import Engine
+from headrace.errors import ConfigError
 from headrace.server.tcp import TcpServer
 
 if TYPE_CHECKING:

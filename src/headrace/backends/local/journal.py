@@ -85,6 +85,22 @@ class FileLocked(StorageUnavailable):
     """Another process owns the database file."""
 
 
+_locks: Final[set[int]] = set()
+"""Descriptors whose files this process has locked."""
+
+
+def _leave_locks_to_parent() -> None:
+    """A forked child inherits the locks: without this a file would stay locked when only its owner has died."""
+    nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    for fd in _locks:
+        os.dup2(nothing, fd, inheritable=False)
+    os.close(nothing)
+    _locks.clear()
+
+
+os.register_at_fork(after_in_child=_leave_locks_to_parent)
+
+
 class Journal:
     def __init__(self, path: Path | None) -> None:
         self.path = path
@@ -136,6 +152,7 @@ class Journal:
         os.ftruncate(fd, 0)
         os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
         self._lock_fd = fd
+        _locks.add(fd)
 
     def _migrate(self) -> None:
         db = self.db
@@ -163,6 +180,8 @@ class Journal:
         if self._db is not None:
             self._db.close()
             self._db = None
+        if self._lock_fd is not None:
+            _locks.discard(self._lock_fd)
         for fd in (self._wal_fd, self._lock_fd):
             if fd is not None:
                 os.close(fd)
