@@ -105,6 +105,7 @@ class JobOptions(Command[Any], tag=False, kw_only=True):
     debounce_id: ShortText | None = None
     debounce_ttl: TtlMs | None = None
     flow_id: FlowId | None = None
+    once: bool = False
     # How many jobs its group may hold at most; asked only while pushing.
     group_max_size: Annotated[int, positive("groupMaxSize")] | None = None
 
