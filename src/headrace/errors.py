@@ -2,7 +2,8 @@
 
     HeadraceError
     ├── InvalidCommand          the request itself is wrong: a field, a limit, a combination
-    │   └── UnknownCommand
+    │   ├── UnknownCommand
+    │   └── PayloadError        data or a result does not fit its declaration
     ├── NotFound                no such job, cron, worker or webhook
     ├── Refused                 the thing exists, but not in a state that allows this
     │   ├── LeaseLost           the token is missing, wrong or outlived
@@ -25,7 +26,6 @@
         ├── RemoteError         an error of another process, rebuilt from its texts
         ├── StalledError        the worker that had it died, as often as is allowed
         ├── ProviderStoppedError        events or workflows were stopped while somebody waited
-        ├── PayloadError        data or a result does not fit its declaration
         ├── UnknownEventError, EventTimeoutError, EventCancelledError
         └── WorkflowError
             ├── WorkflowStepError       a step failed for good; its cause is attached
@@ -218,8 +218,8 @@ class ProviderStoppedError(ClientError):
     code = "provider_stopped"
 
 
-class PayloadError(ClientError, ValueError):
-    """A value does not fit what was declared. `path` says where in it, `reason` why."""
+class PayloadError(InvalidCommand, ValueError):
+    """A value does not fit what was declared, and no retry would help. `path` says where in it, `reason` why."""
 
     code = "payload"
 
