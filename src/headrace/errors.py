@@ -2,7 +2,8 @@
 
     HeadraceError
     ├── InvalidCommand          the request itself is wrong: a field, a limit, a combination
-    │   └── UnknownCommand
+    │   ├── UnknownCommand
+    │   └── PayloadError        data or a result does not fit its declaration
     ├── NotFound                no such job, cron, worker or webhook
     ├── Refused                 the thing exists, but not in a state that allows this
     │   ├── LeaseLost           the token is missing, wrong or outlived
@@ -21,7 +22,16 @@
         ├── CommandTimeout
         ├── ClientClosed
         ├── JobFailed           the job whose result was wanted failed for good
-        └── JobTimeout          the job whose result was wanted did not end in time
+        ├── JobTimeout          the job whose result was wanted did not end in time
+        ├── RemoteError         an error of another process, rebuilt from its texts
+        ├── StalledError        the worker that had it died, as often as is allowed
+        ├── ProviderStoppedError        events or workflows were stopped while somebody waited
+        ├── UnknownEventError, EventTimeoutError, EventCancelledError
+        └── WorkflowError
+            ├── WorkflowStepError       a step failed for good; its cause is attached
+            ├── WorkflowRollbackError   compensating failed too: a group of all errors
+            ├── WorkflowTimeoutError, WorkflowCancelledError
+            └── StepNotFoundError
 
 Errors are raised where they are noticed and become replies in one place (`server.session`). The message is what
 the client reads, so it follows the protocol reference word for word where that gives a text.
@@ -29,8 +39,9 @@ the client reads, so it follows the protocol reference word for word where that 
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from functools import cache
-from typing import ClassVar, Final
+from typing import ClassVar, Final, Self
 
 
 class HeadraceError(Exception):
@@ -168,6 +179,132 @@ class JobTimeout(ClientError, TimeoutError):
     """The job did not end in time. It goes on: ask again, or cancel it."""
 
     code = "job_timeout"
+
+
+# -- of events and workflows -------------------------------------------------------------------------------------------
+
+
+class RemoteError(ClientError):
+    """An error that was raised in another process. `remote_traceback` is the text of its traceback there."""
+
+    code = "remote"
+
+    def __init__(
+        self,
+        type_name: str,
+        message: str = "",
+        *,
+        step: str | None = None,
+        attempt: int | None = None,
+        remote_traceback: str = "",
+    ) -> None:
+        super().__init__(f"{type_name}: {message}" if message else type_name)
+        self.type_name = type_name
+        self.message = message
+        self.step = step
+        self.attempt = attempt
+        self.remote_traceback = remote_traceback
+
+
+class StalledError(ClientError):
+    """Its worker died, or lost its lease, more often than is allowed."""
+
+    code = "stalled"
+
+
+class ProviderStoppedError(ClientError):
+    """Who waited is told that nobody will answer here any more; the work itself goes on in the store."""
+
+    code = "provider_stopped"
+
+
+class PayloadError(InvalidCommand, ValueError):
+    """A value does not fit what was declared, and no retry would help. `path` says where in it, `reason` why."""
+
+    code = "payload"
+
+    def __init__(self, what: str, path: str, reason: str) -> None:
+        super().__init__(f"{what}: {reason} at {path}")
+        self.what = what
+        self.path = path
+        self.reason = reason
+
+
+class UnknownEventError(ClientError, KeyError):
+    code = "unknown_event"
+
+    def __init__(self, name: str, known: Iterable[str]) -> None:
+        super().__init__(f"Unknown event {name!r}; the registry has: {', '.join(known) or 'none'}")
+        self.event_name = name
+
+    # KeyError would show its argument quoted.
+    __str__ = Exception.__str__
+
+
+class EventTimeoutError(ClientError, TimeoutError):
+    code = "event_timeout"
+
+
+class EventCancelledError(ClientError):
+    code = "event_cancelled"
+
+
+class WorkflowError(ClientError):
+    """A flow did not end as its definition promises."""
+
+    code = "workflow"
+
+
+class WorkflowStepError(WorkflowError):
+    """A step failed for good. `__cause__` is why: the error itself, or a RemoteError."""
+
+    code = "workflow_step"
+
+    def __init__(self, step_name: str, cause: BaseException) -> None:
+        super().__init__(f"Step '{step_name}' failed: {getattr(cause, 'message', None) or cause}")
+        self.step_name = step_name
+        self.__cause__ = cause
+
+
+class WorkflowRollbackError(WorkflowError, ExceptionGroup[Exception]):
+    """A flow failed, and steps could not be compensated. `primary` is the failure, the rest came after it."""
+
+    code = "workflow_rollback"
+    primary: Exception
+    rollback_errors: tuple[Exception, ...]
+
+    def __new__(cls, primary: Exception, rollback_errors: Sequence[Exception]) -> Self:
+        text = f"{primary}; {len(rollback_errors)} rollback(s) failed"
+        group = ExceptionGroup.__new__(cls, text, [primary, *rollback_errors])
+        group.primary, group.rollback_errors = primary, tuple(rollback_errors)
+        return group
+
+    def __init__(self, primary: Exception, rollback_errors: Sequence[Exception]) -> None:
+        """All is set by `__new__`, which groups of exceptions need."""
+
+
+class WorkflowTimeoutError(WorkflowError, TimeoutError):
+    """`timeout` is the effective time in seconds."""
+
+    code = "workflow_timeout"
+
+    def __init__(self, flow_id: str, timeout: float) -> None:
+        super().__init__(f"Workflow {flow_id} timed out after {timeout * 1000:g}ms")
+        self.flow_id = flow_id
+        self.timeout = timeout
+
+
+class WorkflowCancelledError(WorkflowError):
+    code = "workflow_cancelled"
+
+
+class StepNotFoundError(WorkflowError, LookupError):
+    code = "step_not_found"
+
+    def __init__(self, workflow: str, step: str) -> None:
+        super().__init__(f"Step '{step}' of workflow '{workflow}' is not registered")
+        self.workflow = workflow
+        self.step = step
 
 
 # -- errors out of replies ---------------------------------------------------------------------------------------------

@@ -74,7 +74,9 @@ class Options(TypedDict, total=False):
     ttl: Duration
     """How long the job may wait before it is too late to run it."""
     job_id: str
-    """An id of your own: adding it again gives the job that is there."""
+    """An id of your own: adding it again gives the job that is there, if it has not ended."""
+    once: bool
+    """With a job_id: a job that has ended answers too, for as long as it is kept; nothing runs again."""
     dedup: Dedup | str
     group: str
     tags: Sequence[str]
@@ -117,6 +119,7 @@ _FIELDS: Final[Mapping[str, tuple[str, Callable[[Any], Any]]]] = {
     "timeout": ("timeout", _span("timeout")),
     "ttl": ("ttl", _span("ttl")),
     "job_id": ("custom_id", str),
+    "once": ("once", bool),
     "group": ("group_id", str),
     "tags": ("tags", _texts),
     "lifo": ("lifo", _same),

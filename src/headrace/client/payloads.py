@@ -32,7 +32,9 @@ _WIDE: Final = (b"\xcf", b"\xd3")
 
 
 def encode_payload(value: Any) -> Raw:
-    """The value as opaque bytes."""
+    """The value as opaque bytes. What is encoded already stays as it is."""
+    if isinstance(value, Raw):
+        return value
     try:
         encoded = _encode(value)
         # These bytes may also occur inside texts and floats; then the walk finds nothing to change.

@@ -249,6 +249,8 @@ def _job_of(entry: CronEntry) -> PushEntry:
         name=entry.job_name,
         priority=entry.priority,
         delay=entry.delay,
+        # A run counts from its slot, however late it is made: that is how a handler tells one run from another.
+        timestamp=entry.next_run,
         unique_key=entry.unique_key or (f"cron:{entry.name}" if entry.prevent_overlap else None),
         dedup=entry.dedup,
         **settings,

@@ -294,7 +294,7 @@ class Intake(Store):
         if not links.custom_id:
             links.custom_id = None
         known = queue.custom_ids.get(links.custom_id) if links.custom_id else None
-        if known is not None and known.state not in _ENDED:
+        if known is not None and (links.once or known.state not in _ENDED):
             return known
         owner = self._key_owner(queue, links, now) if links.unique_key else None
         if owner is None and known is not None:
