@@ -341,9 +341,19 @@ class Attendant:
         self._running -= len(holdings)
         if not self._settled:
             self._loop.call_soon(self._flush)
-        self._settled += holdings
+        for holding in holdings:
+            if holding.outcome is None:
+                self._settled_elsewhere(holding)
+            else:
+                self._settled.append(holding)
         self._begin_ready()
         self._plan_pump()
+
+    def _settled_elsewhere(self, holding: Holding) -> None:
+        """The handler had another command end its job: there is nothing to send and nothing to hold."""
+        self._held.pop(holding.info.id, None)
+        self.figures.completed += 1
+        self._check_empty()
 
     def _give_back(self, holding: Holding) -> None:
         holding.given_back()

@@ -32,7 +32,7 @@ from headrace.durations import Duration, seconds
 from headrace.errors import ClientError, HeadraceError, InvalidCommand
 from headrace.ids import IdSource
 from headrace.worker.attendant import Attendant, Figures, Holding
-from headrace.worker.context import JobContext, RunIn, set_current
+from headrace.worker.context import SETTLED, JobContext, RunIn, set_current
 from headrace.worker.failures import JobCancelled, UnrecoverableError, reason_of, stack_of
 from headrace.worker.processes import Call, Children, RemoteFailure, TimeLimitExceeded
 
@@ -110,6 +110,11 @@ class Worker:
                     await self._stopping.wait()
             finally:
                 await self._end()
+
+    def pause(self) -> None:
+        """Take no more jobs; those that run go on."""
+        if self._attendant is not None:
+            self._client.line.post(self._attendant.stop_pulling)
 
     def stop(self) -> None:
         """Take no more jobs, let those that run end within `drain`, give the rest back."""
@@ -196,7 +201,7 @@ class Worker:
                 self._spawn(holdings[at : at + self._batch])
 
     def _spawn(self, holdings: list[Holding]) -> None:
-        contexts = [JobContext(holding.info, self._tell, self.state) for holding in holdings]
+        contexts = [JobContext(holding.info, self._tell, self.state, holding) for holding in holdings]
         task = self._loop.create_task(self._process(holdings, contexts))
         for context in contexts:
             self._running[context.id] = (context, task)
@@ -218,7 +223,9 @@ class Worker:
     async def _process_one(self, holding: Holding, context: JobContext) -> None:
         set_current(context)
         try:
-            holding.completed(_encoded(await self._call(context)))
+            result = await self._call(context)
+            if result is not SETTLED:
+                holding.completed(_encoded(result))
         except (asyncio.CancelledError, JobCancelled):
             holding.given_back()
         except BaseException as error:
