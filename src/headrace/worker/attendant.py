@@ -410,10 +410,18 @@ class Attendant:
             self._loop.call_soon(self._flush)
         for holding in holdings:
             holding.is_settled = True
-            if not holding.is_lost:
+            if holding.outcome is None and not holding.is_lost:
+                self._settled_elsewhere(holding)
+            elif not holding.is_lost:
                 self._settled.append(holding)
         self._begin_ready()
         self._plan_pump()
+
+    def _settled_elsewhere(self, holding: Holding) -> None:
+        """The handler had another command end its job: there is nothing to send and nothing to hold."""
+        self._held.pop(holding.info.id, None)
+        self.figures.completed += 1
+        self._check_empty()
 
     def _flush(self) -> None:
         settled, self._settled = self._settled, []
