@@ -228,6 +228,23 @@ async def test_a_worker_that_is_left_at_once_ends_at_once(app: Headrace, queue: 
             pass
 
 
+async def test_a_job_taken_in_the_moment_of_the_stop_gets_its_time_to_end(app: Headrace, queue: str) -> None:
+    begun, ended = 0, 0
+
+    async def handle(job: JobContext) -> None:
+        nonlocal begun, ended
+        begun += 1
+        await asyncio.sleep(0.01)
+        ended += 1
+
+    await app.queue().add_many([("j", None)] * 400)
+    for _ in range(10):
+        async with Worker(app.client, queue, handle, concurrency=7):
+            before = ended
+            await eventually(lambda before=before: ended >= before + 10)  # type: ignore[misc]
+        assert begun == ended
+
+
 async def test_a_worker_may_run_again_after_it_stopped(app: Headrace, queue: str) -> None:
     worker = Worker(app.client, queue, lambda job: "done")
     for _ in range(2):

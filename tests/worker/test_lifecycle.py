@@ -108,7 +108,8 @@ async def test_a_supervisor_replaces_a_process_that_was_killed_and_stops_all(
         psutil.Process(victim).kill()
 
         async def is_replaced() -> bool:
-            return len(await pids()) == 2 and victim not in await pids()
+            now = await pids()
+            return len(now) == 2 and victim not in now
 
         await eventually(is_replaced, 20)
         assert f"worker process {victim} ended with code -9" in supervisor.said()

@@ -200,6 +200,48 @@ class DeadLetter(Struct, rename="camel"):
     expires_at: float | None
 
 
+class SegmentInfo(Struct, rename="camel"):
+    """A segment as readers see it. A sealed one never changes; one that is not may grow and be sealed."""
+
+    first: int
+    last: int
+    epoch: int
+    sealed: bool
+    raw_bytes: int
+    file_bytes: int
+    first_at: float
+    last_at: float
+
+
+class JobScan(Struct, frozen=True):
+    """Which jobs a scan is after: those with after < number <= until, in push order."""
+
+    queue: str | None
+    states: tuple[str, ...]
+    """Words of states; none stands for all."""
+    after: int
+    until: int
+    limit: int
+
+
+class ScanPage(Struct):
+    rows: list[Any]
+    next: int | None
+    """Where the next page begins (its `after`); None when there is nothing left."""
+    newest: int
+    """The number of the job that was pushed last."""
+
+
+class ResultRow(Struct, rename="camel"):
+    """What a completed job returned; `result` is left out when that was nothing."""
+
+    id: str
+    queue: str
+    name: str | None
+    finished_at: float
+    result: Raw | UnsetType = UNSET
+
+
 class DlqStats(Struct, rename="camel"):
     total: int
     by_reason: dict[str, int]
@@ -346,6 +388,15 @@ class Backend(Protocol):
 
     async def outcome(self, job_id: str) -> Outcome:
         """State, result and error for WaitJob. NotFound: Job not found."""
+
+    async def scan_jobs(self, wanted: JobScan) -> ScanPage:
+        """Jobs by number, as whole maps: what partitioned readers need. *Sliced.*"""
+
+    async def scan_results(self, wanted: JobScan) -> ScanPage:
+        """`ResultRow`s of completed jobs. *Sliced.*"""
+
+    async def scan_dlq(self, wanted: JobScan) -> ScanPage:
+        """`DeadLetter`s. *Sliced.*"""
 
     async def jobs(self, queue: str, states: Sequence[str] | None, offset: int, limit: int, asc: bool) -> list[Raw]:
         """Jobs by creation; a list of states is a union. ReplyTooLarge when they would not fit one frame.

@@ -35,6 +35,7 @@ COMMANDS: Final[dict[str, str]] = {
     "export": "write the jobs of a queue as JSON lines",
     "bench": "measure how fast a server answers from here",
     "call": "send any command of the protocol",
+    "pipeline": "job history to facts and reports, with Spark",
     "doctor": "check a database file",
     "valkey": "prepare a Valkey server, or print our function libraries",
 }

@@ -26,7 +26,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
         if name in _SWITCHES:
             parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=help_text)
             continue
-        is_number = isinstance(default, int) or name == "completed_retention_ms"
+        is_number = isinstance(default, int) or name in _OPTIONAL_NUMBERS
         parser.add_argument(
             flag,
             metavar="N" if is_number else name.rsplit("_", 1)[-1].upper(),
@@ -38,6 +38,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 
 
 _LISTS = ("auth_tokens", "cors_allow_origin", "allowed_hosts", "webhook_allow")
+_OPTIONAL_NUMBERS = ("completed_retention_ms", "capture_keep_bytes")
 _SWITCHES = ("metrics_auth", "webhook_require_https")
 
 

@@ -160,9 +160,18 @@ def connected(arguments: argparse.Namespace, patience_s: float | None = None) ->
             options["connect_timeout"] = patience_s
     client = open_client(url, **options)
     try:
-        client.connect().result()
+        _connect(client, parts.scheme in EMBEDDED)
         yield client
     finally:
         if release_client(client):
             with suppress(TimeoutError):  # the process ends now, and with it the connection
                 client.close().result(_CLOSING_S)
+
+
+def _connect(client: Client, is_file: bool) -> None:
+    try:
+        client.connect().result()
+    except errors.StorageUnavailable as error:  # a store that is asked without a server between
+        if is_file:
+            raise errors.Refused(str(error)) from None
+        raise advised(errors.ConnectionLost(str(error)), "start it, or name another one with --url") from None

@@ -13,7 +13,7 @@ from msgspec import Raw, Struct
 
 from headrace import commands
 from headrace.client.client import Client
-from headrace.client.payloads import decode_payload, encode_payload
+from headrace.client.payloads import decode_payload, encode_payload, without_absent
 from headrace.client.verbs import AsyncShell, Shell, SyncShell, verb
 from headrace.durations import Duration, milliseconds, seconds
 from headrace.errors import ConnectionLost, JobFailed, JobTimeout, NotFound, Refused, Unreachable
@@ -83,7 +83,10 @@ def _decoder() -> msgspec.msgpack.Decoder[JobInfo]:
 
 
 def decode_job(encoded: bytes | Raw) -> JobInfo:
-    return _decoder().decode(encoded)
+    try:
+        return _decoder().decode(encoded)
+    except msgspec.ValidationError:
+        return _decoder().decode(without_absent(encoded, 1))
 
 
 class JobVerbs(Shell, Generic[T]):

@@ -46,7 +46,10 @@ class Dashboard:
 
     def __init__(self, app: Headrace, settings: Settings | None = None) -> None:
         if not app.url.startswith(("sqlite:", "memory:")):
-            raise ConfigError(f"{app.url} is a server: it has a dashboard of its own on its HTTP port (6790)")
+            raise ConfigError(
+                f"{app.url}: only an app with its engine inside (sqlite:///, memory://) can show a dashboard; "
+                "a server has a dashboard of its own, on port 6790"
+            )
         self._app = app
         self._settings = settings
         self._mounted: tuple[LocalPeer, AsgiApp] | None = None

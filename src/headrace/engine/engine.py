@@ -322,6 +322,7 @@ class Engine:
             await self.history.sample()
             await self.backend.retire_completed()
             self.backend.retire_flows()
+            self.backend.retire_tombstones()
             await self._look_after_others()
 
     async def _look_after_others(self) -> None:

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from headrace.addresses import UrlRules
-from headrace.backends.local.backend import BOUNDED_LOG, CAPTURE_LOG, LocalBackend
+from headrace.backends.local.backend import BOUNDED_LOG, LocalBackend
+from headrace.backends.local.eventlog import LogLimits
 from headrace.clock import SystemClock
 from headrace.config import Settings
 from headrace.engine.engine import Engine
@@ -124,9 +125,17 @@ def _backend_of(settings: Settings) -> AnyBackend:
     return LocalBackend(
         None if settings.is_memory else Path(settings.data_path),
         log_root=Path(settings.capture) if settings.capture else None,
-        log_limits=CAPTURE_LOG if settings.capture else BOUNDED_LOG,
+        log_limits=_capture_limits(settings) if settings.capture else BOUNDED_LOG,
         max_completed=settings.max_completed_jobs,
         completed_retention_ms=settings.completed_retention_ms,
+    )
+
+
+def _capture_limits(settings: Settings) -> LogLimits:
+    return LogLimits(
+        segment_ms=settings.capture_segment_ms,
+        keep_bytes=settings.capture_keep_bytes,
+        cap_bytes=settings.capture_max_bytes,
     )
 
 

@@ -123,6 +123,7 @@ class Attendant:
         self._is_connected = False
         self._is_stopping = False
         self._pump_timer: asyncio.TimerHandle | None = None
+        self._is_lingering = False
         self._timers: dict[Callable[[], None], asyncio.TimerHandle] = {}
         self._empty: asyncio.Event = asyncio.Event()
 
@@ -139,6 +140,9 @@ class Attendant:
             raise
         self._every(self._lease / 3, self._renew_leases)
         self._every(_SIGN_OF_LIFE, self._give_sign_of_life)
+
+    async def stop(self) -> None:
+        self.stop_pulling()
 
     def stop_pulling(self) -> None:
         """Take no more jobs; those that come all the same, or were not begun, go back."""
@@ -257,12 +261,17 @@ class Attendant:
     def _free(self) -> int:
         return self._concurrency - self._running - len(self._ready)
 
-    def _plan_pump(self) -> None:
-        """Ask for more at the end of this turn; a few free slots among many busy ones wait a moment for others."""
-        if self._pump_timer is None:
-            is_few = 0 < self._free * 4 < self._concurrency and self._running > 0
-            linger = _LINGER if is_few else 0
-            self._pump_timer = self._loop.call_later(linger, self._pump)
+    def _plan_pump(self, *, is_early: bool = False) -> None:
+        """Ask for more at the end of this turn. A few free slots among many busy ones wait a moment for others; so
+        does a question that is early, for the outcome of a short job can go with it."""
+        is_few = 0 < self._free * 4 < self._concurrency and self._running > 0
+        linger = _LINGER if is_few or is_early else 0
+        if self._pump_timer is not None:
+            if linger or not self._is_lingering:
+                return
+            self._pump_timer.cancel()
+        self._is_lingering = linger > 0
+        self._pump_timer = self._loop.call_later(linger, self._pump)
 
     def _pump(self) -> None:
         self._pump_timer = None
@@ -309,8 +318,9 @@ class Attendant:
             tokens = outcome.tokens or [None] * len(outcome.jobs)
             self._take([Holding(decode_job(job), token) for job, token in zip(outcome.jobs, tokens, strict=True)])
             # Fewer than asked for: that was all it had.
-            self._dry[queue] = 0.0 if len(outcome.jobs) == count else self._loop.time() + _DRY_FOR
-            self._plan_pump()
+            is_dry = len(outcome.jobs) < count
+            self._dry[queue] = self._loop.time() + _DRY_FOR if is_dry else 0.0
+            self._plan_pump(is_early=is_dry and bool(outcome.jobs))
 
         self._submit(pull, pulled, wait)
 

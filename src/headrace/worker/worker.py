@@ -180,11 +180,11 @@ class Worker:
 
     async def _end(self) -> None:
         assert self._attendant is not None
-        self._client.line.post(self._attendant.stop_pulling)
-        tasks = {task for _, task in self._running.values()}
-        if tasks:
+        # Awaited: what was taken before has begun when this returns, and gets its time to end as well.
+        await self._on_line(self._attendant.stop)
+        if self._running:
             log.info("%s stops: %d jobs have %g s to end", self.id, len(self._running), self._drain)
-            await asyncio.wait(tasks, timeout=self._drain)
+            await asyncio.wait({task for _, task in self._running.values()}, timeout=self._drain)
         await self._stop_handlers()
         await self._on_line(partial(self._attendant.finish, _FINISH_SECONDS))
         await asyncio.to_thread(self._children.stop)

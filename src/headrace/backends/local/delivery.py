@@ -241,7 +241,8 @@ class Delivery(Settlement):
             job = self._find(job_id)
             if job is None or job.lease is None or job.lease.serial != serial:
                 continue
-            self._emit(EventName.RELEASED, job, now).worker = job.lease.owner
+            event = self._emit(EventName.RELEASED, job, now)
+            event.worker, event.attempt = job.lease.owner, job.attempts + 1
             self._back_to_waiting(job)
             job.ended = None
 
@@ -422,6 +423,7 @@ class Delivery(Settlement):
     def _tell_stall(self, job: Job, now: int, *, is_last: bool) -> None:
         event = self._emit(EventName.STALLED, job, now)
         event.stalls = job.stalls
+        event.attempt = job.attempts + 1
         event.worker = job.lease.owner if job.lease else None
         event.action = "dlq" if is_last else "retry"
 

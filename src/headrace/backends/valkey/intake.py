@@ -59,6 +59,8 @@ class Intake(Store):
         return ids
 
     async def _insert_rich(self, queue: str, specs: Sequence[JobSpec]) -> list[str]:
+        if any(getattr(spec, "id_ttl", None) for spec in specs):
+            refuse("idTtl")
         is_synced = any(getattr(spec, "durable", False) for spec in specs)
         if is_synced:
             await self._require_aof()
