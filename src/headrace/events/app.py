@@ -131,7 +131,7 @@ class Events:
             return
         self._begun.clear()
         await provider.stop()
-        client = provider._client
+        client = provider.client
         if release_client(client):
             await asyncio.wrap_future(client.close())
 

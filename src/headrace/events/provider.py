@@ -77,7 +77,7 @@ class EventProvider:
         self.schedules = scheduled_event_manager or ScheduledEventManager(self.queues)
         self.groups = GroupRegistry(client, f"{queue_prefix}s.groups")
         self.receipts = Receipts(client, f"{queue_prefix}s.receipts")
-        self._client = client
+        self.client = client
         self._log = logger or logging.getLogger("headrace.events")
         self._ttls: dict[str, float] = {}
         self._sweep_interval = seconds(sweep_interval, "sweep_interval")
@@ -94,7 +94,7 @@ class EventProvider:
     async def start(self) -> None:
         if self.is_started:
             return
-        await asyncio.wrap_future(self._client.connect())
+        await asyncio.wrap_future(self.client.connect())
         await self.groups.start()
         if self._ttls:
             self._sweeper = asyncio.ensure_future(self._sweep())
