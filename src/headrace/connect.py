@@ -3,6 +3,7 @@
     sqlite:///path.db        an engine in this process on one file (sqlite:////abs/path.db for an absolute path)
     memory://                an engine in this process, gone with it; memory://name is shared by that name
     headrace://host:6789     a server; ?token=...; headraces:// with TLS; bunqueue:// is the same
+    valkey://host:6379/0     an engine in this process on shared queues, without any server; ?prefix=glide
 
 Options of a connection may stand in the query: ?pool_size=2&command_timeout=5s. Without a URL that of HEADRACE_URL is
 meant, or a server on this machine. Clients of one URL share what is behind it: it is closed by the last one that lets
@@ -31,6 +32,8 @@ DEFAULT_URL: Final = "headrace://localhost:6789"
 _REMOTE: Final = {"headrace": False, "bunqueue": False, "headraces": True, "bunqueues": True}
 _AT_LEAST_ONE: Final = ("pool_size", "max_in_flight", "max_ping_failures")
 _TRUTHS: Final = {"true": True, "1": True, "false": False, "0": False}
+
+_ON_VALKEY: Final = ("valkey", "valkeys", "valkey+cluster", "valkeys+cluster", "redis", "rediss")
 
 _Key = tuple[Any, ...]
 
@@ -75,23 +78,30 @@ def _new_lock() -> None:
     _lock = threading.Lock()
 
 
-os.register_at_fork(after_in_child=_new_lock)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_new_lock)
 
 
 def _canonical(url: str) -> str:
-    parts = urlsplit(url)
-    if parts.scheme == "sqlite":
-        return f"sqlite:{_file_of(url).resolve()}"
-    return url
+    return f"sqlite:{_file_of(url).resolve()}" if _scheme_of(url) == "sqlite" else url
+
+
+def _scheme_of(url: str) -> str:
+    """Without looking at the rest: a cluster has several hosts, which urlsplit does not understand."""
+    return url.partition("://")[0].lower()
 
 
 def _make_client(url: str, options: dict[str, Any]) -> Client:
-    scheme = urlsplit(url).scheme
+    scheme = _scheme_of(url)
     if scheme in _REMOTE:
         chosen = connection_options(url, **options)
         return Client(partial(_open_pool, chosen), chosen.command_timeout)
-    if scheme not in ("sqlite", "memory"):
-        raise ConfigError(f"{url!r} is no URL of a queue: use sqlite:///file.db, memory:// or headrace://host:6789")
+    if scheme in _ON_VALKEY and not options:
+        return Client(partial(_open_on_valkey, url))
+    if scheme not in ("sqlite", "memory", *_ON_VALKEY):
+        raise ConfigError(
+            f"{url!r} is no URL of a queue: use sqlite:///file.db, memory://, headrace://host:6789 or valkey://host:6379"
+        )
     given = [name for name, _ in parse_qsl(urlsplit(url).query, keep_blank_values=True)] + list(options)
     if given:
         raise ConfigError(f"{given[0]} is an option of connections to a server, not of {scheme}:// URLs")
@@ -185,6 +195,18 @@ async def _open_pool(options: ConnectionOptions) -> Channel:
         await pool.close()
         raise
     return pool
+
+
+async def _open_on_valkey(url: str) -> Channel:
+    try:
+        from headrace.backends.valkey.backend import ValkeyBackend
+    except ImportError as error:
+        raise ConfigError(f"{error.name} is missing: pip install headrace[valkey]") from error
+    from headrace.embedded import EmbeddedEngine
+
+    home = EmbeddedEngine(None, backend=ValkeyBackend(url))
+    await home.start()
+    return home.open_peer(owns_home=True)
 
 
 async def _open_embedded(path: Path | None) -> Channel:

@@ -30,6 +30,16 @@ def seconds(span: Duration, what: str = "duration") -> float:
     return milliseconds(span, what) / 1000
 
 
+def written(ms: float) -> str:
+    """The span in the same notation, exactly: 1m30s."""
+    parts, left = [], int(ms)
+    for unit, length in sorted(_UNITS.items(), key=lambda unit: -unit[1]):
+        number, left = divmod(left, length)
+        if number:
+            parts.append(f"{number}{unit}")
+    return "".join(parts) or "0s"
+
+
 def moment_ms(moment: datetime) -> int:
     """Wall time in ms. A datetime without a zone could mean two moments, so it is refused."""
     if not isinstance(moment, datetime):

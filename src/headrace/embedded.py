@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec import Struct
 
@@ -28,21 +28,26 @@ from headrace.server.ticker import Release, Ticker
 from headrace.views import encode
 from headrace.wire import decode_command
 
+if TYPE_CHECKING:
+    from headrace.backends import AnyBackend
+
 R = TypeVar("R", bound=Reply)
 
 
 class EmbeddedEngine:
-    """An engine on the running loop. `path` None keeps everything in memory."""
+    """An engine on the running loop. `path` None keeps everything in memory, `backend` somewhere else."""
 
-    def __init__(self, path: Path | None, clock: Clock | None = None) -> None:
+    ticker_type: type[Ticker] = Ticker
+
+    def __init__(self, path: Path | None, clock: Clock | None = None, *, backend: AnyBackend | None = None) -> None:
         self.path = path
-        backend = LocalBackend(path, log_limits=BOUNDED_LOG)
-        self.engine = Engine(backend, clock or SystemClock())
+        clock = clock or SystemClock()
+        self.engine = Engine(backend or LocalBackend(path, clock=clock, log_limits=BOUNDED_LOG), clock)
         self.ticker: Ticker
         self._peers: set[LocalPeer] = set()
 
     async def start(self) -> None:
-        self.ticker = Ticker(self.engine, asyncio.get_running_loop())
+        self.ticker = self.ticker_type(self.engine, asyncio.get_running_loop())
         await self.engine.start()
         self.ticker.start()
 

@@ -312,18 +312,25 @@ class StepNotFoundError(WorkflowError, LookupError):
 
 def error_of(code: str | None, text: str) -> HeadraceError:
     """The error that a reply tells of. Other servers of the protocol send no code: then the text has to do."""
-    kind = _kinds().get(code or _CODE_BY_TEXT.get(text.split(":")[0], ""), Refused)
+    if not code:
+        code = next((known for beginning, known in _CODE_BY_TEXT if text.startswith(beginning)), "")
+    kind = _kinds().get(code, Refused)
     error = kind.__new__(kind)
     Exception.__init__(error, text)
     return error
 
 
-_CODE_BY_TEXT: Final = {
-    "Not authenticated": NotAuthenticated.code,
-    "Invalid token": NotAuthenticated.code,
-    "Unknown command": UnknownCommand.code,
-    "Rate limit exceeded": RateLimited.code,
-}
+# The first beginning that fits counts.
+_CODE_BY_TEXT: Final = (
+    ("Not authenticated", NotAuthenticated.code),
+    ("Invalid token", NotAuthenticated.code),
+    ("Unknown command", UnknownCommand.code),
+    ("Rate limit exceeded", RateLimited.code),
+    ("Job not found or", Refused.code),
+    ("Job not found", NotFound.code),
+    ("Invalid or expired lock token", LeaseLost.code),
+    ("Lock token required", LeaseLost.code),
+)
 
 
 @cache

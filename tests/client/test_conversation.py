@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from headrace.client.conversation import Conversation, Question
+from headrace.client.job import decode_job
 from headrace.client.policy import MAX_WAITING, ConnectionOptions
 from headrace.commands.control import WaitJob
+from headrace.commands.cron import CronList
 from headrace.commands.jobs import Push
 from headrace.commands.monitoring import Ping
+from headrace.commands.queries import GetJob
 from headrace.commands.queues import IsPaused
 from headrace.errors import (
     ConnectionLost,
@@ -73,6 +77,13 @@ def test_without_a_token_the_reason_says_where_to_put_one() -> None:
     assert isinstance(talk.conversation.failure, NotAuthenticated)
     assert "token=" in str(talk.conversation.failure)
     assert talk.heard() == []
+
+
+def test_a_token_that_cannot_be_had_is_a_failure_with_its_reason() -> None:
+    talk = Talk(token=lambda: {}["TOKEN"])
+    talk.conversation.greet()
+    talk.say({"ok": False, "error": "Not authenticated", "reqId": talk.heard()[0]["reqId"]})
+    assert str(talk.conversation.failure) == "The token could not be had: KeyError('TOKEN')"
 
 
 def test_a_wrong_token_is_not_tried_again() -> None:
@@ -175,6 +186,30 @@ def test_a_reply_that_is_not_what_was_promised_fails_only_its_command() -> None:
     assert isinstance(odd[0], Refused)
     assert "IsPaused is not understood" in str(odd[0])
     assert even[0].paused is True
+
+
+def test_a_reply_in_which_javascript_wrote_what_is_absent_is_understood() -> None:
+    talk = Talk().greeted()
+    one, two = talk.ask(GetJob(id="j")), talk.ask(CronList())
+    asked = talk.heard()
+    undefined = msgspec.msgpack.Ext(0, b"\0")
+    cron = {
+        "name": "c",
+        "queue": "q",
+        "schedule": None,
+        "repeatEvery": 5,
+        "nextRun": 1,
+        "executions": 0,
+        "priority": 0,
+        "maxLimit": None,
+    }
+    job = {"id": "j", "failedReason": undefined, "data": {"kept": None}, "timeline": []}
+    talk.say(
+        {"ok": True, "job": job, "reqId": asked[0]["reqId"]}, {"ok": True, "crons": [cron], "reqId": asked[1]["reqId"]}
+    )
+    info = decode_job(one[0].job)
+    assert (info.id, info.failed_reason, info.data) == ("j", None, {"kept": None})
+    assert [(found.name, found.schedule) for found in two[0].crons] == [("c", None)]
 
 
 def test_events_are_no_replies() -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import queue as queues
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
 from headrace.client import events as listening
 from headrace.client.events import QueueEvents
+from headrace.client.queue import Queue
 from headrace.errors import ClientClosed, InvalidCommand
 from tests.client.faces import bury, complete, pull, until
 
@@ -93,6 +95,36 @@ async def test_listening_to_an_impossible_queue_is_refused(face: Any) -> None:
 def test_a_thread_waits_no_longer_than_it_wants(shared_client: Any, queue: str) -> None:
     with QueueEvents(shared_client, queue) as events, pytest.raises(queues.Empty):
         events.get(timeout=0.05)
+
+
+async def test_many_listeners_share_one_ear_and_each_event_goes_to_one_of_them(face: Any, q: Any) -> None:
+    count = 500
+    async with face.listen(q.name) as ears:
+        together: list[Any] = []
+
+        def in_a_thread() -> None:
+            while len(together) < count:
+                with suppress(queues.Empty):
+                    together.append(ears.events.get(timeout=0.05))
+
+        async def in_a_loop() -> None:
+            async for event in ears.events:
+                together.append(event)
+
+        threads = [asyncio.create_task(asyncio.to_thread(in_a_thread)) for _ in range(2)]
+        loops = [asyncio.create_task(in_a_loop()) for _ in range(2)]
+        await q.add_many([("n", number) for number in range(count)])
+        await asyncio.wait_for(asyncio.gather(*threads), 20)
+    await asyncio.wait_for(asyncio.gather(*loops), 5)
+    assert len({event.job_id for event in together}) == count == len(together)
+
+
+async def test_a_listener_can_be_entered_again(shared_client: Any, queue: str) -> None:
+    events = QueueEvents(shared_client, queue)
+    for number in range(2):
+        async with events:
+            job = await Queue(shared_client, queue).add("n", number)
+            assert (await asyncio.wait_for(anext(aiter(events)), 5)).job_id == job.id
 
 
 async def test_whoever_waits_is_let_go_when_the_listening_ends(shared_client: Any, queue: str) -> None:

@@ -9,7 +9,7 @@ import socket
 import ssl
 import subprocess
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -56,13 +56,14 @@ def fresh(tmp_path: Path) -> Any:
         yield running
 
 
-async def push_for_sure(queue: Queue, numbers: list[int]) -> int:
+async def push_for_sure(queue: Queue, numbers: Iterable[int], acknowledged: list[int]) -> int:
     """Add jobs one by one under ids of their own, again and again until each was acknowledged. How often again."""
     again = 0
     for number in numbers:
         while True:
             try:
                 await queue.add("n", number, job_id=f"{queue.name}-{number}")
+                acknowledged.append(number)
                 break
             except (ConnectionLost, CommandTimeout):
                 again += 1
@@ -77,13 +78,15 @@ async def persistently(ask: Callable[[], Awaitable[T]]) -> T:
     raise AssertionError("no connection held")
 
 
-async def push_under_fire(client: Client, name: str, each: int, fire: Callable[[], Any]) -> int:
+async def push_under_fire(client: Client, name: str, each: int, fire: Callable[[list[int]], Awaitable[None]]) -> int:
     """Eight producers at once while `fire` goes on; at the end every job is there once."""
     queue = Queue(client, name)
+    acknowledged: list[int] = []
     producers = [
-        asyncio.create_task(push_for_sure(queue, list(range(start * each, start * each + each)))) for start in range(8)
+        asyncio.create_task(push_for_sure(queue, range(start * each, start * each + each), acknowledged))
+        for start in range(8)
     ]
-    await fire()
+    await fire(acknowledged)
     again = sum(await asyncio.gather(*producers))
     found = await persistently(lambda: queue.get_jobs(limit=100_000))
     assert sorted(job.data for job in found) == list(range(8 * each))
@@ -158,9 +161,10 @@ async def test_what_is_under_way_when_the_server_dies_fails_at_once_and_what_wai
 
 @pytest.mark.timeout(300)
 async def test_a_server_killed_under_load_ends_with_every_job_once(fresh: ServerProcess) -> None:
-    async def kill_and_restart() -> None:
+    async def kill_and_restart(acknowledged: list[int]) -> None:
         for _ in range(scaled(3, 20)):
-            await asyncio.sleep(0.3)
+            enough = len(acknowledged) + 300  # a client that waits for its next try must get its turn
+            await until(lambda enough=enough: len(acknowledged) >= enough)
             await asyncio.to_thread(fresh.kill)
             await asyncio.to_thread(fresh.start)
 
@@ -241,7 +245,7 @@ async def test_pings_find_a_stopped_server_while_nobody_asks(fresh: ServerProces
 async def test_connections_that_are_cut_all_the_time_lose_and_double_nothing(fresh: ServerProcess) -> None:
     async with Proxy(fresh.port) as proxy, connected(proxy.port) as client:
 
-        async def cut_often() -> None:
+        async def cut_often(acknowledged: list[int]) -> None:
             for _ in range(scaled(20, 120)):
                 await asyncio.sleep(scaled(100, 1000) / 1000)
                 proxy.cut()

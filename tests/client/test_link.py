@@ -161,6 +161,7 @@ async def test_a_link_counts_as_dead_after_silent_commands_without_any_ping(limi
         FakeServer(deaf_but_for("Hello")) as server,
         linked(server, ping_interval=0, max_command_timeouts=limit) as link,
     ):
+        await link.start()
         other = asyncio.create_task(ask(link, WaitJob(id="j"), 30))
         for _ in range(limit):
             with pytest.raises(CommandTimeout, match=r"Ping got no answer within 0.03 s"):
@@ -175,6 +176,7 @@ async def test_an_answer_between_timeouts_keeps_the_link() -> None:
         FakeServer(deaf_but_for("Hello", "Ping")) as server,
         linked(server, ping_interval=0) as link,
     ):
+        await link.start()
         for _ in range(3):
             for _ in range(2):
                 with pytest.raises(CommandTimeout):
@@ -188,6 +190,7 @@ async def test_timeouts_may_be_told_to_mean_nothing() -> None:
         FakeServer(deaf_but_for("Hello")) as server,
         linked(server, ping_interval=0, max_command_timeouts=0) as link,
     ):
+        await link.start()
         for _ in range(6):
             with pytest.raises(CommandTimeout):
                 await ask(link, timeout=0.01)

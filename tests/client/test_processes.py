@@ -267,11 +267,14 @@ def test_a_forked_child_of_an_owner_is_told_that_the_file_is_its_parents(file_ur
 def test_a_file_is_free_when_its_owner_has_died_and_a_child_lives_on(file_url: str) -> None:
     text = """
     queue.add("n", 1)
+    heard, told = os.pipe()
     if os.fork() == 0:
+        os.write(told, b"alive")
         os.close(1)
         import time
         time.sleep(30)
         os._exit(0)
+    os.read(heard, 5)
     print(os.getpgid(0), flush=True)
     os.kill(os.getpid(), 9)
     """

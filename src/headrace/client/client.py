@@ -14,10 +14,13 @@ from typing import Any, Final, TypeVar
 
 from headrace.client.channel import Channel, Done, LinkHealth
 from headrace.client.line import Line, Mailbox, shared_line
+from headrace.clock import Clock, SystemClock
 from headrace.commands._base import Command, Reply
 from headrace.errors import ClientClosed, HeadraceError
 
 R = TypeVar("R", bound=Reply)
+
+Make = Callable[[], Coroutine[Any, Any, Channel]]
 
 DEFAULT_TIMEOUT: Final = 30.0
 
@@ -28,8 +31,10 @@ _left_to_parent: Final[list[object]] = []
 class Client:
     """A channel on the line of this process. `make` is called there, when somebody first asks."""
 
-    def __init__(self, make: Callable[[], Coroutine[Any, Any, Channel]], timeout: float = DEFAULT_TIMEOUT) -> None:
-        self._make = make
+    def __init__(self, make: Make, timeout: float = DEFAULT_TIMEOUT) -> None:
+        self._make = self._own_make = make
+        self.clock: Clock = SystemClock()
+        """What moments ("run it at three") are compared with."""
         self.timeout = timeout
         """Seconds after which a command without an answer fails."""
         self.is_closed = False
@@ -123,6 +128,20 @@ class Client:
         """Close the channel; what is asked from now on is refused."""
         self.is_closed = True
         return self.line.run(self._end)
+
+    def divert(self, make: Make | None, clock: Clock | None = None) -> Future[None]:
+        """Close the channel and make the next one elsewhere: a test's engine in place of the real one. None: as before.
+
+        All objects that share this client follow.
+        """
+
+        async def change() -> None:
+            await self._end()
+            self.is_closed = self._has_ended = False
+            self._make = make or self._own_make
+            self.clock = clock or SystemClock()
+
+        return self.line.run(change)
 
     # -- the sockets ---------------------------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from headrace.client.channel import Done
+from headrace.client.payloads import without_absent
 from headrace.client.policy import MAX_WAITING, ConnectionOptions
 from headrace.commands._base import BY_TYPE, Command, Flag, Reply
 from headrace.commands.connection import CAPABILITIES, ERROR_CODES, PROTOCOL_VERSION, Auth, Hello
@@ -183,17 +184,24 @@ class Conversation:
 
     def _greeted(self, outcome: Any) -> None:
         if isinstance(outcome, NotAuthenticated):
-            token = self._options.current_token()
-            if token is None:
-                self.failure = NotAuthenticated("The server wants a token: headrace://host:6789?token=...")
-            else:
-                self._say(Auth(token=token), self._authenticated)
+            self._authenticate()
         elif isinstance(outcome, UnknownCommand):
             self._begin(1)
         elif isinstance(outcome, HeadraceError):
             self.failure = outcome
         else:
             self._begin(outcome.protocol_version)
+
+    def _authenticate(self) -> None:
+        try:
+            token = self._options.current_token()
+        except Exception as error:  # somebody else's function
+            self.failure = NotAuthenticated(f"The token could not be had: {error!r}")
+            return
+        if token is None:
+            self.failure = NotAuthenticated("The server wants a token: headrace://host:6789?token=...")
+        else:
+            self._say(Auth(token=token), self._authenticated)
 
     def _authenticated(self, outcome: Any) -> None:
         if isinstance(outcome, HeadraceError):
@@ -238,8 +246,15 @@ class Conversation:
     def _outcome(self, frame: bytes, envelope: _Envelope, command: Command[Any]) -> Any:
         if not envelope.ok:
             return error_of(envelope.code, envelope.error or "Refused without a reason")
+        decode = reply_decoder(type(command))
         try:
-            return reply_decoder(type(command))(frame)
+            return decode(frame)
+        except msgspec.MsgspecError:
+            return self._outcome_slowly(frame, command, decode)
+
+    def _outcome_slowly(self, frame: bytes, command: Command[Any], decode: Callable[[bytes], Any]) -> Any:
+        try:
+            return decode(without_absent(frame, 2))
         except msgspec.MsgspecError as error:
             return Refused(f"The reply to {type(command).__name__} is not understood: {error}")
 

@@ -7,6 +7,7 @@ meanwhile was not heard. A listener that is too slow loses the oldest events, an
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import queue as queues
 import threading
 import time
@@ -22,6 +23,26 @@ from headrace.errors import ClientClosed, CommandTimeout, HeadraceError
 MAX_UNHEARD: Final = 10_000
 
 
+class _Ear:
+    """A coroutine that waits for events, woken from any thread, once however many come meanwhile."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._awake = asyncio.Event()
+        self._is_rung = False
+
+    def ring(self) -> None:
+        if not self._is_rung:
+            self._is_rung = True
+            with contextlib.suppress(RuntimeError):  # its loop is closed: nobody waits
+                self._loop.call_soon_threadsafe(self._awake.set)
+
+    async def wait(self) -> None:
+        await self._awake.wait()
+        self._awake.clear()
+        self._is_rung = False
+
+
 class QueueEvents:
     """The events of one queue from the moment it is entered (`async with` or `with`) until it is left."""
 
@@ -31,7 +52,7 @@ class QueueEvents:
         self._channel: Channel | None = None
         self._heard: deque[EventView] = deque()
         self._lock = threading.Condition()
-        self._waiters: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
+        self._ears: list[_Ear] = []
         self._is_closed = False
 
     # -- on the line ---------------------------------------------------------------------------------------------------
@@ -46,6 +67,7 @@ class QueueEvents:
             await channel.close()
             raise
         self._channel = channel
+        self._is_closed = False
 
     async def _subscribe(self, channel: Channel) -> None:
         subscribed: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -76,10 +98,9 @@ class QueueEvents:
     def _wake(self) -> None:
         with self._lock:
             self._lock.notify_all()
-            waiters = list(self._waiters)
-        for loop, awake in waiters:
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(awake.set)
+            ears = list(self._ears)
+        for ear in ears:
+            ear.ring()
 
     async def _close(self) -> None:
         channel, self._channel = self._channel, None
@@ -123,19 +144,21 @@ class QueueEvents:
         await asyncio.wrap_future(self._client.line.run(self._close))
 
     async def __aiter__(self) -> AsyncIterator[EventView]:
-        awake = asyncio.Event()
-        me = (asyncio.get_running_loop(), awake)
-        self._waiters.append(me)
+        ear = _Ear()
+        self._ears.append(ear)
         try:
             while True:
-                awake.clear()
-                while self._heard:
-                    yield self._heard.popleft()
+                while (event := self._take()) is not None:
+                    yield event
                 if self._is_closed:
                     return
-                await awake.wait()
+                await ear.wait()
         finally:
-            self._waiters.remove(me)
+            self._ears.remove(ear)
+
+    def _take(self) -> EventView | None:
+        with self._lock:
+            return self._heard.popleft() if self._heard else None
 
     def _end(self) -> None:
         self._is_closed = True

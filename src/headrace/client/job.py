@@ -13,7 +13,7 @@ from msgspec import Raw, Struct
 
 from headrace import commands
 from headrace.client.client import Client
-from headrace.client.payloads import decode_payload, encode_payload
+from headrace.client.payloads import decode_payload, encode_payload, without_absent
 from headrace.client.verbs import AsyncShell, Shell, SyncShell, verb
 from headrace.durations import Duration, milliseconds, seconds
 from headrace.errors import ConnectionLost, JobFailed, JobTimeout, NotFound, Refused, Unreachable
@@ -83,7 +83,10 @@ def _decoder() -> msgspec.msgpack.Decoder[JobInfo]:
 
 
 def decode_job(encoded: bytes | Raw) -> JobInfo:
-    return _decoder().decode(encoded)
+    try:
+        return _decoder().decode(encoded)
+    except msgspec.ValidationError:
+        return _decoder().decode(without_absent(encoded, 1))
 
 
 class JobVerbs(Shell, Generic[T]):
@@ -188,10 +191,13 @@ class JobVerbs(Shell, Generic[T]):
         await self._ask(commands.control.Progress(id=self.id, progress=percent, message=message))
 
     @verb
-    async def cancel(self) -> bool:
-        """Withdraw it if it has not begun. False: it was too late for that."""
+    async def cancel(self, force: bool = False) -> bool:
+        """Withdraw it if it has not begun. False: it was too late for that.
+
+        With `force` also while it runs: its worker hears of it with its next heartbeat and stops the handler.
+        """
         try:
-            await self._ask(commands.control.Cancel(id=self.id))
+            await self._ask(commands.control.Cancel(id=self.id, force=force))
         except (NotFound, Refused):
             if (await self._ask(commands.queries.GetState(id=self.id))).state == "unknown":
                 raise NotFound(f"Job not found: {self.id}") from None

@@ -133,6 +133,27 @@ _FIELDS: Final[Mapping[str, tuple[str, Callable[[Any], Any]]]] = {
 }
 
 
+_SPANS: Final = frozenset(("delay", "backoff", "timeout", "ttl", "stall_timeout"))
+
+
+def given_options(push: Any) -> dict[str, Any]:
+    """The other way round: what was said about a job that is pushed, by the names above. Spans are seconds."""
+    defaults = dict(
+        zip(push.__struct_fields__[-len(push.__struct_defaults__) :], push.__struct_defaults__, strict=True)
+    )
+    said = {name: getattr(push, field) for name, (field, _) in _FIELDS.items()}
+    said = {name: value for name, value in said.items() if value != defaults[_FIELDS[name][0]]}
+    if push.unique_key is not None:
+        said["dedup"] = push.unique_key
+    return {name: _in_seconds(value) if name in _SPANS else value for name, value in said.items()}
+
+
+def _in_seconds(span: Any) -> Any:
+    if isinstance(span, model.Backoff):
+        return Backoff(span.type, span.delay / 1000, None if span.max_delay is None else span.max_delay / 1000)
+    return span / 1000
+
+
 def wire_options(options: Mapping[str, Any], now_ms: Callable[[], float]) -> dict[str, Any]:
     """The fields of a push. Options that are None count as not given; unknown ones are refused by name."""
     fields: dict[str, Any] = {}

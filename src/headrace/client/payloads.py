@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Raw
 
 from headrace.errors import InvalidCommand
-from headrace.model import MAX_SAFE_INTEGER, js_number
+from headrace.model import MAX_SAFE_INTEGER, UNDEFINED, js_number
 
 
 def _foreign(value: Any) -> Any:
@@ -52,6 +52,8 @@ def encode_payload(value: Any) -> Raw:
 
 
 _KEPT: Final = (bytes, bytearray, datetime)
+_decode_fields: Final = msgspec.msgpack.Decoder(dict[str, Raw]).decode
+_decode_items: Final = msgspec.msgpack.Decoder(list[Raw]).decode
 
 
 def _narrowed(value: Any) -> Any:
@@ -64,6 +66,28 @@ def _narrowed(value: Any) -> Any:
             raise InvalidCommand(f"the integer {value} is too large for other languages: send it as text")
         return js_number(value)
     return value
+
+
+def without_absent(encoded: bytes | Raw, depth: int) -> bytes:
+    """The same map without what is `undefined`, which is how servers in JavaScript write what is not there.
+
+    Maps and lists of maps inside are treated alike down to `depth`; below that is somebody's data, which is kept.
+    """
+    try:
+        fields = _decode_fields(encoded)
+    except msgspec.MsgspecError:
+        return bytes(encoded)
+    kept = {name: value for name, value in fields.items() if bytes(value) != UNDEFINED}
+    if depth > 1:
+        kept = {name: Raw(_inside(value, depth - 1)) for name, value in kept.items()}
+    return _encode(kept)
+
+
+def _inside(value: Raw, depth: int) -> bytes:
+    try:
+        return _encode([Raw(without_absent(item, depth)) for item in _decode_items(value)])
+    except msgspec.MsgspecError:
+        return without_absent(value, depth)
 
 
 def _undefined(code: int, data: memoryview) -> Any:

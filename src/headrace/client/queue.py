@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypedDict, TypeVar, Unpack
 
@@ -30,8 +29,9 @@ BATCH: Final = 1000
 _MAX_BATCH_BYTES: Final = 8 * 1024 * 1024
 
 
-def now_ms() -> float:
-    return time.time() * 1000
+_SCHEDULED_OPTIONS: Final = frozenset(
+    ("priority", "attempts", "backoff", "timeout", "delay", "stall_timeout", "remove_on_complete", "remove_on_fail")
+)
 
 
 class NewJob(msgspec.Struct, kw_only=True):
@@ -80,7 +80,7 @@ class QueueVerbs(Shell, Generic[JobType]):
     @verb
     async def add(self, name: str, data: Any = None, **options: Unpack[Options]) -> JobType:
         """Add one job. With a `job_id` or `dedup` key that is taken, the job that has it."""
-        fields = wire_options({**self.defaults, **options}, now_ms)
+        fields = wire_options({**self.defaults, **options}, self._client.clock.now_ms)
         push = commands.jobs.Push(queue=self.name, name=name, data=encode_payload(data), **fields)
         return self.job((await self._ask(push)).id, name)
 
@@ -96,7 +96,7 @@ class QueueVerbs(Shell, Generic[JobType]):
     def _entry(self, job: NewJob | tuple[str, Any]) -> commands.jobs.PushEntry:
         if isinstance(job, tuple):
             job = NewJob(name=job[0], data=job[1])
-        fields = wire_options({**self.defaults, **job.options}, now_ms)
+        fields = wire_options({**self.defaults, **job.options}, self._client.clock.now_ms)
         return commands.jobs.PushEntry(name=job.name, data=encode_payload(job.data), **fields)
 
     # -- looking -------------------------------------------------------------------------------------------------------
@@ -132,7 +132,7 @@ class QueueVerbs(Shell, Generic[JobType]):
 
     @verb
     async def count(self) -> int:
-        """How many jobs wait or are delayed."""
+        """How many jobs it holds, whatever their state."""
         return (await self._ask(commands.queries.CountJobs(queue=self.name))).count
 
     @verb
@@ -232,17 +232,24 @@ class QueueVerbs(Shell, Generic[JobType]):
         every: Duration | None = None,
         tz: str | None = None,
         job_name: str | None = None,
-        priority: int = 0,
         limit: int | None = None,
         overlap: bool = False,
         catch_up: bool = False,
+        **options: Unpack[Options],
     ) -> commands.cron.CronView:
         """Create or replace a schedule; names are unique over all queues.
 
         `overlap` lets a run begin while the one before lives; `catch_up` makes up for runs missed while nobody served.
+        `options` are those of its jobs. The queue's defaults count where a schedule knows them.
         """
         if (cron_expression is None) == (every is None):
             raise InvalidCommand("a schedule has either a cron expression or an interval (every=...)")
+        if strange := options.keys() - _SCHEDULED_OPTIONS:
+            known = ", ".join(sorted(_SCHEDULED_OPTIONS))
+            raise InvalidCommand(f"a schedule cannot give its jobs {min(strange)!r}; it can give: {known}")
+        given = {name: value for name, value in self.defaults.items() if name in _SCHEDULED_OPTIONS}
+        fields = wire_options({**given, **options}, self._client.clock.now_ms)
+        priority = fields.pop("priority", 0)
         asked = commands.cron.Cron(
             name=name,
             queue=self.name,
@@ -255,6 +262,7 @@ class QueueVerbs(Shell, Generic[JobType]):
             max_limit=limit,
             prevent_overlap=not overlap,
             skip_missed_on_restart=not catch_up,
+            job_options=commands.cron.CronJobOptions(**fields) if fields else None,
         )
         return (await self._ask(asked)).cron
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from headrace.commands import dashboard as dashboard
     from headrace.commands import dedup as dedup
     from headrace.commands import dlq as dlq
+    from headrace.commands import eventlog as eventlog
     from headrace.commands import families as families
     from headrace.commands import flows as flows
     from headrace.commands import groups as groups
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from headrace.commands import monitoring as monitoring
     from headrace.commands import queries as queries
     from headrace.commands import queues as queues
+    from headrace.commands import scans as scans
     from headrace.commands import webhooks as webhooks
     from headrace.commands import workers as workers
     from headrace.commands._base import BY_TYPE, REGISTRY

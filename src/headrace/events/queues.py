@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol, cast
 from headrace.client.client import Client
 from headrace.client.options import Options, wire_options
 from headrace.client.payloads import encode_payload
-from headrace.client.queue import NewJob, Queue, State, now_ms
+from headrace.client.queue import NewJob, Queue, State
 from headrace.commands.families import FlowEntry, PushFlow
 from headrace.commands.jobs import PushEntry
 from headrace.durations import Duration
@@ -130,7 +130,7 @@ class QueueManager:
         for group, given in jobs:
             options = {**self._defaults, **given}
             job_id = options.pop("job_id")
-            fields = wire_options(options, now_ms)
+            fields = wire_options(options, self._client.clock.now_ms)
             entry = PushEntry(name=JOB_NAME, data=encoded, **fields)
             entries.append(FlowEntry(id=job_id, queue=self.get_queue_name(event_name, group), input=entry))
         await self._client.ask(PushFlow(jobs=entries))

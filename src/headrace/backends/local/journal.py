@@ -525,6 +525,22 @@ class Journal:
         found = next(self.db.execute("SELECT result FROM job WHERE seq=?", (job.seq,)), None)
         return None if found is None or found[0] is None else bytes(found[0])
 
+    def numbered(self, queue: str | None, after: int, until: int) -> list[tuple[int, str]]:
+        """Number and id of the stored jobs with after < seq <= until, of one queue or of all."""
+        sql = "SELECT seq, id FROM job WHERE seq > ? AND seq <= ?"
+        if queue is None:
+            return list(self.db.execute(f"{sql} ORDER BY seq", (after, until)))
+        return list(self.db.execute(f"{sql} AND queue = ? ORDER BY seq", (after, until, queue)))
+
+    def tombstone(self, queue: str, custom_id: str, now: int) -> str | None:
+        """The job that a custom id stood for when it was last pushed, if that is remembered still."""
+        sql = "SELECT job FROM tombstone WHERE queue = ? AND id = ? AND expires > ?"
+        found = next(self.db.execute(sql, (queue, custom_id, now)), None)
+        return None if found is None else str(found[0])
+
+    def has_expired_tombstone(self, now: int) -> bool:
+        return next(self.db.execute("SELECT 1 FROM tombstone WHERE expires <= ? LIMIT 1", (now,)), None) is not None
+
     def records(self, kind: str) -> Iterator[tuple[str, bytes]]:
         yield from self.db.execute("SELECT key, value FROM record WHERE kind=?", (kind,))
 
