@@ -131,7 +131,7 @@ class Events:
             return
         self._begun.clear()
         await provider.stop()
-        client = provider._client
+        client = provider.client
         if release_client(client):
             await asyncio.wrap_future(client.close())
 
@@ -339,6 +339,8 @@ class Events:
             return self.registry[name]
         if isinstance(definition, str):
             raise InvalidCommand(f"event {name!r} by its name alone needs a registry: Events(url, registry=...)")
+        if name not in self._definitions and self._provider is not None and definition.ttl is not None:
+            self._provider.configure_event(name, ttl=definition.ttl)
         return self._definitions.setdefault(name, definition)
 
 

@@ -78,7 +78,7 @@ def _read(value: Any, wanted: Any, what: str) -> Any:
 
 def _place(error: Exception) -> tuple[str, str]:
     """Path and reason, out of the errors of msgspec and pydantic."""
-    faults = getattr(error, "errors", None)
+    faults = getattr(error.__cause__ or error, "errors", None)
     if faults is not None:
         first = faults()[0]
         return ".".join(("$", *map(str, first["loc"]))), str(first["msg"])

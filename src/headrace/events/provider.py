@@ -77,7 +77,7 @@ class EventProvider:
         self.schedules = scheduled_event_manager or ScheduledEventManager(self.queues)
         self.groups = GroupRegistry(client, f"{queue_prefix}s.groups")
         self.receipts = Receipts(client, f"{queue_prefix}s.receipts")
-        self._client = client
+        self.client = client
         self._log = logger or logging.getLogger("headrace.events")
         self._ttls: dict[str, float] = {}
         self._sweep_interval = seconds(sweep_interval, "sweep_interval")
@@ -90,14 +90,19 @@ class EventProvider:
     def configure_event(self, event_name: str, *, ttl: Duration) -> None:
         """Drop what waited or lay failed for longer than this."""
         self._ttls[event_name] = seconds(ttl, "ttl")
+        if self.is_started:
+            self._begin_sweeping()
+
+    def _begin_sweeping(self) -> None:
+        if self._ttls and self._sweeper is None:
+            self._sweeper = asyncio.ensure_future(self._sweep())
 
     async def start(self) -> None:
         if self.is_started:
             return
-        await asyncio.wrap_future(self._client.connect())
+        await asyncio.wrap_future(self.client.connect())
         await self.groups.start()
-        if self._ttls:
-            self._sweeper = asyncio.ensure_future(self._sweep())
+        self._begin_sweeping()
         self.is_started = True
 
     async def stop(self) -> None:
@@ -124,7 +129,7 @@ class EventProvider:
 
     async def _sweep(self) -> None:
         while True:
-            for name, ttl in self._ttls.items():
+            for name, ttl in list(self._ttls.items()):
                 for group in {known.group for known in self.groups.of(name)} | {None}:
                     queue = self.queues.get_queue(name, group)
                     with contextlib.suppress(HeadraceError):

@@ -1,0 +1,75 @@
+"""Where events live in these tests: in memory, in a file, and (for the core) on a real server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import msgspec
+import pytest
+
+from headrace.client.client import Client
+from headrace.connect import open_client, release_client
+from headrace.events import Events, event
+from tests.serverprocess import ServerProcess
+
+
+class Order(msgspec.Struct):
+    id: str = "o1"
+    total: int = 1
+
+
+class Verdict(msgspec.Struct):
+    ok: bool
+
+
+placed = event("order.placed", Order)
+check = event("fraud.check", Order, Verdict)
+echo = event("echo", object, object)
+
+
+async def eventually(condition: Callable[[], Any], within: float = 10.0) -> None:
+    async with asyncio.timeout(within):
+        while not condition():  # noqa: ASYNC110 - what is waited for happens in other threads and processes
+            await asyncio.sleep(0.005)
+
+
+async def until(condition: Callable[[], Awaitable[Any]], within: float = 10.0) -> None:
+    """The same for a condition that has to be asked for."""
+    async with asyncio.timeout(within):
+        while not await condition():  # noqa: ASYNC110 - see above
+            await asyncio.sleep(0.005)
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return f"memory://{uuid4()}" if request.param == "memory" else f"sqlite:///{tmp_path}/events.db"
+
+
+@pytest.fixture
+def memory() -> str:
+    return f"memory://{uuid4()}"
+
+
+@pytest.fixture
+async def events(url: str) -> AsyncIterator[Events]:
+    made = Events(url)
+    yield made
+    await made.stop()
+
+
+@pytest.fixture
+async def client(memory: str) -> AsyncIterator[Client]:
+    opened = open_client(memory)
+    yield opened
+    release_client(opened)
+    await asyncio.wrap_future(opened.close())
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[ServerProcess]:
+    with ServerProcess(tmp_path / "server.db") as process:
+        yield process

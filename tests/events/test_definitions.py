@@ -1,0 +1,191 @@
+"""EW-030 to EW-044: definitions, the registry, starting and stopping."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from typing import Any, TypedDict
+
+import pytest
+from pydantic import BaseModel
+
+from headrace.errors import InvalidCommand, PayloadError, RemoteError, UnknownEventError
+from headrace.events import Emitter, EventContext, EventRegistry, Events, event
+from tests.events.conftest import Order, Verdict, check, eventually, placed
+
+
+def test_ew_030_the_registry_keeps_order_and_may_be_empty() -> None:
+    assert len(EventRegistry().build()) == 0
+    built = EventRegistry().event(placed).event(check).build()
+    assert built.names == ("order.placed", "fraud.check")
+
+
+def test_ew_031_a_duplicate_name_is_refused_by_name() -> None:
+    with pytest.raises(InvalidCommand, match=r"order\.placed"):
+        EventRegistry().event(placed).event(event("order.placed", int))
+
+
+def test_ew_032_use_composes_and_a_built_catalogue_does_not_change() -> None:
+    registry = EventRegistry().use(lambda r: r.event(placed))
+    built = registry.build()
+    registry.event(check)
+    assert built.names == ("order.placed",)
+    assert len(registry.build()) == 2
+
+
+async def test_ew_033_unknown_events_are_refused_before_any_io() -> None:
+    events = Events("headrace://localhost:1", registry=EventRegistry().event(placed).build())
+    with pytest.raises(UnknownEventError, match=r"fraud\.check.*order\.placed"):
+        events.emit(check, Order())
+    with pytest.raises(UnknownEventError):
+        events.on("no.such")
+
+
+async def test_ew_034_036_038_concurrent_starts_ready_every_handler_once_and_stop_is_idempotent(events: Events) -> None:
+    for group in ("a", "b"):
+        events.on(placed, group=group)(lambda ctx: None)
+    await asyncio.gather(events.start(), events.start())
+    workers = events.provider.queues._workers
+    assert sorted(workers) == ["event.order.placed.a", "event.order.placed.b"]
+    await events.start()
+    await events.stop()
+    await events.stop()
+    assert not events.provider.is_started
+
+
+async def test_ew_035_failing_handlers_are_told_together_and_a_new_start_tries_again(events: Events) -> None:
+    for group in ("a", "b"):
+        events.on(placed, group=group)(lambda ctx: None)
+    subscribe = events.provider.subscribe
+    fails = True
+
+    async def flaky(*args: Any, **options: Any) -> None:
+        if fails:
+            raise OSError("no room")
+        await subscribe(*args, **options)
+
+    events.provider.subscribe = flaky  # type: ignore[method-assign]
+    with pytest.raises(ExceptionGroup) as caught:
+        await events.start()
+    assert len(caught.value.exceptions) == 2
+    fails = False
+    await events.start()
+    assert len(events.provider.queues._workers) == 2
+
+
+async def test_ew_037_a_late_handler_that_fails_reaches_the_callback(
+    memory: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    seen: list[BaseException] = []
+
+    def told(error: BaseException) -> None:
+        seen.append(error)
+        raise RuntimeError("ignored")
+
+    events = Events(memory, on_registration_error=told)
+    async with events:
+        events.on(placed, no_such_option=1)(lambda ctx: None)
+        await eventually(lambda: seen)
+        assert isinstance(seen[0], TypeError)
+    assert [record for record in caplog.records if record.levelno == logging.ERROR]
+
+
+def test_ew_039_a_service_can_depend_on_the_emitter_alone() -> None:
+    emitter: Emitter = Events()
+    assert emitter
+    assert {name for name in vars(Emitter) if not name.startswith("_")} == {"emit"}
+
+
+async def test_ew_040_bad_data_is_refused_where_it_is_emitted_and_where_it_is_handled(events: Events) -> None:
+    ran: list[Any] = []
+    errors: list[BaseException] = []
+    strict = event("strict", Order, Verdict)
+    loose = event("strict", dict, Verdict)
+    events.on(strict, on_error=lambda ctx, error: errors.append(error))(ran.append)
+    emitter = Events(events.url)
+    async with events, emitter:
+        with pytest.raises(PayloadError, match=r"event strict.*\$\.total"):
+            events.emit(strict, {"id": "x", "total": "many"})
+        with pytest.raises(RemoteError, match=r"PayloadError.*strict.*\$\.total"):
+            await emitter.emit(loose, {"id": "x", "total": "many"})
+    assert not ran
+    assert len(errors) == 1, "no retry would help"
+
+
+async def test_ew_041_a_bad_result_fails_the_job(events: Events) -> None:
+    seen: list[str] = []
+    failing = event("bad.result", Order, Verdict)
+
+    @events.on(
+        failing, on_success=lambda ctx, result: seen.append("success"), on_error=lambda ctx, error: seen.append("error")
+    )
+    async def handle(ctx: EventContext[Order]) -> Any:
+        return {"ok": "perhaps"}
+
+    async with events:
+        with pytest.raises(RemoteError, match=r"result of event bad\.result.*\$\.ok"):
+            await events.emit(failing, Order())
+    assert seen == ["error"]
+
+
+async def test_ew_042_hooks_run_after_success_and_after_failure(events: Events) -> None:
+    seen: list[Any] = []
+
+    async def succeeded(ctx: EventContext[Any], result: Any) -> None:
+        seen.append(("success", result))
+
+    @events.on(check, on_success=succeeded, on_error=lambda ctx, error: seen.append(("error", str(error))))
+    async def handle(ctx: EventContext[Order]) -> Verdict:
+        if ctx.data.total < 0:
+            raise ValueError("negative")
+        return Verdict(ok=True)
+
+    async with Events(events.url, default_job_options={"attempts": 1}) as emitter, events:
+        assert await emitter.emit(check, Order()) == Verdict(ok=True)
+        with pytest.raises(RemoteError, match="ValueError: negative"):
+            await emitter.emit(check, Order(total=-1))
+    assert seen == [("success", {"ok": True}), ("error", "negative")]
+
+
+async def test_ew_043_the_definition_derives_the_key_and_an_explicit_one_wins(events: Events) -> None:
+    keyed = event("keyed", Order, key=lambda order: order.id)
+    async with events:
+        await events.emit(keyed, Order("k1"))
+        await events.emit(keyed, Order("k1"), key="mine")
+        jobs = await events.provider.queues.get_queue("keyed").get_jobs()
+        assert [job.custom_id for job in jobs] == ["k1@event.keyed", "mine@event.keyed"]
+
+
+def test_ew_044_no_result_type_means_fire_and_forget() -> None:
+    assert not event("a", Order).expects_result
+    assert not event("a", Order, type(None)).expects_result
+    assert event("a", Order, Verdict).expects_result
+
+
+@dataclass
+class Plain:
+    total: int
+
+
+class Typed(TypedDict):
+    total: int
+
+
+class Model(BaseModel):
+    total: int
+
+
+@pytest.mark.parametrize("kind", [Plain, Typed, Model, Order])
+def test_data_is_read_as_the_type_that_was_declared(kind: Any) -> None:
+    definition = event("typed", kind)
+    read = definition.read_data({"total": 3})
+    assert (read["total"] if kind is Typed else read.total) == 3
+    with pytest.raises(PayloadError, match=r"typed.*total"):
+        definition.read_data({"total": "many"})
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a:b", "x" * 201])
+def test_an_impossible_name_is_refused(name: str) -> None:
+    with pytest.raises(InvalidCommand):
+        event(name)

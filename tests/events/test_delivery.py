@@ -1,0 +1,535 @@
+"""EW-045 to EW-055 and EW-091 to EW-121: delivery, answers, keys, groups and the end."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import Counter
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from headrace.client.options import Options
+from headrace.errors import (
+    EventCancelledError,
+    EventTimeoutError,
+    HeadraceError,
+    InvalidCommand,
+    ProviderStoppedError,
+    RemoteError,
+)
+from headrace.events import EventContext, Events, Retry, event, propagate
+from tests.events.conftest import Order, Verdict, check, echo, eventually, placed, until
+from tests.scale import scaled
+
+ONE_TRY: Options = {"attempts": 1}
+
+
+async def stored(events: Events, name: str, group: str | None = None) -> list[Any]:
+    return await events.provider.queues.get_queue(name, group).get_jobs()
+
+
+async def keyed_job(events: Events, name: str) -> Any:
+    (job,) = await stored(events, name)
+    return job
+
+
+# -- answers -----------------------------------------------------------------------------------------------------------
+
+
+async def test_ew_098_value_error_and_nothing_are_all_routed_back(events: Events) -> None:
+    @events.on(echo)
+    async def handle(ctx: EventContext[Any]) -> Any:
+        if ctx.data == "bad":
+            raise LookupError("no such thing")
+        return ctx.data
+
+    async with Events(events.url, default_job_options=ONE_TRY) as emitter, events:
+        assert await emitter.emit(echo, {"n": [1, None, "ü"]}) == {"n": [1, None, "ü"]}
+        assert await emitter.emit(echo, None) is None
+        with pytest.raises(RemoteError) as caught:
+            await emitter.emit(echo, "bad")
+    assert (caught.value.type_name, caught.value.message) == ("LookupError", "no such thing")
+    assert caught.value.attempt == 1
+    assert "in handle" in caught.value.remote_traceback
+
+
+async def test_ew_097_a_slow_handler_makes_its_caller_time_out_once(events: Events) -> None:
+    may_end = asyncio.Event()
+
+    @events.on(echo)
+    async def handle(ctx: EventContext[Any]) -> None:
+        await may_end.wait()
+
+    async with events:
+        with pytest.raises(EventTimeoutError, match="Request timeout after 50ms"):
+            await events.emit(echo, 1, timeout=0.05)
+        patient = events.emit(echo, 2, timeout=0)
+        may_end.set()
+        assert await patient is None
+
+
+async def test_ew_099_104_a_question_without_a_handler_waits_and_a_statement_does_not(events: Events) -> None:
+    async with events:
+        assert await events.emit(placed, Order()) is None
+        question = events.emit(echo, 1, timeout=0.05)
+        with pytest.raises(EventTimeoutError):
+            await question
+        assert len(await stored(events, "order.placed")) == 1
+
+
+async def test_ew_112_answers_out_of_order_reach_the_right_callers(events: Events) -> None:
+    @events.on(echo, concurrency=20)
+    async def handle(ctx: EventContext[int]) -> int:
+        await asyncio.sleep((15 - ctx.data) * 0.002)
+        return ctx.data * 10
+
+    async with events:
+        answers = await asyncio.gather(*(events.emit(echo, n).wait() for n in range(15)))
+    assert answers == [n * 10 for n in range(15)]
+
+
+async def test_ew_114_one_failing_handler_does_not_touch_other_events(events: Events) -> None:
+    events.on(echo)(lambda ctx: ctx.data)
+
+    @events.on(check)
+    async def handle(ctx: EventContext[Order]) -> Verdict:
+        raise ValueError
+
+    async with Events(events.url, default_job_options=ONE_TRY) as emitter, events:
+        bad, good = emitter.emit(check, Order()), emitter.emit(echo, 5)
+        assert await good == 5
+        with pytest.raises(RemoteError):
+            await bad
+
+
+async def test_a_failed_attempt_is_tried_again_by_the_policy_of_the_handler(events: Events) -> None:
+    attempts: list[int] = []
+
+    @events.on(echo, retry=Retry(4, backoff="fixed", delay=0.01))
+    async def handle(ctx: EventContext[Any]) -> str:
+        attempts.append(ctx.attempt)
+        if ctx.attempt < 4:
+            raise ValueError
+        return "at last"
+
+    async with events:
+        assert await events.emit(echo, 1) == "at last"
+    assert attempts == [1, 2, 3, 4]
+
+
+# -- the envelope ------------------------------------------------------------------------------------------------------
+
+
+async def test_ew_092_094_100_the_envelope_has_its_fields_and_the_job_its_id(events: Events) -> None:
+    async with events:
+        with propagate(correlation_id="r", flags={"beta": True}):
+            subscription = events.emit(placed, Order("o1", 3), delay=0)
+            await subscription
+        job = await keyed_job(events, "order.placed")
+        assert set(job.data) == {"version", "eventId", "eventName", "payload", "meta", "correlationId", "timestamp"}
+        assert (job.id, job.name) == (subscription.event_id, "event")
+        assert job.data["version"] == "1"
+        assert job.data["eventId"] == subscription.event_id
+        assert job.data["correlationId"] == subscription.id
+        assert job.data["payload"] == {"id": "o1", "total": 3}
+        assert job.data["meta"] == {"correlationId": "r", "flags": {"beta": True}}
+        assert job.run_at == job.created_at
+
+
+async def test_ew_092_cause_and_key_are_there_only_when_given(events: Events) -> None:
+    async with events:
+        await events.emit(placed, Order(), key="k", causation_id="c")
+        data = (await keyed_job(events, "order.placed")).data
+        assert (data["causationId"], data["idempotencyKey"]) == ("c", "k")
+
+
+async def test_an_envelope_of_an_unknown_version_fails_without_retries(events: Events) -> None:
+    events.on(placed)(lambda ctx: None)
+    async with events:
+        queue = events.provider.queues.get_queue("order.placed")
+        job = await queue.add("event", {"version": "9", "eventName": "order.placed"})
+        async with asyncio.timeout(10):
+            with pytest.raises(HeadraceError, match=r"version '9'"):
+                await job.result()
+        assert (await job.info()).attempts <= 1
+
+
+# -- delay, cancel, keys -----------------------------------------------------------------------------------------------
+
+
+async def test_ew_048_093_115_a_delayed_event_comes_after_an_immediate_one_with_its_context(events: Events) -> None:
+    seen: list[Any] = []
+    events.on(placed)(lambda ctx: seen.append((ctx.data.id, ctx.correlation_id)))
+    async with events:
+        with propagate(correlation_id="late"):
+            await events.emit(placed, Order("later"), delay=0.15, key="k")
+        for delay in (0, -5):
+            await events.emit(placed, Order("now"), delay=delay)
+        await eventually(lambda: len(seen) == 3)
+    assert seen == [("now", None), ("now", None), ("later", "late")]
+
+
+async def test_ew_049_052_a_cancelled_event_never_runs_and_frees_its_key(events: Events) -> None:
+    seen: list[Any] = []
+    events.on(echo)(lambda ctx: seen.append(ctx.data))
+    async with events:
+        waiting = events.emit(echo, "never", key="k", delay=3600)
+        queue = events.provider.queues.get_queue("echo")
+        await until(lambda: queue.get_jobs("delayed"))
+        assert await events.cancel(echo, "k") is True
+        with pytest.raises(EventCancelledError, match="Event cancelled"):
+            await waiting
+        await events.emit(echo, "again", key="k")
+    assert seen == ["again"]
+
+
+async def test_ew_050_cancelling_what_is_unknown_or_delivered_says_so(events: Events) -> None:
+    events.on(echo)(lambda ctx: ctx.data)
+    async with events:
+        assert await events.cancel(echo, "nobody") is False
+        await events.emit(echo, 1, key="done")
+        assert await events.cancel(echo, "done") is False
+
+
+async def test_ew_101_102_one_key_runs_once_and_answers_everybody(events: Events) -> None:
+    runs: list[int] = []
+
+    @events.on(check)
+    async def handle(ctx: EventContext[Order]) -> Verdict:
+        runs.append(1)
+        await asyncio.sleep(0.02)
+        return Verdict(ok=True)
+
+    async with Events(events.url) as other, events:
+        answers = await asyncio.gather(
+            events.emit(check, Order(), key="k").wait(), other.emit(check, Order(), key="k").wait()
+        )
+        answers.append(await other.emit(check, Order(), key="k"))
+        await events.emit(check, Order(), key="other")
+    assert answers == [Verdict(ok=True)] * 3
+    assert len(runs) == 2
+
+
+async def test_ew_102_a_key_that_failed_answers_with_its_failure(events: Events) -> None:
+    @events.on(check)
+    async def handle(ctx: EventContext[Order]) -> Verdict:
+        raise ValueError("once")
+
+    async with Events(events.url, default_job_options=ONE_TRY) as emitter, events:
+        for _ in range(2):
+            with pytest.raises(RemoteError, match="ValueError: once"):
+                await emitter.emit(check, Order(), key="k")
+
+
+async def test_one_key_means_something_else_for_another_event(events: Events) -> None:
+    events.on(echo)(lambda ctx: "echo")
+    events.on(check)(lambda ctx: Verdict(ok=True))
+    async with events:
+        assert await events.emit(echo, 1, key="k") == "echo"
+        assert await events.emit(check, Order(), key="k") == Verdict(ok=True)
+
+
+async def test_ew_105_a_receipt_outlives_its_job_and_is_written_only_after_success(events: Events) -> None:
+    seen: list[Any] = []
+    fails = [True]
+
+    @events.on(placed, retry=Retry(3, backoff="fixed", delay=0.01))
+    async def handle(ctx: EventContext[Order]) -> None:
+        seen.append(await events.provider.has_receipt("order.placed", "k"))
+        if fails.pop() if fails else False:
+            raise ValueError
+
+    async with events:
+        await events.emit(placed, Order(), key="k")
+        await until(lambda: events.provider.has_receipt("order.placed", "k"))
+        assert seen == [False, False]
+        queue = events.provider.queues.get_queue("order.placed")
+        await until(lambda: queue.clean(0, "completed"))
+        await events.emit(placed, Order(), key="k")
+        assert await stored(events, "order.placed") == []
+
+
+async def test_ew_106_a_key_is_retired_in_two_steps(events: Events) -> None:
+    async with events:
+        provider = events.provider
+        await provider.prepare_retirement("order.placed", "k")
+        await events.emit(placed, Order(), key="k")
+        assert await stored(events, "order.placed") == [], "blocked while it retires"
+        await provider.finalize_retirement("order.placed", "k")
+        key_id = "k@event.order.placed"
+        await provider.receipts.write(key_id)
+        assert not await provider.has_receipt("order.placed", "k"), "the late receipt is swallowed"
+        await provider.receipts.write(key_id)
+        assert await provider.has_receipt("order.placed", "k")
+        await provider.finalize_retirement("order.placed", "k")
+        assert not await provider.receipts.has(key_id)
+
+
+@pytest.mark.parametrize("key", ["a:b", ""])
+async def test_an_impossible_key_is_refused_at_once(events: Events, key: str) -> None:
+    async with events:
+        with pytest.raises(InvalidCommand, match="key"):
+            events.emit(placed, Order(), key=key)
+
+
+# -- time --------------------------------------------------------------------------------------------------------------
+
+
+async def test_ew_107_a_ttl_drops_what_waited_too_long_and_sweeps_only_if_there_is_one(memory: str) -> None:
+    short = event("short.lived", Order, ttl=timedelta(milliseconds=30))
+    events = Events(memory, sweep_interval=0.05)
+    async with events:
+        assert events.provider._sweeper is None
+        await events.emit(short, Order())
+        assert len(await stored(events, "short.lived")) == 1
+
+        async def is_empty() -> bool:
+            return not await stored(events, "short.lived")
+
+        await until(is_empty)
+        sweeper = events.provider._sweeper
+        assert sweeper is not None
+    await asyncio.sleep(0)
+    assert sweeper.cancelled()
+    async with Events(memory) as plain:
+        assert plain.provider._sweeper is None
+
+
+async def test_ew_121_an_expired_request_is_dropped_and_not_run_late(events: Events) -> None:
+    seen: list[Any] = []
+    async with events:
+        with pytest.raises(EventTimeoutError):
+            await events.emit(echo, "late", timeout=0.03)
+        await events.emit(placed, Order("late"), expires=0.03)
+        await asyncio.sleep(0.05)  # the time that has to pass is what is tested
+        events.on(echo)(lambda ctx: seen.append(ctx.data))
+        events.on(placed)(lambda ctx: seen.append(ctx.data.id))
+        await events.emit(echo, "in time")
+        await events.emit(placed, Order("in time"))
+        await eventually(lambda: len(seen) == 2)
+    assert seen == ["in time"] * 2
+
+
+# -- groups ------------------------------------------------------------------------------------------------------------
+
+
+async def test_ew_046_117_every_group_gets_every_event_and_instances_of_one_share_them(url: str) -> None:
+    seen: Counter[tuple[str, str]] = Counter()
+    instances = [Events(url) for _ in range(2)]
+    for instance in instances:
+        for group in ("billing", "search"):
+            instance.on(placed, group=group)(lambda ctx, group=group: seen.update([(group, ctx.data.id)]))
+    emitter = Events(url)
+    async with instances[0], instances[1], emitter:
+        for n in range(20):
+            await emitter.emit(placed, Order(str(n)))
+        assert await emitter.emit_many(placed, (Order(str(n)) for n in range(20, 30))) == 10
+        await eventually(lambda: len(seen) == 60)
+        assert await stored(emitter, "order.placed") == [], "nobody asked for the default group"
+    assert set(seen.values()) == {1}
+
+
+async def test_ew_046_047_the_default_group_answers_and_others_failing_do_not_matter(events: Events) -> None:
+    late: list[str] = []
+
+    @events.on(echo, group="audit", retry=Retry(1))
+    async def audit(ctx: EventContext[Any]) -> str:
+        late.append("audit")
+        raise ValueError("audit is broken")
+
+    @events.on(echo)
+    async def answer(ctx: EventContext[Any]) -> str:
+        return "from the default group"
+
+    async with events:
+        assert await events.emit(echo, 1) == "from the default group"
+        assert await events.emit(echo, 1, key="keyed") == "from the default group"
+        await eventually(lambda: len(late) == 2)
+
+
+async def test_without_a_default_group_the_first_that_joined_answers(events: Events) -> None:
+    async with events:
+        events.on(echo, group="zulu")(lambda ctx: "first")
+        await eventually(lambda: len(events.provider.groups.of("echo")) == 1)
+        events.on(echo, group="alpha")(lambda ctx: "second")
+        await eventually(lambda: len(events.provider.groups.of("echo")) == 2)
+        assert await events.emit(echo, 1) == "first"
+
+
+async def test_a_group_outlives_its_workers_until_it_leaves(url: str) -> None:
+    async with Events(url) as keeper:
+        consumer = Events(url)
+        consumer.on(placed, group="g")(lambda ctx: None)
+        async with consumer:
+            pass
+        await keeper.emit(placed, Order())
+        assert len(await stored(keeper, "order.placed", "g")) == 1
+        assert await keeper.provider.leave_group("order.placed", "g") is True
+        await keeper.emit(placed, Order())
+        assert len(await stored(keeper, "order.placed", "g")) == 1
+
+
+async def test_ew_055_handlers_are_counted_per_event(memory: str) -> None:
+    events = Events(memory)
+    events.on(placed)(print)
+    events.on(placed, group="g")(print)
+    assert (events.handlers(placed), events.handlers(echo)) == (2, 0)
+    with pytest.raises(InvalidCommand, match="already"):
+        events.on(placed)(print)
+    with pytest.raises(InvalidCommand, match="group"):
+        events.on(placed, group="a.b")
+
+
+# -- many --------------------------------------------------------------------------------------------------------------
+
+
+async def test_ew_111_113_instances_share_events_without_loss_or_duplicates(url: str) -> None:
+    kinds = [event(f"kind.{n}", int) for n in range(3)]
+    seen: Counter[tuple[str, int]] = Counter()
+    took_part: set[int] = set()
+    instances = [Events(url) for _ in range(3)]
+    for number, instance in enumerate(instances):
+        for kind in kinds:
+
+            async def handle(ctx: EventContext[int], number: int = number) -> None:
+                seen[ctx.event_name, ctx.data] += 1
+                took_part.add(number)
+                await asyncio.sleep(0.002)
+
+            instance.on(kind, concurrency=2)(handle)
+    async with instances[0], instances[1], instances[2]:
+        for n in range(20):
+            for kind in kinds:
+                await instances[0].emit(kind, n)
+        await eventually(lambda: len(seen) == 60)
+    assert set(seen.values()) == {1}
+    assert len(took_part) > 1
+
+
+async def test_many_questions_at_once_are_all_answered(events: Events) -> None:
+    events.on(echo, concurrency=50, sync=False)(_plain)
+    count = scaled(300, 5000)
+    async with events:
+        answers = await asyncio.gather(*(events.emit(echo, n).wait() for n in range(count)))
+        assert answers == list(range(count))
+        watched = events.provider.tracker._watched["event.echo"]
+        assert (watched.pending, watched.jobs, watched.unmapped) == ({}, {}, 0)
+
+
+async def _plain(ctx: EventContext[Any]) -> Any:
+    return ctx.data
+
+
+# -- failures and the end ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("definition", [echo, placed])
+async def test_ew_095_103_a_push_that_fails_rejects_the_subscription(events: Events, definition: Any) -> None:
+    async def refused(*args: Any, **options: Any) -> str:
+        raise HeadraceError("the disk is full")
+
+    async with events:
+        events.provider.queues.add_job = refused  # type: ignore[method-assign]
+        with pytest.raises(HeadraceError, match="the disk is full"):
+            await events.emit(definition, Order())
+        assert all(not watched.pending for watched in events.provider.tracker._watched.values())
+
+
+async def test_ew_091_103_only_questions_listen_and_they_do_so_before_they_push(events: Events) -> None:
+    order: list[str] = []
+    async with events:
+        provider = events.provider
+        listening, add_job = provider.tracker.listening, provider.queues.add_job
+
+        async def listened(queue: str) -> None:
+            await listening(queue)
+            order.append("listening")
+
+        async def added(*args: Any, **options: Any) -> str:
+            order.append("added")
+            return await add_job(*args, **options)
+
+        provider.tracker.listening, provider.queues.add_job = listened, added  # type: ignore[method-assign]
+        await events.emit(placed, Order(), timeout=0.001)
+        assert order == ["added"]
+        assert not provider.tracker._watched
+        with pytest.raises(EventTimeoutError):
+            await events.emit(echo, 1, timeout=0.05)
+    assert order == ["added", "listening", "added"]
+
+
+async def test_ew_053_085_110_x8_stopping_settles_every_waiter_in_order(events: Events) -> None:
+    order: list[str] = []
+    may_end = asyncio.Event()
+
+    @events.on(echo)
+    async def handle(ctx: EventContext[Any]) -> str:
+        await may_end.wait()
+        return "drained"
+
+    async with Events(events.url) as keeper:
+        await events.start()
+        provider = events.provider
+        for name, part in (
+            ("queues", provider.queues),
+            ("tracker", provider.tracker),
+            ("schedules", provider.schedules),
+        ):
+
+            async def noted(name: str = name, stop: Any = part.stop) -> None:
+                order.append(name)
+                await stop()
+
+            part.stop = noted
+        running = events.emit(echo, "runs", timeout=0)
+        delayed = events.emit(placed, Order(), delay=3600, expects_result=True, timeout=0)
+        keyed = events.emit(placed, Order(), delay=3600, key="k", expects_result=True, timeout=0)
+        await eventually(lambda: provider.queues._workers["event.echo"]._running)
+        await eventually(lambda: not provider._enqueuing)
+        blocked = events.emit(check, Order(), timeout=0)
+        asyncio.get_running_loop().call_later(0.05, may_end.set)
+        await events.stop()
+        assert await running == "drained"
+        for waiting in (delayed, keyed, blocked):
+            assert waiting.is_settled
+            with pytest.raises(ProviderStoppedError):
+                await waiting
+        assert order == ["queues", "tracker", "schedules"]
+        assert await stored(keeper, "fraud.check") == [], "an emission that was stopped is not enqueued"
+        assert len(await stored(keeper, "order.placed")) == 2, "what is stored goes on"
+
+
+async def test_emitting_before_the_start_says_what_to_do(memory: str) -> None:
+    events = Events(memory)
+    with pytest.raises(ProviderStoppedError, match="async with events"):
+        events.emit(placed, Order())
+    await events.stop()
+
+
+# -- threads -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_blocking_face_works_without_a_loop(url: str) -> None:
+    events = Events(url)
+    seen: list[Any] = []
+
+    @events.on(echo)
+    def handle(ctx: EventContext[Any]) -> Any:
+        with propagate(tenant="t1"):
+            ctx.blocking.emit(placed, Order("inner"))
+        return threading.current_thread().name
+
+    events.on(placed)(lambda ctx: seen.append((ctx.causation_id is not None, ctx.meta["tenant"])))
+    with pytest.raises(RuntimeError, match="blocking"):
+        events.emit(echo, 1)
+    with events.blocking as blocking:
+        assert blocking.emit(echo, 1).startswith("headrace-job")
+        assert blocking.cancel(echo, "nobody") is False
+        assert blocking.emit_many(placed, []) == 0
+        deadline = threading.Event()
+        for _ in range(1000):
+            if seen or deadline.wait(0.01):
+                break
+    assert seen == [(True, "t1")]
