@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from headrace import __version__
-from headrace.cli import doctor, serve, worker
+from headrace.cli import doctor, flow, serve, worker
 from headrace.errors import HeadraceError
 
 
@@ -25,6 +25,7 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_serve(subcommands)
     worker.add_worker(subcommands)
     doctor.add_doctor(subcommands)
+    flow.prepare(subcommands.add_parser("flow", help="workflows: list, show, cancel, signal, retry"))
     return parser
 
 

@@ -44,12 +44,14 @@ _RETRY_AFTER: Final = 1.0
 class Holding:
     """A job that is ours: its lease, and its outcome once the handler has ended."""
 
-    __slots__ = ("info", "outcome", "token")
+    __slots__ = ("info", "is_settling", "outcome", "token")
 
     def __init__(self, info: JobInfo, token: str | None) -> None:
         self.info = info
         self.token = token
         self.outcome: Command[Any] | None = None
+        self.is_settling = False
+        """A command of the handler is about to end the job: that it is gone is no news then."""
 
     def adopt(self, token: str | None) -> None:
         """The same job under a new lease."""
@@ -329,7 +331,7 @@ class Attendant:
     def _lost(self, job_id: str) -> None:
         """The job was cancelled, timed out or given to somebody else: the handler should stop."""
         holding = self._held.get(job_id)
-        if holding is not None and holding.outcome is None:
+        if holding is not None and holding.outcome is None and not holding.is_settling:
             self.figures.lost += 1
             log.warning("job %s is not ours any more: it was cancelled, timed out or handed to somebody else", job_id)
             self._lose(job_id)
