@@ -1,4 +1,4 @@
-"""EW-134 to EW-148: definitions, the registry of steps, the seed's trees of jobs and wrapped results."""
+"""EW-134 to EW-148: definitions, the registry of steps, OriJS's trees of jobs and wrapped results."""
 
 from __future__ import annotations
 
@@ -231,7 +231,7 @@ async def test_a_class_that_needs_arguments_is_refused_with_advice() -> None:
         def __init__(self, bank: object) -> None: ...
 
         @charge.execute
-        async def do_charge(self, ctx: Any) -> None: ...
+        async def _charge(self, ctx: Any) -> None: ...
 
     with pytest.raises(InvalidCommand, match="give an object instead"):
         await flows.start()

@@ -51,7 +51,7 @@ _MAX_BATCH_BYTES: Final = 8 * 1024 * 1024
 class Holding:
     """A job that is ours: its lease, and its outcome once the handler has ended."""
 
-    __slots__ = ("info", "is_lost", "is_settled", "outcome", "token")
+    __slots__ = ("info", "is_lost", "is_settled", "is_settling", "outcome", "token")
 
     def __init__(self, info: JobInfo, token: str | None) -> None:
         self.info = info
@@ -61,6 +61,8 @@ class Holding:
         """The outcome is the line's now: until then it belongs to the thread of the handler."""
         self.is_lost = False
         """Somebody took the job away: what its handler says counts no more."""
+        self.is_settling = False
+        """A command of the handler is about to end the job: that it is gone is no news then."""
 
     def completed(self, result: Raw | None) -> None:
         self.outcome = Acknowledge(id=self.info.id, result=UNSET if result is None else result)
@@ -387,7 +389,7 @@ class Attendant:
     def _lost(self, job_id: str) -> None:
         """The job was cancelled, timed out or given to somebody else: the handler should stop."""
         holding = self._held.get(job_id)
-        if holding is not None and not holding.is_settled:
+        if holding is not None and not holding.is_settled and not holding.is_settling:
             self.figures.lost += 1
             log.warning("job %s is not ours any more: it was cancelled, timed out or handed to somebody else", job_id)
             self._drop(holding)

@@ -6,8 +6,9 @@ gives the same object anywhere below the handler.
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any, Final, Literal, Protocol
 
@@ -30,6 +31,7 @@ class Lease(Protocol):
     """What proves that a job is ours; it is renewed, and replaced when the server began anew."""
 
     token: str | None
+    is_settling: bool
 
 
 class JobContext:
@@ -80,6 +82,18 @@ class JobContext:
     def token(self) -> str | None:
         """The token of the lease under which the job runs now."""
         return None if self._lease is None else self._lease.token
+
+    @contextlib.contextmanager
+    def settling(self) -> Iterator[None]:
+        """For the time of a command that ends the job as part of something else: its end is not taken for a loss."""
+        if self._lease is not None:
+            self._lease.is_settling = True
+        try:
+            yield
+        except BaseException:
+            if self._lease is not None:
+                self._lease.is_settling = False
+            raise
 
     @property
     def cancelled(self) -> bool:

@@ -7,6 +7,7 @@ then the store refuses the change, and the flow is read again. A refusal is no e
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import time
 from collections import OrderedDict
@@ -119,7 +120,8 @@ class Ledger:
             drop=tuple(job_id(flow.id, one) for one in decision.drop),
         )
         try:
-            reply = await self._client.ask(asked)
+            with contextlib.nullcontext() if job is None else job.settling():
+                reply = await self._client.ask(asked)
         except (Conflict, LeaseLost, *_UNREACHED) as error:
             self._records.pop(flow.id, None)
             has_new_lease = isinstance(error, LeaseLost) and job is not None and job.token != token

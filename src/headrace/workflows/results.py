@@ -1,4 +1,4 @@
-"""Results in the wrappers of the seed's job trees, and their way out of them.
+"""Results in the wrappers of OriJS's job trees, and their way out of them.
 
 A tree of jobs keeps the result of each step in a wrapper that also carries everything before it. Headrace keeps results
 in the log of the flow and needs none of this to run; it is here to read and write trees of other implementations. Keys

@@ -1,4 +1,4 @@
-"""A workflow as the seed's tree of jobs: children run before their parent, so the first step is the deepest leaf.
+"""A workflow as OriJS's tree of jobs: children run before their parent, so the first step is the deepest leaf.
 
 Pure, and an export only: flows that run here are driven by their log, with a job of its own for every parallel step.
 """
