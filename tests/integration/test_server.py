@@ -177,7 +177,7 @@ class TestStarting:
             refused = headrace(
                 "serve", "--tcp-port", str(port), "--http-port", "0", "--data-path", str(tmp_path / "x.db")
             )
-        assert refused.returncode == 1
+        assert refused.returncode == 2
         assert f"cannot listen on 127.0.0.1:{port}" in refused.stderr
         assert "--tcp-port" in refused.stderr
         assert "Traceback" not in refused.stderr
@@ -200,7 +200,7 @@ class TestSettings:
         self, tmp_path: Path, arguments: tuple[str, ...], expected: str
     ) -> None:
         refused = headrace("serve", "--data-path", str(tmp_path / "x.db"), "--http-port", "0", *arguments)
-        assert refused.returncode == 1, refused.stderr
+        assert refused.returncode == 2, refused.stderr
         assert expected in refused.stderr
         assert "Traceback" not in refused.stderr
 
@@ -213,7 +213,7 @@ class TestSettings:
         ):
             config.write_text(text)
             refused = headrace("serve", "--config", str(config), "--data-path", str(tmp_path / "x.db"))
-            assert refused.returncode == 1
+            assert refused.returncode == 2
             assert expected in refused.stderr
             assert "Traceback" not in refused.stderr
 
