@@ -62,8 +62,11 @@ class EventWorker(Worker):
         """Take no more events, let those that run end, give the rest back."""
         await self.__aexit__()
 
-    async def _began(self) -> None:
-        self._ready.set()
+    async def _begin(self, loop: asyncio.AbstractEventLoop) -> bool:
+        has_begun = await super()._begin(loop)
+        if has_begun:
+            self._ready.set()
+        return has_begun
 
     async def _call(self, context: JobContext) -> Any:
         return await self._execute(context, "loop", None, lambda: self._handler(context, self))
@@ -172,7 +175,7 @@ class QueueManager:
         try:
             await worker.start()
         except BaseException:
-            del self._workers[name]
+            self._workers.pop(name, None)
             raise
         return worker
 
