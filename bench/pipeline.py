@@ -232,6 +232,7 @@ def main() -> None:
     parser.add_argument("--events", type=int, default=500_000)
     parser.add_argument("--rows", type=int, default=100_000)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--parts", default="read,write,learn", help="which to measure (default: read,write,learn)")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
@@ -239,11 +240,14 @@ def main() -> None:
         spark = start_session("bench", master="local[2]", settings={"spark.driver.memory": "3g"})
         spark.dataSource.register(RowsSource)
         print(f"{events:,} events, {given.rows:,} rows, {given.rounds} rounds; CPU seconds\n")
-        _print_ratios("read", compare_reading(spark, log, given.rounds))
-        _print_ratios("write", compare_writing(spark, given.rows, given.rounds))
-        print("\n| from captured files to facts | CPU s | wall s |\n|---|---|---|")
-        for name, cpu, wall in compare_learning(spark, log, Path(folder), given.rounds):
-            print(f"| {name} | {cpu:.1f} | {wall:.1f} |", flush=True)
+        if "read" in given.parts:
+            _print_ratios("read", compare_reading(spark, log, given.rounds))
+        if "write" in given.parts:
+            _print_ratios("write", compare_writing(spark, given.rows, given.rounds))
+        if "learn" in given.parts:
+            print("\n| from captured files to facts | CPU s | wall s |\n|---|---|---|")
+            for name, cpu, wall in compare_learning(spark, log, Path(folder), given.rounds):
+                print(f"| {name} | {cpu:.1f} | {wall:.1f} |", flush=True)
         spark.stop()
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss // 1024
     print(f"\nlargest process: {peak:,} MB")

@@ -40,6 +40,12 @@ if TYPE_CHECKING:
     from headrace.worker.failures import UnrecoverableError as UnrecoverableError
     from headrace.worker.logs import JobFields as JobFields
     from headrace.worker.worker import Worker as Worker
+    from headrace.workflows.context import StepContext as StepContext
+    from headrace.workflows.definition import Step as Step
+    from headrace.workflows.definition import step as step
+    from headrace.workflows.definition import workflow as workflow
+    from headrace.workflows.handle import FlowHandle as FlowHandle
+    from headrace.workflows.provider import Workflows as Workflows
 
 _HOMES = {
     "headrace.client.channel": ("EventView",),
@@ -51,6 +57,10 @@ _HOMES = {
     "headrace.errors": ("ConnectionLost", "HeadraceError", "JobFailed", "JobTimeout"),
     "headrace.tasks.app": ("Flow", "Headrace", "SyncHeadrace"),
     "headrace.tasks.task": ("Task",),
+    "headrace.workflows.definition": ("Step", "step", "workflow"),
+    "headrace.workflows.context": ("StepContext",),
+    "headrace.workflows.handle": ("FlowHandle",),
+    "headrace.workflows.provider": ("Workflows",),
     "headrace.worker.context": ("JobContext", "current_job"),
     "headrace.worker.failures": ("UnrecoverableError",),
     "headrace.worker.logs": ("JobFields",),

@@ -174,7 +174,7 @@ def test_every_client_command_takes_json() -> None:
     parser = _parser(COMMANDS)
     (actions,) = [action for action in parser._actions if hasattr(action, "choices") and action.choices]
     for name, command in actions.choices.items():  # type: ignore[union-attr]
-        if name in ("serve", "worker", "valkey"):
+        if name in ("serve", "worker", "valkey", "pipeline", "flow"):
             continue
         flags = command.format_help()  # type: ignore[attr-defined]
         assert "--json" in flags or name == "cron", name

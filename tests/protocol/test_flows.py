@@ -175,3 +175,34 @@ def test_flows_and_their_logs_survive_kill_9(tmp_path: Path) -> None:
             assert changed["flow"]["revision"] == 2
             eventually(lambda: state(client, taken["id"]) == "completed")
             assert [step["seq"] for step in client.ok("FlowGet", id="live")["steps"]] == [1, 2]
+
+
+def test_a_decision_can_drop_jobs_of_its_flow_also_those_at_work(client: Client, queue: str) -> None:
+    jobs = [job(f"{queue}.steps", customId=f"{queue}-{n}") for n in range(2)]
+    flow_id = start(client, queue, jobs=[*jobs, job(f"{queue}.steps", customId=f"{queue}-2", delay=60_000)])["flow"][
+        "id"
+    ]
+    stranger = push(client, f"{queue}.steps")
+    taken, token = take(client, f"{queue}.steps")
+    drop = [f"{queue}-{n}" for n in range(3)] + [stranger, "nobody"]
+    client.ok("FlowAdvance", id=flow_id, revision=1, status="compensating", drop=drop)
+    assert "error" in client.call("ACK", id=taken["id"], token=token)
+    assert counts(client, f"{queue}.steps") == {"waiting": 1}
+    assert counts(client, queue) == {}, "whoever drops a job needs no news of it"
+
+
+def test_wait_answers_when_the_flow_has_changed_since_a_revision(
+    server: ServerProcess, client: Client, queue: str
+) -> None:
+    flow_id = start(client, queue)["flow"]["id"]
+    replies: list[dict[str, Any]] = []
+
+    def wait() -> None:
+        with server.client() as waiting:
+            replies.append(waiting.call("FlowWait", id=flow_id, timeout=10_000, revision=1, after=1))
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    client.ok("FlowAdvance", id=flow_id, revision=1, steps=[{"kind": "completed", "step": "charge"}])
+    waiting.join(5)
+    assert [(reply["flow"]["revision"], len(reply["steps"])) for reply in replies] == [(2, 1)]

@@ -214,9 +214,7 @@ class TestTakingOverFromOthers:
         assert len(ids) == 250
         self._age(foreign, 250)
         rig.advance(31_000)
-        rig.pull("q")  # the queue has to be known
-        rig.backend._registered.clear()
-        rig.wait(rig.backend._register("q"))
+        rig.announce_waiting("q", 1000)  # somebody waits: from now on the queue is looked after
         rig.look_after()
         assert foreign.counts()["waiting"] == 250
         assert {foreign.hash(job_id)["stalledCount"] for job_id in ids} == {"1"}

@@ -587,8 +587,10 @@ class Backend(Protocol):
         steps: Sequence[NewStep],
         jobs: Sequence[FlowPush],
         ack: Ack | None,
+        drop: Sequence[str] = (),
     ) -> Flow:
-        """Append to the log of a flow, change its status, push its next jobs and complete the job that made the step.
+        """Append to the log of a flow, change its status, push its next jobs, complete the job that made the step and
+        drop jobs of the flow, at work or not, without telling anybody.
 
         All of it or nothing: Conflict when the flow has changed since `revision` or has ended, LeaseLost when the job
         is not the caller's any more."""

@@ -28,6 +28,7 @@ COMMANDS: Final[dict[str, str]] = {
     "dlq": "dead letters of a queue: list by error, retry, remove",
     "cron": "schedules: list, add, delete; when an expression runs next",
     "workers": "list the workers",
+    "flow": "workflows: list, show as a timeline, cancel, signal, retry",
     "events": "follow what happens, live",
     "top": "watch queues and workers in the terminal",
     "stats": "figures of the server",

@@ -116,9 +116,10 @@ class FlowStart(Command[FlowStarted], tag="FlowStart"):
     ),
 )
 class FlowAdvance(Command[FlowChanged], tag="FlowAdvance"):
-    """Carry out a decision: append to the log, change the status, push the next jobs, complete the job of this step.
+    """Carry out a decision about a workflow, as a whole or not at all.
 
-    All or nothing. It is refused when the flow has changed since `revision`: look again and decide anew.
+    It appends to the log, changes the status, pushes the next jobs, completes the job of this step and drops others. It
+    is refused when the flow has changed since `revision`: look again and decide anew.
     """
 
     id: FlowId
@@ -127,11 +128,13 @@ class FlowAdvance(Command[FlowChanged], tag="FlowAdvance"):
     steps: GivenSteps = ()
     jobs: GivenJobs = ()
     ack: GivenAck | None = None
+    drop: Annotated[tuple[JobId, ...], Meta(max_length=2000)] = ()
+    """Jobs of this flow that are not wanted any more, also those at work: they go without further news."""
 
     async def run(self, engine: Engine, peer: Peer) -> FlowChanged:
         ack = None if self.ack is None else Ack(self.ack.id, self.ack.token or None)
         flow = await engine.backend.advance_flow(
-            self.id, self.revision, self.status, _steps(self.steps), _pushes(self.id, self.jobs), ack
+            self.id, self.revision, self.status, _steps(self.steps), _pushes(self.id, self.jobs), ack, self.drop
         )
         return FlowChanged(flow=flow)
 
@@ -169,11 +172,13 @@ class FlowList(Command[FlowsFound], tag="FlowList"):
 
 @command(FlowFound, category="Flows", flags=Flag.BLOCKING, errors=(_NOT_FOUND,))
 class FlowWait(Command[FlowFound], tag="FlowWait"):
-    """Wait for a workflow to end, at most `timeout` ms; then as FlowGet."""
+    """Wait for a workflow to end or, with `revision`, to change since it, at most `timeout` ms; then as FlowGet."""
 
     id: FlowId
     timeout: Annotated[float, Meta(ge=0, le=600_000)] = 30_000
+    revision: Count | None = None
+    after: Count = 0
 
     async def run(self, engine: Engine, peer: Peer) -> FlowFound:
-        await engine.wait_flow(self.id, self.timeout)
-        return await _found(engine, self.id, 0)
+        await engine.wait_flow(self.id, self.timeout, self.revision)
+        return await _found(engine, self.id, self.after)

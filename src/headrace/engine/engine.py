@@ -29,7 +29,7 @@ from headrace.engine.peer import Peer
 from headrace.engine.waiters import Waiter, Waiters
 from headrace.engine.workers import WorkerRegistry
 from headrace.errors import HeadraceError, NotAuthenticated, StorageUnavailable
-from headrace.model import EVERY_QUEUE, Event, JobSpec
+from headrace.model import EVENT_WORDS, EVERY_QUEUE, Event, JobSpec
 
 if TYPE_CHECKING:
     from headrace.backends import AnyBackend
@@ -39,6 +39,7 @@ log: Final = logging.getLogger("headrace.engine")
 Listener = Callable[[list[Event], dict[int, bytes]], None]
 
 _ENDS: Final = frozenset(("completed", "failed", "removed", "expired"))
+_FLOW_CHANGES: Final = frozenset(word for word in EVENT_WORDS.values() if word.startswith("flow-"))
 _FLOW_ENDS: Final = frozenset(("flow-completed", "flow-failed", "flow-cancelled"))
 _MAINTAIN_EVERY_MS: Final = 1000
 _PROBE_EVERY_MS: Final = 250
@@ -49,6 +50,10 @@ _MAX_GUESSERS: Final = 10_000
 def _flow_key(flow_id: str) -> str:
     """Under which its waiters are kept, beside those of jobs, which have no colon in front."""
     return f":flow:{flow_id}"
+
+
+def _change_key(flow_id: str) -> str:
+    return f":flow-change:{flow_id}"
 
 
 class Engine:
@@ -193,11 +198,14 @@ class Engine:
             for parked in self.waiters.take_job(waiter.key):
                 parked.finish(outcome)
 
-    async def wait_flow(self, flow_id: str, timeout_ms: float) -> None:
-        """Until the flow has ended, or time is up."""
+    async def wait_flow(self, flow_id: str, timeout_ms: float, revision: int | None) -> None:
+        """Until the flow has ended or, if a revision is given, has changed since it; or time is up."""
         flow = await self.backend.flow(flow_id)
-        if flow is not None and not flow.status.is_final and timeout_ms > 0 and not self._is_stopping:
-            await self.waiters.park_job(_flow_key(flow_id), self.clock.monotonic_ms() + int(timeout_ms))
+        if flow is None or flow.status.is_final or timeout_ms <= 0 or self._is_stopping:
+            return
+        if revision is None or flow.revision == revision:
+            key = _flow_key(flow_id) if revision is None else _change_key(flow_id)
+            await self.waiters.park_job(key, self.clock.monotonic_ms() + int(timeout_ms))
 
     # -- the tick ------------------------------------------------------------------------------------------------------
 
@@ -253,8 +261,9 @@ class Engine:
         for event in self.backend.uncommitted_events():
             if event.event == "failed" and not event.terminal:
                 continue
-            if event.event in _FLOW_ENDS:
-                for waiter in self.waiters.take_job(_flow_key(event.job)):
+            if event.event in _FLOW_CHANGES:
+                waiting = self.waiters.take_job(_flow_key(event.job)) if event.event in _FLOW_ENDS else []
+                for waiter in waiting + self.waiters.take_job(_change_key(event.job)):
                     waiter.finish(None)
             elif event.event in _ENDS:
                 for waiter in self.waiters.take_job(event.job):

@@ -45,13 +45,12 @@ class EventWorker(Worker):
 
     def __init__(self, client: Client, queue: str, handler: JobHandler, **options: Any) -> None:
         super().__init__(client, queue, cast("Any", handler), run_in="loop", **options)
-        self._ready = asyncio.Event()
 
     async def start(self) -> None:
         """Return when jobs can come."""
         await self.__aenter__()
         assert self._task is not None
-        ready = asyncio.ensure_future(self._ready.wait())
+        ready = asyncio.ensure_future(self.ready.wait())
         await asyncio.wait((ready, self._task), timeout=_READY_SECONDS, return_when=asyncio.FIRST_COMPLETED)
         if not ready.done():
             ready.cancel()
@@ -61,12 +60,6 @@ class EventWorker(Worker):
     async def close(self) -> None:
         """Take no more events, let those that run end, give the rest back."""
         await self.__aexit__()
-
-    async def _begin(self, loop: asyncio.AbstractEventLoop) -> bool:
-        has_begun = await super()._begin(loop)
-        if has_begun:
-            self._ready.set()
-        return has_begun
 
     async def _call(self, context: JobContext) -> Any:
         return await self._execute(context, "loop", None, lambda: self._handler(context, self))

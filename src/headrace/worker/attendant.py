@@ -51,7 +51,7 @@ _MAX_BATCH_BYTES: Final = 8 * 1024 * 1024
 class Holding:
     """A job that is ours: its lease, and its outcome once the handler has ended."""
 
-    __slots__ = ("info", "is_lost", "is_settled", "outcome", "token")
+    __slots__ = ("info", "is_lost", "is_settled", "is_settling", "outcome", "token")
 
     def __init__(self, info: JobInfo, token: str | None) -> None:
         self.info = info
@@ -61,6 +61,8 @@ class Holding:
         """The outcome is the line's now: until then it belongs to the thread of the handler."""
         self.is_lost = False
         """Somebody took the job away: what its handler says counts no more."""
+        self.is_settling = False
+        """A command of the handler is about to end the job: that it is gone is no news then."""
 
     def completed(self, result: Raw | None) -> None:
         self.outcome = Acknowledge(id=self.info.id, result=UNSET if result is None else result)
@@ -387,7 +389,7 @@ class Attendant:
     def _lost(self, job_id: str) -> None:
         """The job was cancelled, timed out or given to somebody else: the handler should stop."""
         holding = self._held.get(job_id)
-        if holding is not None and not holding.is_settled:
+        if holding is not None and not holding.is_settled and not holding.is_settling:
             self.figures.lost += 1
             log.warning("job %s is not ours any more: it was cancelled, timed out or handed to somebody else", job_id)
             self._drop(holding)
@@ -410,10 +412,18 @@ class Attendant:
             self._loop.call_soon(self._flush)
         for holding in holdings:
             holding.is_settled = True
-            if not holding.is_lost:
+            if holding.outcome is None and not holding.is_lost:
+                self._settled_elsewhere(holding)
+            elif not holding.is_lost:
                 self._settled.append(holding)
         self._begin_ready()
         self._plan_pump()
+
+    def _settled_elsewhere(self, holding: Holding) -> None:
+        """The handler had another command end its job: there is nothing to send and nothing to hold."""
+        self._held.pop(holding.info.id, None)
+        self.figures.completed += 1
+        self._check_empty()
 
     def _flush(self) -> None:
         settled, self._settled = self._settled, []

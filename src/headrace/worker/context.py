@@ -6,10 +6,11 @@ gives the same object anywhere below the handler.
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from typing import Any, Literal
+from typing import Any, Final, Literal, Protocol
 
 from headrace.client.job import JobInfo
 from headrace.commands._base import Command
@@ -22,11 +23,23 @@ RunIn = Literal["loop", "thread", "process"]
 """Where a handler runs: on the loop of its worker, in a thread, or in a process that can be killed."""
 
 
+SETTLED: Final = object()
+"""What a handler returns that had its job completed by a command of its own, together with something else."""
+
+
+class Lease(Protocol):
+    """What proves that a job is ours; it is renewed, and replaced when the server began anew."""
+
+    token: str | None
+    is_settling: bool
+
+
 class JobContext:
     """The job at work. Safe to use from the handler's own thread, and from threads it starts."""
 
-    def __init__(self, info: JobInfo, tell: Tell, state: Any = None) -> None:
+    def __init__(self, info: JobInfo, tell: Tell, state: Any = None, lease: Lease | None = None) -> None:
         self.info = info
+        self._lease = lease
         self.state = state
         """What the app's lifespan yielded."""
         self._tell = tell
@@ -64,6 +77,23 @@ class JobContext:
     @property
     def is_last_attempt(self) -> bool:
         return self.attempt >= self.info.max_attempts
+
+    @property
+    def token(self) -> str | None:
+        """The token of the lease under which the job runs now."""
+        return None if self._lease is None else self._lease.token
+
+    @contextlib.contextmanager
+    def settling(self) -> Iterator[None]:
+        """For the time of a command that ends the job as part of something else: its end is not taken for a loss."""
+        if self._lease is not None:
+            self._lease.is_settling = True
+        try:
+            yield
+        except BaseException:
+            if self._lease is not None:
+                self._lease.is_settling = False
+            raise
 
     @property
     def cancelled(self) -> bool:

@@ -32,7 +32,7 @@ from headrace.durations import Duration, seconds
 from headrace.errors import ClientError, HeadraceError, InvalidCommand, StorageUnavailable
 from headrace.ids import IdSource
 from headrace.worker.attendant import Attendant, Figures, Holding
-from headrace.worker.context import JobContext, RunIn, set_current
+from headrace.worker.context import SETTLED, JobContext, RunIn, set_current
 from headrace.worker.failures import JobCancelled, is_final, reason_of, stack_of
 from headrace.worker.processes import Call, Children, RemoteFailure, TimeLimitExceeded, check_importable
 
@@ -95,6 +95,8 @@ class Worker:
         self._threads: ThreadPoolExecutor | None = None
         self._running: dict[str, tuple[JobContext, asyncio.Task[None]]] = {}
         self._stopping = asyncio.Event()
+        self.ready = asyncio.Event()
+        """Set while it takes jobs."""
         self._attendant: Attendant | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -112,7 +114,7 @@ class Worker:
             with _signals(loop, self.stop) if handle_signals else contextlib.nullcontext():
                 await self._work(loop)
         finally:
-            self._stopping = asyncio.Event()  # it may run once more, on another loop
+            self._stopping, self.ready = asyncio.Event(), asyncio.Event()  # it may run once more, on another loop
 
     async def _work(self, loop: asyncio.AbstractEventLoop) -> None:
         if not await self._begin(loop):
@@ -122,6 +124,11 @@ class Worker:
                 await self._stopping.wait()
         finally:
             await self._end()
+
+    def pause(self) -> None:
+        """Take no more jobs; those that run go on."""
+        if self._attendant is not None:
+            self._client.line.post(self._attendant.stop_pulling)
 
     def stop(self) -> None:
         """Take no more jobs, let those that run end within `drain`, give the rest back."""
@@ -159,6 +166,7 @@ class Worker:
         )
         if not await self._reach_server(self._attendant):
             return False
+        self.ready.set()
         log.info("%s works on %s, %d at once", self.id, ", ".join(self.queues), self.concurrency)
         return True
 
@@ -228,7 +236,7 @@ class Worker:
                 self._spawn(holdings[at : at + self._batch])
 
     def _spawn(self, holdings: list[Holding]) -> None:
-        contexts = [JobContext(holding.info, self._tell, self.state) for holding in holdings]
+        contexts = [JobContext(holding.info, self._tell, self.state, holding) for holding in holdings]
         task = self._loop.create_task(self._process(holdings, contexts))
         for context in contexts:
             self._running[context.id] = (context, task)
@@ -252,7 +260,9 @@ class Worker:
     async def _process_one(self, holding: Holding, context: JobContext) -> None:
         set_current(context)
         try:
-            holding.completed(_encoded(await self._call(context)))
+            result = await self._call(context)
+            if result is not SETTLED:
+                holding.completed(_encoded(result))
         except BaseException as error:
             self._ended_badly([holding], [context], error)
 

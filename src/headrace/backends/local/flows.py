@@ -17,7 +17,7 @@ from headrace.backends.local.job import Job
 from headrace.backends.local.records import Records
 from headrace.errors import Conflict, LeaseLost, NotFound
 from headrace.model import DAY_MS, EventName, Flow, FlowStatus, FlowStep, JobSettings
-from headrace.states import State
+from headrace.states import State, Verb
 from headrace.views import encode
 
 KEPT_FLOWS: Final = 10_000
@@ -32,6 +32,7 @@ _NEWS: Final = {
     FlowStatus.FAILED: EventName.FLOW_FAILED,
     FlowStatus.CANCELLED: EventName.FLOW_CANCELLED,
 }
+_LIVE: Final = (State.WAITING, State.DELAYED, State.ACTIVE)
 # Who decides must not give up because a worker was killed a few times.
 _DECISION: Final = JobSettings(max_attempts=100)
 
@@ -77,6 +78,7 @@ class Flows(Records):
         steps: Sequence[NewStep],
         jobs: Sequence[FlowPush],
         ack: Ack | None,
+        drop: Sequence[str] = (),
     ) -> Flow:
         flow = self._flows.get(flow_id)
         if flow is None:
@@ -91,8 +93,18 @@ class Flows(Records):
         self._append(flow, steps, now)
         if status is not None and status in _NEWS:
             self._tell(flow, _NEWS[status], now)
+        self._drop_all(flow, drop, now)
         self._push_all(flow, jobs, now)
         return flow
+
+    def _drop_all(self, flow: Flow, job_ids: Sequence[str], now: int) -> None:
+        """Whoever decides that these jobs are not wanted any more needs no news of their end."""
+        for job_id in job_ids:
+            job = self._jobs.get(job_id)
+            if job is None or job.state not in _LIVE or job.links is None or job.links.flow_id != flow.id:
+                continue
+            self._emit(EventName.REMOVED, job, now).prev = job.state.word
+            self._remove(job, Verb.CANCEL)
 
     def _changed(self, flow: Flow, status: FlowStatus | None, now: int) -> Flow:
         after = flow.status if status is None else status

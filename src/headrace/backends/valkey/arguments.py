@@ -129,6 +129,10 @@ FUNCTIONS: Final[dict[str, tuple[str, str]]] = {
     "extend": ("Renewal*", "Renew leases, note heartbeats."),
     "fail": ("id token error stack isTerminal remove luck hasError", "End an attempt: retry or bury."),
     "fireCron": ("name slot entry NewJob?", "Advance a schedule and push its job, once per slot."),
+    "fireScheduler": (
+        "name before after jobName data opts attempts priority ttl lifo schedulerName",
+        "Fire a schedule that Node wrote, if it still reads `before`; without `after` it is over.",
+    ),
     "groupWait": ("group", "How long a group is held back."),
     "holdGroup": ("group durationMs", "Hold a group back."),
     "insert": ("mode NewJob*", "Store jobs (`plain`, `jobs`) or a whole family (`flow`), all or none."),

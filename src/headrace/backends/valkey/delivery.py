@@ -6,6 +6,7 @@ import asyncio
 import os
 import socket
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 import msgspec
@@ -14,7 +15,9 @@ from msgspec import UNSET, Struct
 from headrace.backends.base import Claim, Counts, Demand, GroupDemand
 from headrace.backends.valkey.arguments import Claiming, Renewal, Text, flat
 from headrace.backends.valkey.hashes import StoredJob, read_hash, show
+from headrace.backends.valkey.schedulers import firing
 from headrace.backends.valkey.settlement import Settlement
+from headrace.errors import StorageUnavailable
 
 RECLAIM_IDLE_MS: Final = 30_000
 """After this silence an entry that a Node worker took is looked at."""
@@ -48,7 +51,11 @@ class Delivery(Settlement):
         if reply[0]:
             self._look_at(queue, now + (int(demand.lease_ms) if demand.owner is not None else _SILENCE_MS))
         jobs = [job for hashed in reply[0] if (job := read_hash(queue, hashed)) is not None]
-        return [self._handed_out(job, demand, now) for job in jobs]
+        claims = [self._handed_out(job, demand, now) for job in jobs]
+        if claims:
+            with suppress(StorageUnavailable):  # the next claim tries again; these jobs are handed out
+                await self._register(queue)
+        return claims
 
     def _handed_out(self, job: StoredJob, demand: Demand, now: int) -> Claim:
         shown_id = job.shown_id()
@@ -103,8 +110,10 @@ class Delivery(Settlement):
         if self._waiting_until.get(what, 0) >= now + timeout_ms:
             return False
         until = now + int(timeout_ms) + _ANNOUNCE_MS
-        await self._call("announceWaiting", queue, field, str(until))
+        reply = await self._call("announceWaiting", queue, field, str(until))
         self._waiting_until[what] = until
+        if reply[0]:
+            await self._register(queue)
         return True
 
     async def extend(self, job_id: str, token: str | None, duration_ms: float | None, *, force: bool = False) -> bool:
@@ -156,10 +165,20 @@ class Delivery(Settlement):
         size = max(_ROUND_SLICE, len(self._registered) // ROUND_CALLS + 1)
         names, self._round = self._round[:size], self._round[size:]
         await asyncio.gather(*map(self._sweep_queue, names), *map(self._reclaim, names))
+        await asyncio.gather(*map(self._fire_schedulers, names))
         self._counted.update(zip(names, await asyncio.gather(*map(self.counts, names)), strict=True))
 
     async def counts(self, queue: str) -> Counts:
         raise NotImplementedError
+
+    async def _fire_schedulers(self, queue: str) -> None:
+        """Schedules that Node processes wrote: whoever is first fires them, Node workers or we."""
+        key, now = f"{self._keys.of(queue)}:schedulers", self._clock.now_ms()
+        entries = await self._server.call(key, "HGETALL", key)
+        for name, text in zip(entries[::2], entries[1::2], strict=True):
+            fire = firing(name, text, now)
+            if fire is not None:
+                await self._call("fireScheduler", queue, *fire, now=now)
 
     async def _register_worker(self) -> None:
         """Be among the workers that Node's getWorkers lists, for queues that somebody pulled from lately."""

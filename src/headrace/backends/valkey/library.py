@@ -15,12 +15,23 @@ from typing import Final
 from headrace.backends.valkey.connection import Connection, ServerError
 from headrace.errors import StorageUnavailable
 
-REVISION: Final = 2
+REVISION: Final = 4
 """Counts up with every change to a Lua file: servers get the newer one."""
 
 GLIDEMQ_VERSION: Final = f"40+headrace.{REVISION}"
 HEADRACE_VERSION: Final = str(REVISION)
-_PARTS: Final = ("call", "jobs", "order", "families", "intake", "groups", "settlement", "delivery", "control")
+_PARTS: Final = (
+    "call",
+    "jobs",
+    "order",
+    "families",
+    "intake",
+    "groups",
+    "settlement",
+    "delivery",
+    "control",
+    "schedulers",
+)
 _MISSING: Final = re.compile(r"Function not found|Function not loaded|No matching script|NOSCRIPT", re.IGNORECASE)
 _EXISTS: Final = re.compile(r"already exists", re.IGNORECASE)
 

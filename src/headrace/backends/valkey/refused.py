@@ -59,6 +59,7 @@ class Refused(Records):
         steps: Sequence[NewStep],
         jobs: Sequence[FlowPush],
         ack: Ack | None,
+        drop: Sequence[str] = (),
     ) -> Flow:
         refuse("workflows")
 

@@ -165,6 +165,10 @@ export async function workerNames() {
   return new Map(workers.map((worker) => [worker.id, called(worker)]));
 }
 
+export const flows = (limit = 100) => get("/flows", { limit });
+/** {flow, steps}: how it stands and its whole log. */
+export const flow = (id) => get(`/flows/${encodeURIComponent(id)}`);
+
 /** The schedules that run next: {total, crons: [{name, queue, ..., upcoming: [time], recent: [{at, jobId, state}]}]}. */
 export async function crons() {
   const { crons: rows, total } = await get("/dashboard/crons", { limit: 200 });

@@ -1,30 +1,144 @@
-// Workflows: the place is kept; runs appear here once the server runs workflows.
+// Workflows: the latest flows, and one of them as bars over time, rollbacks below what they take back.
 
+import * as api from "./api.js";
+import { gantt } from "./charts.js";
 import { h } from "./dom.js";
-import { notice } from "./parts.js";
+import { duration } from "./format.js";
+import { now } from "./live.js";
+import { badge, notice, section, when } from "./parts.js";
 
-export const still = true;
-export const title = () => "Workflows";
-export const load = async () => ({});
+export const title = ({ id }) => (id ? `Flow ${id}` : "Workflows");
+export const load = ({ id }) => (id ? api.flow(id) : api.flows());
 
-export function view() {
+// How a flow stands, in the colours and glyphs of jobs.
+const LOOKS = { running: "active", compensating: "delayed", completed: "completed", failed: "failed", cancelled: "paused" };
+const status = (flow) => badge(LOOKS[flow.status] ?? "waiting", flow.status);
+const path = (id) => `#/workflows/${encodeURIComponent(id)}`;
+
+export const view = (data, ctx) => (ctx.id ? flowPage(data, ctx) : list(data.flows));
+
+function list(flows) {
+  if (!flows.length) {
+    return [
+      h("h1", {}, "Workflows"),
+      notice(
+        "No workflow has run on this server",
+        h("p", {}, "A run is drawn here as bars over time: attempts one below the other, compensation below them."),
+      ),
+    ];
+  }
   return [
     h("h1", {}, "Workflows"),
-    notice(
-      "No workflow has run on this server",
+    h(
+      "table",
+      { class: "cards" },
       h(
-        "p",
+        "thead",
         {},
-        "A run will be drawn here as bars over time: parallel steps stacked, attempts inside each bar, ",
-        "compensation below.",
+        h(
+          "tr",
+          {},
+          ["Flow", "Workflow", "Status", "Began", "Took"].map((word, i) => h("th", { class: i > 2 ? "n" : null }, word)),
+        ),
       ),
+      h("tbody", {}, flows.map(row)),
+    ),
+  ];
+}
+
+const row = (flow) =>
+  h(
+    "tr",
+    { key: flow.id, "data-row": true },
+    h("td", { class: "main" }, h("a", { class: "name", href: path(flow.id), "data-open": true }, flow.id)),
+    h("td", { "data-label": "Workflow" }, flow.workflow),
+    h("td", { "data-label": "Status" }, status(flow)),
+    h("td", { class: "n", "data-label": "Began" }, when(flow.createdAt)),
+    h("td", { class: "n", "data-label": "Took" }, duration((flow.endedAt ?? now()) - flow.createdAt)),
+  );
+
+// -- one flow --------------------------------------------------------------------------------------------------------
+
+const OUTCOMES = {
+  completed: ["completed", "step"],
+  failed: ["failed", "step"],
+  "attempt-failed": ["failed", "attempt failed"],
+  "rolled-back": ["delayed", "rolled back"],
+  "rollback-failed": ["failed", "rollback failed"],
+};
+
+/** The rows of the picture: [{label, kind, from, to, note, hint}], one for every attempt in the log. */
+export function bars(entries) {
+  const rows = [];
+  const undoing = new Set();
+  for (const entry of entries) {
+    if (entry.kind === "rolling-back") undoing.add(entry.step);
+    const known = OUTCOMES[entry.kind];
+    if (!known) continue;
+    const [kind, word] = known;
+    const from = entry.body?.began || entry.at;
+    const error = entry.body?.error;
+    rows.push({
+      label: undoing.has(entry.step) ? `↩ ${entry.step}` : entry.step,
+      kind,
+      from,
+      to: entry.at,
+      note: duration(entry.at - from),
+      worker: entry.body?.worker,
+      hint: error ? `${word}: ${error.type}: ${error.message ?? ""}` : `${word}, attempt ${entry.attempt ?? 1}`,
+    });
+  }
+  return rows;
+}
+
+function flowPage({ flow, steps }, ctx) {
+  const rows = bars(steps);
+  const failure = steps.find((entry) => entry.kind === "compensating");
+  const error = failure?.body?.error;
+  return [
+    h("div", { class: "head" }, h("h1", {}, flow.id, " ", status(flow))),
+    h(
+      "dl",
+      { class: "facts" },
+      [
+        ["Workflow", flow.workflow],
+        ["Began", when(flow.createdAt)],
+        ["Took", duration((flow.endedAt ?? now()) - flow.createdAt)],
+      ].map(([word, value]) => h("div", {}, h("dt", {}, word), h("dd", {}, value))),
+    ),
+    section(
+      "Timeline",
+      null,
+      rows.length ? gantt(rows, Math.floor(ctx.width)) : h("p", { class: "quiet" }, "No step has ended yet."),
+    ),
+    failure &&
+      section(
+        "Failure",
+        null,
+        h(
+          "pre",
+          { class: "code error-text" },
+          h("strong", {}, `${failure.body.cause}${failure.step ? ` ${failure.step}` : ""}`),
+          error ? `\n${error.traceback || `${error.type}: ${error.message ?? ""}`}` : "",
+        ),
+      ),
+    section(
+      "Log",
+      null,
       h(
-        "p",
-        {},
-        "Jobs that depend on each other already have a family tree on their ",
-        h("a", { href: "#/jobs" }, "job page"),
-        ".",
+        "table",
+        { class: "cards" },
+        h("tbody", {}, steps.map((entry) => line(entry, flow))),
       ),
     ),
   ];
 }
+
+const line = (entry, flow) =>
+  h(
+    "tr",
+    { key: String(entry.seq) },
+    h("td", { class: "n" }, `+${duration(entry.at - flow.createdAt)}`),
+    h("td", {}, entry.kind),
+    h("td", {}, entry.step ?? ""),
+  );

@@ -267,10 +267,12 @@ do
     wake(queue)
   end)
 
-  -- Until when somebody waits at a broker: for jobs (hrParked) or for the end of one (hrAwaited).
+  -- Until when somebody waits at a broker: for jobs (hrParked) or for the end of one (hrAwaited). Whether other programs
+  -- have been at the queue, which then has to be looked after.
   verb('announceWaiting', 'field untilMs', function(queue, args)
     local known = tonumber(meta(queue)[args[2]] or '') or 0
     if tonumber(args[3]) > known then call('HSET', queue.p .. ':meta', args[2], args[3]) end
+    return { call('EXISTS', queue.p .. ':id', queue.p .. ':schedulers') }
   end)
 
   -- After hrStall or hrDlq changed: active jobs are looked at anew, dead letters planned anew.

@@ -203,16 +203,38 @@ do
     return job, true
   end
 
-  -- The jobs of one push; `told` is false where the caller makes the events itself (plain jobs).
-  local function insert(_, args, keys)
-    local is_flow, is_told = args[2] == 'flow', args[2] ~= 'plain'
+  -- `admit` spelled out for what nearly every push is: default settings, due now, priority 0. nil for any other job.
+  local function admit_plain(queue, args, at)
+    local id, name, created, run = args[at + 1], args[at + 2], args[at + 5], args[at + 6]
+    if run ~= NOW_TEXT or created ~= run or args[at + 7] ~= '0' or #id ~= 36 or #run ~= 13 then return nil end
+    local entry = call('XADD', queue.p .. ':stream', '*', 'jobId', id, 'name', name, 'at', '00' .. run .. id)
+    local fields = { 'id', id, 'name', name, 'data', args[at + 3], 'opts', DEFAULT_OPTS, 'timestamp', created, 'attemptsMade', '0', 'delay', '0', 'priority', '0', 'maxAttempts', args[at + 8], 'state', 'waiting', 'hv', '1', 'entry', entry }
+    if args[at + 4] ~= '' then fields[25], fields[26] = 'hd', args[at + 4] end
+    call('HSET', queue.p .. ':job:' .. id, unpack(fields))
+    announce(queue, 'added', id, 'name', name)
+    return id
+  end
+
+  local function insert_plain(queue, args, keys)
+    local ids = {}
+    for at = 3, #args - JOB_ARGS + 1, JOB_ARGS do
+      ids[#ids + 1] = admit_plain(queue, args, at) or admit(read_new(args, at, keys)).id
+    end
+    if #ids > 0 then wake(queue) end
+    return { ids }
+  end
+
+  -- The jobs of one push. The client makes the events of plain ones itself.
+  local function insert(queue, args, keys)
+    if args[2] == 'plain' then return insert_plain(queue, args, keys) end
+    local is_flow = args[2] == 'flow'
     local news, ids, related = {}, {}, {}
     for at = 3, #args - JOB_ARGS + 1, JOB_ARGS do news[#news + 1] = read_new(args, at, keys) end
-    if is_told then check_batch(news, is_flow) end
+    check_batch(news, is_flow)
     for i, new in ipairs(news) do
       local job, is_new = admit(new)
       ids[i] = job.id
-      if is_new and is_told then
+      if is_new then
         tell_pushed(job, new)
         if new.extra then related[#related + 1] = { job, new.extra } end
       end

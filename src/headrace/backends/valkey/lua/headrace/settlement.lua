@@ -131,6 +131,17 @@ do
     tell_pushed(successor, { extra = { size = plan.size } })
   end
 
+  -- A schedule of Node that waits for its job to end (repeatAfterComplete) is planned anew with that end.
+  local function plan_scheduler(job)
+    local name = job.h.schedulerName
+    local text = name and call('HGET', job.queue.p .. ':schedulers', name)
+    if not text then return end
+    local pause = tonumber(string.match(text, '"repeatAfterComplete":(%d+)'))
+    if not pause then return end
+    local planned, count = string.gsub(text, '"nextRun":%d+', '"nextRun":' .. str(NOW + pause), 1)
+    if count == 1 then call('HSET', job.queue.p .. ':schedulers', name, planned) end
+  end
+
   local function complete_one(job, ack)
     local queue, token, worker = job.queue, job.h.tok or ack.token, job.h.own
     if has_history(job) then note(job, 'completed') end
@@ -148,6 +159,7 @@ do
     count_minute(queue, 'completed', started and NOW - started or nil)
     if ack.plan and ack.plan.run then succeed(job, ack.plan) end
     child_done(job)
+    plan_scheduler(job)
     local keep = should_remove(job, ack.remove)
     if keep == true then
       remember_satisfied(job)
@@ -317,11 +329,13 @@ do
     leave_hole(job)
     announce(queue, 'failed', job.id, 'failedReason', text or 'failed')
     if keep == true then
+      plan_scheduler(job)
       child_failed(job, text)
       remove(job)
       return
     end
     bury(job, reason, text)
+    plan_scheduler(job)
     child_failed(job, text)
     if keep then
       write(job)

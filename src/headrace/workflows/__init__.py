@@ -1,0 +1,61 @@
+"""Workflows: several steps as one undertaking that survives crashes and takes itself back when it fails.
+
+Reading order: `definition` (what a workflow is), `plan` (how a flow is stored), `machine` (how it goes on), `ledger`
+(reading and changing flows), `runner` (workers that run steps), `provider` (what users hold), `handle`, `timeline`.
+"""
+
+from __future__ import annotations
+
+from headrace.errors import (
+    StepNotFoundError,
+    WorkflowCancelledError,
+    WorkflowError,
+    WorkflowRollbackError,
+    WorkflowStepError,
+    WorkflowTimeoutError,
+)
+from headrace.model import FlowStatus
+from headrace.propagation import Retry
+from headrace.workflows.context import StepContext
+from headrace.workflows.definition import Step, StepGroup, WorkflowDefinition, step, workflow
+from headrace.workflows.handle import FlowHandle
+from headrace.workflows.provider import Workflows
+from headrace.workflows.registry import RegisteredStep, StepRegistry
+from headrace.workflows.results import (
+    DANGEROUS_KEYS,
+    WRAPPER_VERSION,
+    flatten_child_results,
+    is_parallel_result_wrapper,
+    is_step_result_wrapper,
+)
+from headrace.workflows.tree import DEFAULT_TIMEOUT_MS, JOB_DATA_VERSION, FlowBuilder, get_parent_job_id
+
+__all__ = [
+    "DANGEROUS_KEYS",
+    "DEFAULT_TIMEOUT_MS",
+    "JOB_DATA_VERSION",
+    "WRAPPER_VERSION",
+    "FlowBuilder",
+    "FlowHandle",
+    "FlowStatus",
+    "RegisteredStep",
+    "Retry",
+    "Step",
+    "StepContext",
+    "StepGroup",
+    "StepNotFoundError",
+    "StepRegistry",
+    "WorkflowCancelledError",
+    "WorkflowDefinition",
+    "WorkflowError",
+    "WorkflowRollbackError",
+    "WorkflowStepError",
+    "WorkflowTimeoutError",
+    "Workflows",
+    "flatten_child_results",
+    "get_parent_job_id",
+    "is_parallel_result_wrapper",
+    "is_step_result_wrapper",
+    "step",
+    "workflow",
+]

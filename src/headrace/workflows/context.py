@@ -1,0 +1,102 @@
+"""What a step, a rollback or a hook is given: the data of its flow, the results so far, and who it is."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from headrace.client.payloads import decode_payload
+from headrace.errors import InvalidCommand, PayloadError, WorkflowError
+from headrace.propagation import PropagationMeta
+from headrace.tasks.arguments import converted
+from headrace.worker.context import JobContext
+from headrace.workflows.definition import Step, WorkflowDefinition
+from headrace.workflows.plan import Body
+
+D = TypeVar("D")
+T = TypeVar("T")
+
+
+def fitted(value: Any, wanted: Any, what: str) -> Any:
+    """The value as the type that was declared for it. PayloadError says where it does not fit."""
+    if wanted is Any or (wanted is None and value is None) or (isinstance(wanted, type) and isinstance(value, wanted)):
+        return value
+    try:
+        return converted(value, wanted)
+    except (msgspec.ValidationError, ValueError, TypeError) as error:
+        reason, _, path = str(error).partition(" - at ")
+        raise PayloadError(what, path.strip("`") or "$", reason) from None
+
+
+class Results(Mapping[str, Any]):
+    """Results by the name of their step, as the types that the steps declare; read when they are asked for."""
+
+    def __init__(self, done: Mapping[str, Body], definition: WorkflowDefinition[Any, Any]) -> None:
+        self._done = done
+        self._definition = definition
+
+    def __getitem__(self, name: str) -> Any:
+        step = self._definition.steps.get(name)
+        value = decode_payload(self._done[name].result)
+        return value if step is None or value is None else fitted(value, step.result, f"result of step {name!r}")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._done)
+
+    def __len__(self) -> int:
+        return len(self._done)
+
+    def __repr__(self) -> str:
+        return repr(dict(self))
+
+
+class FlowLogger(logging.LoggerAdapter[logging.Logger]):
+    """Puts the meta of the flow and who speaks into every record."""
+
+    def process(self, msg: Any, kwargs: Any) -> Any:
+        return msg, {**kwargs, "extra": {**(self.extra or {}), **kwargs.get("extra", {})}}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepContext(Generic[D]):
+    """Read only. `attempt` counts from 1; `idempotency_key` is the same for every attempt at this step of this flow."""
+
+    flow_id: str
+    workflow: str
+    step: str
+    """The name of the step, `{step}:rollback` when it is taken back, empty in hooks of the whole flow."""
+    data: D
+    results: Mapping[str, Any]
+    attempt: int
+    meta: PropagationMeta
+    log: FlowLogger
+    provider_id: str = ""
+    job: JobContext | None = None
+
+    def __post_init__(self) -> None:
+        if not self.flow_id:
+            raise InvalidCommand("the context of a step needs the id of its flow")
+
+    def result(self, step: Step[T]) -> T:
+        """What a step before this one returned, as its type."""
+        if step.name not in self.results:
+            raise WorkflowError(f"there is no result of step {step.name!r} here: it has not run before {self.step!r}")
+        found: T = self.results[step.name]
+        return found
+
+    @property
+    def correlation_id(self) -> str:
+        return str(self.meta.get("correlationId", self.flow_id))
+
+    @property
+    def idempotency_key(self) -> str:
+        return f"{self.flow_id}-{self.step}" if self.step else self.flow_id
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the step ran out of time, or its flow does not want it any more: functions in threads look at it."""
+        return self.job is not None and self.job.cancelled

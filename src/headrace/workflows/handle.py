@@ -1,0 +1,103 @@
+"""A flow in the hands of somebody who waits for it, watches it or stops it; any process can have one by the id."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from headrace.client.payloads import decode_payload, encode_payload
+from headrace.commands.flows import FlowFound
+from headrace.durations import Duration, seconds
+from headrace.errors import JobTimeout, NotFound, Refused, WorkflowError, WorkflowTimeoutError
+from headrace.model import FlowStatus
+from headrace.workflows.context import fitted
+from headrace.workflows.definition import WorkflowDefinition
+from headrace.workflows.failures import failure_of
+from headrace.workflows.ledger import entry_of, record_of
+from headrace.workflows.machine import Cancelled, Run, Signalled
+from headrace.workflows.plan import Entry
+from headrace.workflows.timeline import Timeline, timeline_of
+
+if TYPE_CHECKING:
+    from headrace.workflows.provider import Workflows
+
+R = TypeVar("R")
+
+
+class FlowHandle(Generic[R]):
+    def __init__(self, provider: Workflows, flow_id: str, definition: WorkflowDefinition[Any, R] | None = None) -> None:
+        self.id = flow_id
+        self._provider = provider
+        self._definition = definition
+
+    def __repr__(self) -> str:
+        return f"<FlowHandle {self.id}>"
+
+    async def status(self) -> FlowStatus:
+        """How it stands; a flow that is not known is pending."""
+        try:
+            return (await self._provider.look(self.id)).flow.status
+        except NotFound:
+            return FlowStatus.PENDING
+
+    async def result(self, timeout: Duration | None = None) -> R:
+        """What the flow gave, or the error with which it failed.
+
+        `timeout` is the patience of this caller: JobTimeout, and the flow goes on.
+        """
+        patience = None if timeout is None else time.monotonic() + seconds(timeout, "timeout")
+        try:
+            found = await self._provider.wait_end(self.id, patience)
+        except NotFound:
+            raise WorkflowError(f"there is no flow {self.id}: it was never started, or is forgotten") from None
+        run = record_of(found).run
+        if not found.flow.status.is_final:
+            if patience is not None and time.monotonic() >= patience:
+                raise JobTimeout(f"Flow {self.id} did not end within {timeout}; it goes on")
+            raise WorkflowTimeoutError(self.id, run.plan.timeout / 1000)
+        return self._outcome(run)
+
+    def _outcome(self, run: Run) -> R:
+        if run.status is not FlowStatus.COMPLETED:
+            raise failure_of(self.id, run)
+        value = decode_payload(run.result)
+        definition = self._definition or self._provider.definition_of(run.plan.workflow, run.plan.version)
+        if definition is None or value is None:
+            return value  # type: ignore[no-any-return]
+        return fitted(value, definition.result, f"result of {definition.name!r}")  # type: ignore[no-any-return]
+
+    async def events(self) -> AsyncIterator[Entry]:
+        """The entries of its log, those that are there and those to come, until it has ended."""
+        revision, seen = None, 0
+        while True:
+            found: FlowFound = await self._provider.wait_change(self.id, revision, seen)
+            for step in found.steps:
+                yield entry_of(step)
+            seen += len(found.steps)
+            revision = found.flow.revision
+            if found.flow.status.is_final:
+                return
+
+    async def timeline(self) -> Timeline:
+        """What happened when: for people, the dashboard and tests."""
+        found = await self._provider.look(self.id)
+        return timeline_of(found.flow, [entry_of(step) for step in found.steps])
+
+    async def cancel(self, *, compensate: bool = True, reason: str = "") -> bool:
+        """Stop it: nothing more of it is begun, running steps hear of it, and what was done is taken back.
+
+        False when it has ended or takes itself back already.
+        """
+        decision = await self._provider.carry_out(self.id, Cancelled(reason, compensate))
+        return bool(decision.entries)
+
+    async def signal(self, name: str, payload: Any = None) -> None:
+        """Give it the signal that it waits for, or will wait for. Refused when it never will, or has it already."""
+        decision = await self._provider.carry_out(self.id, Signalled(name, encode_payload(payload)))
+        if not decision.entries:
+            raise Refused(f"Flow {self.id} does not take the signal: {decision.refusal}")
+
+    async def retry(self) -> FlowHandle[R]:
+        """Begin it again where it failed, as a new flow: groups whose work was kept are not run again."""
+        return await self._provider.retry(self.id)

@@ -1,0 +1,195 @@
+"""Reading flows and changing them: every change is a decision of the machine, carried out by the store or decided anew.
+
+A process remembers the flows it works on, so that a step costs one command and not two. What it remembers may be old:
+then the store refuses the change, and the flow is read again. A refusal is no error, it is how processes agree.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+from collections import OrderedDict
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+from headrace.client.client import Client
+from headrace.client.payloads import encode_payload
+from headrace.commands.flows import FlowAdvance, FlowFound, FlowGet, FlowStart, GivenAck, GivenJob, GivenStep
+from headrace.commands.jobs import PushEntry
+from headrace.errors import CommandTimeout, Conflict, ConnectionLost, LeaseLost, StorageUnavailable
+from headrace.model import Flow, FlowStep
+from headrace.worker.context import JobContext
+from headrace.workflows.machine import Decision, News, Run, decide
+from headrace.workflows.plan import Entry, FlowJob, Plan, Policy, decode_body, encode_body, job_id, job_name
+
+_REMEMBERED: Final = 256
+_REMEMBERED_BYTES: Final = 65_536
+_PATIENCE: Final = 60.0
+"""Seconds for which a change is tried again while the store cannot be reached or others are always faster."""
+_UNREACHED: Final = (ConnectionLost, CommandTimeout, StorageUnavailable)
+# Jobs without code of a user must not give up because a worker was killed a few times.
+_TIRELESS: Final = Policy(attempts=100)
+
+
+class Work(Struct, rename="camel", omit_defaults=True):
+    """The data of a job of a flow: what to do, and how much of the log must be known to do it."""
+
+    flow: str
+    role: str = ""
+    step: str = ""
+    revision: int = 0
+    news: str = ""
+    name: str = ""
+    error: str = ""
+    """The last three are set by the server when a job of the flow ended without success."""
+
+
+decode_work: Final = msgspec.msgpack.Decoder(Work, strict=False).decode
+
+
+class Record:
+    """A flow as this process knows it."""
+
+    def __init__(self, flow: Flow, run: Run, size: int) -> None:
+        self.flow = flow
+        self.run = run
+        self.size = size
+        self.lock = asyncio.Lock()
+
+
+class Ledger:
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._records: OrderedDict[str, Record] = OrderedDict()
+
+    async def start(self, flow_id: str, queue: str, decision: Decision) -> tuple[Flow, bool]:
+        """Begin a flow, or find the one that has this id; whether it is new."""
+        run = Run.of(decision.entries)
+        steps = _given_steps(decision.entries)
+        jobs = _given_jobs(run.plan, flow_id, queue, 1, decision.jobs)
+        asked = FlowStart(id=flow_id, workflow=run.plan.workflow, queue=queue, steps=steps, jobs=jobs)
+        reply = await self._client.ask(asked)
+        if reply.created:
+            self._remember(Record(reply.flow, run, sum(len(step.body) for step in steps)))
+        return reply.flow, reply.created
+
+    async def read(self, flow_id: str, revision: int = 1) -> Record:
+        """The flow as it was at this revision or later. NotFound when there is none."""
+        known = self._records.get(flow_id)
+        if known is not None and known.flow.revision >= revision:
+            self._records.move_to_end(flow_id)
+            return known
+        return self._remember(record_of(await self._client.ask(FlowGet(id=flow_id))))
+
+    async def carry_out(self, flow_id: str, news: News, job: JobContext | None = None) -> Decision:
+        """Decide on the news and have it done, the job completed with it. A decision without entries changed nothing.
+
+        LeaseLost when the job is not ours any more.
+        """
+        deadline = time.monotonic() + _PATIENCE
+        while True:
+            record = await self.read(flow_id)
+            async with record.lock:
+                decision = decide(record.run, news)
+                if not decision.entries:
+                    if record.run.status.is_final or self._records.get(flow_id) is not record:
+                        return decision
+                    # Perhaps only what is remembered here is old: nothing is turned away without a look at the store.
+                    self._records.pop(flow_id, None)
+                    record = await self.read(flow_id)
+                    decision = decide(record.run, news)
+                    if not decision.entries:
+                        return decision
+                if await self._advance(record, decision, job, deadline):
+                    return decision
+
+    async def _advance(self, record: Record, decision: Decision, job: JobContext | None, deadline: float) -> bool:
+        flow, token = record.flow, None if job is None else job.token
+        steps = _given_steps(decision.entries)
+        asked = FlowAdvance(
+            id=flow.id,
+            revision=flow.revision,
+            status=decision.status,
+            steps=steps,
+            jobs=_given_jobs(record.run.plan, flow.id, flow.queue, flow.revision + 1, decision.jobs),
+            ack=None if job is None else GivenAck(job.id, token),
+            drop=tuple(job_id(flow.id, one) for one in decision.drop),
+        )
+        try:
+            with contextlib.nullcontext() if job is None else job.settling():
+                reply = await self._client.ask(asked)
+        except (Conflict, LeaseLost, *_UNREACHED) as error:
+            self._records.pop(flow.id, None)
+            has_new_lease = isinstance(error, LeaseLost) and job is not None and job.token != token
+            if (isinstance(error, LeaseLost) and not has_new_lease) or time.monotonic() > deadline:
+                raise
+            await asyncio.sleep(random.uniform(0.1, 0.5) if isinstance(error, _UNREACHED) else random.random() / 100)
+            return False
+        self._note(record, reply.flow, decision, sum(len(step.body) for step in steps))
+        return True
+
+    def _note(self, record: Record, flow: Flow, decision: Decision, size: int) -> None:
+        for entry in decision.entries:
+            record.run.apply(entry)
+        record.flow = flow
+        record.size += size
+        if flow.status.is_final or record.size > _REMEMBERED_BYTES:
+            self._records.pop(flow.id, None)
+
+    def _remember(self, record: Record) -> Record:
+        if not record.flow.status.is_final and record.size <= _REMEMBERED_BYTES:
+            self._records[record.flow.id] = record
+            if len(self._records) > _REMEMBERED:
+                self._records.popitem(last=False)
+        return record
+
+
+def record_of(found: FlowFound) -> Record:
+    return Record(found.flow, Run.of(map(entry_of, found.steps)), sum(len(step.body) for step in found.steps))
+
+
+def entry_of(step: FlowStep) -> Entry:
+    return Entry(step.kind, step.step, step.attempt, decode_body(step.body), step.at)
+
+
+def _given_steps(entries: list[Entry]) -> tuple[GivenStep, ...]:
+    return tuple(
+        GivenStep(entry.kind, entry.step, entry.attempt, msgspec.Raw(encode_body(entry.body))) for entry in entries
+    )
+
+
+def _given_jobs(plan: Plan, flow_id: str, queue: str, revision: int, jobs: list[FlowJob]) -> tuple[GivenJob, ...]:
+    return tuple(
+        GivenJob(f"{queue}.steps" if job.role in ("step", "rollback") else queue, _entry(plan, flow_id, revision, job))
+        for job in jobs
+    )
+
+
+def _entry(plan: Plan, flow_id: str, revision: int, job: FlowJob) -> PushEntry:
+    policy = policy_of(plan, job.role, job.step)
+    return PushEntry(
+        data=encode_payload(Work(flow_id, job.role, job.step, revision)),
+        name=job_name(job),
+        custom_id=job_id(flow_id, job),
+        # A worker that dies uses up an attempt, too; the worker tells the two apart (see runner).
+        max_attempts=policy.attempts + plan.max_stalls + 1,
+        backoff=policy.wire(),
+        delay=job.delay,
+        priority=plan.priority,
+        # The log of the flow is the record of what became of them.
+        remove_on_complete=True,
+        remove_on_fail=True,
+    )
+
+
+def policy_of(plan: Plan, role: str, step: str) -> Policy:
+    if role in ("timeout", "wake", ""):
+        return _TIRELESS
+    one = plan.step(step)
+    if role == "rollback":
+        return (one.rollback_retry if one is not None else None) or plan.rollback_retry
+    return (one.retry if one is not None else None) or plan.retry

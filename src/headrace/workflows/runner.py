@@ -1,0 +1,323 @@
+"""The workers of a workflow: one for its steps and rollbacks, one that decides and runs the hooks.
+
+A step ends by one command that writes its result, pushes what follows and completes its job. An attempt that fails and
+is not the last is an ordinary failed attempt of its job. A worker that dies uses up an attempt of the job, too, but
+counts as a stall: handlers have all their attempts whatever happens to workers, up to `max_stalls`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import logging
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Final
+
+from headrace.client.client import Client
+from headrace.client.payloads import decode_payload, encode_payload
+from headrace.commands.control import MoveToDelayed
+from headrace.errors import HeadraceError, InvalidCommand, LeaseLost, NotFound, StalledError
+from headrace.propagation import ErrorReport, capture, restored
+from headrace.worker.context import SETTLED, JobContext
+from headrace.worker.failures import JobCancelled, UnrecoverableError
+from headrace.worker.processes import TimeLimitExceeded
+from headrace.worker.worker import Worker
+from headrace.workflows.context import FlowLogger, Results, StepContext, fitted
+from headrace.workflows.failures import failure_of
+from headrace.workflows.ledger import Ledger, Work, decode_work, policy_of
+from headrace.workflows.machine import (
+    AttemptFailed,
+    Completed,
+    CompleteLost,
+    News,
+    Reported,
+    RollbackDone,
+    RollbackLost,
+    Run,
+    StepDone,
+    StepLost,
+    TimedOut,
+    Woken,
+)
+from headrace.workflows.plan import ROLLBACK, Body
+from headrace.workflows.registry import Implementation
+
+Implementations = Mapping[tuple[str, int], Implementation]
+_PUT_OFF_MS: Final = 5000
+_FINAL: Final = (UnrecoverableError, InvalidCommand)
+
+
+class FlowWorker(Worker):
+    """Takes jobs of flows from one queue."""
+
+    def __init__(
+        self,
+        client: Client,
+        queue: str,
+        ledger: Ledger,
+        implementations: Implementations,
+        *,
+        provider_id: str,
+        logger: logging.Logger,
+        **options: Any,
+    ) -> None:
+        super().__init__(client, queue, self._handle, name=provider_id, **options)
+        self._ledger = ledger
+        self._implementations = implementations
+        self._provider_id = provider_id
+        self._log = logger
+
+    async def _handle(self, job: JobContext) -> Any:
+        try:
+            work = decode_work(job.info.encoded_data)
+        except Exception:
+            raise UnrecoverableError(
+                f"job {job.id} is no job of a flow: start them with flows.execute(), not by adding jobs to {job.queue}"
+            ) from None
+        try:
+            if not work.role:
+                return await self._settle(job, work, _lost_news(work))
+            return await _ROLES[work.role](self, job, work)
+        except NotFound:
+            return None  # the flow is forgotten: there is nothing left to do for it
+
+    async def _run(self, work: Work) -> Run:
+        return (await self._ledger.read(work.flow, work.revision)).run
+
+    async def _settle(self, job: JobContext, work: Work, news: News | None) -> Any:
+        """Have the news decided upon, the job completed with it."""
+        if news is None:
+            return None
+        try:
+            decision = await self._ledger.carry_out(work.flow, news, job)
+        except LeaseLost:
+            await self._tell_late(work, news)
+            return SETTLED
+        return SETTLED if decision.entries else None
+
+    async def _tell_late(self, work: Work, news: News) -> None:
+        """The job was taken away while its step ended. A flow that takes itself back has to know what was done."""
+        self._log.warning("flow %s: the end of %r came when its lease was over", work.flow, work.step)
+        if isinstance(news, StepDone) and (await self._ledger.read(work.flow)).run.is_compensating:
+            await self._ledger.carry_out(work.flow, news)
+
+    # -- steps ---------------------------------------------------------------------------------------------------------
+
+    async def _run_step(self, job: JobContext, work: Work) -> Any:
+        run = await self._run(work)
+        if not run.is_open(work.step):
+            return None
+        code = self._code(run)
+        if code is None:
+            return await self._put_off(job, run)
+        one, step = code.steps[work.step], run.plan.step(work.step)
+        assert step is not None
+        attempt, began = _attempt(job), time.time() * 1000
+
+        async def done() -> News:
+            context = self._context(code, run, work, job, _before(run, work.step), work.step)
+            value = await self._call_code(job, one.handler, context, limit=step.timeout)
+            what = f"result of step {work.step!r}"
+            result = encode_payload(fitted(value, code.definition.steps[work.step].result, what))
+            body = Body(result=result, can_roll_back=one.rollback is not None, worker=self._provider_id, began=began)
+            return StepDone(work.step, attempt, body)
+
+        told = Body(worker=self._provider_id, began=began)
+        return await self._try(job, work, run, done, lambda error: StepLost(work.step, attempt, error, told), told)
+
+    async def _run_rollback(self, job: JobContext, work: Work) -> Any:
+        run = await self._run(work)
+        if not run.is_compensating or run.undoing != work.step:
+            return None
+        code = self._code(run)
+        if code is None:
+            return await self._put_off(job, run)
+        rollback = code.steps[work.step].rollback
+        attempt = _attempt(job)
+        told = Body(worker=self._provider_id, began=time.time() * 1000)
+
+        async def done() -> News:
+            if rollback is not None:
+                context = self._context(code, run, work, job, dict(run.done), work.step + ROLLBACK)
+                await self._call_code(job, rollback, context)
+            return RollbackDone(work.step, attempt, told)
+
+        return await self._try(job, work, run, done, lambda error: RollbackLost(work.step, attempt, error), told)
+
+    async def _try(
+        self,
+        job: JobContext,
+        work: Work,
+        run: Run,
+        attempt: Callable[[], Any],
+        lost: Callable[[ErrorReport], News],
+        told: Body,
+    ) -> Any:
+        """One attempt: its news, or that of the final failure; another failure is the engine's to retry."""
+        number = _attempt(job)
+        try:
+            if job.info.stall_count > run.plan.max_stalls:
+                raise StalledError(f"its worker died {job.info.stall_count} times")
+            news = await attempt()
+        except Exception as error:
+            report = ErrorReport.of(error, step=work.step or None, attempt=number)
+            is_last = number >= policy_of(run.plan, work.role, work.step).attempts
+            if not is_last and not isinstance(error, (*_FINAL, StalledError)):
+                await self._tell_attempt(work, AttemptFailed(work.step, number, _with_error(told, report)))
+                raise
+            self._log.warning("flow %s: %s %s failed for good: %s", work.flow, work.role, work.step, error)
+            news = lost(report)
+        return await self._settle(job, work, news)
+
+    async def _tell_attempt(self, work: Work, news: News) -> None:
+        """For the story of the flow only: the retry does not depend on it."""
+        if work.step:
+            with contextlib.suppress(HeadraceError):
+                await self._ledger.carry_out(work.flow, news)
+
+    # -- the flow itself -----------------------------------------------------------------------------------------------
+
+    async def _run_complete(self, job: JobContext, work: Work) -> Any:
+        run = await self._run(work)
+        if not (run.is_running and run.is_completing):
+            return None
+        code = self._code(run)
+        if code is None:
+            return await self._put_off(job, run)
+
+        async def done() -> News:
+            if code.on_complete is None:
+                return Completed(encode_payload({name: decode_payload(body.result) for name, body in run.done.items()}))
+            context = self._context(code, run, work, job, dict(run.done), "")
+            value = await self._call_code(job, code.on_complete, context)
+            return Completed(encode_payload(fitted(value, code.definition.result, f"result of {run.plan.workflow!r}")))
+
+        return await self._try(job, work, run, done, CompleteLost, Body())
+
+    async def _run_error(self, job: JobContext, work: Work) -> Any:
+        run = await self._run(work)
+        if not run.is_compensating or run.has_reported:
+            return None
+        code = self._code(run)
+        if code is None:
+            return await self._put_off(job, run)
+        if run.undone:
+            failed = run.rollback_errors
+            text = "flow %s of %s: %d steps were rolled back, %d rollbacks failed"
+            self._log.warning(text, work.flow, run.plan.workflow, len(run.undone) - len(failed), len(failed))
+
+        async def done() -> News:
+            if code.on_error is not None:
+                context = self._context(code, run, work, job, dict(run.done), "")
+                await self._call_code(job, partial(code.on_error, context), failure_of(work.flow, run))
+            return Reported()
+
+        return await self._try(job, work, run, done, Reported, Body())
+
+    async def _run_timeout(self, job: JobContext, work: Work) -> Any:
+        return await self._settle(job, work, TimedOut())
+
+    async def _run_wake(self, job: JobContext, work: Work) -> Any:
+        return await self._settle(job, work, Woken(work.step))
+
+    # -- running code --------------------------------------------------------------------------------------------------
+
+    def _code(self, run: Run) -> Implementation | None:
+        return self._implementations.get((run.plan.workflow, run.plan.version))
+
+    async def _put_off(self, job: JobContext, run: Run) -> Any:
+        """A flow of a version that this process does not have waits for one that does, and says so."""
+        text = "workflow %s: no code for version %d here; a job of it waits for a worker that has it"
+        self._log.warning(text, run.plan.workflow, run.plan.version)
+        await self._client.ask(MoveToDelayed(id=job.id, delay=_PUT_OFF_MS, token=job.token))
+        return SETTLED
+
+    def _context(
+        self, code: Implementation, run: Run, work: Work, job: JobContext, done: Mapping[str, Body], step: str
+    ) -> StepContext[Any]:
+        data = fitted(decode_payload(run.start.data), code.definition.data, f"data of {run.plan.workflow!r}")
+        meta = capture(run.start.meta or {})
+        said = {"flowId": work.flow, "workflow": run.plan.workflow, "step": step, "providerId": self._provider_id}
+        return StepContext(
+            flow_id=work.flow,
+            workflow=run.plan.workflow,
+            step=step,
+            data=data,
+            results=Results(done, code.definition),
+            attempt=_attempt(job),
+            meta=meta,
+            log=FlowLogger(self._log, {**meta, **said}),
+            provider_id=self._provider_id,
+            job=job,
+        )
+
+    async def _call_code(
+        self, job: JobContext, function: Callable[..., Any], given: Any, limit: float | None = None
+    ) -> Any:
+        """Run a function of the user inside the context of the flow, on the loop or in a thread."""
+        is_async = inspect.iscoroutinefunction(function.func if isinstance(function, partial) else function)
+        job.run_in = "loop" if is_async else "thread"
+        meta = given.meta if isinstance(given, StepContext) else function.args[0].meta  # type: ignore[attr-defined]
+        deadline = asyncio.timeout(None if limit is None else limit / 1000)
+        with restored(meta):
+            try:
+                async with deadline:
+                    return await self._in_place(job.run_in, partial(function, given))
+            except TimeoutError:
+                if not deadline.expired():
+                    raise
+                job.cancel()
+                raise TimeLimitExceeded(f"it ran longer than {(limit or 0) / 1000:g} s") from None
+            except JobCancelled:
+                raise asyncio.CancelledError from None
+
+
+def _attempt(job: JobContext) -> int:
+    """Which try of the handler this is; stalls of workers are none."""
+    return max(1, job.info.attempts - job.info.stall_count + 1)
+
+
+def _with_error(told: Body, report: ErrorReport) -> Body:
+    return Body(worker=told.worker, began=told.began, error=report)
+
+
+def _before(run: Run, step: str) -> dict[str, Body]:
+    """What the steps of earlier groups returned: neighbours of a parallel group do not see each other."""
+    earlier = {
+        one.name
+        for group in run.plan.groups[
+            : next(at for at, g in enumerate(run.plan.groups) if any(o.name == step for o in g))
+        ]
+        for one in group
+    }
+    return {name: body for name, body in run.done.items() if name in earlier}
+
+
+def _lost_news(work: Work) -> News | None:
+    """What it means that a job of this name ended without success and without a word of its worker."""
+    stalled = "Lock expired" in work.error or "stalled" in work.error
+    error = ErrorReport(type="StalledError" if stalled else "JobLost", message=work.error)
+    if work.name == "__complete__":
+        return CompleteLost(error)
+    if work.name == "__error__":
+        return Reported(error)
+    if work.name.startswith("__wake__"):
+        return Woken(work.name.removeprefix("__wake__"))
+    if work.name == "__timeout__":
+        return None
+    step = work.name.removesuffix(ROLLBACK)
+    error.step = step
+    return StepLost(step, 0, error) if step == work.name else RollbackLost(step, 0, error)
+
+
+_ROLES: Final[Mapping[str, Callable[[FlowWorker, JobContext, Work], Any]]] = {
+    "step": FlowWorker._run_step,
+    "rollback": FlowWorker._run_rollback,
+    "complete": FlowWorker._run_complete,
+    "error": FlowWorker._run_error,
+    "timeout": FlowWorker._run_timeout,
+    "wake": FlowWorker._run_wake,
+}

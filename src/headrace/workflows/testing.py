@@ -1,0 +1,213 @@
+"""Running a workflow in a test: fakes for steps, failures at will, time that passes at once.
+
+The decisions are those of the machine and nothing else is: no store, no queue, no worker. What `run_workflow` shows is
+therefore what a flow does on every backend, apart from crashes.
+"""
+
+from __future__ import annotations
+
+import heapq
+import inspect
+import itertools
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from msgspec import Struct
+
+from headrace.client.payloads import decode_payload, encode_payload
+from headrace.errors import WorkflowError
+from headrace.model import FlowStatus
+from headrace.propagation import ErrorReport
+from headrace.workflows.context import FlowLogger, Results, StepContext, fitted
+from headrace.workflows.definition import WorkflowDefinition
+from headrace.workflows.failures import failure_of
+from headrace.workflows.ledger import policy_of
+from headrace.workflows.machine import (
+    Completed,
+    CompleteLost,
+    Decision,
+    News,
+    Reported,
+    RollbackDone,
+    RollbackLost,
+    Run,
+    Signalled,
+    StepDone,
+    StepLost,
+    TimedOut,
+    Woken,
+    begin,
+    decide,
+)
+from headrace.workflows.plan import ROLLBACK, Body, Entry, FlowJob, Plan, plan_of
+from headrace.workflows.registry import Implementation
+
+_log: Final = logging.getLogger("headrace.workflows.testing")
+_MOST_JOBS: Final = 100_000
+
+
+class InjectedFailure(Exception):
+    """A failure that the test asked for."""
+
+
+class Report(Struct):
+    """What became of the flow."""
+
+    status: FlowStatus
+    calls: list[str]
+    """Every attempt: steps by name, rollbacks as `{step}:rollback`, hooks as `on_complete` and `on_error`."""
+    results: dict[str, Any]
+    result: Any
+    error: Exception | None
+    log: list[Entry]
+    seconds: float
+    """Virtual time that went by: sleeps and waits."""
+
+
+async def run_workflow(
+    definition: WorkflowDefinition[Any, Any],
+    data: Any = None,
+    *,
+    code: Any = None,
+    fakes: Mapping[str, Any] | None = None,
+    fail: Mapping[str, int] | None = None,
+    signals: Mapping[str, Any] | None = None,
+    timeout: float = 0,
+) -> Report:
+    """Run a flow to its end. `code` is a class or an object as for `flows.implement`; `fakes` are functions or plain
+    results for single steps; a step with neither returns None, and has a rollback that does nothing. `fail` says how
+    often a call fails before it succeeds (99: always); `signals` are given at the beginning; `timeout` (s) is virtual.
+    """
+    rehearsal = _Rehearsal(definition, data, code, fakes or {}, fail or {}, timeout)
+    await rehearsal.play(signals or {})
+    return rehearsal.report()
+
+
+class _Rehearsal:
+    def __init__(
+        self,
+        definition: WorkflowDefinition[Any, Any],
+        data: Any,
+        code: Any,
+        fakes: Mapping[str, Any],
+        fail: Mapping[str, int],
+        timeout: float,
+    ) -> None:
+        self._definition = definition
+        self._data = fitted(data, definition.data, f"data of workflow {definition.name!r}")
+        self._code = None if code is None else Implementation.of(definition, code)
+        self._fakes = fakes
+        self._failing = Counter(fail)
+        self._plan: Plan = plan_of(definition, timeout=timeout * 1000)
+        self._jobs: list[tuple[float, int, FlowJob]] = []
+        self._numbers = itertools.count()
+        self._now = 0.0
+        self._log: list[Entry] = []
+        self.calls: list[str] = []
+
+    async def play(self, signals: Mapping[str, Any]) -> None:
+        self._carry_out(begin(Entry("started", body=Body(plan=self._plan, data=encode_payload(self._data)))))
+        for name, payload in signals.items():
+            decision = decide(self._run, Signalled(name, encode_payload(payload)))
+            if not decision.entries:
+                raise WorkflowError(f"the workflow does not take the signal: {decision.refusal}")
+            self._carry_out(decision)
+        for _ in range(_MOST_JOBS):
+            if self._run.status.is_final:
+                return
+            if not self._jobs:
+                raise WorkflowError("the flow waits for a signal that never comes: give it in signals=")
+            self._now, _, job = heapq.heappop(self._jobs)
+            self._carry_out(decide(self._run, await self._news(job)))
+
+    def report(self) -> Report:
+        run = self._run
+        results = {name: decode_payload(body.result) for name, body in run.done.items()}
+        error = None if run.failure is None else failure_of("test", run)
+        return Report(run.status, self.calls, results, decode_payload(run.result), error, self._log, self._now / 1000)
+
+    @property
+    def _run(self) -> Run:
+        return Run.of(self._log)
+
+    def _carry_out(self, decision: Decision) -> None:
+        self._log += decision.entries
+        dropped = {(job.role, job.step) for job in decision.drop}
+        self._jobs = [one for one in self._jobs if (one[2].role, one[2].step) not in dropped]
+        heapq.heapify(self._jobs)
+        for job in decision.jobs:
+            heapq.heappush(self._jobs, (self._now + job.delay, next(self._numbers), job))
+
+    async def _news(self, job: FlowJob) -> News:
+        if job.role == "timeout":
+            return TimedOut()
+        if job.role == "wake":
+            return Woken(job.step)
+        attempts = policy_of(self._plan, job.role, job.step).attempts
+        for attempt in range(1, attempts + 1):
+            try:
+                return await self._attempt(job, attempt)
+            except Exception as error:
+                report = ErrorReport.of(error, step=job.step or None, attempt=attempt)
+        return _lost(job, attempts, report)
+
+    async def _attempt(self, job: FlowJob, attempt: int) -> News:
+        if job.role == "complete":
+            return Completed(encode_payload(await self._complete(attempt)))
+        if job.role == "error":
+            await self._call("on_error", self._hook("on_error"), attempt, failure_of("test", self._run))
+            return Reported()
+        known = None if self._code is None else self._code.steps[job.step]
+        if job.role == "rollback":
+            await self._call(job.step + ROLLBACK, known.rollback if known is not None else None, attempt)
+            return RollbackDone(job.step, attempt)
+        given = self._fakes.get(job.step, None if known is None else known.handler)
+        value = await self._call(job.step, given, attempt)
+        result = fitted(value, self._definition.steps[job.step].result, f"result of step {job.step!r}")
+        can_roll_back = known is None or known.rollback is not None
+        return StepDone(job.step, attempt, Body(result=encode_payload(result), can_roll_back=can_roll_back))
+
+    async def _complete(self, attempt: int) -> Any:
+        hook = self._hook("on_complete")
+        done = {name: decode_payload(body.result) for name, body in self._run.done.items()}
+        return (
+            done
+            if hook is None and not self._failing["on_complete"]
+            else await self._call("on_complete", hook, attempt)
+        )
+
+    def _hook(self, name: str) -> Callable[..., Any] | None:
+        return None if self._code is None else getattr(self._code, name)
+
+    async def _call(self, call: str, given: Any, attempt: int, *more: Any) -> Any:
+        if given is not None or not call.startswith("on_"):
+            self.calls.append(call)
+        if self._failing[call] > 0:
+            self._failing[call] -= 1
+            raise InjectedFailure(f"{call} fails because the test wants it")
+        if not callable(given):
+            return given
+        found = given(self._context(call, attempt), *more)
+        return await found if inspect.isawaitable(found) else found
+
+    def _context(self, call: str, attempt: int) -> StepContext[Any]:
+        return StepContext(
+            flow_id="test",
+            workflow=self._definition.name,
+            step="" if call.startswith("on_") else call,
+            data=self._data,
+            results=Results(dict(self._run.done), self._definition),
+            attempt=attempt,
+            meta={},
+            log=FlowLogger(_log, {}),
+        )
+
+
+def _lost(job: FlowJob, attempts: int, error: ErrorReport) -> News:
+    if job.role == "complete":
+        return CompleteLost(error)
+    if job.role == "error":
+        return Reported(error)
+    return (RollbackLost if job.role == "rollback" else StepLost)(job.step, attempts, error)

@@ -1,0 +1,368 @@
+"""EW-172 to EW-208: several providers and several processes on one store, kill -9 among them.
+
+Not here: EW-178's registry key belongs to Valkey, here the row of the flow answers; EW-190 to EW-192 are about local
+maps and listeners that do not exist, what remains of them is that stopping settles every waiter (EW-197); EW-207 is a
+soak of its own; EW-208: there is no map of keys, the store answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.client.queue import Queue
+from headrace.errors import WorkflowError, WorkflowRollbackError, WorkflowStepError
+from headrace.propagation import Retry, propagate
+from headrace.workflows import FlowStatus, StepContext, Workflows, step, workflow
+from tests.scale import scaled
+from tests.serverprocess import ServerProcess
+from tests.workflows.conftest import QUICK, MakeFlows
+from tests.workflows.crew import RETRY, Hand, calls, crew, join, start_and_die, trip, wait_call
+from tests.workflows.saga import Saga, define, eventually
+
+# -- several providers -------------------------------------------------------------------------------------------------
+
+
+async def test_ew_173_many_flows_at_once_do_not_mix(make_flows: MakeFlows) -> None:
+    flows = make_flows()
+    echo = workflow("echo").step(step("a"), step("b")).build()
+
+    async def say(ctx: StepContext[Any]) -> Any:
+        return [ctx.step, ctx.data, dict(ctx.results)]
+
+    flows.register_definition_consumer(echo, {"a": say, "b": say})
+    async with flows:
+        handles = [await flows.execute(echo, n) for n in range(50)]
+        results = await asyncio.gather(*(handle.result(20) for handle in handles))
+    assert [result["b"] for result in results] == [["b", n, {"a": ["a", n, {}]}] for n in range(50)]
+
+
+async def test_ew_174_an_emitter_gets_results_of_another_provider(make_flows: MakeFlows) -> None:
+    saga = Saga(define("a"))
+    emitter, consumer = make_flows(), make_flows()
+    saga.join(consumer)
+    async with emitter, consumer:
+        assert await (await emitter.execute(saga.definition, None)).result(10) == {"a": "a done"}
+        assert await (await consumer.execute(saga.definition, None)).result(10) == {"a": "a done"}
+
+
+async def test_ew_176_a_flow_waits_for_a_provider_and_one_that_joins_late_takes_it(make_flows: MakeFlows) -> None:
+    saga = Saga(define("a", "b"))
+    async with make_flows() as emitter:
+        handle = await emitter.execute(saga.definition, None)
+        late = make_flows()
+        saga.join(late)
+        async with late:
+            assert await handle.result(10) == {"a": "a done", "b": "b done"}
+
+
+async def test_ew_177_ew_196_x5_x7_a_flow_is_found_by_its_id_from_anywhere(make_flows: MakeFlows) -> None:
+    flows, other = make_flows(), make_flows()
+    with_steps, without = Saga(define("a")), Saga(define())
+    with_steps.join(flows)
+    without.join(flows)
+    async with flows, other:
+        for saga, options in ((with_steps, {}), (with_steps, {"idempotency_key": "key-1"}), (without, {})):
+            handle = await flows.execute(saga.definition, None, **options)
+            elsewhere = await other.get_handle(handle.id)
+            assert await elsewhere.result(10) == await handle.result(10)
+            assert await other.get_status(handle.id) is FlowStatus.COMPLETED
+        with pytest.raises(WorkflowError, match="there is no flow nobody"):
+            await other.get_result("nobody")
+
+
+async def test_ew_178_flows_are_listed_by_workflow(make_flows: MakeFlows) -> None:
+    flows = make_flows()
+    one, two = Saga(define("a")), Saga(define("a"))
+    one.join(flows)
+    two.join(flows)
+    async with flows:
+        handle = await flows.execute(one.definition, None)
+        await (await flows.execute(two.definition, None)).result(10)
+        await handle.result(10)
+        assert [flow.id for flow in await flows.list(one.definition.name)] == [handle.id]
+
+
+async def test_ew_179_the_same_key_runs_once(make_flows: MakeFlows) -> None:
+    saga = Saga(define("a"))
+    flows, other = make_flows(), make_flows()
+    saga.join(flows)
+    async with flows, other:
+        handles = [
+            await flows.execute(saga.definition, 1, idempotency_key="k"),
+            await other.execute(saga.definition, 2, idempotency_key="k"),
+        ]
+        assert [await handle.result(10) for handle in handles] == [{"a": "a done"}] * 2
+        assert saga.calls == ["a", "complete"]
+        await (await flows.execute(saga.definition, 1, idempotency_key="k2")).result(10)
+        await (await flows.execute(saga.definition, 1)).result(10)
+        assert saga.calls == ["a", "complete"] * 3
+        with pytest.raises(WorkflowError, match="belongs to a flow of workflow"):
+            await flows.execute(define("z"), 1, idempotency_key="k")
+
+
+async def test_ew_181_a_flow_that_ends_at_once_is_not_missed(make_flows: MakeFlows) -> None:
+    saga = Saga(define())
+    flows = make_flows()
+    saga.join(flows)
+    async with flows:
+        for _ in range(20):
+            assert await (await flows.execute(saga.definition, None)).result(10) == {}
+
+
+async def test_ew_183_ew_184_policies_of_the_starter_apply_wherever_steps_run(make_flows: MakeFlows) -> None:
+    saga = Saga(define("a"), failing={"a": 99})
+    emitter, consumer = make_flows(default_retry=Retry(5, backoff="fixed", delay=0.001)), make_flows()
+    saga.join(consumer, concurrency=2)
+    async with emitter, consumer:
+        with pytest.raises(WorkflowStepError):
+            await (await emitter.execute(saga.definition, None)).result(10)
+    assert saga.calls == [*["a"] * 5, "error"]
+
+
+async def test_ew_188_a_job_that_is_none_of_a_flow_is_refused_with_advice(make_flows: MakeFlows) -> None:
+    saga = Saga(define("a"))
+    flows = make_flows()
+    saga.join(flows)
+    async with flows:
+        queue = Queue(flows._asked(), f"workflow.{saga.definition.name}")
+        job = await queue.add("x", {"some": "data"})
+        assert await job.wait(10)
+        assert "start them with flows.execute()" in ((await job.info()).failed_reason or "")
+
+
+async def test_ew_200_x19_the_store_grows_with_the_data_only(tmp_path: Path) -> None:
+    def size(steps: int) -> int:
+        folder = tmp_path / f"{steps}"
+        folder.mkdir()
+        flows = Workflows(f"sqlite:///{folder}/flows.db")
+        names = [f"s{n}" for n in range(steps)]
+        saga = Saga(define(*names), results=dict.fromkeys(names, "x" * 10_000))
+
+        async def run() -> None:
+            async with flows:
+                handle = await flows.execute(saga.definition, None)
+                await handle.result(30)
+                found = await flows.look(handle.id)
+                sizes.append(sum(len(entry.body) for entry in found.steps))
+
+        sizes: list[int] = []
+        saga.join(flows)
+        asyncio.run(run())
+        return sizes[0]
+
+    ten, forty = await asyncio.to_thread(size, 10), await asyncio.to_thread(size, 40)
+    # on_complete of the test returns all results once more: that is the second time the data is there.
+    assert forty < 2 * 40 * 10_000 * 1.1
+    assert forty < 4.2 * ten
+
+
+async def test_ew_201_ew_205_a_wide_group_is_one_job_per_step_and_ends_once(make_flows: MakeFlows) -> None:
+    names = [f"s{n}" for n in range(100)]
+    saga = Saga(define(names, "last"))
+    one, two = make_flows(concurrency=20), make_flows(concurrency=20)
+    saga.join(one)
+    saga.join(two)
+    async with one, two:
+        result = await (await one.execute(saga.definition, None)).result(30)
+    assert len(result) == 101
+    assert Counter(saga.calls).most_common(1)[0][1] == 1, "nothing ran twice"
+    ran = Counter(saga.contexts[name].provider_id for name in names)
+    assert len(ran) == 2, "both took part"
+
+
+async def test_ew_206_a_flow_of_an_older_version_waits_for_code_of_its_version(
+    make_flows: MakeFlows, caplog: pytest.LogCaptureFixture
+) -> None:
+    old, new = Saga(define("a", name="grown", version=1)), Saga(define("a", "b", name="grown", version=2))
+    flows = make_flows()
+    old.join(flows)
+    new.join(flows)
+    async with flows:
+        first, second = await flows.execute(old.definition, None), await flows.execute(new.definition, None)
+        assert await first.result(10) == {"a": "a done"}
+        assert await second.result(10) == {"a": "a done", "b": "b done"}
+    newer = make_flows(url="memory://grown-newer")
+    new.join(newer)
+    async with newer:
+        handle = await newer.execute(old.definition, None)
+        await eventually(lambda: any("no code for version 1" in record.message for record in caplog.records))
+        assert await handle.status() is FlowStatus.RUNNING
+
+
+# -- several processes on a real server --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path
+
+
+async def test_the_contract_on_a_server(server_url: str) -> None:
+    """The core of the contract over sockets: results, retries, compensation, keys, signals, cancelling, lookup."""
+    flows, other = (Workflows(server_url, default_retry=QUICK) for _ in range(2))
+    good = Saga(define("a", ["b", "c"], "d"), failing={"d": 1}, results={"a": None})
+    bad = Saga(define("a", "b", "c"), failing={"c": 9, "undo b": 9})
+    waits = Saga(workflow("server-waits").step(step("a")).wait("go").build())
+    for saga in (good, bad, waits):
+        saga.join(flows)
+    async with flows, other:
+        handle = await other.execute(good.definition, {"n": 1}, id="server-1", meta={"userId": "u"})
+        assert await handle.result(10) == {"a": None, "b": "b done", "c": "c done", "d": "d done"}
+        assert good.contexts["d"].meta["userId"] == "u"
+        assert await (await other.execute(good.definition, {"n": 1}, id="server-1")).status() is FlowStatus.COMPLETED
+        with pytest.raises(WorkflowRollbackError) as caught:
+            await (await other.execute(bad.definition, None)).result(10)
+        assert isinstance(caught.value.primary, WorkflowStepError)
+        assert [str(error) for error in caught.value.rollback_errors] == ["ValueError: undo b failed"]
+        assert bad.calls[-2:] == ["undo a", "error"]
+        waiting = await other.execute(waits.definition, None)
+        await waiting.signal("go", 5)
+        assert await waiting.result(10) == {"a": "a done", "go": 5}
+        stopped = await other.execute(waits.definition, None)
+        await eventually(lambda: waits.calls.count("a") == 2)
+        assert await stopped.cancel()
+        await eventually(lambda: waits.calls[-2:] == ["undo a", "error"])
+
+
+@pytest.mark.parametrize("count", [2, 3])
+async def test_ew_172_steps_of_flows_spread_over_processes(server_url: str, folder: Path, count: int) -> None:
+    flows = Workflows(server_url, default_retry=RETRY)
+    with crew(server_url, folder, count) as hands:
+        async with flows:
+            with propagate(correlation_id="req-1"):
+                handles = [await flows.execute(trip, {"pause": 0.05}) for _ in range(10)]
+            results = await asyncio.gather(*(handle.result(30) for handle in handles))
+    assert {pid for result in results for pid in result.values()} == {hand.pid for hand in hands}
+    assert any(len(set(result.values())) > 1 for result in results), "one flow ran on several"
+    assert {correlation for *_, correlation in calls(folder)} == {"req-1"}
+
+
+async def test_ew_176_a_process_that_stops_leaves_its_flows_to_the_others(server_url: str, folder: Path) -> None:
+    flows = Workflows(server_url, default_retry=RETRY)
+    with crew(server_url, folder, 2) as hands:
+        async with flows:
+            handles = [await flows.execute(trip, {"pause": 0.05}) for _ in range(10)]
+            await asyncio.to_thread(hands[0].stop)
+            results = await asyncio.gather(*(handle.result(30) for handle in handles))
+    assert len(results) == 10
+    assert Counter(call for _, call, _, _ in calls(folder)) == dict.fromkeys([*"abcd", "complete"], 10)
+
+
+async def test_ew_194_x16_after_kill_9_the_step_at_work_runs_again_and_no_other(server_url: str, folder: Path) -> None:
+    (folder / "hang-d").touch()
+    with crew(server_url, folder, 1) as hands:
+        # The process that starts the flow is killed as well: another one reads the result.
+        handle_id = await asyncio.to_thread(start_and_die, server_url, folder)
+        await asyncio.to_thread(wait_call, folder, "d")
+        hands[0].kill()
+        killed = asyncio.get_running_loop().time()
+        (folder / "hang-d").unlink()
+        hands.append(await asyncio.to_thread(Hand, server_url, folder))
+        async with Workflows(server_url) as reader:
+            handle = await reader.get_handle(handle_id)
+            result = await handle.result(30)
+        assert asyncio.get_running_loop().time() - killed < 10, "within two leases"
+        assert result["d"] == hands[1].pid
+    assert Counter(call for _, call, _, _ in calls(folder)) == {"a": 1, "b": 1, "c": 1, "d": 2, "complete": 1}
+
+
+async def test_ew_195_x17_a_step_whose_workers_always_die_is_compensated(server_url: str, folder: Path) -> None:
+    (folder / "hang-d").touch()
+    flows = Workflows(server_url, default_retry=RETRY, max_stalls=0)
+    with crew(server_url, folder, 1) as hands:
+        async with flows:
+            handle = await flows.execute(trip, {}, timeout=60)
+            await asyncio.to_thread(wait_call, folder, "d")
+            hands[0].kill()
+            hands.append(await asyncio.to_thread(Hand, server_url, folder))
+            with pytest.raises(WorkflowStepError, match="its worker died 1 times") as caught:
+                await handle.result(30)
+    assert caught.value.__cause__.type_name == "StalledError"  # type: ignore[union-attr]
+    told = Counter(call for _, call, _, _ in calls(folder))
+    assert told == dict.fromkeys([*"abcd", "undo-a", "undo-b", "undo-c", "error"], 1)
+
+
+async def test_ew_170_a_rollback_is_resumed_after_kill_9(server_url: str, folder: Path) -> None:
+    (folder / "hang-undo-a").touch()
+    flows = Workflows(server_url, default_retry=Retry(1))
+    with crew(server_url, folder, 1) as hands:
+        async with flows:
+            (folder / "hang-d").touch()
+            handle = await flows.execute(trip, {}, timeout=60)
+            await asyncio.to_thread(wait_call, folder, "d")
+            await handle.cancel()
+            await asyncio.to_thread(wait_call, folder, "undo-a")
+            hands[0].kill()
+            (folder / "hang-undo-a").unlink()
+            (folder / "hang-d").unlink()
+            hands.append(await asyncio.to_thread(Hand, server_url, folder))
+            await eventually(lambda: _is(handle, FlowStatus.CANCELLED), 20)
+    told = Counter(call for _, call, _, _ in calls(folder))
+    assert (told["undo-a"], told["undo-b"], told["undo-c"], told["error"]) == (2, 1, 1, 1)
+
+
+async def _is(handle: Any, status: FlowStatus) -> bool:
+    return await handle.status() is status
+
+
+@pytest.mark.timeout(600)
+async def test_random_failures_and_kills_never_break_a_promise(server_url: str, folder: Path) -> None:
+    """(a) to (e) of the invariants over many flows while their workers are killed at random."""
+    count, kills = scaled(40, 250), scaled(3, 25)
+    chance = random.Random(7)
+    flows = Workflows(server_url, default_retry=RETRY, max_stalls=20)
+    with crew(server_url, folder, 2) as hands:
+        async with flows:
+            data = {"failing": 0.15, "pause": 0.05}
+            handles = [await flows.execute(trip, data, timeout=300) for _ in range(count)]
+            for _ in range(kills):
+                await asyncio.sleep(chance.uniform(0.1, 0.5))
+                at = chance.randrange(2)
+                hands[at].kill()
+                hands[at] = await asyncio.to_thread(Hand, server_url, folder)
+            ends = await asyncio.gather(*(handle.result(240) for handle in handles), return_exceptions=True)
+            for handle, end in zip(handles, ends, strict=True):
+                _check_promises(await flows.look(handle.id), end)
+    assert {type(end) for end in ends} >= {dict, WorkflowStepError}, "some fail and some do not"
+
+
+def _check_promises(found: Any, end: object) -> None:
+    kinds = Counter(entry.kind for entry in found.steps)
+    done = [entry.step for entry in found.steps if entry.kind == "completed"]
+    undone = [entry.step for entry in found.steps if entry.kind in ("rolled-back", "rollback-failed")]
+    assert found.flow.status.is_final
+    assert kinds["result"] + kinds["ended"] == 1
+    assert len(set(done)) == len(done)
+    if isinstance(end, dict):
+        assert (kinds["compensating"], sorted(done)) == (0, ["a", "b", "c", "d"])
+        assert set(end) == set(done)
+    else:
+        assert isinstance(end, WorkflowStepError | WorkflowRollbackError)
+        assert kinds["compensating"] == kinds["reported"] == 1
+        assert undone == done[::-1]
+
+
+async def test_ew_204_a_server_that_is_killed_and_started_again_goes_on_with_its_flows(tmp_path: Path) -> None:
+    server = ServerProcess(tmp_path / "flows.db")
+    with server:
+        url = f"headrace://127.0.0.1:{server.port}"
+        flows = Workflows(url, default_retry=RETRY)
+        join(flows, tmp_path)
+        (tmp_path / "hang-b").touch()
+        async with flows:
+            handle = await flows.execute(trip, {}, timeout=60)
+            await eventually(lambda: any(call == "b" for _, call, *_ in calls(tmp_path)))
+            await asyncio.to_thread(server.kill)
+            await asyncio.to_thread(server.start)
+            (tmp_path / "hang-b").unlink()
+            result = await handle.result(40)
+        assert set(result) == set("abcd")
+        told = Counter(call for _, call, _, _ in calls(tmp_path))
+        assert told["a"] == told["d"] == told["complete"] == 1
+        assert told["b"] <= 2

@@ -1,0 +1,61 @@
+"""The kit for tests of workflows: fakes, failures at will, virtual time, and the same decisions as a real flow."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from headrace.errors import WorkflowError, WorkflowTimeoutError
+from headrace.workflows import FlowStatus, StepContext, WorkflowRollbackError, step, workflow
+from headrace.workflows.testing import run_workflow
+
+charge, ship = step("charge", str), step("ship")
+order = workflow("order").step(charge).sleep("nap", "1d").step(ship).build()
+
+
+class Code:
+    @charge.execute
+    async def _charge(self, ctx: StepContext[Any]) -> str:
+        return f"charged {ctx.data}"
+
+    @charge.rollback
+    def _refund(self, ctx: StepContext[Any]) -> None: ...
+
+    @ship.execute
+    def _ship(self, ctx: StepContext[Any]) -> str:
+        return f"shipped, {ctx.results['charge']}"
+
+    async def on_complete(self, ctx: StepContext[Any]) -> Any:
+        return ctx.results["ship"]
+
+
+async def test_a_day_of_sleep_takes_no_time() -> None:
+    report = await run_workflow(order, 5, code=Code)
+    assert (report.status, report.result, report.seconds) == (FlowStatus.COMPLETED, "shipped, charged 5", 86_400)
+    assert report.calls == ["charge", "ship", "on_complete"]
+
+
+async def test_fakes_take_the_place_of_steps() -> None:
+    report = await run_workflow(
+        order, 5, code=Code, fakes={"charge": "free", "ship": lambda ctx: ctx.results["charge"]}
+    )
+    assert report.results["ship"] == "free"
+
+
+async def test_failures_are_injected_and_compensated() -> None:
+    report = await run_workflow(order, fakes={"charge": "c"}, fail={"ship": 2})
+    assert report.status is FlowStatus.COMPLETED
+    report = await run_workflow(order, fakes={"charge": "c"}, fail={"ship": 99, "charge:rollback": 99})
+    assert report.calls[-3:] == ["charge:rollback"] * 3
+    assert isinstance(report.error, WorkflowRollbackError)
+
+
+async def test_time_may_run_out_and_signals_may_be_missing() -> None:
+    report = await run_workflow(order, fakes={"charge": "c"}, timeout=60)
+    assert isinstance(report.error, WorkflowTimeoutError)
+    assert report.calls == ["charge", "charge:rollback"]
+    waits = workflow("waits").wait("go").build()
+    assert (await run_workflow(waits, signals={"go": 3})).results == {"go": 3}
+    with pytest.raises(WorkflowError, match="never comes"):
+        await run_workflow(waits)
