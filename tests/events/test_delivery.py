@@ -525,7 +525,7 @@ def test_the_blocking_face_works_without_a_loop(url: str) -> None:
     with pytest.raises(RuntimeError, match="blocking"):
         events.emit(echo, 1)
     with events.blocking as blocking:
-        assert blocking.emit(echo, 1).startswith("headrace-")
+        assert blocking.emit(echo, 1).startswith("headrace-event.echo")
         assert blocking.cancel(echo, "nobody") is False
         assert blocking.emit_many(placed, []) == 0
         deadline = threading.Event()

@@ -9,7 +9,7 @@ import pytest
 from tests.examples import pages
 
 PRINTED = {
-    "fraud_check": {"Verdict(ok=True)", "bill o1", "index o1"},
+    "fraud_check": {"Verdict(ok=True)", "['billed o1', 'indexed o1']"},
     "nightly": {"often {'kind': 'short'}", "['nightly', 'often']"},
     "handle_second": {"req-9 u1 True True"},
     "blocking": {"42"},

@@ -168,7 +168,7 @@ class QueueManager:
         try:
             await worker.start()
         except BaseException:
-            del self._workers[name]
+            self._workers.pop(name, None)
             raise
         return worker
 
