@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +18,7 @@ from tests.events.conftest import Order, Verdict, check, echo, eventually, place
 from tests.events.consumer import ask, first
 from tests.examples.pages import ROOT
 from tests.serverprocess import ServerProcess
+from tests.valkeyserver import ValkeyServer
 
 LEASE = 5.0
 
@@ -120,14 +122,26 @@ async def test_ew_119_a_restart_of_the_server_during_a_question_does_not_leave_t
             assert await question == "after the restart"
 
 
-async def test_a_core_of_the_cases_holds_on_a_server(remote: str) -> None:
+@pytest.fixture(params=["server", "valkey"])
+def shared(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    if request.param == "server":
+        yield request.getfixturevalue("remote")
+        return
+    valkey = ValkeyServer(tmp_path / "valkey").start()
+    yield valkey.url
+    valkey.stop()
+
+
+async def test_a_core_of_the_cases_holds_on_shared_stores(shared: str) -> None:
     seen: list[tuple[str, str]] = []
-    events, emitter = Events(remote), Events(remote)
+    runs: list[int] = []
+    events, emitter = Events(shared), Events(shared)
     for group in ("billing", "search"):
         events.on(placed, group=group)(lambda ctx, group=group: seen.append((group, ctx.data.id)))
 
     @events.on(check, retry=Retry(2, backoff="fixed", delay=0.01))
     async def handle(ctx: EventContext[Order]) -> Verdict:
+        runs.append(ctx.data.total)
         if ctx.data.total < 0:
             raise ValueError("negative")
         return Verdict(ok=ctx.data.total < 10)
@@ -138,8 +152,9 @@ async def test_a_core_of_the_cases_holds_on_a_server(remote: str) -> None:
         with pytest.raises(RemoteError, match="ValueError: negative") as caught:
             await emitter.emit(check, Order(total=-1))
         assert caught.value.attempt == 2
-        same = [await emitter.emit(check, Order(total=1), key="k") for _ in range(3)]
-        assert same == [Verdict(ok=True)] * 3
+        same = [await emitter.emit(check, Order(total=99), key="k") for _ in range(3)]
+        assert same == [Verdict(ok=False)] * 3
+        assert runs.count(99) == 1
         await emitter.emit(placed, Order("o1"))
         await eventually(lambda: sorted(seen) == [("billing", "o1"), ("search", "o1")])
         late = emitter.emit(echo, 1, delay=3600, key="k", timeout=0)

@@ -105,7 +105,8 @@ do
     local custom = new.extra.customId
     local id = custom and call('HGET', new.queue.p .. ':hr:ids', custom)
     local known = id and find(new.queue, id) or nil
-    if known and known.h.state ~= 'completed' and known.h.state ~= 'failed' then return known end
+    local once = new.extra.links and new.extra.links.once
+    if known and (once or (known.h.state ~= 'completed' and known.h.state ~= 'failed')) then return known end
     local owner = key_owner(new)
     if not owner and known then
       tell('removed', known, { prev = word(known) })
