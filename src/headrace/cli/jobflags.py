@@ -26,6 +26,7 @@ JOB_FLAGS: Final[dict[str, dict[str, Any]]] = {
     "timeout": {"metavar": "SPAN", "help": "how long one attempt may take"},
     "ttl": {"metavar": "SPAN", "help": "how long it may wait before it is too late to run it"},
     "job_id": {"metavar": "ID", "help": "an id of your own; adding it again gives the job that is there"},
+    "once": {"action": "store_true", "help": "the id of your own also stands for a job that has ended"},
     "dedup": {"metavar": "KEY", "help": "no second job with this key while the first one has not ended"},
     "group": {"metavar": "NAME", "help": "jobs of a group share limits"},
     "tags": {"flag": "--tag", "action": "append", "metavar": "TAG", "help": "may be given several times"},
