@@ -154,6 +154,7 @@ def test_a_closed_client_is_not_given_to_anybody_else() -> None:
 def test_the_environment_names_the_url_when_nobody_else_does(
     monkeypatch: pytest.MonkeyPatch, variable: str | None, given: str | None, meant: str
 ) -> None:
+    monkeypatch.setattr(connect, "_shared", {})  # apps of other tests may use the default, too
     monkeypatch.delenv("HEADRACE_URL", raising=False)
     if variable is not None:
         monkeypatch.setenv("HEADRACE_URL", variable)
