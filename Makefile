@@ -9,7 +9,7 @@ PYTEST_ARGS ?=
 BENCH_ARGS  ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-full check fmt bench docs
+.PHONY: help setup run test test-full check fmt bench bench-tasks docs
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -40,6 +40,10 @@ fmt: setup ## Format the source and apply the safe lint fixes
 
 bench: setup ## Measure against the real bunqueue and write docs/benchmarks.md (BENCH_ARGS="--quick")
 	@$(PYTHON_BIN) bench/run.py $(BENCH_ARGS)
+
+bench-tasks: ## Measure no-op tasks against Dramatiq, Huey and bunqueue (BENCH_ARGS="--quick")
+	@tools/setup.sh bench
+	@$(PYTHON_BIN) bench/tasks.py $(BENCH_ARGS)
 
 docs: setup ## Write the generated parts of docs/
 	@$(PYTHON_BIN) tools/docs.py

@@ -81,7 +81,7 @@ def workloads(rows: Sequence[Result], declared: Sequence[Workload]) -> str:
                 _rate(ours),
             ]
         )
-    return _render(table) + _latencies(rows, declared) + _wrong_replies(rows)
+    return render(table) + _latencies(rows, declared) + _wrong_replies(rows)
 
 
 def starts(rows: Sequence[StartTime]) -> str:
@@ -95,7 +95,7 @@ def starts(rows: Sequence[StartTime]) -> str:
             required = f"≤ {START_LIMIT:g}x"
         figures = [f"{row.median_ms:.0f}", f"{row.lowest_ms:.0f}", str(row.runs)]
         table.append([row.storage, row.server, *figures, ratio, required])
-    return _render(table)
+    return render(table)
 
 
 def backlogs(rows: Sequence[Backlog]) -> str:
@@ -110,7 +110,7 @@ def backlogs(rows: Sequence[Backlog]) -> str:
             f"≤ {limit:,g}" if limit else "-",
         ]
         table.append([title, *cells])
-    return _render(table)
+    return render(table)
 
 
 def misses(text: str) -> list[str]:
@@ -143,7 +143,7 @@ def _latencies(rows: Sequence[Result], declared: Sequence[Workload]) -> str:
         if base and ours and ours[key] >= base[key]:
             mine += f" {MISSED}"
         table.append([verb.upper(), _number(base, key), mine, "lower"])
-    return "\n" + _render(table)
+    return "\n" + render(table)
 
 
 def _wrong_replies(rows: Sequence[Result]) -> str:
@@ -175,7 +175,7 @@ def _rate(row: Result | None) -> str:
     return f"{row['per_s']:,.0f}" if row else "-"
 
 
-def _render(table: list[list[str]]) -> str:
+def render(table: list[list[str]]) -> str:
     lines = ["| " + " | ".join(row) + " |" for row in table]
     lines.insert(1, "|" + "---|" * len(table[0]))
     return "\n".join(lines) + "\n"

@@ -1,59 +1,46 @@
 """A flow: two pages are fetched side by side, and a report is written when both are there.
 
-    headrace serve &
     python examples/flow.py
 
-The parent waits in the state `waiting-children` and runs when its last child has completed. Children may be in other
-queues than their parent.
-
-Needs `pip install bunqueue-client`. HEADRACE_PORT names the port of the server (default 6789).
+All of a flow is stored, or nothing. The parent waits in the state waiting-children and runs when its last child ended.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 
-from bunqueue import FlowProducer, Job, Queue, Worker
+from headrace import Flow, Headrace, Job, JobContext
 
-PORT = int(os.environ.get("HEADRACE_PORT", "6789"))
-
-
-def fetch(job: Job) -> int:
-    return len(job.data["url"])
+app = Headrace(os.environ.get("HEADRACE_URL", "memory://"))
 
 
-def report(job: Job) -> str:
-    sizes = job.get_children_values()  # "<queue>:<id>" -> what the child returned
-    return f"{len(sizes)} pages, {sum(sizes.values())} characters"
+@app.task(queue="examples-pages")
+async def fetch(url: str) -> int:
+    return len(url)
 
 
-def main() -> None:
-    reports = Queue("examples-reports", port=PORT)
-    pages = Queue("examples-pages", port=PORT)
-    with FlowProducer(port=PORT) as flows:
-        flow = flows.add(
-            {
-                "name": "report",
-                "queueName": reports.name,
-                "children": [
-                    {"name": "fetch", "queueName": pages.name, "data": {"url": "https://example.com/a"}},
-                    {"name": "fetch", "queueName": pages.name, "data": {"url": "https://example.com/long"}},
-                ],
-            }
-        )
-    print("before:", reports.get_state(flow.job.id))
+@app.task(queue="examples-reports")
+async def report(ctx: JobContext, title: str) -> str:
+    sizes = await app.queue(ctx.queue).job(ctx.id).children_values()
+    return f"{title}: {len(sizes)} pages, {sum(sizes.values())} characters"
 
-    with (
-        Worker(pages.name, fetch, port=PORT, poll_timeout_ms=500),
-        Worker(reports.name, report, port=PORT, poll_timeout_ms=500),
-    ):
-        print("report:", reports.wait_for_job(flow.job.id, timeout_ms=10_000))
-    print("after:", reports.get_state(flow.job.id))
 
-    for queue in (reports, pages):
-        queue.obliterate()
-        queue.close()
+async def main() -> None:
+    async with app:
+        pages = [fetch.s("https://example.com/a"), fetch.s("https://example.com/long")]
+        tree = await app.enqueue_flow(Flow(report.s("daily"), children=pages))
+        print("before:", await tree.job.state())
+        async with app.worker():
+            print(await tree.job.result(timeout=10))
+        await clean_up(tree.job)
+
+
+async def clean_up(job: Job[str]) -> None:
+    print("after:", await job.state())
+    for queue in ("examples-pages", "examples-reports"):
+        await app.queue(queue).obliterate()
 
 
 if __name__ == "__main__":
-    main()
+    asyncio.run(main())

@@ -1,12 +1,12 @@
-"""Writes the generated parts of docs/: the command reference, the table of states and the table of settings.
+"""Writes the generated parts of docs/: the reference of the protocol and of the command line, states and settings.
 
     python tools/docs.py            write them
     python tools/docs.py --check    exit 1 when a page does not say what the code says
 
-Only the text between the markers `<!-- generated -->` and `<!-- /generated -->` is touched; the rest of a
-page is written by hand. Everything shown comes from headrace.states, headrace.config and the command registry,
-so a page is changed by changing the code. To add a generated page: add its path and the function that writes
-it to PAGES.
+Only the text between the markers `<!-- generated -->` and `<!-- /generated -->` is touched; the rest of a page is
+written by hand. Everything shown comes from headrace.states, headrace.config, the command registry and the parser of
+the command line, so a page is changed by changing the code. To add a generated page: add its path and the function that
+writes it to PAGES.
 """
 
 from __future__ import annotations
@@ -23,8 +23,11 @@ from typing import Any, Final
 import msgspec
 from msgspec import NODEFAULT, UNSET, Raw, inspect
 
-import headrace.commands  # noqa: F401  (fills the registry)
-from headrace.commands._base import REGISTRY, Flag, Spec
+from headrace.backends.valkey import differences
+from headrace.backends.valkey.arguments import FUNCTIONS, RECORDS
+from headrace.cli.main import COMMANDS, _parser
+from headrace.cli.session import EXIT_CODES
+from headrace.commands import REGISTRY, Flag, Spec
 from headrace.config import PROTOCOL_NAMES, SETTING_HELP, Settings
 from headrace.states import NEXT, State, Verb
 
@@ -362,7 +365,89 @@ def setting_row(field: inspect.Field) -> list[str]:
     return [f"`{flag}`", environment, default, SETTING_HELP[field.name]]
 
 
+# The command line
+
+
+def command_line_reference() -> Lines:
+    yield "### Exit codes"
+    yield ""
+    yield from table(["code", "meaning"], [[str(int(code)), meaning] for code, meaning in EXIT_CODES.items()])
+    yield "## Reference"
+    yield ""
+    yield "Commands that talk to a server also take `--url` and `--json`."
+    yield ""
+    for name, parser in subparsers_of(_parser(COMMANDS)).items():
+        yield from command_line_section(name, parser)
+
+
+def subparsers_of(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    found = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    return found[0].choices if found else {}
+
+
+def command_line_section(name: str, parser: argparse.ArgumentParser) -> Lines:
+    yield f"### headrace {name}"
+    yield ""
+    yield f"{parser.description}"
+    yield ""
+    if name == "serve":
+        yield "Its flags are the [settings](operations.md#settings)."
+        yield ""
+        return
+    rows = [row for action in parser._actions if (row := argument_row(action))]
+    if rows:
+        yield from table(["argument", "what it does"], rows)
+    if parser.epilog:
+        yield from table(
+            ["action", "what it does"], [line.split(maxsplit=1) for line in parser.epilog.splitlines()[1:]]
+        )
+    for action, nested in subparsers_of(parser).items():
+        yield from command_line_section(f"{name} {action}", nested)
+
+
+def argument_row(action: argparse.Action) -> list[str] | None:
+    is_shared = action.dest in ("help", "url", "as_json") or isinstance(action, argparse._SubParsersAction)
+    if is_shared or not action.help:
+        return None
+    metavar = action.metavar or ("{" + ",".join(action.choices) + "}" if action.choices else action.dest.upper())
+    written = f"{', '.join(action.option_strings)}" or str(metavar)
+    value = f" {metavar}" if action.option_strings and action.nargs != 0 else ""
+    return [f"`{written}{value}`", action.help]
+
+
 # Pages
+
+
+def valkey_reference() -> Lines:
+    yield "## What is different"
+    yield ""
+    yield "Refused with `not supported on this backend`:"
+    yield ""
+    yield from table(["what", "why"], ([name, text] for name, text in differences.NOT_SUPPORTED.items()))
+    yield ""
+    yield "Otherwise than on SQLite:"
+    yield ""
+    yield from table(["what", "how"], ([name, text] for name, text in differences.DIFFERENT.items()))
+    yield ""
+    yield "## Functions of the library `headrace`"
+    yield ""
+    yield "The first key is the queue's `P:meta`, the first argument the time in ms. `X*` is any number of X."
+    yield ""
+    rows = ([f"`headrace_{name}`", f"`{given}`" if given else "", text] for name, (given, text) in FUNCTIONS.items())
+    yield from table(["function", "arguments", "does"], rows)
+    for name, record in RECORDS.items():
+        if name[0].isupper():
+            yield from record_lines(name, record)
+
+
+def record_lines(name: str, record: type[msgspec.Struct]) -> Lines:
+    yield ""
+    yield f"### `{name}`"
+    yield ""
+    yield paragraph(record)
+    yield ""
+    names = record.__struct_encode_fields__
+    yield from table(["position", "name"], ([str(n), f"`{field}`"] for n, field in enumerate(names, 1)))
 
 
 def table(head: list[str], rows: Iterable[list[str]]) -> Lines:
@@ -392,6 +477,8 @@ PAGES: Final[dict[str, Callable[[], Lines]]] = {
     "protocol.md": command_reference,
     "states.md": state_reference,
     "operations.md": settings_reference,
+    "cli.md": command_line_reference,
+    "valkey.md": valkey_reference,
 }
 
 

@@ -2,8 +2,9 @@
 # Prepares the working environment. Every part is skipped when its inputs have not changed since it last succeeded.
 #
 #   tools/setup.sh run    .venv with what the server needs: Python only
+#   tools/setup.sh bench  dev, and the task queues that bench/tasks.py compares: dramatiq, huey, redis-server
 #   tools/setup.sh dev    the same with the development tools, plus bun and bunqueue for interop tests and benchmarks,
-#                         and Chromium for the browser tests
+#                         Chromium for the browser tests, and Java for Spark
 #
 # A part is "done" when its stamp file holds the key made from its inputs and the place of this folder: a copied
 # tree holds a .venv whose scripts point to the original, so it is built anew.
@@ -121,6 +122,16 @@ install_node() {
     echo "$wanted" >"$stamp"
 }
 
+# pyright fetches its program when it is first called: now rather than in the middle of the tests.
+prepare_pyright() {
+    local stamp=$VENV/.pyright wanted
+    wanted=$(key pyproject.toml)
+    is_done "$stamp" "$wanted" && return
+    PYRIGHT_PYTHON_IGNORE_WARNINGS=1 "$VENV/bin/pyright" --version >/dev/null ||
+        fail "pyright could not be fetched; its messages are above"
+    echo "$wanted" >"$stamp"
+}
+
 # The browser tests drive the system's Chromium. A bare machine has no fonts, and text without any has no size.
 install_chromium() {
     local name
@@ -131,12 +142,30 @@ install_chromium() {
         fail "Chromium is needed for the browser tests; install the package chromium (apt needs root or sudo)"
 }
 
+# Spark runs on Java 17 or newer. No package of pip's starts it.
+install_java() {
+    local version
+    version=$("${JAVA_HOME:+$JAVA_HOME/bin/}java" -version 2>&1 | sed -n 's/.*version "\([0-9]*\).*/\1/p') || true
+    [ "${version:-0}" -ge 17 ] && return
+    apt_install openjdk-17-jre-headless || apt_install default-jre-headless ||
+        fail "Java 17 is needed for the Spark tests; install the package openjdk-17-jre-headless (apt needs root or sudo)"
+}
+
 case ${1:-} in
 run) install_python "" ;;
 dev)
     install_python "[dev]"
+    prepare_pyright
     install_node
     install_chromium
+    install_java
     ;;
-*) fail "usage: tools/setup.sh run|dev" ;;
+bench)
+    tools/setup.sh dev
+    "$VENV/bin/python" -m pip install -qq --disable-pip-version-check --editable ".[bench]" ||
+        fail "pip could not install the libraries to compare with; its messages are above"
+    command -v redis-server >/dev/null || apt_install redis-server ||
+        fail "redis-server is needed for the comparison; install the package redis-server (apt needs root or sudo)"
+    ;;
+*) fail "usage: tools/setup.sh run|dev|bench" ;;
 esac

@@ -5,7 +5,11 @@ Names are loaded when they are first used, so that importing the package costs n
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
+
+# How logs are shown is the application's choice; without one nothing is printed.
+logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 __version__ = "0.1.0.dev0"
 
@@ -34,6 +38,7 @@ if TYPE_CHECKING:
     from headrace.worker.context import JobContext as JobContext
     from headrace.worker.context import current_job as current_job
     from headrace.worker.failures import UnrecoverableError as UnrecoverableError
+    from headrace.worker.logs import JobFields as JobFields
     from headrace.worker.worker import Worker as Worker
     from headrace.workflows.context import StepContext as StepContext
     from headrace.workflows.definition import Step as Step
@@ -58,6 +63,7 @@ _HOMES = {
     "headrace.workflows.provider": ("Workflows",),
     "headrace.worker.context": ("JobContext", "current_job"),
     "headrace.worker.failures": ("UnrecoverableError",),
+    "headrace.worker.logs": ("JobFields",),
     "headrace.worker.worker": ("Worker",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}

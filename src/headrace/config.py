@@ -15,11 +15,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from headrace.errors import HeadraceError
-
-
-class ConfigError(HeadraceError):
-    code = "config"
+from headrace.errors import ConfigError
 
 
 class Settings(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -27,10 +23,14 @@ class Settings(Struct, forbid_unknown_fields=True, kw_only=True):
     tcp_port: int = 6789
     http_port: int = 6790
     data_path: str = "headrace.db"
+    backend: str | None = None
     auth_tokens: list[str] = []
     tls_cert: str | None = None
     tls_key: str | None = None
     capture: str | None = None
+    capture_segment_ms: int = 60_000
+    capture_keep_bytes: int | None = None
+    capture_max_bytes: int = 16 * 1024 * 1024 * 1024
     log_format: str = "text"
     log_level: str = "info"
     rate_limit_max_requests: int = 10_000_000
@@ -85,10 +85,14 @@ SETTING_HELP: Final[dict[str, str]] = {
     "tcp_port": "port of the binary protocol",
     "http_port": "port of HTTP, WebSocket and dashboard (0 turns it off)",
     "data_path": "database file, or :memory:",
+    "backend": "keep the queues on Valkey instead: valkey://host:6379/0?prefix=glide",
     "auth_tokens": "comma-separated tokens; a client must present one of them",
     "tls_cert": "certificate chain (PEM); needs --tls-key",
     "tls_key": "private key (PEM); needs --tls-cert",
     "capture": "keep the whole event log in this folder, for the data pipeline",
+    "capture_segment_ms": "with --capture: a segment is closed, and readers of the folder see it, after this time",
+    "capture_keep_bytes": "with --capture: beyond this, what every consumer has taken goes (default: kept)",
+    "capture_max_bytes": "with --capture: beyond this the oldest segments go, taken or not",
     "log_format": "text or json",
     "log_level": "debug, info, warning or error",
     "rate_limit_max_requests": "commands per connection and window (0 turns the limit off)",
@@ -201,6 +205,10 @@ def _check(settings: Settings) -> None:
         raise ConfigError("--log-level must be debug, info, warning or error")
     if settings.capture is not None and settings.is_memory:
         raise ConfigError("--capture needs a data file: with :memory: every start would begin a new history")
+    if settings.capture_segment_ms < 100 or settings.capture_max_bytes < 1_000_000:
+        raise ConfigError("--capture-segment-ms must be at least 100, --capture-max-bytes at least 1000000")
+    if settings.capture_keep_bytes is not None and settings.capture_keep_bytes < 0:
+        raise ConfigError("--capture-keep-bytes must not be negative")
     if settings.max_completed_jobs < 0:
         raise ConfigError("--max-completed-jobs must not be negative")
     if settings.webhook_max_retries < 1 or settings.webhook_retry_delay_ms < 0:

@@ -30,8 +30,20 @@ def seconds(span: Duration, what: str = "duration") -> float:
     return milliseconds(span, what) / 1000
 
 
+def written(ms: float) -> str:
+    """The span in the same notation, exactly: 1m30s."""
+    parts, left = [], int(ms)
+    for unit, length in sorted(_UNITS.items(), key=lambda unit: -unit[1]):
+        number, left = divmod(left, length)
+        if number:
+            parts.append(f"{number}{unit}")
+    return "".join(parts) or "0s"
+
+
 def moment_ms(moment: datetime) -> int:
     """Wall time in ms. A datetime without a zone could mean two moments, so it is refused."""
+    if not isinstance(moment, datetime):
+        raise InvalidCommand(f"a datetime with a time zone is wanted, not {moment!r}")
     if moment.tzinfo is None:
         raise InvalidCommand("a datetime needs a time zone: use datetime.now(UTC) or .astimezone()")
     return int(moment.timestamp() * 1000)

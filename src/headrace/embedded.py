@@ -2,45 +2,52 @@
 
 An `EmbeddedEngine` owns a database file (or memory) and ends ticks as the server does: what is asked in one turn of the
 loop shares one commit, and nothing is answered before it. Each client of it is a `LocalPeer`, as each connection of a
-server is a session.
+server is a session. Commands and replies take the form they have on the wire, so limits, errors and types are those of
+a server, and nobody holds a piece of the engine in his hands.
 """
 
 from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec import Struct
 
 from headrace.backends.local.backend import BOUNDED_LOG, LocalBackend
-from headrace.client.channel import Channel, Hear, LinkChange, decode_event
-from headrace.client.conversation import Done
+from headrace.client.channel import Channel, Done, Hear, LinkChange, LinkHealth, decode_event
+from headrace.client.conversation import reply_decoder
 from headrace.clock import Clock, SystemClock
 from headrace.commands._base import Command, Reply
 from headrace.engine.engine import Engine
-from headrace.errors import ClientClosed, CommandTimeout, HeadraceError, StorageUnavailable
+from headrace.errors import ClientClosed, CommandTimeout, HeadraceError, InvalidCommand, StorageUnavailable
 from headrace.model import Event
 from headrace.server.driving import Driver, Work
 from headrace.server.projections import tcp_event
 from headrace.server.ticker import Release, Ticker
 from headrace.views import encode
+from headrace.wire import decode_command
+
+if TYPE_CHECKING:
+    from headrace.backends import AnyBackend
 
 R = TypeVar("R", bound=Reply)
 
 
 class EmbeddedEngine:
-    """An engine on the running loop. `path` None keeps everything in memory."""
+    """An engine on the running loop. `path` None keeps everything in memory, `backend` somewhere else."""
 
-    def __init__(self, path: Path | None, clock: Clock | None = None) -> None:
+    ticker_type: type[Ticker] = Ticker
+
+    def __init__(self, path: Path | None, clock: Clock | None = None, *, backend: AnyBackend | None = None) -> None:
         self.path = path
-        backend = LocalBackend(path, log_limits=BOUNDED_LOG)
-        self.engine = Engine(backend, clock or SystemClock())
+        clock = clock or SystemClock()
+        self.engine = Engine(backend or LocalBackend(path, clock=clock, log_limits=BOUNDED_LOG), clock)
         self.ticker: Ticker
         self._peers: set[LocalPeer] = set()
 
     async def start(self) -> None:
-        self.ticker = Ticker(self.engine, asyncio.get_running_loop())
+        self.ticker = self.ticker_type(self.engine, asyncio.get_running_loop())
         await self.engine.start()
         self.ticker.start()
 
@@ -66,10 +73,11 @@ class EmbeddedEngine:
 class Asked:
     """A command under way: whom to tell of its outcome, once."""
 
-    __slots__ = ("_done", "timeout", "timer")
+    __slots__ = ("_done", "decode", "timeout", "timer")
 
-    def __init__(self, done: Done[Any], timeout: float) -> None:
+    def __init__(self, command: Command[Any], done: Done[Any], timeout: float) -> None:
         self._done: Done[Any] | None = done
+        self.decode = reply_decoder(type(command))
         self.timeout = timeout
         self.timer: asyncio.TimerHandle | None = None
 
@@ -102,8 +110,22 @@ class LocalPeer(Driver[Asked]):
     def submit(self, command: Command[R], done: Done[R], timeout: float) -> None:
         if self._is_closed:
             done(ClientClosed())
+            return
+        try:
+            checked = decode_command(encode(command))
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            done(InvalidCommand(f"{type(command).__name__} cannot be sent: {error}"))
+        except InvalidCommand as error:
+            done(InvalidCommand(str(error)))
         else:
-            self._start(command, Asked(done, timeout))
+            self._start(checked, Asked(command, done, timeout))
+
+    @property
+    def health(self) -> list[LinkHealth]:
+        return []
+
+    def force_reconnect(self) -> None:
+        """There is no connection to lose."""
 
     def open_own(self, hear: Hear | None = None, changed: LinkChange | None = None) -> Channel:
         peer = self.home.open_peer(hear)
@@ -139,7 +161,7 @@ class LocalPeer(Driver[Asked]):
         self._suspended.discard(key)
 
     def _answer(self, reply: Struct, key: Asked) -> None:
-        self._collect(key, reply)
+        self._collect(key, key.decode(encode(reply)))
 
     def _refuse(self, error: HeadraceError, key: Asked) -> None:
         self._collect(key, error)
@@ -184,6 +206,7 @@ class LocalPeer(Driver[Asked]):
         self._durable = []
 
     def flush(self) -> None:
-        answers, self._answers = self._answers, []
+        # A promise that nobody held back needs no sync: memory has no disk.
+        answers, self._answers, self._durable = self._answers + self._durable, [], []
         for asked, outcome in answers:
             asked.end(outcome)

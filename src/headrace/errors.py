@@ -2,7 +2,8 @@
 
     HeadraceError
     ├── InvalidCommand          the request itself is wrong: a field, a limit, a combination
-    │   └── UnknownCommand
+    │   ├── UnknownCommand
+    │   └── PayloadError        data or a result does not fit its declaration
     ├── NotFound                no such job, cron, worker or webhook
     ├── Refused                 the thing exists, but not in a state that allows this
     │   ├── LeaseLost           the token is missing, wrong or outlived
@@ -13,9 +14,11 @@
     ├── NotSupported            this backend cannot do it
     ├── StorageUnavailable      the disk or the engine behind the backend refuses writes
     ├── Internal                a bug of ours: logged, and told without its insides
+    ├── ConfigError             a setting or a URL that cannot be used; never a reply
     ├── ProtocolViolation       the byte stream cannot be trusted any more: reply, then close
     └── ClientError             noticed on this side of the wire; never a reply
         ├── ConnectionLost      what became of the command is unknown
+        │   └── Unreachable     it was not sent at all
         ├── CommandTimeout
         ├── ClientClosed
         ├── JobFailed           the job whose result was wanted failed for good
@@ -23,7 +26,6 @@
         ├── RemoteError         an error of another process, rebuilt from its texts
         ├── StalledError        the worker that had it died, as often as is allowed
         ├── ProviderStoppedError        events or workflows were stopped while somebody waited
-        ├── PayloadError        data or a result does not fit its declaration
         ├── UnknownEventError, EventTimeoutError, EventCancelledError
         └── WorkflowError
             ├── WorkflowStepError       a step failed for good; its cause is attached
@@ -118,6 +120,10 @@ class Internal(HeadraceError):
         super().__init__("Internal server error")
 
 
+class ConfigError(HeadraceError):
+    code = "config"
+
+
 class ProtocolViolation(HeadraceError):
     code = "protocol_violation"
     closes = True
@@ -137,6 +143,12 @@ class ConnectionLost(ClientError, ConnectionError):
 
     def __init__(self, message: str = "Connection lost") -> None:
         super().__init__(message)
+
+
+class Unreachable(ConnectionLost):
+    """There is no connection that the command could have been sent over: nothing was done."""
+
+    code = "unreachable"
 
 
 class CommandTimeout(ClientError, TimeoutError):
@@ -206,8 +218,8 @@ class ProviderStoppedError(ClientError):
     code = "provider_stopped"
 
 
-class PayloadError(ClientError, ValueError):
-    """A value does not fit what was declared. `path` says where in it, `reason` why."""
+class PayloadError(InvalidCommand, ValueError):
+    """A value does not fit what was declared, and no retry would help. `path` says where in it, `reason` why."""
 
     code = "payload"
 
@@ -300,18 +312,25 @@ class StepNotFoundError(WorkflowError, LookupError):
 
 def error_of(code: str | None, text: str) -> HeadraceError:
     """The error that a reply tells of. Other servers of the protocol send no code: then the text has to do."""
-    kind = _kinds().get(code or _CODE_BY_TEXT.get(text.split(":")[0], ""), Refused)
+    if not code:
+        code = next((known for beginning, known in _CODE_BY_TEXT if text.startswith(beginning)), "")
+    kind = _kinds().get(code, Refused)
     error = kind.__new__(kind)
     Exception.__init__(error, text)
     return error
 
 
-_CODE_BY_TEXT: Final = {
-    "Not authenticated": NotAuthenticated.code,
-    "Invalid token": NotAuthenticated.code,
-    "Unknown command": UnknownCommand.code,
-    "Rate limit exceeded": RateLimited.code,
-}
+# The first beginning that fits counts.
+_CODE_BY_TEXT: Final = (
+    ("Not authenticated", NotAuthenticated.code),
+    ("Invalid token", NotAuthenticated.code),
+    ("Unknown command", UnknownCommand.code),
+    ("Rate limit exceeded", RateLimited.code),
+    ("Job not found or", Refused.code),
+    ("Job not found", NotFound.code),
+    ("Invalid or expired lock token", LeaseLost.code),
+    ("Lock token required", LeaseLost.code),
+)
 
 
 @cache
@@ -320,6 +339,7 @@ def _kinds() -> dict[str, type[HeadraceError]]:
     waiting = HeadraceError.__subclasses__()
     while waiting:
         kind = waiting.pop()
-        kinds[kind.code] = kind
+        if "code" in vars(kind):  # an error that only carries more than its parent is told as its parent
+            kinds[kind.code] = kind
         waiting.extend(kind.__subclasses__())
     return kinds

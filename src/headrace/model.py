@@ -25,23 +25,21 @@ UNDEFINED: Final = b"\xd4\x00\x00"  # how JavaScript packers write a value that 
 MAX_SAFE_INTEGER: Final = 2**53 - 1  # the last integer that JavaScript counts to
 
 _QUEUE_NAME: Final = r"^[a-zA-Z0-9_\-.:]+$(?!\n)"
-QueueName = Annotated[
-    str,
-    Meta(
-        min_length=1,
-        max_length=256,
-        pattern=_QUEUE_NAME,
-        extra={
-            "required": "Queue name is required",
-            "min_length": "Queue name is required",
-            "max_length": "Queue name too long (max 256 characters)",
-            "pattern": "Queue name contains invalid characters",
-        },
-    ),
-]
+_QUEUE_TEXTS: Final = {
+    "required": "Queue name is required",
+    "min_length": "Queue name is required",
+    "max_length": "Queue name too long (max 256 characters)",
+    "pattern": "Queue name contains invalid characters",
+}
+QueueName = Annotated[str, Meta(min_length=1, max_length=256, pattern=_QUEUE_NAME, extra=_QUEUE_TEXTS)]
 ShortQueueName = Annotated[str, Meta(max_length=256)]
 """The same without its pattern, which costs as much as decoding the rest of a short command: see is_queue_name."""
 is_queue_name: Final = re.compile(_QUEUE_NAME).search
+EVERY_QUEUE: Final = "*"
+WatchedQueue = Annotated[
+    str, Meta(min_length=1, max_length=256, pattern=r"^(\*|[a-zA-Z0-9_\-.:]+)$(?!\n)", extra=_QUEUE_TEXTS)
+]
+"""A queue, or EVERY_QUEUE."""
 JobName = Annotated[
     str,
     Meta(
@@ -167,6 +165,8 @@ class JobLinks(Struct, rename="camel", omit_defaults=True):
     debounce_ttl: float | None = None
     flow_id: str | None = None
     """The workflow that must hear of it when this job ends without success."""
+    once: bool = False
+    """Its custom id stands for it after its end, too, for as long as it is kept."""
 
 
 class JobSpec(Protocol):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conformance.rig import KINDS, Kind, Rig
+from tests.conformance.rig import KINDS, LOCAL_KINDS, Kind, Rig
 
 PERSISTENT = [kind for kind in KINDS if kind.is_persistent]
 
@@ -19,6 +19,14 @@ def _names(kinds: list[Kind]) -> list[str]:
 @pytest.fixture(params=KINDS, ids=_names(list(KINDS)))
 def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Rig]:
     """A fresh backend of every kind."""
+    rig = Rig(request.param, tmp_path)
+    yield rig
+    rig.close()
+
+
+@pytest.fixture(params=LOCAL_KINDS, ids=_names(list(LOCAL_KINDS)))
+def local_rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Rig]:
+    """A fresh backend of every kind in this process: for ticks, slices and monotonic time, which others do not have."""
     rig = Rig(request.param, tmp_path)
     yield rig
     rig.close()

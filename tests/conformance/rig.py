@@ -5,11 +5,12 @@ To put another backend under the suite: add its Kind to KINDS with a factory and
 
 from __future__ import annotations
 
+import asyncio
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Raw
@@ -17,10 +18,14 @@ from msgspec import Raw
 from headrace.backends.base import Ack, Demand, FlowNode, GroupDemand
 from headrace.backends.local.backend import LocalBackend
 from headrace.backends.local.slices import run_now
+from headrace.backends.valkey.backend import ValkeyBackend
 from headrace.clock import ManualClock
 from headrace.commands.jobs import PushEntry
 from headrace.model import Event
-from tests.conformance import invariants
+from tests.conformance import invariants, valkeykeys
+from tests.valkeyserver import shared_cluster, shared_server
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -28,9 +33,11 @@ class Kind:
     """One backend that the suite runs against."""
 
     name: str
-    make: Callable[[Path, ManualClock], LocalBackend]
-    check: Callable[[LocalBackend], None]
+    make: Callable[[Path, ManualClock], Any]
+    check: Callable[[Any], None]
     is_persistent: bool
+    """Whether it is a file of its own that can be opened again."""
+    is_local: bool = True
 
 
 def seeded() -> Callable[[], float]:
@@ -45,10 +52,26 @@ def _sqlite(folder: Path, clock: ManualClock) -> LocalBackend:
     return LocalBackend(folder / "jobs.db", clock=clock, rng=seeded())
 
 
-KINDS = (
+def _valkey(folder: Path, clock: ManualClock) -> ValkeyBackend:
+    """On a server that others have used before: its keys go, its functions stay."""
+    shared_server().client().flushall()
+    return ValkeyBackend(f"{shared_server().url}?prefix=t{folder.name}", clock=clock, rng=seeded())
+
+
+LOCAL_KINDS = (
     Kind("memory", _memory, invariants.check, is_persistent=False),
     Kind("sqlite", _sqlite, invariants.check, is_persistent=True),
 )
+
+
+def _cluster(folder: Path, clock: ManualClock) -> ValkeyBackend:
+    shared_cluster().flush()
+    return ValkeyBackend(f"{shared_cluster().url}?prefix=t{folder.name}", clock=clock, rng=seeded())
+
+
+CLUSTER = Kind("cluster", _cluster, lambda backend: None, is_persistent=False, is_local=False)
+VALKEY = Kind("valkey", _valkey, valkeykeys.check, is_persistent=False, is_local=False)
+KINDS = (*LOCAL_KINDS, VALKEY)
 
 
 def pack(value: Any) -> Raw:
@@ -83,16 +106,21 @@ class Rig:
         self.is_checking = True
         """Switched off where thousands of steps would each look at thousands of jobs."""
         self._last_seq = 0
+        self._loop = None if kind.is_local else asyncio.new_event_loop()
         self.backend = kind.make(folder, self.clock)
-        run_now(self.backend.open())
+        self.wait(self.backend.open())
         self.settle()
+
+    def wait(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of a verb, without ending the tick."""
+        return run_now(work) if self._loop is None else self._loop.run_until_complete(work)
 
     def __getattr__(self, verb: str) -> Callable[..., Any]:
         """A verb of the backend: run to its end, committed, checked; also when it raises."""
 
         def call(*args: Any, **options: Any) -> Any:
             try:
-                return run_now(getattr(self.backend, verb)(*args, **options))
+                return self.wait(getattr(self.backend, verb)(*args, **options))
             finally:
                 self.settle()
 
@@ -115,13 +143,15 @@ class Rig:
 
     def reopen(self) -> None:
         """Stop and start again on the same storage."""
-        run_now(self.backend.close())
+        self.wait(self.backend.close())
         self.backend = self.kind.make(self.folder, self.clock)
-        run_now(self.backend.open())
+        self.wait(self.backend.open())
         self.settle()
 
     def close(self) -> None:
-        run_now(self.backend.close())
+        self.wait(self.backend.close())
+        if self._loop is not None:
+            self._loop.close()
 
     def advance(self, ms: int) -> None:
         """Let time pass and do what it demands."""
@@ -205,6 +235,6 @@ class Rig:
 
     def count(self, queue: str = "q") -> dict[str, int]:
         """Counts of the states that have jobs; `prioritized` only where it is not 0."""
-        counts = msgspec.to_builtins(run_now(self.backend.counts(queue)))
+        counts = msgspec.to_builtins(self.wait(self.backend.counts(queue)))
         self.settle()
         return {name: number for name, number in counts.items() if number}

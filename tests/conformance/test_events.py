@@ -218,8 +218,8 @@ def test_the_words_that_need_no_commit_are_exactly_these() -> None:
     assert {EVENT_WORDS[name] for name in names} == UNCOMMITTED_EVENTS
 
 
-def test_a_tick_shares_one_commit_and_tells_in_order(rig: Rig) -> None:
-    backend = rig.backend
+def test_a_tick_shares_one_commit_and_tells_in_order(local_rig: Rig) -> None:
+    backend = local_rig.backend
     job_id = run_now(backend.insert_one("q", spec(1)))
     run_now(backend.insert_one("q", spec(2)))
     run_now(backend.cancel(job_id))

@@ -55,7 +55,7 @@ class TestCompletion:
         ids = [rig.push() for _ in range(6)]
         for _ in ids:
             rig.run()
-        rig.backend.retire_completed()
+        rig.retire_completed()
         rig.settle()
         assert rig.states(*ids) == ["unknown"] * 3 + ["completed"] * 3
 
@@ -66,7 +66,7 @@ class TestCompletion:
         rig.advance(900)
         rig.run()
         rig.advance(200)
-        rig.backend.retire_completed()
+        rig.retire_completed()
         rig.settle()
         assert rig.states(old, new) == ["unknown", "completed"]
 

@@ -245,3 +245,14 @@ class TestUniqueKeys:
         assert rig.push_many(*(spec(unique_key=f"k{n}") for n in range(5000))) == first
         rig.is_checking = True
         assert rig.count() == {"waiting": 5000}
+
+
+class TestOnce:
+    @pytest.mark.parametrize("end", ["run", "bury"])
+    def test_an_ended_job_still_stands_for_its_id(self, rig: Rig, end: str) -> None:
+        first = rig.push(custom_id="x", once=True)
+        getattr(rig, end)()
+        state = rig.states(first)
+        assert rig.push(custom_id="x", once=True) == first
+        assert rig.states(first) == state
+        assert rig.count().get("waiting", 0) == 0

@@ -41,15 +41,15 @@ class TestExpiry:
         rig.advance(1100)
         assert [event.terminal for event in rig.events if event.event == "failed"] == [True]
 
-    def test_a_step_of_the_wall_clock_changes_nothing(self, rig: Rig) -> None:
-        job_id = rig.push()
-        rig.take(lease_ms=10_000)
-        rig.clock.jump(3_600_000)
-        rig.sweep()
-        assert rig.state(job_id) == "active"
-        rig.clock.jump(-7_200_000)
-        rig.advance(10_100)
-        assert rig.state(job_id) == "waiting"
+    def test_a_step_of_the_wall_clock_changes_nothing(self, local_rig: Rig) -> None:
+        job_id = local_rig.push()
+        local_rig.take(lease_ms=10_000)
+        local_rig.clock.jump(3_600_000)
+        local_rig.sweep()
+        assert local_rig.state(job_id) == "active"
+        local_rig.clock.jump(-7_200_000)
+        local_rig.advance(10_100)
+        assert local_rig.state(job_id) == "waiting"
 
     def test_without_owner_there_is_no_lease_to_run_out(self, rig: Rig) -> None:
         rig.set_stall_config("q", StallConfig(enabled=False))

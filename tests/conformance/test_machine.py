@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from headrace.backends.base import Ack, Demand
-from headrace.backends.local.slices import run_now
 from headrace.errors import HeadraceError, LeaseLost, NotFound
 from headrace.model import Backoff
-from tests.conformance.rig import KINDS, Rig, spec, unpack
+from tests.conformance.rig import KINDS, VALKEY, Rig, spec, unpack
 from tests.scale import IS_FULL, scaled
+from tests.valkeyserver import shared_server
 
 LEASE_MS = 5_000
 STALL_MS = 30_000
@@ -73,6 +73,15 @@ class ModelJob:
         if self.lifo:
             return (-self.priority, 0, -self.number)
         return (-self.priority, 1, self.run_at, self.number)
+
+
+class Seen(NamedTuple):
+    queue: str
+    state: str
+    attempts: int
+    stalls: int
+    priority: int
+    is_leased: bool
 
 
 class Model:
@@ -216,9 +225,17 @@ class Machine(RuleBasedStateMachine):
         self.model.mature()
         for job in self.model.overdue():
             assert job.lease is not None
-            is_seen = self.rig.backend._jobs.get(job.id)
-            if self.model.now >= job.lease.until + LATENESS_MS or is_seen is None or is_seen.lease is None:
+            seen = self.seen().get(job.id)
+            if self.model.now >= job.lease.until + LATENESS_MS or seen is None or not seen.is_leased:
                 self.model.expire(job)
+
+    def seen(self) -> dict[str, Seen]:
+        """What the backend knows of every job, looked up behind its back."""
+        jobs = self.rig.backend._jobs.values()
+        return {
+            job.id: Seen(job.queue.name, job.state.word, job.attempts, job.stalls, job.priority, job.lease is not None)
+            for job in jobs
+        }
 
     def refused(self, verb: str, *args: Any) -> bool:
         try:
@@ -482,24 +499,39 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def same_jobs(self) -> None:
-        backend = self.rig.backend
-        shown = {job.id: (job.queue.name, job.state.word) for job in backend._jobs.values()}
-        assert shown == {job.id: (job.queue, job.state) for job in self.model.jobs.values()}
-        for job_id, job in self.model.jobs.items():
-            kept = backend._jobs[job_id]
-            assert (kept.attempts, kept.stalls, kept.priority) == (job.attempts, job.stalls, job.priority)
+        assert self.seen() == {
+            job.id: Seen(job.queue, job.state, job.attempts, job.stalls, job.priority, job.lease is not None)
+            for job in self.model.jobs.values()
+        }
 
     @invariant()
     def same_keys(self) -> None:
         for queue in ("a", "b"):
             for key in ("k0", "k1"):
                 owner = self.model.keys.get((queue, key))
-                held_by = run_now(self.rig.backend.unique_key_owner(queue, key))
+                held_by = self.rig.wait(self.rig.backend.unique_key_owner(queue, key))
                 assert held_by == (owner.id if owner else None)
 
 
 class MemoryMachine(Machine):
     kind = KINDS[0]
+
+
+class ValkeyMachine(Machine):
+    kind = VALKEY
+
+    def seen(self) -> dict[str, Seen]:
+        client = shared_server().client()
+        keys = [key for key in client.keys("*}:job:*")]
+        pipe = client.pipeline(transaction=False)
+        for key in keys:
+            pipe.hgetall(key)
+        found = {}
+        for key, h in zip(keys, pipe.execute(), strict=True):
+            queue, _, job_id = key.partition("{")[2].partition("}:job:")
+            numbers = (int(h.get(name, 0)) for name in ("attemptsMade", "stalledCount", "hp"))
+            found[job_id] = Seen(queue, h["state"], *numbers, h["state"] == "active")
+        return found
 
 
 def _settings(quick: int, full: int) -> settings:
@@ -517,3 +549,5 @@ TestSqlite = Machine.TestCase
 TestSqlite.settings = _settings(200, 1000)
 TestMemory = MemoryMachine.TestCase
 TestMemory.settings = _settings(100, 500)
+TestValkey = ValkeyMachine.TestCase
+TestValkey.settings = _settings(40, 500)

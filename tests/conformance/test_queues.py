@@ -78,21 +78,21 @@ class TestDrain:
         assert rig.look("x")["data"] == "new"
 
     def test_a_long_drain_gives_way_and_spares_what_came_in_between(
-        self, rig: Rig, monkeypatch: pytest.MonkeyPatch
+        self, local_rig: Rig, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(slices, "SLICE_SECONDS", -1)
-        rig.is_checking = False
-        rig.push_many(*(spec(n) for n in range(5000)))
-        work = rig.backend.drain("q")
+        local_rig.is_checking = False
+        local_rig.push_many(*(spec(n) for n in range(5000)))
+        work = local_rig.backend.drain("q")
         assert isinstance(work.send(None), Breath)
-        held = rig.pull(count=3)
-        new = rig.push()
+        held = local_rig.pull(count=3)
+        new = local_rig.push()
         count = run_now(work)
-        rig.is_checking = True
-        rig.settle()
+        local_rig.is_checking = True
+        local_rig.settle()
         assert count + len(held) == 5000
-        assert rig.state(new) == "waiting"
-        assert rig.count() == {"waiting": 1, "active": 3}
+        assert local_rig.state(new) == "waiting"
+        assert local_rig.count() == {"waiting": 1, "active": 3}
 
 
 class TestClean:
@@ -176,24 +176,24 @@ class TestObliterate:
         rig.obliterate("a")
         assert rig.state(other) == "waiting-children"
 
-    def test_work_goes_on_between_its_slices(self, rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_work_goes_on_between_its_slices(self, local_rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
         """Retention, leases and pushes do their part while a large queue is being taken down."""
         monkeypatch.setattr(slices, "SLICE_SECONDS", -1)
-        rig.is_checking = False
-        rig.push_many(*(spec(n, custom_id=f"c{n}", remove_on_fail=True, max_attempts=1) for n in range(2000)))
-        held: list[Held] = rig.pull(count=1000, lease_ms=1000)
+        local_rig.is_checking = False
+        local_rig.push_many(*(spec(n, custom_id=f"c{n}", remove_on_fail=True, max_attempts=1) for n in range(2000)))
+        held: list[Held] = local_rig.pull(count=1000, lease_ms=1000)
         for one in held[:500]:
-            rig.ack(one)
-        work = rig.backend.obliterate("q")
+            local_rig.ack(one)
+        work = local_rig.backend.obliterate("q")
         assert isinstance(work.send(None), Breath)
-        rig.backend.max_completed = 0
-        rig.backend.retire_completed()  # completed jobs of the dying queue
-        rig.advance(2000)  # its leases run out and their jobs are dropped
-        again = rig.push(data="new", custom_id="c1")
-        assert rig.count() == {"waiting": 1}
+        local_rig.backend.max_completed = 0
+        local_rig.retire_completed()  # completed jobs of the dying queue
+        local_rig.advance(2000)  # its leases run out and their jobs are dropped
+        again = local_rig.push(data="new", custom_id="c1")
+        assert local_rig.count() == {"waiting": 1}
         run_now(work)
-        rig.is_checking = True
-        rig.settle()
-        assert rig.count() == {"waiting": 1}
-        assert rig.look(again)["data"] == "new"
-        assert rig.state("c2") == "unknown"
+        local_rig.is_checking = True
+        local_rig.settle()
+        assert local_rig.count() == {"waiting": 1}
+        assert local_rig.look(again)["data"] == "new"
+        assert local_rig.state("c2") == "unknown"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from headrace.backends.local.slices import run_now
 from headrace.model import CronEntry, Dedup, Repeat, Webhook
 from tests.conformance.rig import Rig, pack, spec
 
@@ -57,8 +56,8 @@ class TestLogs:
 
     def test_lines_of_this_tick_are_seen(self, rig: Rig) -> None:
         job_id = rig.push()
-        run_now(rig.backend.add_log(job_id, "now", "info"))
-        assert [log.message for log in run_now(rig.backend.logs(job_id))] == ["now"]
+        rig.wait(rig.backend.add_log(job_id, "now", "info"))
+        assert [log.message for log in rig.wait(rig.backend.logs(job_id))] == ["now"]
         rig.settle()
         assert [log.message for log in rig.logs(job_id)] == ["now"]
 

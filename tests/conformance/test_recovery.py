@@ -153,7 +153,7 @@ class TestJobs:
             kept.ack(held[n])
         restart(kept)
         kept.backend.max_completed = 2
-        kept.backend.retire_completed()
+        kept.retire_completed()
         kept.settle()
         assert kept.states(*(one.id for one in held)) == ["unknown", "completed", "unknown", "completed"]
 

@@ -43,6 +43,8 @@ def environment(port: int = 0) -> dict[str, str]:
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("HEADRACE_")}
     path = f"{ENVIRONMENT}{os.pathsep}{os.environ['PATH']}"
     chosen = {"HEADRACE_PORT": str(port), "HEADRACE_TCP_PORT": str(port), "HEADRACE_HTTP_PORT": "0"}
+    if port:
+        chosen["HEADRACE_URL"] = f"headrace://127.0.0.1:{port}"
     return {**inherited, "PATH": path, **chosen}
 
 
@@ -55,8 +57,8 @@ def run(command: list[str], folder: Path, port: int = 0) -> str:
     return done.stdout
 
 
-def run_shell(block: str, folder: Path) -> str:
-    return run(["bash", "-euo", "pipefail", "-c", block], folder)
+def run_shell(block: str, folder: Path, port: int = 0) -> str:
+    return run(["bash", "-euo", "pipefail", "-c", block], folder, port)
 
 
 @contextmanager

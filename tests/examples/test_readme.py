@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from headrace import Backoff, Headrace, Job, JobContext, Queue, SyncHeadrace, Task
 from headrace.cli.main import _parser
+from headrace.client.queue import Dlq
 from headrace.commands import REGISTRY
 from headrace.config import Settings
 from tests.examples import pages
@@ -41,11 +43,16 @@ def test_the_tour_starts_a_server_runs_both_clients_and_examines_the_file(folder
         assert promised in text_of("README.md")
         # The tests run servers side by side, so HTTP is off here and its part of the line is missing.
         assert line.replace(str(port), "6789") == promised.replace(" and http://127.0.0.1:6790", "")
-        (python,) = pages.blocks("README.md", "python")
-        assert pages.run([".venv/bin/python", "-c", python], folder, port) == "sent to ada@example.com\n"
+        shown = pages.run_shell(pages.block_with("README.md", "sh", "headrace push"), folder, port)
+        assert shown.startswith("first\nQUEUE  WAITING")
+        assert shown.count("ada@example.com") == 2
+        ours = pages.block_with("README.md", "python", "app.sync()")
+        assert pages.run([".venv/bin/python", "-c", ours], folder, port) == "delayed\n"
+        official = pages.block_with("README.md", "python", "from bunqueue")
+        assert pages.run([".venv/bin/python", "-c", official], folder, port) == "sent to ada@example.com\n"
         assert run_bun(pages.blocks("README.md", "ts"), folder, port) == "sent to ada@example.com\n"
     examined = pages.run_shell(pages.block_with("README.md", "sh", "headrace doctor"), folder).splitlines()
-    assert "  queue mail: 0 waiting, 0 delayed, 0 blocked, 1 completed, 0 failed" in examined
+    assert "  queue mail: 0 waiting, 0 delayed, 0 blocked, 2 completed, 0 failed" in examined
     assert "  queue mail-ts: 0 waiting, 0 delayed, 0 blocked, 1 completed, 0 failed" in examined
     assert examined[-1] == "healthy"
 
@@ -56,6 +63,13 @@ def run_bun(blocks: list[str], folder: Path, port: int) -> str:
     (folder / "mail.ts").write_text(block, encoding="utf-8")
     bun = pages.run([str(pages.ROOT / "tools/bun.sh")], folder).strip()
     return pages.run([bun, "mail.ts"], folder, port)
+
+
+def test_the_first_program_runs_as_it_stands_in_an_empty_folder(folder: Path) -> None:
+    program = pages.blocks("README.md", "python")[0]
+    for _ in range(2):  # the second time the file is there already
+        assert pages.run([".venv/bin/python", "-c", program], folder) == "sent to ada@example.com\n"
+    assert (folder / "jobs.db").exists()
 
 
 def test_the_two_commands_are_targets_of_the_makefile() -> None:
@@ -70,6 +84,58 @@ def test_the_two_commands_are_targets_of_the_makefile() -> None:
 
 def test_the_number_of_commands_is_the_real_one() -> None:
     assert f"all {len(REGISTRY)} commands" in text_of("README.md")
+
+
+# -- docs/tasks.md and docs/ecosystem.md -------------------------------------------------------------------------------
+
+
+def test_the_page_about_tasks_is_a_program_that_does_what_it_says(folder: Path) -> None:
+    (folder / "page.py").write_text("\n".join(pages.blocks("docs/tasks.md", "python")), encoding="utf-8")
+    printed = pages.run([".venv/bin/python", "page.py"], folder).splitlines()
+    assert printed[0] == "7: 2 items, wrapped"
+    assert printed[1].startswith("completed 0 [")
+    assert printed[2:] == [
+        "{'a.png@64': 64, 'a.png@128': 128}",
+        "charged 12 at attempt 3",
+        "failed: amount must not be negative",
+        "['amount must not be negative'] 1",
+        "sizes: [1, 2]",
+        "waiting True",
+    ]
+
+
+@pytest.mark.parametrize("words", ["FastAPI", "instrument", "JobFields"])
+def test_the_blocks_about_other_packages_run(folder: Path, words: str) -> None:
+    program = pages.block_with("docs/ecosystem.md", "python", words)
+    assert pages.run([".venv/bin/python", "-c", program], folder) == ""
+
+
+# -- pages for those who come from elsewhere ---------------------------------------------------------------------------
+
+OWNERS = {
+    "app": Headrace,
+    "sync": SyncHeadrace,
+    "queue": Queue,
+    "dlq": Dlq,
+    "job": Job,
+    "ctx": JobContext,
+    "send": Task,
+    "Backoff": Backoff,
+}
+
+
+@pytest.mark.parametrize("name", ["celery", "rq", "bullmq"])
+def test_what_a_migration_page_offers_exists(name: str) -> None:
+    rows = re.findall(r"^\| (.+) \| (.+) \|$", text_of(f"docs/migrate-{name}.md"), re.MULTILINE)
+    offered = [code for _, ours in rows for code in re.findall(r"`([^`]+)`", ours)]
+    uses = {use for code in offered for use in re.findall(r"\b(\w+)\.(\w+)", code) if use[0] in OWNERS}
+    app = Headrace("memory://")
+    unknown = [use for use in uses if not hasattr(app if use[0] == "app" else OWNERS[use[0]], use[1])]
+    assert len(uses) > 10
+    assert not [use for use in unknown if use != ("ctx", "state")]
+    help_text = pages.run([".venv/bin/headrace", "worker", "--help"], pages.ROOT)
+    flags = {flag for code in offered for flag in re.findall(r"--[a-z][a-z-]+", code)}
+    assert not [flag for flag in flags if flag not in help_text]
 
 
 # -- docs/operations.md ------------------------------------------------------------------------------------------------
@@ -129,7 +195,7 @@ def test_the_systemd_unit_starts_a_server_and_gives_it_time_to_stop() -> None:
     unit.read_string(block)
     program, *arguments = shlex.split(unit["Service"]["ExecStart"])
     assert Path(program).name == "headrace"
-    assert _parser().parse_args(arguments).data_path == "/var/lib/headrace/headrace.db"
+    assert _parser(["serve"]).parse_args(arguments).data_path == "/var/lib/headrace/headrace.db"
     assert int(unit["Service"]["TimeoutStopSec"]) * 1000 > Settings().shutdown_timeout_ms
 
 

@@ -84,6 +84,16 @@ def _worker(stage: Stage) -> str:
     return str(stage.http.ok("POST", "/workers", {"name": "w", "queues": [stage.queue]})["data"]["workerId"])
 
 
+def _consumer(stage: Stage) -> str:
+    stage.http.ok("POST", f"/event-log/consumers/{stage.queue}", {"seq": 0})
+    return stage.queue
+
+
+def _flow(stage: Stage) -> tuple[dict[str, str], None]:
+    stage.http.ok("POST", "/flows", {"id": stage.queue, "workflow": "w", "queue": stage.queue})
+    return {"id": stage.queue}, None
+
+
 def _of_job(make: Callable[[Stage], str], body: Any = None, name: str = "id") -> Case:
     return lambda stage: ({name: make(stage)}, body)
 
@@ -178,8 +188,18 @@ SUCCESS: dict[str, Case] = {
     "GET /dashboard/queues": NOTHING,
     "GET /dashboard/queues/{queue}": QUEUE,
     "GET /dashboard/crons": NOTHING,
+    "GET /flows": NOTHING,
+    "POST /flows": lambda s: ({}, {"id": s.queue, "workflow": "w", "queue": s.queue}),
+    "GET /flows/{id}": _flow,
     "GET /dashboard/history": NOTHING,
     "GET /dashboard/failures": NOTHING,
+    "GET /event-log": NOTHING,
+    "GET /event-log/segments": NOTHING,
+    "POST /event-log/consumers/{consumer}": lambda s: ({"consumer": s.queue}, {"seq": 0}),
+    "DELETE /event-log/consumers/{consumer}": lambda s: ({"consumer": _consumer(s)}, None),
+    "GET /scan/jobs": NOTHING,
+    "GET /scan/results": NOTHING,
+    "GET /scan/dlq": NOTHING,
 }
 
 # What goes wrong, the status and a part of the error text. Routes that cannot fail by themselves are not here.
@@ -230,6 +250,8 @@ FAILURE: dict[str, tuple[Case, int, str]] = {
     "POST /workers": (lambda s: ({}, {"name": "w"}), 400, "queues is required"),
     "DELETE /workers/{workerId}": (lambda s: ({"workerId": "nobody"}, None), 404, "Worker not found"),
     "POST /workers/{id}/heartbeat": (NO_JOB, 200, "Worker not found"),
+    "POST /event-log/consumers/{consumer}": (lambda s: ({"consumer": "x"}, {}), 400, "seq is required"),
+    "DELETE /event-log/consumers/{consumer}": (lambda s: ({"consumer": "nobody"}, None), 404, "Consumer not found"),
     **{
         f"{method} /queues/{{queue}}/{word}": (BAD_QUEUE, 400, INVALID)
         for method, words in (
@@ -244,12 +266,18 @@ FAILURE: dict[str, tuple[Case, int, str]] = {
     "GET /queues/{queue}/limits": (BAD_QUEUE, 400, INVALID),
     "DELETE /queues/{queue}/dlq/{jobId}": (lambda s: ({"queue": "a b", "jobId": "x"}, None), 400, INVALID),
     "GET /dashboard/queues/{queue}": (BAD_QUEUE, 400, INVALID),
+    "POST /flows": (lambda s: ({}, {"workflow": "w"}), 400, "id is required"),
+    "GET /flows/{id}": (lambda s: ({"id": "nobody"}, None), 404, "Flow not found: nobody"),
 }
-# Routes without a field of their own that could be wrong.
+# Routes without a field in path or body that could be wrong.
 CANNOT_FAIL = {
-    *(f"GET {path}" for path in ("/queues", "/queues/summary", "/crons", "/webhooks", "/workers", "/prometheus")),
-    *(f"GET {path}" for path in ("/health", "/ready", "/ping", "/stats", "/storage", "/heapstats", "/metrics")),
+    *(f"GET {path}" for path in ("/queues", "/queues/summary", "/crons", "/flows", "/webhooks", "/workers")),
+    *(
+        f"GET {path}"
+        for path in ("/health", "/ready", "/ping", "/stats", "/storage", "/heapstats", "/metrics", "/prometheus")
+    ),
     *(f"GET /dashboard{path}" for path in ("", "/queues", "/crons", "/history", "/failures")),
+    *(f"GET {path}" for path in ("/event-log", "/event-log/segments", "/scan/jobs", "/scan/results", "/scan/dlq")),
     *("POST /gc", "GET /jobs/{id}/logs", "DELETE /jobs/{id}/logs"),
 }
 

@@ -11,10 +11,26 @@ import zstandard
 
 def read_events(data_path: Path) -> list[dict[str, Any]]:
     """Every event beside a database file, oldest first: sealed segments, then what is still open."""
-    folder = data_path.with_name(data_path.name + "-events") / "shard=0"
-    sealed = [_unpack(path) for path in sorted(folder.glob("seg-*.jsonl.zst"))]
-    still_open = [path.read_bytes() for path in sorted(folder.glob(".open-*.jsonl"))]
-    return [json.loads(line) for block in (*sealed, *still_open) for line in block.splitlines()]
+    return read_log(data_path.with_name(data_path.name + "-events"))
+
+
+def read_log(root: Path) -> list[dict[str, Any]]:
+    """Every event of a log folder, oldest first, also while a server closes segments in it."""
+    folder = root / "shard=0"
+    # Open ones first: a segment is published before its raw file goes, so nothing slips through in between.
+    still_open = [(path, _bytes(path)) for path in sorted(folder.glob(".open-*.jsonl"))]
+    sealed = sorted(folder.glob("seg-*.jsonl.zst"))
+    closed = {path.name.split("-")[1] for path in sealed}
+    raw = [block for path, block in still_open if path.name[6:26] not in closed]
+    blocks = [*map(_unpack, sealed), *raw]
+    return [json.loads(line) for block in blocks for line in block.splitlines()]
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return b""  # published since it was listed
 
 
 def _unpack(path: Path) -> bytes:

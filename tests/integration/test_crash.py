@@ -56,7 +56,10 @@ def check_ends(ledger: Ledger, stored: dict[int, dict[str, Any]]) -> None:
 
 def check_events(ledger: Ledger, stored: dict[int, dict[str, Any]], data_path: Path) -> None:
     """The log and the store tell the same story."""
-    events = read_events(data_path)
+    compare_events(ledger, stored, read_events(data_path))
+
+
+def compare_events(ledger: Ledger, stored: dict[int, dict[str, Any]], events: list[dict[str, Any]]) -> None:
     assert_dense(events)
     assert events[0]["seq"] == 1
     pushed, completed = Counter(jobs_of(events, "pushed")), Counter(jobs_of(events, "completed"))

@@ -185,3 +185,22 @@ def test_trim_events_is_accepted_and_takes_nothing_from_the_one_log(client: Clie
         push(client, queue)
     assert client.call("TrimEvents", queue=queue, maxLength=2) == {"ok": True, "data": {"removed": 0}}
     assert client.error("TrimEvents", queue=queue) == "maxLength is required"
+
+
+def test_a_star_subscribes_to_all_queues_with_results_and_only_once_each(
+    server: ServerProcess, client: Client, queue: str
+) -> None:
+    with server.client() as everywhere:
+        everywhere.ok("SubscribeEvents", queue="*")
+        for name in (queue, f"{queue}-2"):
+            job_id = push(client, name)
+            _, token = take(client, name)
+            client.ok("ACK", id=job_id, token=token, result={"of": name})
+        events = [event for event in _heard(everywhere) if event["queue"].startswith(queue)]
+        assert [(event["eventType"], event["queue"]) for event in events] == [
+            (word, name) for name in (queue, f"{queue}-2") for word in ("pushed", "pulled", "completed")
+        ]
+        assert [event["data"] for event in events if "data" in event] == [{"of": queue}, {"of": f"{queue}-2"}]
+        everywhere.ok("SubscribeEvents", queue=queue)
+        push(client, f"{queue}-2")
+        assert _heard(everywhere) == []

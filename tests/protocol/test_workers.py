@@ -138,6 +138,39 @@ def test_release_leases_gives_back_what_the_owner_does_not_name(
     )
 
 
+def test_leases_that_a_restart_forgot_are_resumed_under_the_tokens_of_their_worker(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path / "w.db") as server:
+        with server.client() as client:
+            ids = [push(client, "q") for _ in range(3)]
+            tokens = client.ok("PULLB", queue="q", count=3, owner="me", detach=True)["tokens"]
+        server.kill()
+        server.start()
+        with server.client() as client:
+            taken, _ = take(client, "q", owner="somebody else")
+            assert taken["id"] == ids[0]
+            kept = client.ok("ReleaseLeases", owner="me", queues=["q"], keep=ids, tokens=tokens, lockTtl=5000)
+            assert kept["count"] == 0
+            assert [state(client, job_id) for job_id in ids] == ["active"] * 3
+            assert client.ok("JobHeartbeatB", ids=ids, tokens=tokens)["data"]["lost"] == [ids[0]]
+            assert client.call("ACKB", ids=ids[1:], tokens=tokens[1:]) == OK
+            assert client.ok("PULL", queue="q")["job"] is None
+
+
+def test_a_lease_is_resumed_in_a_queue_that_serves_groups_in_turn(client: Client, queue: str) -> None:
+    ids = [push(client, queue, groupId="g") for _ in range(2)]
+    assert client.ok("PULL", queue=queue, group={"affinity": "other"})["job"] is None
+    assert client.ok("ReleaseLeases", owner="me", queues=[queue], keep=ids[:1], tokens=["t"])["count"] == 0
+    assert state(client, ids[0]) == "active"
+    assert client.ok("GetGroupActiveCount", queue=queue, groupId="g")["data"]["count"] == 1
+    assert client.ok("PULL", queue=queue, group={})["job"]["id"] == ids[1]
+    assert client.call("ACK", id=ids[0], token="t") == OK
+
+
+def test_release_leases_wants_a_token_for_each_job(client: Client, queue: str) -> None:
+    error = client.error("ReleaseLeases", owner="me", queues=[queue], keep=["a", "b"], tokens=["t"])
+    assert error == "ReleaseLeases tokens length must match ids length"
+
+
 def test_a_detached_batch_survives_its_connection(server: ServerProcess, client: Client, queue: str) -> None:
     job_id = push(client, queue)
     with server.client() as leaving:

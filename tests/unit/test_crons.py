@@ -305,3 +305,12 @@ async def test_a_slot_fired_by_another_server_is_not_fired_here(scheduler: Sched
         await other.fire_due()
         await scheduler.fire()
     assert (await scheduler.waiting(), await scheduler.executions()) == (5, 5)
+
+
+async def test_a_job_counts_from_the_slot_it_was_made_for(scheduler: Scheduler) -> None:
+    await scheduler.put(repeat_every=1_000, prevent_overlap=False)
+    scheduler.clock.advance(3_700)
+    assert await scheduler.fire() == 3
+    jobs = await scheduler.backend.jobs("q", None, 0, 10, True)
+    created = [msgspec.msgpack.decode(job)["createdAt"] for job in jobs]
+    assert created == [START + 1_000, START + 2_000, START + 3_000]

@@ -614,6 +614,35 @@ def test_a_reader_finds_its_place_in_a_large_open_segment(tmp_path: Path) -> Non
         assert seqs(log, after, 9) == list(range(after + 1, min(after + 10, 1_208)))
 
 
+def test_a_place_deep_in_a_closed_segment_is_reached_with_pauses(tmp_path: Path) -> None:
+    log = open_log(tmp_path, 0)
+    lines = append(log, 10_000)
+    roll_now(log)
+    strolled = list(log.stroll(9_990, 5))
+    assert [text for text in strolled if text] == lines[9_990:9_995]
+    assert strolled.count(b"") == 3
+    assert kept(log, 9_990, 5) == lines[9_990:9_995]
+
+
+def test_segments_are_listed_by_position_and_given_away_as_they_lie(tmp_path: Path) -> None:
+    log = open_log(tmp_path, 0)
+    append(log, 4)
+    roll_now(log)
+    append(log, 3)
+    log.roll()  # never run: waits
+    append(log, 2)
+    listed = log.listed((0, 0), 10)
+    assert [(one.first, one.last, one.sealed) for one in listed] == [(1, 4, True), (5, 7, False), (8, 9, False)]
+    assert [one.first for one in log.listed((EPOCH, 4), 10)] == [5, 8]
+    assert [one.first for one in log.listed((EPOCH, 3), 1)] == [1]
+    assert log.listed((EPOCH, 9), 10) == log.listed((EPOCH + 1, 0), 10) == []
+    packed = (shard(tmp_path) / public_names(tmp_path)[0]).read_bytes()
+    assert log.sealed_chunk(1, 3, 5) == (packed[3:8], len(packed))
+    assert log.sealed_chunk(5, 0, 5) is None
+    (shard(tmp_path) / public_names(tmp_path)[0]).unlink()
+    assert log.sealed_chunk(1, 0, 5) is None
+
+
 def test_a_segment_damaged_while_running_is_named_and_skipped(tmp_path: Path) -> None:
     log = open_log(tmp_path, 0)
     for _ in range(3):

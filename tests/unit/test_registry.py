@@ -48,6 +48,7 @@ EXTENSIONS = _names("""
     DashboardOverview DashboardQueues DashboardQueue DashboardHistory DashboardFailures
     Health Ready HeapStats QueuesSummary DlqPage SearchJobs DashboardCrons ReleaseLeases
     FlowStart FlowAdvance FlowGet FlowList FlowWait
+    Events EventSegments EventSegment EventPosition ForgetEventPosition ScanJobs ScanResults ScanDlq
 """)
 
 CATEGORIES = {

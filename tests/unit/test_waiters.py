@@ -121,10 +121,16 @@ def test_parking_rings_the_alarm_in_time() -> None:
     assert alarm.due_mono <= 200
 
 
-def test_a_waiter_must_be_driven(parked: Parked) -> None:
+def test_a_waiter_served_before_it_is_awaited_has_its_value_ready(parked: Parked) -> None:
     waiter = parked.waiters.park_job("j", 100)
-    with pytest.raises(RuntimeError, match="before anybody drove it"):
-        waiter.finish(None)
+    waiter.finish("early")
+
+    async def command() -> object:
+        return await waiter
+
+    with pytest.raises(StopIteration) as done:
+        command().send(None)
+    assert done.value.value == "early"
 
 
 def test_awaiting_hands_the_waiter_to_the_driver(parked: Parked) -> None:

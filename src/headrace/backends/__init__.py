@@ -1,0 +1,11 @@
+"""Where jobs are kept. `base` is the contract, `local` and `valkey` fulfil it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from headrace.backends.local.backend import LocalBackend
+    from headrace.backends.valkey.backend import ValkeyBackend
+
+    AnyBackend: TypeAlias = LocalBackend | ValkeyBackend

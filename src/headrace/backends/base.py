@@ -15,7 +15,7 @@ To add a verb: declare it here with its contract, extend tests/conformance, then
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from msgspec import UNSET, Raw, Struct, UnsetType
@@ -200,6 +200,48 @@ class DeadLetter(Struct, rename="camel"):
     expires_at: float | None
 
 
+class SegmentInfo(Struct, rename="camel"):
+    """A segment as readers see it. A sealed one never changes; one that is not may grow and be sealed."""
+
+    first: int
+    last: int
+    epoch: int
+    sealed: bool
+    raw_bytes: int
+    file_bytes: int
+    first_at: float
+    last_at: float
+
+
+class JobScan(Struct, frozen=True):
+    """Which jobs a scan is after: those with after < number <= until, in push order."""
+
+    queue: str | None
+    states: tuple[str, ...]
+    """Words of states; none stands for all."""
+    after: int
+    until: int
+    limit: int
+
+
+class ScanPage(Struct):
+    rows: list[Any]
+    next: int | None
+    """Where the next page begins (its `after`); None when there is nothing left."""
+    newest: int
+    """The number of the job that was pushed last."""
+
+
+class ResultRow(Struct, rename="camel"):
+    """What a completed job returned; `result` is left out when that was nothing."""
+
+    id: str
+    queue: str
+    name: str | None
+    finished_at: float
+    result: Raw | UnsetType = UNSET
+
+
 class DlqStats(Struct, rename="camel"):
     total: int
     by_reason: dict[str, int]
@@ -254,8 +296,9 @@ class MinuteMetrics(Struct):
 
 class Backend(Protocol):
     # -- life of the backend ---------------------------------------------------------------------------------------
-    is_local: bool
-    """Whether verbs never suspend, so that dispatch may run them without a task."""
+    @property
+    def is_local(self) -> bool:
+        """Whether verbs never suspend, so that dispatch may run them without a task."""
 
     alarm: Alarm
     """Rung by whatever plans something: the engine's timer follows it."""
@@ -325,6 +368,9 @@ class Backend(Protocol):
     async def release_leases(self, queue: str, owner: str, keep: Collection[str]) -> int:
         """Give back the jobs of a queue that are leased to `owner`, but for those whose ids are in `keep`; how many."""
 
+    async def resume_leases(self, queue: str, owner: str, held: Mapping[str, str], lease_ms: float) -> int:
+        """Lease those of these jobs (id -> token) that wait to `owner` again, under the tokens it has; how many."""
+
     async def extend(self, job_id: str, token: str | None, duration_ms: float | None, *, force: bool = False) -> bool:
         """Renew a lease by `duration_ms`, or by its own length. Without token: only the heartbeat is noted, unless
         `force`. False when the job is not active or the token is wrong."""
@@ -342,6 +388,15 @@ class Backend(Protocol):
 
     async def outcome(self, job_id: str) -> Outcome:
         """State, result and error for WaitJob. NotFound: Job not found."""
+
+    async def scan_jobs(self, wanted: JobScan) -> ScanPage:
+        """Jobs by number, as whole maps: what partitioned readers need. *Sliced.*"""
+
+    async def scan_results(self, wanted: JobScan) -> ScanPage:
+        """`ResultRow`s of completed jobs. *Sliced.*"""
+
+    async def scan_dlq(self, wanted: JobScan) -> ScanPage:
+        """`DeadLetter`s. *Sliced.*"""
 
     async def jobs(self, queue: str, states: Sequence[str] | None, offset: int, limit: int, asc: bool) -> list[Raw]:
         """Jobs by creation; a list of states is a union. ReplyTooLarge when they would not fit one frame.

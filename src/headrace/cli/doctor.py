@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
+
+from headrace.cli.output import print_json
 
 
-def add_doctor(subcommands: Any) -> None:
-    parser = subcommands.add_parser(
-        "doctor",
-        help="check a database file",
-        description="Check a database file and its event log while no server has it open. Exit code 0: healthy.",
-    )
+def prepare(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Check a database file and its event log while no server has it open. Exit code 0: healthy."
     parser.add_argument("--data-path", metavar="FILE", default="headrace.db", help="(default: headrace.db)")
+    parser.add_argument("--json", action="store_true", dest="as_json", help="JSON for machines on stdout")
     parser.set_defaults(run=run)
 
 
@@ -21,6 +19,9 @@ def run(arguments: argparse.Namespace) -> int:
     from headrace.backends.local.checkup import examine
 
     report = examine(Path(arguments.data_path))
+    if arguments.as_json:
+        print_json({"healthy": not report.problems, "facts": report.facts, "problems": report.problems})
+        return 1 if report.problems else 0
     for line in report.facts:
         print(f"  {line}")
     for problem in report.problems:

@@ -26,8 +26,10 @@ class JsonLines(logging.Formatter):
         return json.dumps(shown, ensure_ascii=False)
 
 
-def configure_logging(form: str, level: str) -> None:
+def configure_logging(form: str, level: str, *filters: logging.Filter) -> None:
     handler = logging.StreamHandler()
+    for found in filters:
+        handler.addFilter(found)
     if form == "json":
         handler.setFormatter(JsonLines())
     else:

@@ -1,40 +1,78 @@
-"""Argument parsing and the exit code. A subcommand is a function that takes the parsed arguments.
+"""The parser and the exit code. Each command is a module of this package with the command's name.
 
-To add one: a function `add_<name>(subcommands)` in a module of this package that sets `run`, and its line in `_parser`.
+Only the module of the command that is asked for is imported, so help and commands start fast. To add a command: its
+line in COMMANDS, and a module `headrace/cli/<name>.py` with `prepare(parser)` that describes it, adds its arguments and
+sets `run`, a function that takes the parsed arguments and returns the exit code. Heavy imports belong into `run`.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from importlib import import_module
+from typing import Final
 
 from headrace import __version__
-from headrace.cli import doctor, flow, serve, worker
+from headrace.cli.session import Exit, abandon_stdout, report
 from headrace.errors import HeadraceError
 
+COMMANDS: Final[dict[str, str]] = {
+    "serve": "run a server in the foreground",
+    "worker": "run the tasks of an app",
+    "push": "add a job, or many from a file",
+    "pull": "take jobs out and show them",
+    "job": "look at one job, steer it, wait for it",
+    "jobs": "list the jobs of a queue",
+    "queues": "list queues; pause, resume, limit, drain, clean, obliterate them",
+    "dlq": "dead letters of a queue: list by error, retry, remove",
+    "cron": "schedules: list, add, delete; when an expression runs next",
+    "workers": "list the workers",
+    "events": "follow what happens, live",
+    "top": "watch queues and workers in the terminal",
+    "stats": "figures of the server",
+    "health": "exit code 0 when the server is well, for probes",
+    "export": "write the jobs of a queue as JSON lines",
+    "bench": "measure how fast a server answers from here",
+    "call": "send any command of the protocol",
+    "flow": "workflows: list, show, cancel, signal, retry",
+    "pipeline": "job history to facts and reports, with Spark",
+    "doctor": "check a database file",
+    "valkey": "prepare a Valkey server, or print our function libraries",
+}
 
-def _parser() -> argparse.ArgumentParser:
+
+def _parser(wanted: Collection[str]) -> argparse.ArgumentParser:
+    """The parser, complete for the commands that are named."""
     parser = argparse.ArgumentParser(
         prog="headrace",
         description="A job queue that speaks the bunqueue protocol and loses nothing it acknowledged.",
-        epilog="Try `headrace serve` and connect a client to port 6789. `headrace COMMAND --help` tells more.",
+        epilog='Try `headrace serve`, then `headrace push mail welcome \'{"to": "ada"}\'` in another terminal. '
+        "`headrace COMMAND --help` tells more.",
     )
     parser.add_argument("--version", action="version", version=f"headrace {__version__}")
+    parser.set_defaults(url=None, as_json=False)
     subcommands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    serve.add_serve(subcommands)
-    worker.add_worker(subcommands)
-    doctor.add_doctor(subcommands)
-    flow.prepare(subcommands.add_parser("flow", help="workflows: list, show, cancel, signal, retry"))
+    for name, summary in COMMANDS.items():
+        command = subcommands.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
+        if name in wanted:
+            import_module(f"headrace.cli.{name}").prepare(command)
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    arguments = _parser().parse_args(argv)
+    words = sys.argv[1:] if argv is None else argv
+    arguments = _parser(words[:1]).parse_args(words)
     try:
-        return int(arguments.run(arguments) or 0)
+        code = int(arguments.run(arguments) or 0)
+        sys.stdout.flush()
+        return code
     except HeadraceError as error:
-        print(f"headrace: {error}", file=sys.stderr)
-        return 1
+        return report(error, arguments.as_json)
     except KeyboardInterrupt:
-        return 130
+        return Exit.INTERRUPTED
+    except OSError as error:  # nobody reads any more (`| head`), or what is printed cannot be written
+        abandon_stdout()
+        if not isinstance(error, BrokenPipeError):
+            print(f"headrace: {error}", file=sys.stderr)
+        return Exit.FAILED

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import argparse
 import gc
-from typing import Any
 
 from headrace.cli.logs import configure_logging
 from headrace.config import SETTING_HELP, Settings, load_settings, split_tokens
 
 
-def add_serve(subcommands: Any) -> None:
-    parser = subcommands.add_parser(
-        "serve",
-        help="run a server in the foreground",
-        description="Run a server in the foreground. It prints one line when it listens and stops on SIGTERM "
-        "or Ctrl-C after the replies in flight have left. Flags win over environment (HEADRACE_TCP_PORT, ...), "
-        "environment over the config file.",
+def prepare(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Run a server in the foreground. It prints one line when it listens and stops on SIGTERM or Ctrl-C after the "
+        "replies in flight have left. Flags win over environment (HEADRACE_TCP_PORT, ...), environment over the "
+        "config file."
     )
     parser.add_argument("--config", metavar="FILE", help="TOML file with the same names (tcp_port = 6789)")
     defaults = Settings()
@@ -29,7 +26,7 @@ def add_serve(subcommands: Any) -> None:
         if name in _SWITCHES:
             parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=help_text)
             continue
-        is_number = isinstance(default, int) or name == "completed_retention_ms"
+        is_number = isinstance(default, int) or name in _OPTIONAL_NUMBERS
         parser.add_argument(
             flag,
             metavar="N" if is_number else name.rsplit("_", 1)[-1].upper(),
@@ -41,11 +38,13 @@ def add_serve(subcommands: Any) -> None:
 
 
 _LISTS = ("auth_tokens", "cors_allow_origin", "allowed_hosts", "webhook_allow")
+_OPTIONAL_NUMBERS = ("completed_retention_ms", "capture_keep_bytes")
 _SWITCHES = ("metrics_auth", "webhook_require_https")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    flags = {name: value for name, value in vars(arguments).items() if name != "run"}
+    given = vars(arguments)
+    flags = {name: given[name] for name in (*Settings.__struct_fields__, "config")}
     settings = load_settings(flags)
     configure_logging(settings.log_format, settings.log_level)
     gc.disable()  # imports make many objects and no garbage; the server turns it on again when it listens

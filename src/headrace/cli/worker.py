@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from headrace.errors import HeadraceError
 
@@ -23,16 +23,15 @@ if TYPE_CHECKING:
 
 log: Final = logging.getLogger("headrace.worker")
 
-_SHORT_LIFE: Final = 5.0
+_LOOK_EVERY: Final = 0.2
 _PAUSE: Final = 1.0
+"""Seconds before a process that ended is replaced: one that cannot start must not eat a core."""
 
 
-def add_worker(subcommands: Any) -> None:
-    parser = subcommands.add_parser(
-        "worker",
-        help="run the tasks of an app",
-        description="Run the tasks of an app. On SIGTERM or Ctrl-C it takes no more jobs, lets those that run end "
-        "within --drain, and gives the rest back at once.",
+def prepare(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Run the tasks of an app. On SIGTERM or Ctrl-C it takes no more jobs, lets those that run end within --drain, "
+        "and gives the rest back at once."
     )
     parser.add_argument("app", metavar="MODULE:APP", help="where the app is, for example shop.jobs:app")
     parser.add_argument("--queues", metavar="A,B", help="queues to work on (default: those of the app's tasks)")
@@ -42,15 +41,16 @@ def add_worker(subcommands: Any) -> None:
     parser.add_argument("--lease", default="30s", metavar="TIME", help="ours without a heartbeat for (default: 30s)")
     parser.add_argument("--max-jobs-per-child", type=int, metavar="N", help="renew processes of handlers after N jobs")
     parser.add_argument("--check", action="store_true", help="load the app, show its tasks and leave")
-    parser.add_argument("--log-format", choices=("text", "json"), default="text")
-    parser.add_argument("--log-level", default="info", metavar="LEVEL")
+    parser.add_argument("--log-format", choices=("text", "json"), default="text", help="(default: text)")
+    parser.add_argument("--log-level", default="info", metavar="LEVEL", help="(default: info)")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     from headrace.cli.logs import configure_logging
+    from headrace.worker.logs import JobFields
 
-    configure_logging(arguments.log_format, arguments.log_level)
+    configure_logging(arguments.log_format, arguments.log_level, JobFields())
     if arguments.processes > 1:
         return Supervisor(arguments.processes).run()
     app = load_app(arguments.app)
@@ -114,42 +114,43 @@ class Supervisor:
     """Keeps N processes of this command alive."""
 
     def __init__(self, count: int) -> None:
-        self._count = count
-        self._children: dict[int, tuple[subprocess.Popen[bytes], float]] = {}
+        self._children: dict[int, subprocess.Popen[bytes]] = {}
+        self._due = dict.fromkeys(range(count), 0.0)
+        """Places without a process, and when the next one may be started there."""
         self._is_stopping = False
 
     def run(self) -> int:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
-        for slot in range(self._count):
-            self._start(slot)
-        while self._children:
+        while self._children or not self._is_stopping:
             self._look_after()
-            time.sleep(0.2)
+            time.sleep(_LOOK_EVERY)
         return 0
 
-    def _start(self, slot: int) -> None:
-        command = [sys.executable, "-m", "headrace", *_without_processes(sys.argv[1:])]
-        # A group of their own: Ctrl-C reaches us alone, and we pass it on once.
-        self._children[slot] = (subprocess.Popen(command, start_new_session=True), time.monotonic())
-
     def _look_after(self) -> None:
-        for slot, (child, began) in list(self._children.items()):
-            code = child.poll()
-            if code is None:
-                continue
-            del self._children[slot]
-            if not self._is_stopping:
-                log.error("worker process %d ended with code %s; starting another one", child.pid, code)
-                if time.monotonic() - began < _SHORT_LIFE:
-                    time.sleep(_PAUSE)
-                self._start(slot)
+        now = time.monotonic()
+        for slot, child in list(self._children.items()):
+            if child.poll() is not None:
+                self._bury(slot, now)
+            elif self._is_stopping:
+                child.terminate()
+        for slot in [slot for slot, due in self._due.items() if due <= now and not self._is_stopping]:
+            self._start(slot)
+
+    def _start(self, slot: int) -> None:
+        del self._due[slot]
+        command = [sys.executable, "-m", "headrace", *_without_processes(sys.argv[1:])]
+        # A group of their own: Ctrl-C reaches us alone, and we pass it on.
+        self._children[slot] = subprocess.Popen(command, start_new_session=True)
+
+    def _bury(self, slot: int, now: float) -> None:
+        child = self._children.pop(slot)
+        self._due[slot] = now + _PAUSE
+        if not self._is_stopping:
+            log.error("worker process %d ended with code %s; starting another one", child.pid, child.returncode)
 
     def _stop(self, number: int, frame: object) -> None:
         self._is_stopping = True
-        for child, _ in self._children.values():
-            if child.poll() is None:
-                child.terminate()
 
 
 def _without_processes(argv: list[str]) -> list[str]:

@@ -6,16 +6,19 @@ A channel lives on the loop of its `line`; nothing here may be called from anoth
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import Final, Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import msgspec
-from msgspec import Struct
+from msgspec import Raw, Struct
 
-from headrace.client.conversation import Done
+from headrace.client.policy import LinkState
 from headrace.commands._base import Command, Reply
+from headrace.errors import HeadraceError
 
 R = TypeVar("R", bound=Reply)
+Done = Callable[[R | HeadraceError], None]
 
 
 class EventView(Struct, rename="camel"):
@@ -38,11 +41,29 @@ class EventView(Struct, rename="camel"):
         return self.event_type in ("completed", "removed") or (self.event_type == "failed" and bool(self.terminal))
 
 
-decode_event: Final = msgspec.msgpack.Decoder(EventView, strict=False, ext_hook=lambda code, data: None).decode
+@functools.cache
+def _decoder() -> msgspec.msgpack.Decoder[EventView]:
+    return msgspec.msgpack.Decoder(EventView, strict=False, ext_hook=lambda code, data: None)
+
+
+def decode_event(encoded: bytes | Raw) -> EventView:
+    return _decoder().decode(encoded)
+
 
 Hear = Callable[[EventView], None]
 LinkChange = Callable[[bool], None]
 """Called with True when the channel is (again) able to ask, with False when it lost its peer."""
+
+
+class LinkHealth(NamedTuple):
+    """How one socket is doing."""
+
+    state: LinkState
+    latency: float | None
+    """Seconds that the greeting or the last ping took."""
+    errors: int
+    """How often it was lost or could not be made."""
+    in_flight: int
 
 
 class Channel(Protocol):
@@ -51,6 +72,13 @@ class Channel(Protocol):
 
     def open_own(self, hear: Hear | None = None, changed: LinkChange | None = None) -> Channel:
         """A channel of its own beside this one: for a worker, or for somebody who listens to events."""
+
+    @property
+    def health(self) -> list[LinkHealth]:
+        """One entry per socket; none where there is no socket."""
+
+    def force_reconnect(self) -> None:
+        """Give all sockets up and make new ones."""
 
     async def start(self) -> None:
         """Return when the first answer can be had; raise when it cannot be had."""

@@ -7,39 +7,47 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from headrace.client.channel import Channel
+from headrace.client.channel import Channel, Done, LinkHealth
 from headrace.client.line import Line, Mailbox, shared_line
+from headrace.clock import Clock, SystemClock
 from headrace.commands._base import Command, Reply
 from headrace.errors import ClientClosed, HeadraceError
 
 R = TypeVar("R", bound=Reply)
 
+Make = Callable[[], Coroutine[Any, Any, Channel]]
+
 DEFAULT_TIMEOUT: Final = 30.0
+
+
+_left_to_parent: Final[list[object]] = []
 
 
 class Client:
     """A channel on the line of this process. `make` is called there, when somebody first asks."""
 
-    def __init__(self, make: Callable[[], Awaitable[Channel]], timeout: float = DEFAULT_TIMEOUT) -> None:
-        self._make = make
+    def __init__(self, make: Make, timeout: float = DEFAULT_TIMEOUT) -> None:
+        self._make = self._own_make = make
+        self.clock: Clock = SystemClock()
+        """What moments ("run it at three") are compared with."""
         self.timeout = timeout
-        self._line: Line | None = None
-        self._channel: Channel | None = None
-        self._opening: asyncio.Future[Channel] | None = None
+        """Seconds after which a command without an answer fails."""
         self.is_closed = False
+        """What is asked from now on is refused."""
+        # The rest is touched on the line only.
+        self._home: Line | None = None
+        self._channel: Channel | None = None
+        self._opening: asyncio.Task[Channel] | None = None
+        self._has_ended = False
 
     @property
     def line(self) -> Line:
-        # A forked child has neither the thread nor the sockets of its parent.
-        line = shared_line()
-        if self._line is not line:
-            self._line, self._channel, self._opening = line, None, None
-        return line
+        return shared_line()
 
     # -- asking --------------------------------------------------------------------------------------------------------
 
@@ -57,57 +65,99 @@ class Client:
         self._post(command, partial(_settle, future), timeout)
         return future.result()
 
-    def _post(self, command: Command[R], done: Callable[[R | HeadraceError], None], timeout: float | None) -> None:
+    def _post(self, command: Command[R], done: Done[R], timeout: float | None) -> None:
         if self.is_closed:
             raise ClientClosed
         self.line.post(partial(self.submit, command, done, self.timeout if timeout is None else timeout))
 
     # -- on the line ---------------------------------------------------------------------------------------------------
 
-    def submit(self, command: Command[R], done: Callable[[R | HeadraceError], None], timeout: float) -> None:
+    def submit(self, command: Command[R], done: Done[R], timeout: float) -> None:
         """Ask from the line's own thread."""
-        if self._channel is not None:
-            self._channel.submit(command, done, timeout)
+        channel = self._standing_channel()
+        if channel is not None:
+            channel.submit(command, done, timeout)
+        elif self._has_ended:
+            done(ClientClosed())
         else:
-            opening = self.open()
-            opening.add_done_callback(lambda opened: _submit_opened(opened, command, done, timeout))
-
-    def open(self) -> asyncio.Future[Channel]:
-        """The channel, made when it is first wanted; a failure is not kept: the next one who asks tries again."""
-        if self._opening is None:
-            self._opening = asyncio.ensure_future(self._open())
-        return self._opening
-
-    async def _open(self) -> Channel:
-        try:
-            self._channel = await self._make()
-            return self._channel
-        finally:
-            self._opening = None
+            self._open().add_done_callback(lambda opened: _submit_opened(opened, command, done, timeout))
 
     async def channel(self) -> Channel:
         """The channel itself, for those who live on the line: workers and listeners."""
-        return self._channel or await self.open()
+        if self._has_ended:
+            raise ClientClosed
+        channel = self._standing_channel()
+        return await asyncio.shield(self._open()) if channel is None else channel
+
+    def _standing_channel(self) -> Channel | None:
+        if self._home is not shared_line():
+            # A forked child has neither the thread nor the sockets of its parent. They are left alone, not closed.
+            _left_to_parent.append((self._channel, self._opening))
+            self._home, self._channel, self._opening = shared_line(), None, None
+        return self._channel
+
+    def _open(self) -> asyncio.Task[Channel]:
+        """Make the channel; a failure is not kept: the next one who asks tries again."""
+        if self._opening is None:
+            self._opening = asyncio.get_running_loop().create_task(self._make())
+            self._opening.add_done_callback(self._opened)
+        return self._opening
+
+    def _opened(self, opening: asyncio.Task[Channel]) -> None:
+        self._opening = None
+        if opening.exception() is None:
+            self._channel = opening.result()
+            self.line.closers[self] = self._end
+
+    async def _end(self) -> None:
+        self.is_closed = self._has_ended = True
+        if self._standing_channel() is None and self._opening is not None:
+            await asyncio.wait([self._opening])
+        channel, self._channel = self._channel, None
+        self.line.closers.pop(self, None)
+        if channel is not None:
+            await channel.close()
 
     # -- opening and closing -------------------------------------------------------------------------------------------
 
-    def connect(self) -> Future[None]:
-        async def opened() -> None:
-            if self._channel is None:
-                await self.open()
-
-        return self.line.run(opened)
+    def connect(self) -> Future[Channel]:
+        """Find out now whether there is anybody to talk to."""
+        return self.line.run(self.channel)
 
     def close(self) -> Future[None]:
         """Close the channel; what is asked from now on is refused."""
         self.is_closed = True
+        return self.line.run(self._end)
 
-        async def closed() -> None:
-            channel, self._channel = self._channel, None
-            if channel is not None:
-                await channel.close()
+    def divert(self, make: Make | None, clock: Clock | None = None) -> Future[None]:
+        """Close the channel and make the next one elsewhere: a test's engine in place of the real one. None: as before.
 
-        return self.line.run(closed)
+        All objects that share this client follow.
+        """
+
+        async def change() -> None:
+            await self._end()
+            self.is_closed = self._has_ended = False
+            self._make = make or self._own_make
+            self.clock = clock or SystemClock()
+
+        return self.line.run(change)
+
+    # -- the sockets ---------------------------------------------------------------------------------------------------
+
+    @property
+    def health(self) -> list[LinkHealth]:
+        """How each socket is doing: its state, latency and errors. An engine in this process has none."""
+        return [] if self._channel is None else self._channel.health
+
+    def force_reconnect(self) -> None:
+        """Give all sockets up and make new ones: for those who know that the network changed."""
+        self.line.post(self._force_reconnect)
+
+    def _force_reconnect(self) -> None:
+        channel = self._standing_channel()
+        if channel is not None:
+            channel.force_reconnect()
 
 
 def _submit_opened(opened: asyncio.Future[Channel], command: Command[Any], done: Any, timeout: float) -> None:
@@ -138,6 +188,9 @@ def _mailbox_of(loop: asyncio.AbstractEventLoop) -> Mailbox:
 
 
 def _post_home(mailbox: Mailbox, work: Callable[[], None]) -> None:
-    # Who asked may have closed its loop meanwhile: then nobody waits.
-    if not mailbox.loop.is_closed():
+    try:
         mailbox.post(work)
+    except RuntimeError:
+        # Who asked has closed its loop meanwhile: then nobody waits.
+        if not mailbox.loop.is_closed():
+            raise

@@ -11,31 +11,39 @@ from __future__ import annotations
 
 import functools
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 from msgspec import Raw, Struct
 
-from headrace.client.policy import MAX_BLOCKING, MAX_WAITING, ConnectionOptions
+from headrace.client.channel import Done
+from headrace.client.payloads import without_absent
+from headrace.client.policy import MAX_WAITING, ConnectionOptions
 from headrace.commands._base import BY_TYPE, Command, Flag, Reply
 from headrace.commands.connection import CAPABILITIES, ERROR_CODES, PROTOCOL_VERSION, Auth, Hello
 from headrace.errors import (
-    ConnectionLost,
     HeadraceError,
+    InvalidCommand,
     NotAuthenticated,
     ProtocolViolation,
     Refused,
     UnknownCommand,
+    Unreachable,
     error_of,
 )
 from headrace.frames import HEADER, Frames
 
 R = TypeVar("R", bound=Reply)
-Done = Callable[[R | HeadraceError], None]
 
 _encode: Final = msgspec.msgpack.Encoder().encode
 _encode_into: Final = msgspec.msgpack.Encoder().encode_into
+
+
+@functools.cache
+def is_blocking(command: type[Command[Any]]) -> bool:
+    """Whether a command waits for an event. Asked for every command, and flags are slow."""
+    return bool(BY_TYPE[command].flags & Flag.BLOCKING)
 
 
 class Question(Generic[R]):
@@ -46,7 +54,7 @@ class Question(Generic[R]):
     def __init__(self, command: Command[R], done: Done[R]) -> None:
         self.command = command
         self.done = done
-        self.is_blocking = bool(BY_TYPE[type(command)].flags & Flag.BLOCKING)
+        self.is_blocking = is_blocking(type(command))
         self.is_over = False
         self.number = 0
         self.timeout = 0.0
@@ -70,7 +78,7 @@ _open: Final = msgspec.msgpack.Decoder(_Envelope, strict=False).decode
 
 
 @functools.cache
-def _reply_decoder(command: type[Command[Any]]) -> Callable[[bytes], Any]:
+def reply_decoder(command: type[Command[Any]]) -> Callable[[bytes], Any]:
     return msgspec.msgpack.Decoder(BY_TYPE[command].reply, strict=False).decode
 
 
@@ -96,17 +104,27 @@ class Conversation:
         return len(self._asked)
 
     @property
-    def has_room_to_block(self) -> bool:
-        """Whether one more command may wait for an event without holding up others."""
-        return self._blocking < MAX_BLOCKING
+    def blocking(self) -> int:
+        """How many commands that wait for an event are under way here, or will be."""
+        return self._blocking
+
+    @property
+    def is_pipelined(self) -> bool:
+        """Whether replies may overtake each other, as the greeting has shown."""
+        return self._window > 1
 
     def ask(self, question: Question[Any]) -> None:
         if len(self._waiting) >= MAX_WAITING:
-            question.end(ConnectionLost(f"No connection, and {MAX_WAITING} commands wait for one already"))
+            question.end(Unreachable(f"{MAX_WAITING} commands wait for this connection already"))
             return
         self._waiting.append(question)
+        self._blocking += question.is_blocking
         if self.is_ready:
             self._send_waiting()
+
+    @property
+    def has_output(self) -> bool:
+        return bool(self._out)
 
     def take(self) -> bytearray:
         """The bytes to send now."""
@@ -115,44 +133,75 @@ class Conversation:
 
     def _send_waiting(self) -> None:
         while self._waiting and len(self._asked) < self._window:
-            question = self._waiting.popleft()
-            if not question.is_over:
-                self._send(question)
+            self._send(self._waiting.popleft())
 
     def _send(self, question: Question[Any]) -> None:
         self._last_number += 1
-        question.number = self._last_number
-        question.command.req_id = Raw(_encode(question.number))
-        self._asked[question.number] = question
-        self._blocking += question.is_blocking
+        question.command.req_id = Raw(_encode(self._last_number))
         out = self._out
         start = len(out)
         out += b"\0\0\0\0"
-        _encode_into(question.command, out, start + 4)
+        try:
+            _encode_into(question.command, out, start + 4)
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            del out[start:]
+            self._blocking -= question.is_blocking
+            question.end(InvalidCommand(f"{type(question.command).__name__} cannot be sent: {error}"))
+            return
         HEADER.pack_into(out, start, len(out) - start - 4)
+        question.number = self._last_number
+        self._asked[question.number] = question
 
-    def open_questions(self) -> list[Question[Any]]:
-        return [question for question in (*self._asked.values(), *self._waiting) if not question.is_over]
+    def overdue(self, now: float) -> list[Question[Any]]:
+        """Those whose time is up. Where one was sent its place stays taken: its reply may still come."""
+        late = [question for question in self._open() if question.deadline <= now]
+        if any(question.number == 0 for question in late):
+            self._put_back(question for question in self.take_waiting() if question.deadline > now)
+        return late
+
+    def next_deadline(self) -> float:
+        return min((question.deadline for question in self._open()), default=float("inf"))
+
+    def _open(self) -> Iterator[Question[Any]]:
+        return (question for question in (*self._asked.values(), *self._waiting) if not question.is_over)
+
+    def _put_back(self, waiting: Iterable[Question[Any]]) -> None:
+        for question in waiting:
+            self._waiting.append(question)
+            self._blocking += question.is_blocking
 
     # -- the greeting --------------------------------------------------------------------------------------------------
 
     def greet(self) -> None:
         hello = Hello(protocol_version=PROTOCOL_VERSION, capabilities=[*CAPABILITIES, ERROR_CODES])
-        self._send(Question(hello, self._greeted))
+        self._say(hello, self._greeted)
+
+    def _say(self, command: Command[R], done: Done[R]) -> None:
+        """Ask ahead of everything that waits."""
+        question = Question(command, done)
+        self._blocking += question.is_blocking
+        self._send(question)
 
     def _greeted(self, outcome: Any) -> None:
         if isinstance(outcome, NotAuthenticated):
-            token = self._options.current_token()
-            if token is None:
-                self.failure = NotAuthenticated("The server wants a token: headrace://host:6789?token=...")
-            else:
-                self._send(Question(Auth(token=token), self._authenticated))
+            self._authenticate()
         elif isinstance(outcome, UnknownCommand):
             self._begin(1)
         elif isinstance(outcome, HeadraceError):
             self.failure = outcome
         else:
             self._begin(outcome.protocol_version)
+
+    def _authenticate(self) -> None:
+        try:
+            token = self._options.current_token()
+        except Exception as error:  # somebody else's function
+            self.failure = NotAuthenticated(f"The token could not be had: {error!r}")
+            return
+        if token is None:
+            self.failure = NotAuthenticated("The server wants a token: headrace://host:6789?token=...")
+        else:
+            self._say(Auth(token=token), self._authenticated)
 
     def _authenticated(self, outcome: Any) -> None:
         if isinstance(outcome, HeadraceError):
@@ -197,8 +246,15 @@ class Conversation:
     def _outcome(self, frame: bytes, envelope: _Envelope, command: Command[Any]) -> Any:
         if not envelope.ok:
             return error_of(envelope.code, envelope.error or "Refused without a reason")
+        decode = reply_decoder(type(command))
         try:
-            return _reply_decoder(type(command))(frame)
+            return decode(frame)
+        except msgspec.MsgspecError:
+            return self._outcome_slowly(frame, command, decode)
+
+    def _outcome_slowly(self, frame: bytes, command: Command[Any], decode: Callable[[bytes], Any]) -> Any:
+        try:
+            return decode(without_absent(frame, 2))
         except msgspec.MsgspecError as error:
             return Refused(f"The reply to {type(command).__name__} is not understood: {error}")
 
@@ -207,11 +263,19 @@ class Conversation:
     def lose(self, error: HeadraceError) -> None:
         """The link is gone: what was asked on it is lost; what only waited may be asked on the next one."""
         asked, self._asked = self._asked, {}
-        self._blocking = 0
         for question in asked.values():
+            self._blocking -= question.is_blocking
             question.end(error)
 
     def take_waiting(self) -> list[Question[Any]]:
-        waiting = [question for question in self._waiting if not question.is_over]
+        """Those that were not sent."""
+        waiting = list(self._waiting)
         self._waiting.clear()
-        return waiting
+        self._blocking -= sum(question.is_blocking for question in waiting)
+        return [question for question in waiting if not question.is_over]
+
+    def end(self, error: HeadraceError) -> None:
+        """Nobody will send or receive anything here any more."""
+        for question in self.take_waiting():
+            question.end(error)
+        self.lose(error)

@@ -7,8 +7,10 @@ meanwhile was not heard. A listener that is too slow loses the oldest events, an
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import queue as queues
 import threading
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Iterator
 from typing import Any, Final
@@ -16,9 +18,29 @@ from typing import Any, Final
 from headrace.client.channel import Channel, EventView
 from headrace.client.client import Client
 from headrace.commands.connection import SubscribeEvents
-from headrace.errors import ClientClosed, HeadraceError
+from headrace.errors import ClientClosed, CommandTimeout, HeadraceError
 
 MAX_UNHEARD: Final = 10_000
+
+
+class _Ear:
+    """A coroutine that waits for events, woken from any thread, once however many come meanwhile."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._awake = asyncio.Event()
+        self._is_rung = False
+
+    def ring(self) -> None:
+        if not self._is_rung:
+            self._is_rung = True
+            with contextlib.suppress(RuntimeError):  # its loop is closed: nobody waits
+                self._loop.call_soon_threadsafe(self._awake.set)
+
+    async def wait(self) -> None:
+        await self._awake.wait()
+        self._awake.clear()
+        self._is_rung = False
 
 
 class QueueEvents:
@@ -30,55 +52,60 @@ class QueueEvents:
         self._channel: Channel | None = None
         self._heard: deque[EventView] = deque()
         self._lock = threading.Condition()
-        self._waiters: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
-        self._was_connected = False
+        self._ears: list[_Ear] = []
         self._is_closed = False
 
     # -- on the line ---------------------------------------------------------------------------------------------------
 
     async def _open(self) -> None:
         home = await self._client.channel()
-        self._channel = home.open_own(self._hear, self._changed)
-        await self._channel.start()
-        await self._subscribe()
+        channel = home.open_own(self._hear, self._changed)
+        try:
+            await channel.start()
+            await self._subscribe(channel)
+        except BaseException:
+            await channel.close()
+            raise
+        self._channel = channel
+        self._is_closed = False
 
-    async def _subscribe(self) -> None:
-        assert self._channel is not None
+    async def _subscribe(self, channel: Channel) -> None:
         subscribed: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._channel.submit(SubscribeEvents(queue=self.queue), subscribed.set_result, self._client.timeout)
+        channel.submit(SubscribeEvents(queue=self.queue), subscribed.set_result, self._client.timeout)
         outcome = await subscribed
         if isinstance(outcome, HeadraceError):
             raise outcome
 
     def _changed(self, is_connected: bool) -> None:
-        """After the first connection it is the link that comes back by itself: then subscribe again."""
-        if is_connected and self._was_connected and self._channel is not None:
+        """A link that was lost comes back by itself and knows nothing: subscribe again."""
+        if is_connected and self._channel is not None:
             self._channel.submit(SubscribeEvents(queue=self.queue), self._resumed, self._client.timeout)
-        self._was_connected = self._was_connected or is_connected
 
     def _resumed(self, outcome: object) -> None:
         if not isinstance(outcome, HeadraceError):
-            self._hear(EventView(event_type="gap", queue=self.queue))
+            self._hear(EventView(event_type="gap", queue=self.queue, timestamp=time.time() * 1000))
+        elif isinstance(outcome, CommandTimeout):
+            self._changed(True)  # the same link, not lost: nobody else would try again
 
     def _hear(self, event: EventView) -> None:
         with self._lock:
             if len(self._heard) >= MAX_UNHEARD:
                 self._heard.clear()
-                self._heard.append(EventView(event_type="gap", queue=self.queue))
+                self._heard.append(EventView(event_type="gap", queue=self.queue, timestamp=time.time() * 1000))
             self._heard.append(event)
         self._wake()
 
     def _wake(self) -> None:
         with self._lock:
             self._lock.notify_all()
-            waiters = list(self._waiters)
-        for loop, awake in waiters:
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(awake.set)
+            ears = list(self._ears)
+        for ear in ears:
+            ear.ring()
 
     async def _close(self) -> None:
-        if self._channel is not None:
-            await self._channel.close()
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            await channel.close()
 
     # -- for threads ---------------------------------------------------------------------------------------------------
 
@@ -117,19 +144,21 @@ class QueueEvents:
         await asyncio.wrap_future(self._client.line.run(self._close))
 
     async def __aiter__(self) -> AsyncIterator[EventView]:
-        awake = asyncio.Event()
-        me = (asyncio.get_running_loop(), awake)
-        self._waiters.append(me)
+        ear = _Ear()
+        self._ears.append(ear)
         try:
             while True:
-                awake.clear()
-                while self._heard:
-                    yield self._heard.popleft()
+                while (event := self._take()) is not None:
+                    yield event
                 if self._is_closed:
                     return
-                await awake.wait()
+                await ear.wait()
         finally:
-            self._waiters.remove(me)
+            self._ears.remove(ear)
+
+    def _take(self) -> EventView | None:
+        with self._lock:
+            return self._heard.popleft() if self._heard else None
 
     def _end(self) -> None:
         self._is_closed = True

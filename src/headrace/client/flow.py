@@ -10,7 +10,7 @@ from headrace.client.client import Client
 from headrace.client.job import Job, SyncJob
 from headrace.client.options import Options, wire_options
 from headrace.client.payloads import encode_payload
-from headrace.client.queue import JobType, now_ms
+from headrace.client.queue import JobType
 from headrace.client.verbs import AsyncShell, Shell, SyncShell, verb
 from headrace.commands.families import FlowEntry, PushFlow
 from headrace.commands.jobs import PushEntry
@@ -95,7 +95,7 @@ class FlowVerbs(Shell, Generic[JobType]):
             children_ids=ids,
             depends_on=ids,
             **(_POLICIES[flow.on_failure] if parent is not None else {}),
-            **wire_options(options, now_ms),
+            **wire_options(options, self._client.clock.now_ms),
         )
         entries.append(FlowEntry(id=job_id, queue=flow.queue, input=entry))
         return FlowTree(self._job_type(self._client, job_id, flow.queue, flow.name), children)

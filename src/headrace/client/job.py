@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -10,12 +11,12 @@ from typing import Any, Final, Generic, TypeVar, cast
 import msgspec
 from msgspec import Raw, Struct
 
+from headrace import commands
 from headrace.client.client import Client
-from headrace.client.payloads import decode_payload, encode_payload
+from headrace.client.payloads import decode_payload, encode_payload, without_absent
 from headrace.client.verbs import AsyncShell, Shell, SyncShell, verb
-from headrace.commands import control, dlq, families, logs, queries
 from headrace.durations import Duration, milliseconds, seconds
-from headrace.errors import HeadraceError, JobFailed, JobTimeout, NotFound
+from headrace.errors import ConnectionLost, JobFailed, JobTimeout, NotFound, Refused, Unreachable
 from headrace.model import Log, TimelineEntry
 
 T = TypeVar("T")
@@ -76,7 +77,16 @@ class JobInfo(Struct, rename="camel", kw_only=True, omit_defaults=True):
         return datetime.fromtimestamp(self.created_at / 1000, UTC)
 
 
-decode_job: Final = msgspec.msgpack.Decoder(JobInfo, strict=False).decode
+@functools.cache
+def _decoder() -> msgspec.msgpack.Decoder[JobInfo]:
+    return msgspec.msgpack.Decoder(JobInfo, strict=False)
+
+
+def decode_job(encoded: bytes | Raw) -> JobInfo:
+    try:
+        return _decoder().decode(encoded)
+    except msgspec.ValidationError:
+        return _decoder().decode(without_absent(encoded, 1))
 
 
 class JobVerbs(Shell, Generic[T]):
@@ -117,16 +127,22 @@ class JobVerbs(Shell, Generic[T]):
         """Wait for its end, however it ends; False when it has not ended in time."""
         return await self._end(timeout) is not None
 
-    async def _end(self, timeout: Duration | None) -> control.Waited | None:
+    async def _end(self, timeout: Duration | None) -> commands.control.Waited | None:
         deadline = None if timeout is None else time.monotonic() + seconds(timeout, "timeout")
         while True:
             left = _LONGEST_WAIT if deadline is None else min(_LONGEST_WAIT, deadline - time.monotonic())
-            waited = await self._ask(
-                control.WaitJob(id=self.id, timeout=max(0, int(left * 1000))), max(left, 0) + self._client.timeout
-            )
-            if waited.completed:
-                return waited
-            state = (await self._ask(queries.GetState(id=self.id))).state
+            wait = commands.control.WaitJob(id=self.id, timeout=max(0, int(left * 1000)))
+            try:
+                waited = await self._ask(wait, max(left, 0) + self._client.timeout)
+                if waited.completed:
+                    return waited
+                state = (await self._ask(commands.queries.GetState(id=self.id))).state
+            except Unreachable:
+                raise
+            except ConnectionLost:
+                continue  # asking again changes nothing, and waits for the connection that comes
+            if state == "completed":
+                continue
             if state == "failed":
                 return waited
             if state == "unknown":
@@ -142,45 +158,48 @@ class JobVerbs(Shell, Generic[T]):
         return await self._info()
 
     async def _info(self) -> JobInfo:
-        return decode_job((await self._ask(queries.GetJob(id=self.id))).job)
+        return decode_job((await self._ask(commands.queries.GetJob(id=self.id))).job)
 
     @verb
     async def state(self) -> str:
         """`unknown` when it is not kept any more."""
-        return (await self._ask(queries.GetState(id=self.id))).state
+        return (await self._ask(commands.queries.GetState(id=self.id))).state
 
     @verb
     async def logs(self) -> list[Log]:
-        return (await self._ask(logs.GetLogs(id=self.id))).data.logs
+        return (await self._ask(commands.logs.GetLogs(id=self.id))).data.logs
 
     @verb
     async def children_values(self) -> dict[str, Any]:
-        """The results of its children, by their ids."""
-        found = await self._ask(queries.GetChildrenValues(id=self.id))
-        return {job_id: decode_payload(value) for job_id, value in found.data.values.items()}
+        """The results of its children, by `<queue>:<id>`."""
+        found = await self._ask(commands.queries.GetChildrenValues(id=self.id))
+        return {child: decode_payload(value) for child, value in found.data.values.items()}
 
     @verb
     async def failed_children(self) -> dict[str, str]:
         """Errors of failed children that the parent went on without, by `<queue>:<id>`."""
-        return (await self._ask(families.GetFailedChildrenValues(id=self.id))).values
+        return (await self._ask(commands.families.GetFailedChildrenValues(id=self.id))).values
 
     # -- telling -------------------------------------------------------------------------------------------------------
 
     @verb
     async def log(self, message: str, level: str = "info") -> None:
-        await self._ask(logs.AddLog(id=self.id, message=message, level=cast("Any", level)))
+        await self._ask(commands.logs.AddLog(id=self.id, message=message, level=cast("Any", level)))
 
     @verb
     async def set_progress(self, percent: float, message: str | None = None) -> None:
-        await self._ask(control.Progress(id=self.id, progress=percent, message=message))
+        await self._ask(commands.control.Progress(id=self.id, progress=percent, message=message))
 
     @verb
-    async def cancel(self) -> bool:
-        """Withdraw it if it has not begun. False: it was too late for that."""
+    async def cancel(self, force: bool = False) -> bool:
+        """Withdraw it if it has not begun. False: it was too late for that.
+
+        With `force` also while it runs: its worker hears of it with its next heartbeat and stops the handler.
+        """
         try:
-            await self._ask(control.Cancel(id=self.id))
-        except HeadraceError:
-            if (await self._ask(queries.GetState(id=self.id))).state == "unknown":
+            await self._ask(commands.control.Cancel(id=self.id, force=force))
+        except (NotFound, Refused):
+            if (await self._ask(commands.queries.GetState(id=self.id))).state == "unknown":
                 raise NotFound(f"Job not found: {self.id}") from None
             return False
         return True
@@ -188,31 +207,31 @@ class JobVerbs(Shell, Generic[T]):
     @verb
     async def promote(self) -> None:
         """Let a delayed job run now."""
-        await self._ask(control.Promote(id=self.id))
+        await self._ask(commands.control.Promote(id=self.id))
 
     @verb
     async def retry(self) -> None:
         """Let a dead letter run again with fresh attempts."""
-        retried = await self._ask(dlq.RetryDeadLetters(queue=self.queue, job_id=self.id))
+        retried = await self._ask(commands.dlq.RetryDeadLetters(queue=self.queue, job_id=self.id))
         if not retried.count:
             raise NotFound(f"Job {self.id} is no dead letter of {self.queue}")
 
     @verb
     async def update(self, data: Any) -> None:
-        await self._ask(control.Update(id=self.id, data=encode_payload(data)))
+        await self._ask(commands.control.Update(id=self.id, data=encode_payload(data)))
 
     @verb
     async def set_priority(self, priority: int) -> None:
-        await self._ask(control.ChangePriority(id=self.id, priority=priority))
+        await self._ask(commands.control.ChangePriority(id=self.id, priority=priority))
 
     @verb
     async def set_delay(self, delay: Duration) -> None:
-        await self._ask(control.ChangeDelay(id=self.id, delay=milliseconds(delay, "delay")))
+        await self._ask(commands.control.ChangeDelay(id=self.id, delay=milliseconds(delay, "delay")))
 
     @verb
     async def discard(self) -> None:
         """Make it a dead letter now."""
-        await self._ask(control.Discard(id=self.id))
+        await self._ask(commands.control.Discard(id=self.id))
 
 
 class Job(JobVerbs[T], AsyncShell):

@@ -2,13 +2,15 @@
 
 Callers, in whatever thread or loop they live, only post work to it and get answers posted back. So a handler that
 blocks its own loop holds up neither heartbeats nor other callers, and the synchronous and asynchronous faces of the
-client are the same thing behind two doors. After a fork the child makes a line of its own.
+client are the same thing behind two doors. After a fork the child makes a line of its own, and before the interpreter
+ends what is still open on the line is closed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import atexit
+import contextlib
 import os
 import sys
 import threading
@@ -19,6 +21,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 Work = Callable[[], None]
+Closer = Callable[[], Coroutine[Any, Any, None]]
 
 
 class Mailbox:
@@ -39,14 +42,18 @@ class Mailbox:
         # Cleared first: what is posted from now on rings again, what was posted before is in the queue already.
         self._is_rung = False
         for _ in range(len(self._work)):
-            self._work.popleft()()
+            try:
+                self._work.popleft()()
+            except Exception as error:  # a bug; whoever posted the rest still has to be served
+                self.loop.call_exception_handler({"message": "work for a loop failed", "exception": error})
 
 
 class Line:
     """A thread with a loop. `post` and `run` may be called from any thread."""
 
     def __init__(self) -> None:
-        self.pid = os.getpid()
+        self.closers: dict[object, Closer] = {}
+        """What is open on the line, and how it is closed. Only to be touched there."""
         self.loop = _new_loop()
         self.mailbox = Mailbox(self.loop)
         self.post = self.mailbox.post
@@ -73,10 +80,17 @@ class Line:
         """Whether the caller is on the line's own thread, where waiting for it would last for ever."""
         return threading.current_thread() is self._thread
 
+    async def _close_all(self) -> None:
+        while self.closers:
+            _, close = self.closers.popitem()
+            await close()
+
     def stop(self) -> None:
-        if self.pid == os.getpid() and self._thread.is_alive():
-            self.loop.call_soon_threadsafe(self.loop.stop)
-            self._thread.join(timeout=5)
+        """Close what is open, and end the thread. What was acknowledged is kept even where this fails."""
+        with contextlib.suppress(Exception):
+            self.run(self._close_all).result(timeout=5)
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(timeout=5)
 
 
 def _copy(done: asyncio.Task[T], future: Future[T]) -> None:
@@ -103,9 +117,30 @@ _line: Line | None = None
 
 def shared_line() -> Line:
     """The line of this process."""
+    return _line or _make_line()
+
+
+def _make_line() -> Line:
     global _line
     with _lock:
-        if _line is None or _line.pid != os.getpid():
+        if _line is None:
             _line = Line()
-            atexit.register(_line.stop)
+            atexit.register(_stop_line)
         return _line
+
+
+def _stop_line() -> None:
+    global _line
+    if _line is not None:
+        _line.stop()
+        _line = None
+
+
+def _forget_line() -> None:
+    """In a forked child: the thread stayed with the parent, and so did whoever held the lock."""
+    global _line, _lock
+    _line, _lock = None, threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_line)

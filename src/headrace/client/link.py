@@ -2,7 +2,7 @@
 
 What to do when is `policy`; what is said is `conversation`; this is the part that does I/O. Commands that were under
 way when the link broke fail at once ("Connection lost"); those that had not been sent yet go over the next connection,
-as far as their time allows. A server that was never reached is reported at once instead.
+as far as their time allows. A server that was never reached is reported at once instead, unless the link is patient.
 """
 
 from __future__ import annotations
@@ -15,12 +15,20 @@ from typing import Any, Final, TypeVar, cast
 
 from msgspec import Raw
 
-from headrace.client.channel import Channel, Hear, LinkChange, decode_event
-from headrace.client.conversation import Conversation, Done, Question
+from headrace.client.channel import Channel, Done, Hear, LinkChange, LinkHealth, decode_event
+from headrace.client.conversation import Conversation, Question
 from headrace.client.policy import ConnectionOptions, LinkState, Vitals, reconnect_delay
 from headrace.commands._base import Command, Reply
 from headrace.commands.monitoring import Ping
-from headrace.errors import ClientClosed, CommandTimeout, ConnectionLost, HeadraceError, NotAuthenticated
+from headrace.errors import (
+    ClientClosed,
+    ClientError,
+    CommandTimeout,
+    ConnectionLost,
+    HeadraceError,
+    NotAuthenticated,
+    Unreachable,
+)
 
 log: Final = logging.getLogger("headrace.client")
 R = TypeVar("R", bound=Reply)
@@ -29,13 +37,24 @@ R = TypeVar("R", bound=Reply)
 class Link(asyncio.Protocol):
     """Lives on one loop. `start` begins; `close` ends for good."""
 
-    def __init__(self, options: ConnectionOptions, hear: Hear | None = None, changed: LinkChange | None = None) -> None:
+    def __init__(
+        self,
+        options: ConnectionOptions,
+        hear: Hear | None = None,
+        changed: LinkChange | None = None,
+        *,
+        is_patient: bool = False,
+    ) -> None:
         self.options = options
         self.state = LinkState.DISCONNECTED
         self.latency: float | None = None
-        """Seconds that the last ping took."""
+        """Seconds that the greeting or the last ping took."""
         self.errors = 0
         """How often the link was lost or could not be made."""
+        self.is_pipelined = options.pipelining
+        """Whether replies may overtake each other, as far as is known."""
+        self._is_patient = is_patient
+        """Whether the server was reached before: then it is away and will come back, and commands wait for it."""
         self._loop = asyncio.get_running_loop()
         self._hear = hear
         self._changed = changed
@@ -44,31 +63,36 @@ class Link(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._greeting: asyncio.Future[None] | None = None
         self._lost = asyncio.Event()
+        self._hurry = asyncio.Event()
         self._life: asyncio.Task[None] | None = None
         self._first: asyncio.Future[None] = self._loop.create_future()
         self._is_stirred = False
         self._is_choked = False
-        self._was_connected = False
+        self._is_closed = False
         self._timer: asyncio.TimerHandle | None = None
         self._ping_timer: asyncio.TimerHandle | None = None
 
     # -- asking --------------------------------------------------------------------------------------------------------
 
     @property
+    def _where(self) -> str:
+        return f"{self.options.host}:{self.options.port}"
+
+    @property
     def is_started(self) -> bool:
         return self._life is not None
 
     @property
-    def in_flight(self) -> int:
-        return self._conversation.in_flight
+    def health(self) -> list[LinkHealth]:
+        return [LinkHealth(self.state, self.latency, self.errors, self._conversation.in_flight)]
 
     @property
-    def has_room_to_block(self) -> bool:
-        return self._conversation.has_room_to_block
+    def blocking(self) -> int:
+        return self._conversation.blocking
 
     def submit(self, command: Command[R], done: Done[R], timeout: float) -> None:
         question = Question(command, done)
-        if self._life is not None and self._life.done():
+        if self._is_closed:
             question.end(ClientClosed())
             return
         question.timeout = timeout
@@ -101,22 +125,26 @@ class Link(asyncio.Protocol):
 
     def _expire(self) -> None:
         self._timer = None
-        now = self._loop.time()
-        left = float("inf")
         is_dead = False
-        for question in self._conversation.open_questions():
-            if question.deadline > now:
-                left = min(left, question.deadline)
-                continue
+        for question in self._conversation.overdue(self._loop.time()):
+            # One that was never sent says nothing about the link.
             is_dead |= bool(question.number) and self._vitals.command_timed_out()
-            name = type(question.command).__struct_config__.tag
-            question.end(CommandTimeout(f"{name} got no answer within {question.timeout:g} s"))
+            question.end(self._lateness(question))
+        left = self._conversation.next_deadline()
         if left < float("inf"):
             self._watch(left)
         if is_dead:
             self.force_reconnect()
 
+    def _lateness(self, question: Question[Any]) -> HeadraceError:
+        if question.number == 0 and self.state is not LinkState.CONNECTED:
+            return Unreachable(f"No connection to {self._where} within {question.timeout:g} s")
+        name = type(question.command).__struct_config__.tag
+        return CommandTimeout(f"{name} got no answer within {question.timeout:g} s")
+
     def _plan_ping(self) -> None:
+        if self._ping_timer is not None:
+            self._ping_timer.cancel()
         if self.options.ping_interval > 0:
             self._ping_timer = self._loop.call_later(self.options.ping_interval, self._ping)
 
@@ -124,13 +152,14 @@ class Link(asyncio.Protocol):
         asked_at = self._loop.time()
 
         def done(outcome: object) -> None:
-            if not isinstance(outcome, HeadraceError):
+            if not isinstance(outcome, ClientError):
                 self.latency = self._loop.time() - asked_at
-            elif isinstance(outcome, CommandTimeout) and self._vitals.ping_failed():
-                self.force_reconnect()
-                return
-            if self.state is LinkState.CONNECTED:
                 self._plan_ping()
+            elif isinstance(outcome, CommandTimeout):
+                if self._vitals.ping_failed():
+                    self.force_reconnect()
+                else:
+                    self._plan_ping()
 
         self.submit(Ping(), done, self.options.command_timeout)
 
@@ -147,8 +176,8 @@ class Link(asyncio.Protocol):
 
     async def _live(self) -> None:
         attempt = 0
+        self.state = LinkState.CONNECTING
         while True:
-            self.state = LinkState.RECONNECTING if self._was_connected else LinkState.CONNECTING
             try:
                 await self._connect()
                 attempt = 0
@@ -156,14 +185,20 @@ class Link(asyncio.Protocol):
             except (OSError, TimeoutError, HeadraceError) as error:
                 self._failed(error)
             self.errors += 1
-            self._hang_up(ConnectionLost())
-            self.state = LinkState.RECONNECTING
-            await asyncio.sleep(reconnect_delay(attempt))
+            self._hang_up()
+            await self._pause(reconnect_delay(attempt))
             attempt += 1
+
+    async def _pause(self, delay: float) -> None:
+        self._hurry.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(delay):
+                await self._hurry.wait()
 
     async def _connect(self) -> None:
         self._lost.clear()
         self._greeting = self._loop.create_future()
+        began = self._loop.time()
         async with asyncio.timeout(self.options.connect_timeout):
             await self._loop.create_connection(
                 lambda: self,
@@ -174,7 +209,9 @@ class Link(asyncio.Protocol):
             )
             await self._greeting
         self.state = LinkState.CONNECTED
-        self._was_connected = True
+        self.latency = self._loop.time() - began
+        self.is_pipelined = self._conversation.is_pipelined
+        self._is_patient = True
         self._vitals.success()
         self._plan_ping()
         if not self._first.done():
@@ -184,12 +221,11 @@ class Link(asyncio.Protocol):
 
     def _failed(self, error: BaseException) -> None:
         """A try to connect failed. Who has waited for the very first one, or cannot be let in, is told why."""
-        where = f"{self.options.host}:{self.options.port}"
         silence = f"no answer within {self.options.connect_timeout:g} s"
         reason = getattr(error, "strerror", None) or str(error) or silence
-        told = error if isinstance(error, NotAuthenticated) else ConnectionLost(f"Cannot reach {where}: {reason}")
-        log.log(logging.DEBUG if self._was_connected else logging.INFO, "%s", told)
-        if not self._was_connected or isinstance(error, NotAuthenticated):
+        told = error if isinstance(error, NotAuthenticated) else Unreachable(f"Cannot reach {self._where}: {reason}")
+        log.log(logging.DEBUG if self._is_patient else logging.INFO, "%s", told)
+        if not self._is_patient or isinstance(error, NotAuthenticated):
             for question in self._conversation.take_waiting():
                 question.end(told)
         if not self._first.done():
@@ -197,37 +233,40 @@ class Link(asyncio.Protocol):
             self._first.exception()  # nobody may be waiting for it
 
     def force_reconnect(self) -> None:
-        """Give this connection up now and make another one."""
+        """Give this connection up now and make another one; one that waits for its next try makes it now."""
+        self._hurry.set()
         if self._transport is not None:
             self._transport.abort()
 
-    def _hang_up(self, error: HeadraceError) -> None:
+    def _hang_up(self) -> None:
         if self._ping_timer is not None:
             self._ping_timer.cancel()
         if self._transport is not None:
             self._transport.abort()
             self._transport = None
         was_connected = self.state is LinkState.CONNECTED
+        self.state = LinkState.RECONNECTING
         old, self._conversation = self._conversation, Conversation(self.options, self._deliver)
         for question in old.take_waiting():
             self._conversation.ask(question)
-        old.lose(error)
+        old.lose(ConnectionLost())
         if was_connected and self._changed is not None:
             self._changed(False)
 
     async def close(self) -> None:
+        self._is_closed = True
         if self._life is not None:
             self._life.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._life
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._ping_timer):
+            if timer is not None:
+                timer.cancel()
         self._flush()
         if self._transport is not None:
             self._transport.close()
             self._transport = None
-        for question in self._conversation.open_questions():
-            question.end(ClientClosed())
+        self._conversation.end(ClientClosed())
         self.state = LinkState.DISCONNECTED
 
     # -- asyncio.Protocol ----------------------------------------------------------------------------------------------
@@ -247,20 +286,26 @@ class Link(asyncio.Protocol):
         try:
             self._conversation.receive(data)
         except HeadraceError as error:
-            log.warning("%s", error)
+            log.warning("%s: %s", self._where, error)
+            self._end_greeting(error)
             self.force_reconnect()
             return
-        self._stir()
-        if self._greeting is not None and not self._greeting.done():
-            if self._conversation.failure is not None:
-                self._greeting.set_exception(self._conversation.failure)
-            elif self._conversation.is_ready:
-                self._greeting.set_result(None)
+        if self._conversation.has_output:
+            self._stir()
+        if self._conversation.failure is not None or self._conversation.is_ready:
+            self._end_greeting(self._conversation.failure)
+
+    def _end_greeting(self, failure: HeadraceError | None) -> None:
+        if self._greeting is None or self._greeting.done():
+            return
+        if failure is None:
+            self._greeting.set_result(None)
+        else:
+            self._greeting.set_exception(failure)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
-        if self._greeting is not None and not self._greeting.done():
-            self._greeting.set_exception(ConnectionLost("the server closed the connection"))
+        self._end_greeting(ConnectionLost("the server closed the connection"))
         self._lost.set()
 
     def pause_writing(self) -> None:
@@ -276,8 +321,3 @@ class Link(asyncio.Protocol):
 
     def open_own(self, hear: Hear | None = None, changed: LinkChange | None = None) -> Channel:
         return Link(self.options, hear, changed)
-
-
-def describe(link: Link) -> dict[str, Any]:
-    """How one socket is doing."""
-    return {"state": link.state.value, "latency": link.latency, "errors": link.errors, "inFlight": link.in_flight}

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, Literal, TypedDict
+
+from msgspec import Struct
 
 from headrace import model
 from headrace.durations import Duration, milliseconds, moment_ms
 from headrace.errors import InvalidCommand
 
 
-@dataclass(frozen=True, slots=True)
-class Backoff:
+class Backoff(Struct, frozen=True):
     """How long a failed job waits before its next attempt. The server adds jitter to both kinds."""
 
     kind: Literal["fixed", "exponential"]
@@ -34,8 +34,7 @@ class Backoff:
         return model.Backoff(self.kind, milliseconds(self.delay, "backoff.delay"), longest)
 
 
-@dataclass(frozen=True, slots=True)
-class Dedup:
+class Dedup(Struct, frozen=True):
     """Keep a second job with the same key out.
 
     simple: while the first one has not ended. throttle: for `ttl` from the first one on. debounce: the newest
@@ -54,8 +53,7 @@ class Dedup:
         return None if ttl is None else model.Dedup(ttl, extend=replaces, replace=replaces)
 
 
-@dataclass(frozen=True, slots=True)
-class RateLimit:
+class RateLimit(Struct, frozen=True):
     """At most `max` jobs per span of time, over all workers."""
 
     max: float
@@ -76,7 +74,9 @@ class Options(TypedDict, total=False):
     ttl: Duration
     """How long the job may wait before it is too late to run it."""
     job_id: str
-    """An id of your own: adding it again gives the job that is there."""
+    """An id of your own: adding it again gives the job that is there, if it has not ended."""
+    once: bool
+    """With a job_id: a job that has ended answers too, for as long as it is kept; nothing runs again."""
     dedup: Dedup | str
     group: str
     tags: Sequence[str]
@@ -99,26 +99,59 @@ def _backoff(value: Backoff | Duration) -> Any:
     return value.wire() if isinstance(value, Backoff) else milliseconds(value, "backoff")
 
 
+def _texts(value: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(value, str):
+        raise InvalidCommand(f"a list of texts is wanted, not the text {value!r}: write [{value!r}]")
+    return tuple(value)
+
+
+def _same(value: Any) -> Any:
+    """The other side checks it, in the same words over a socket and in this process."""
+    return value
+
+
 # Python name -> wire field and how its value gets there.
 _FIELDS: Final[Mapping[str, tuple[str, Callable[[Any], Any]]]] = {
-    "priority": ("priority", int),
+    "priority": ("priority", _same),
     "delay": ("delay", _span("delay")),
-    "attempts": ("max_attempts", int),
+    "attempts": ("max_attempts", _same),
     "backoff": ("backoff", _backoff),
     "timeout": ("timeout", _span("timeout")),
     "ttl": ("ttl", _span("ttl")),
     "job_id": ("custom_id", str),
+    "once": ("once", bool),
     "group": ("group_id", str),
-    "tags": ("tags", tuple),
-    "lifo": ("lifo", bool),
-    "durable": ("durable", bool),
-    "depends_on": ("depends_on", tuple),
+    "tags": ("tags", _texts),
+    "lifo": ("lifo", _same),
+    "durable": ("durable", _same),
+    "depends_on": ("depends_on", _texts),
     "parent": ("parent_id", str),
-    "remove_on_complete": ("remove_on_complete", bool),
-    "remove_on_fail": ("remove_on_fail", bool),
-    "keep_logs": ("keep_logs", int),
+    "remove_on_complete": ("remove_on_complete", _same),
+    "remove_on_fail": ("remove_on_fail", _same),
+    "keep_logs": ("keep_logs", _same),
     "stall_timeout": ("stall_timeout", _span("stall_timeout")),
 }
+
+
+_SPANS: Final = frozenset(("delay", "backoff", "timeout", "ttl", "stall_timeout"))
+
+
+def given_options(push: Any) -> dict[str, Any]:
+    """The other way round: what was said about a job that is pushed, by the names above. Spans are seconds."""
+    defaults = dict(
+        zip(push.__struct_fields__[-len(push.__struct_defaults__) :], push.__struct_defaults__, strict=True)
+    )
+    said = {name: getattr(push, field) for name, (field, _) in _FIELDS.items()}
+    said = {name: value for name, value in said.items() if value != defaults[_FIELDS[name][0]]}
+    if push.unique_key is not None:
+        said["dedup"] = push.unique_key
+    return {name: _in_seconds(value) if name in _SPANS else value for name, value in said.items()}
+
+
+def _in_seconds(span: Any) -> Any:
+    if isinstance(span, model.Backoff):
+        return Backoff(span.type, span.delay / 1000, None if span.max_delay is None else span.max_delay / 1000)
+    return span / 1000
 
 
 def wire_options(options: Mapping[str, Any], now_ms: Callable[[], float]) -> dict[str, Any]:
@@ -131,6 +164,8 @@ def wire_options(options: Mapping[str, Any], now_ms: Callable[[], float]) -> dic
             fields["delay"] = max(0, moment_ms(value) - now_ms())
         elif name == "dedup":
             dedup = Dedup(value) if isinstance(value, str) else value
+            if not isinstance(dedup, Dedup):
+                raise InvalidCommand(f"dedup is a key or a Dedup, not {value!r}")
             fields["unique_key"], fields["dedup"] = dedup.key, dedup.wire()
         elif name in _FIELDS:
             field, convert = _FIELDS[name]

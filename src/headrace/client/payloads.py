@@ -1,8 +1,9 @@
 """Job data and results as bytes: what Python values become on the wire, and what they are when they come back.
 
 Rules: data only, never code (no pickle). Dataclasses, msgspec structs and pydantic models travel as maps, sets as
-lists, UUID and Decimal as text, datetimes as MessagePack timestamps. JavaScript clients read a 64-bit integer as a
-BigInt, so integers beyond 32 bits travel as floats and those that a float cannot hold are refused.
+lists, UUID and Decimal as text, datetimes as MessagePack timestamps (without a zone: as text). JavaScript clients read
+a 64-bit integer as a BigInt, so integers beyond 32 bits travel as floats and those that a float cannot hold are
+refused.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import msgspec
 from msgspec import Raw
 
 from headrace.errors import InvalidCommand
-from headrace.model import MAX_SAFE_INTEGER, js_number
+from headrace.model import MAX_SAFE_INTEGER, UNDEFINED, js_number
 
 
 def _foreign(value: Any) -> Any:
@@ -31,7 +32,9 @@ _WIDE: Final = (b"\xcf", b"\xd3")
 
 
 def encode_payload(value: Any) -> Raw:
-    """The value as opaque bytes."""
+    """The value as opaque bytes. What is encoded already stays as it is."""
+    if isinstance(value, Raw):
+        return value
     try:
         encoded = _encode(value)
         # These bytes may also occur inside texts and floats; then the walk finds nothing to change.
@@ -39,12 +42,18 @@ def encode_payload(value: Any) -> Raw:
             encoded = _encode(_narrowed(msgspec.to_builtins(value, enc_hook=_foreign, builtin_types=_KEPT)))
     except TypeError as error:
         raise InvalidCommand(f"job data may hold plain values only, not {error}") from None
-    except (OverflowError, RecursionError, ValueError) as error:
+    except OverflowError:
+        raise InvalidCommand(
+            "job data holds an integer that is too large for other languages: send it as text"
+        ) from None
+    except (RecursionError, ValueError) as error:
         raise InvalidCommand(f"job data cannot be encoded: {error}") from None
     return Raw(encoded)
 
 
 _KEPT: Final = (bytes, bytearray, datetime)
+_decode_fields: Final = msgspec.msgpack.Decoder(dict[str, Raw]).decode
+_decode_items: Final = msgspec.msgpack.Decoder(list[Raw]).decode
 
 
 def _narrowed(value: Any) -> Any:
@@ -57,6 +66,28 @@ def _narrowed(value: Any) -> Any:
             raise InvalidCommand(f"the integer {value} is too large for other languages: send it as text")
         return js_number(value)
     return value
+
+
+def without_absent(encoded: bytes | Raw, depth: int) -> bytes:
+    """The same map without what is `undefined`, which is how servers in JavaScript write what is not there.
+
+    Maps and lists of maps inside are treated alike down to `depth`; below that is somebody's data, which is kept.
+    """
+    try:
+        fields = _decode_fields(encoded)
+    except msgspec.MsgspecError:
+        return bytes(encoded)
+    kept = {name: value for name, value in fields.items() if bytes(value) != UNDEFINED}
+    if depth > 1:
+        kept = {name: Raw(_inside(value, depth - 1)) for name, value in kept.items()}
+    return _encode(kept)
+
+
+def _inside(value: Raw, depth: int) -> bytes:
+    try:
+        return _encode([Raw(without_absent(item, depth)) for item in _decode_items(value)])
+    except msgspec.MsgspecError:
+        return without_absent(value, depth)
 
 
 def _undefined(code: int, data: memoryview) -> Any:

@@ -6,11 +6,13 @@ Pure decisions: no sockets, no clocks, no tasks. `link` asks here and acts.
 from __future__ import annotations
 
 import enum
-import random
-import ssl
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
+
+if TYPE_CHECKING:
+    import ssl
 
 FIRST_DELAY: Final = 0.1
 LAST_DELAY: Final = 30.0
@@ -21,8 +23,7 @@ MAX_BLOCKING: Final = 40
 """Commands that wait for an event, per link. A server holds up everything behind the fiftieth."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ConnectionOptions:
+class ConnectionOptions(Struct, frozen=True, kw_only=True):
     """How to reach a server and when to give it up. Times are seconds."""
 
     host: str = "localhost"
@@ -77,5 +78,7 @@ class Vitals:
 
 def reconnect_delay(attempt: int) -> float:
     """Seconds before the attempt-th try in a row: doubling, with jitter so that a fleet does not return as one."""
+    import random  # pulls in hashes and more, for something that hardly ever happens
+
     delay = min(FIRST_DELAY * 2.0 ** min(attempt, 16), LAST_DELAY)
     return delay * random.uniform(1 - JITTER, 1 + JITTER)

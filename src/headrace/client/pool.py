@@ -1,33 +1,39 @@
-"""Several links to one server behind one channel: round robin, connected ones first, made when they are needed."""
+"""Several links to one server behind one channel: round robin, connected ones first, made when they are needed.
+
+Commands that wait for an event (the result of a job) are spread so that they hold up nobody: a few per link, and when
+there are more of them, on further links that carry nothing else.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
-from headrace.client.channel import Channel, Hear, LinkChange
-from headrace.client.conversation import Done
-from headrace.client.link import Link, describe
-from headrace.client.policy import ConnectionOptions, LinkState
-from headrace.commands._base import BY_TYPE, Command, Flag, Reply
+from headrace.client.channel import Channel, Done, Hear, LinkChange, LinkHealth
+from headrace.client.conversation import is_blocking
+from headrace.client.link import Link
+from headrace.client.policy import MAX_BLOCKING, ConnectionOptions, LinkState
+from headrace.commands._base import Command, Reply
 
 R = TypeVar("R", bound=Reply)
 
-MAX_LINKS: Final = 64
-"""Commands that wait for an event may need more links than the pool has; never more than this."""
+MAX_WAITING_LINKS: Final = 60
+"""Links that carry only commands that wait for an event. What comes on top queues on them."""
 
 
 class Pool:
     def __init__(self, options: ConnectionOptions) -> None:
         self._options = options
-        self._links = [Link(options) for _ in range(options.pool_size)]
+        # The first one finds out whether the server can be reached at all; the others may rely on it.
+        self._links = [Link(options, is_patient=number > 0) for number in range(options.pool_size)]
+        self._waiting_links: list[Link] = []
         self._loop = asyncio.get_running_loop()
         self._next = 0
         self._of_this_turn: Link | None = None
 
     def submit(self, command: Command[R], done: Done[R], timeout: float) -> None:
-        blocks = bool(BY_TYPE[type(command)].flags & Flag.BLOCKING)
-        (self._pick_to_block() if blocks else self._pick()).submit(command, done, timeout)
+        link = self._pick_to_block() if is_blocking(type(command)) else self._pick()
+        link.submit(command, done, timeout)
 
     def _pick(self) -> Link:
         """What is asked in one turn of the loop goes over one link: it can share a write and a commit."""
@@ -49,21 +55,28 @@ class Pool:
         return connected[self._next % len(connected)] if connected else chosen
 
     def _pick_to_block(self) -> Link:
+        is_pipelined = all(link.is_pipelined for link in self._links)
         link = self._rotate()
-        if link.has_room_to_block:
+        if is_pipelined and link.blocking < MAX_BLOCKING:
             return link
-        free = [link for link in self._links if link.has_room_to_block]
-        if not free and len(self._links) < MAX_LINKS:
-            free = [Link(self._options)]
-            self._links += free
-        return free[0] if free else link
+        for link in self._waiting_links:
+            if link.blocking < (MAX_BLOCKING if is_pipelined else 1):
+                return link
+        if len(self._waiting_links) < MAX_WAITING_LINKS:
+            self._waiting_links.append(Link(self._options, is_patient=True))
+            return self._waiting_links[-1]
+        return min(self._waiting_links, key=lambda link: link.blocking)
 
     @property
-    def health(self) -> list[dict[str, Any]]:
-        return [describe(link) for link in self._links if link.is_started]
+    def _all(self) -> list[Link]:
+        return self._links + self._waiting_links
+
+    @property
+    def health(self) -> list[LinkHealth]:
+        return [health for link in self._all if link.is_started for health in link.health]
 
     def force_reconnect(self) -> None:
-        for link in self._links:
+        for link in self._all:
             link.force_reconnect()
 
     def open_own(self, hear: Hear | None = None, changed: LinkChange | None = None) -> Channel:
@@ -73,4 +86,4 @@ class Pool:
         await self._links[0].start()
 
     async def close(self) -> None:
-        await asyncio.gather(*(link.close() for link in self._links))
+        await asyncio.gather(*(link.close() for link in self._all))

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Mapping
-from typing import Any, Final, Generic, Literal, TypedDict, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypedDict, TypeVar, Unpack
 
 import msgspec
 
-from headrace.backends.base import DeadLetter, DlqStats
+from headrace import commands
 from headrace.client.client import Client
 from headrace.client.job import Job, JobInfo, SyncJob, decode_job
 from headrace.client.options import Options, RateLimit, wire_options
 from headrace.client.payloads import encode_payload
 from headrace.client.verbs import AsyncShell, Shell, SyncShell, verb
-from headrace.commands import cron, dlq, jobs, limits, queries, queues, workers
 from headrace.durations import Duration, milliseconds
 from headrace.errors import InvalidCommand, NotFound
-from headrace.model import DlqConfig, StallConfig
+
+if TYPE_CHECKING:
+    from headrace.backends.base import DeadLetter, DlqStats
+    from headrace.model import DlqConfig, StallConfig
 
 JobType = TypeVar("JobType", Job[Any], SyncJob[Any])
 
@@ -28,8 +29,9 @@ BATCH: Final = 1000
 _MAX_BATCH_BYTES: Final = 8 * 1024 * 1024
 
 
-def now_ms() -> float:
-    return time.time() * 1000
+_SCHEDULED_OPTIONS: Final = frozenset(
+    ("priority", "attempts", "backoff", "timeout", "delay", "stall_timeout", "remove_on_complete", "remove_on_fail")
+)
 
 
 class NewJob(msgspec.Struct, kw_only=True):
@@ -78,8 +80,8 @@ class QueueVerbs(Shell, Generic[JobType]):
     @verb
     async def add(self, name: str, data: Any = None, **options: Unpack[Options]) -> JobType:
         """Add one job. With a `job_id` or `dedup` key that is taken, the job that has it."""
-        fields = wire_options({**self.defaults, **options}, now_ms)
-        push = jobs.Push(queue=self.name, name=name, data=encode_payload(data), **fields)
+        fields = wire_options({**self.defaults, **options}, self._client.clock.now_ms)
+        push = commands.jobs.Push(queue=self.name, name=name, data=encode_payload(data), **fields)
         return self.job((await self._ask(push)).id, name)
 
     @verb
@@ -87,15 +89,15 @@ class QueueVerbs(Shell, Generic[JobType]):
         """Add many jobs in few commands, in this order. Each command is whole: all of its jobs or none."""
         added: list[JobType] = []
         for entries in batches(self._entry(job) for job in new):
-            ids = (await self._ask(jobs.PushBatch(queue=self.name, jobs=entries))).ids
+            ids = (await self._ask(commands.jobs.PushBatch(queue=self.name, jobs=entries))).ids
             added += [self.job(job_id, entry.name or "") for job_id, entry in zip(ids, entries, strict=True)]
         return added
 
-    def _entry(self, job: NewJob | tuple[str, Any]) -> jobs.PushEntry:
+    def _entry(self, job: NewJob | tuple[str, Any]) -> commands.jobs.PushEntry:
         if isinstance(job, tuple):
             job = NewJob(name=job[0], data=job[1])
-        fields = wire_options({**self.defaults, **job.options}, now_ms)
-        return jobs.PushEntry(name=job.name, data=encode_payload(job.data), **fields)
+        fields = wire_options({**self.defaults, **job.options}, self._client.clock.now_ms)
+        return commands.jobs.PushEntry(name=job.name, data=encode_payload(job.data), **fields)
 
     # -- looking -------------------------------------------------------------------------------------------------------
 
@@ -103,11 +105,11 @@ class QueueVerbs(Shell, Generic[JobType]):
     async def get_job(self, job_id: str) -> JobInfo | None:
         """A job by its id or by the `job_id` it was added with; None when there is none."""
         try:
-            return decode_job((await self._ask(queries.GetJob(id=job_id))).job)
+            return decode_job((await self._ask(commands.queries.GetJob(id=job_id))).job)
         except NotFound:
             pass
         try:
-            return decode_job((await self._ask(queries.GetJobByCustomId(custom_id=job_id))).job)
+            return decode_job((await self._ask(commands.queries.GetJobByCustomId(custom_id=job_id))).job)
         except NotFound:
             return None
 
@@ -118,70 +120,70 @@ class QueueVerbs(Shell, Generic[JobType]):
         """Jobs in these states (all if none is named), a page at a time."""
         wanted: list[str] | None = list(states) or None
         found = await self._ask(
-            queries.GetJobs(queue=self.name, state=wanted, limit=limit, offset=offset, asc=not newest_first)
+            commands.queries.GetJobs(queue=self.name, state=wanted, limit=limit, offset=offset, asc=not newest_first)
         )
         return [decode_job(job) for job in found.jobs]
 
     @verb
     async def counts(self) -> dict[str, int]:
         """How many jobs there are by state. `prioritized` is a part of `waiting`."""
-        counts = (await self._ask(queries.GetJobCounts(queue=self.name))).counts
+        counts = (await self._ask(commands.queries.GetJobCounts(queue=self.name))).counts
         return msgspec.to_builtins(counts)  # type: ignore[no-any-return]
 
     @verb
     async def count(self) -> int:
-        """How many jobs wait or are delayed."""
-        return (await self._ask(queries.CountJobs(queue=self.name))).count
+        """How many jobs it holds, whatever their state."""
+        return (await self._ask(commands.queries.CountJobs(queue=self.name))).count
 
     @verb
     async def counts_per_priority(self) -> dict[int, int]:
-        found = await self._ask(queries.GetCountsPerPriority(queue=self.name))
+        found = await self._ask(commands.queries.GetCountsPerPriority(queue=self.name))
         return {int(priority): count for priority, count in found.counts.items()}
 
     @verb
-    async def workers(self) -> list[workers.WorkerView]:
-        return (await self._ask(workers.ListWorkers(queue=self.name))).data.workers
+    async def workers(self) -> list[commands.workers.WorkerView]:
+        return (await self._ask(commands.workers.ListWorkers(queue=self.name))).data.workers
 
     # -- steering ------------------------------------------------------------------------------------------------------
 
     @verb
     async def pause(self) -> None:
         """Hand out no more jobs; those that run go on. Outlives a restart."""
-        await self._ask(queues.Pause(queue=self.name))
+        await self._ask(commands.queues.Pause(queue=self.name))
 
     @verb
     async def resume(self) -> None:
-        await self._ask(queues.Resume(queue=self.name))
+        await self._ask(commands.queues.Resume(queue=self.name))
 
     @verb
     async def is_paused(self) -> bool:
-        return (await self._ask(queues.IsPaused(queue=self.name))).paused
+        return (await self._ask(commands.queues.IsPaused(queue=self.name))).paused
 
     @verb
     async def drain(self) -> int:
         """Remove all jobs that wait or are delayed."""
-        return (await self._ask(queues.Drain(queue=self.name))).count
+        return (await self._ask(commands.queues.Drain(queue=self.name))).count
 
     @verb
     async def obliterate(self) -> None:
         """Remove the queue with everything in it."""
-        await self._ask(queues.Obliterate(queue=self.name))
+        await self._ask(commands.queues.Obliterate(queue=self.name))
 
     @verb
     async def clean(self, older_than: Duration = 0, state: State | None = None, limit: int = 1000) -> list[str]:
         """Remove jobs that are older than this; the ids of those that went. Active ones stay."""
         grace = milliseconds(older_than, "older_than")
-        return (await self._ask(queues.Clean(queue=self.name, grace=grace, state=state, limit=limit))).ids
+        return (await self._ask(commands.queues.Clean(queue=self.name, grace=grace, state=state, limit=limit))).ids
 
     @verb
     async def promote_all(self, count: int | None = None) -> int:
         """Let delayed jobs run now: all, or the `count` oldest."""
-        return (await self._ask(queues.PromoteJobs(queue=self.name, count=count))).count
+        return (await self._ask(commands.queues.PromoteJobs(queue=self.name, count=count))).count
 
     @verb
     async def retry_completed(self, job_id: str | None = None) -> int:
         """Let completed jobs run once more."""
-        return (await self._ask(dlq.RetryCompleted(queue=self.name, id=job_id))).count
+        return (await self._ask(commands.dlq.RetryCompleted(queue=self.name, id=job_id))).count
 
     # -- limits --------------------------------------------------------------------------------------------------------
 
@@ -189,32 +191,34 @@ class QueueVerbs(Shell, Generic[JobType]):
     async def limit_rate(self, limit: RateLimit | None, ttl: Duration | None = None) -> None:
         """Hand out at most so many jobs per span, over all workers; None lifts the limit."""
         if limit is None:
-            await self._ask(limits.RateLimitClear(queue=self.name))
+            await self._ask(commands.limits.RateLimitClear(queue=self.name))
             return
         span = milliseconds(limit.per, "per")
         lasting = None if ttl is None else milliseconds(ttl, "ttl")
-        await self._ask(limits.RateLimit(queue=self.name, limit=limit.max, duration=span, ttl=lasting))
+        await self._ask(commands.limits.RateLimit(queue=self.name, limit=limit.max, duration=span, ttl=lasting))
 
     @verb
     async def limit_concurrency(self, limit: int | None) -> None:
         """Let at most so many jobs run at once, over all workers; None lifts the limit."""
         if limit is None:
-            await self._ask(limits.ClearConcurrency(queue=self.name))
+            await self._ask(commands.limits.ClearConcurrency(queue=self.name))
         else:
-            await self._ask(limits.SetConcurrency(queue=self.name, limit=limit))
+            await self._ask(commands.limits.SetConcurrency(queue=self.name, limit=limit))
 
     @verb
-    async def limits(self) -> limits.LimitsView:
-        return (await self._ask(limits.GetQueueLimits(queue=self.name))).data.limits
+    async def limits(self) -> commands.limits.LimitsView:
+        return (await self._ask(commands.limits.GetQueueLimits(queue=self.name))).data.limits
 
     @verb
     async def set_stalls(self, **change: Unpack[StallChange]) -> None:
         """Change when an active job without a lease counts as abandoned."""
-        await self._ask(queues.SetStallConfig(queue=self.name, config=_change(queues.StallConfigChange, change)))
+        await self._ask(
+            commands.queues.SetStallConfig(queue=self.name, config=_change(commands.queues.StallConfigChange, change))
+        )
 
     @verb
     async def stalls(self) -> StallConfig:
-        return (await self._ask(queues.GetStallConfig(queue=self.name))).config
+        return (await self._ask(commands.queues.GetStallConfig(queue=self.name))).config
 
     # -- schedules -----------------------------------------------------------------------------------------------------
 
@@ -228,18 +232,25 @@ class QueueVerbs(Shell, Generic[JobType]):
         every: Duration | None = None,
         tz: str | None = None,
         job_name: str | None = None,
-        priority: int = 0,
         limit: int | None = None,
         overlap: bool = False,
         catch_up: bool = False,
-    ) -> cron.CronView:
+        **options: Unpack[Options],
+    ) -> commands.cron.CronView:
         """Create or replace a schedule; names are unique over all queues.
 
         `overlap` lets a run begin while the one before lives; `catch_up` makes up for runs missed while nobody served.
+        `options` are those of its jobs. The queue's defaults count where a schedule knows them.
         """
         if (cron_expression is None) == (every is None):
             raise InvalidCommand("a schedule has either a cron expression or an interval (every=...)")
-        asked = cron.Cron(
+        if strange := options.keys() - _SCHEDULED_OPTIONS:
+            known = ", ".join(sorted(_SCHEDULED_OPTIONS))
+            raise InvalidCommand(f"a schedule cannot give its jobs {min(strange)!r}; it can give: {known}")
+        given = {name: value for name, value in self.defaults.items() if name in _SCHEDULED_OPTIONS}
+        fields = wire_options({**given, **options}, self._client.clock.now_ms)
+        priority = fields.pop("priority", 0)
+        asked = commands.cron.Cron(
             name=name,
             queue=self.name,
             data=encode_payload(data),
@@ -251,18 +262,19 @@ class QueueVerbs(Shell, Generic[JobType]):
             max_limit=limit,
             prevent_overlap=not overlap,
             skip_missed_on_restart=not catch_up,
+            job_options=commands.cron.CronJobOptions(**fields) if fields else None,
         )
         return (await self._ask(asked)).cron
 
     @verb
-    async def schedules(self) -> list[cron.CronView]:
-        return [found for found in (await self._ask(cron.CronList())).crons if found.queue == self.name]
+    async def schedules(self) -> list[commands.cron.CronView]:
+        return [found for found in (await self._ask(commands.cron.CronList())).crons if found.queue == self.name]
 
     @verb
     async def unschedule(self, name: str) -> bool:
         """False when there was no such schedule."""
         try:
-            await self._ask(cron.CronDelete(name=name))
+            await self._ask(commands.cron.CronDelete(name=name))
         except NotFound:
             return False
         return True
@@ -277,37 +289,39 @@ class DlqVerbs(Shell):
 
     @verb
     async def list(self, limit: int = 100, offset: int = 0) -> list[DeadLetter]:
-        return (await self._ask(dlq.PageDeadLetters(queue=self.queue, limit=limit, offset=offset))).entries
+        return (await self._ask(commands.dlq.PageDeadLetters(queue=self.queue, limit=limit, offset=offset))).entries
 
     @verb
     async def stats(self) -> DlqStats:
-        return (await self._ask(dlq.GetDlqStats(queue=self.queue))).data.stats
+        return (await self._ask(commands.dlq.GetDlqStats(queue=self.queue))).data.stats
 
     @verb
     async def retry(self, job_id: str | None = None, *, limit: int | None = None, reason: str | None = None) -> int:
         """Let dead letters run again: one, the oldest, those with a reason, or all. Returns how many."""
-        chosen = None if reason is None else dlq.GivenFilter(reason=reason)
-        asked = dlq.RetryDeadLetters(queue=self.queue, job_id=job_id, count=limit, filter=chosen)
+        chosen = None if reason is None else commands.dlq.GivenFilter(reason=reason)
+        asked = commands.dlq.RetryDeadLetters(queue=self.queue, job_id=job_id, count=limit, filter=chosen)
         return (await self._ask(asked)).count
 
     @verb
     async def remove(self, job_id: str) -> bool:
         """False when there was no such dead letter."""
-        return (await self._ask(dlq.RemoveDeadLetter(queue=self.queue, job_id=job_id))).data.removed
+        return (await self._ask(commands.dlq.RemoveDeadLetter(queue=self.queue, job_id=job_id))).data.removed
 
     @verb
     async def purge(self) -> int:
         """Remove all of them."""
-        return (await self._ask(dlq.PurgeDeadLetters(queue=self.queue))).count
+        return (await self._ask(commands.dlq.PurgeDeadLetters(queue=self.queue))).count
 
     @verb
     async def configure(self, **change: Unpack[DlqChange]) -> None:
         """Change what happens to dead letters by themselves."""
-        await self._ask(queues.SetDlqConfig(queue=self.queue, config=_change(queues.DlqConfigChange, change)))
+        await self._ask(
+            commands.queues.SetDlqConfig(queue=self.queue, config=_change(commands.queues.DlqConfigChange, change))
+        )
 
     @verb
     async def config(self) -> DlqConfig:
-        return (await self._ask(queues.GetDlqConfig(queue=self.queue))).config
+        return (await self._ask(commands.queues.GetDlqConfig(queue=self.queue))).config
 
 
 class Dlq(DlqVerbs, AsyncShell): ...
@@ -348,9 +362,9 @@ def _change(kind: type[Any], change: Mapping[str, Any]) -> Any:
     return kind(**fields)
 
 
-def batches(entries: Iterable[jobs.PushEntry]) -> Iterable[list[jobs.PushEntry]]:
+def batches(entries: Iterable[commands.jobs.PushEntry]) -> Iterable[list[commands.jobs.PushEntry]]:
     """The entries in lists that fit one command each."""
-    batch: list[jobs.PushEntry] = []
+    batch: list[commands.jobs.PushEntry] = []
     size = 0
     for entry in entries:
         if batch and (len(batch) >= BATCH or size + len(entry.data) > _MAX_BATCH_BYTES):

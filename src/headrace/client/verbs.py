@@ -68,7 +68,7 @@ class verb(Generic[S, P, T]):  # noqa: N801 - used as a decorator
         if shell is None:
             return self
         bound = self._function.__get__(shell, owner)
-        return bound if isinstance(shell, AsyncShell) else functools.wraps(bound)(functools.partial(_finish, bound))
+        return bound if isinstance(shell, AsyncShell) else functools.partial(_finish, bound)
 
 
 def _finish(bound: Callable[..., Coroutine[Any, Any, T]], *args: Any, **options: Any) -> T:

@@ -8,7 +8,7 @@ from msgspec import Meta, Struct
 
 from headrace import __version__
 from headrace.commands._base import Command, Flag, Ok, Reply, command
-from headrace.model import Count, Finite, QueueName, ShortText
+from headrace.model import Count, Finite, QueueName, ShortText, WatchedQueue
 
 if TYPE_CHECKING:
     from headrace.engine.engine import Engine
@@ -61,9 +61,9 @@ class Auth(Command[Ok], tag="Auth"):
 
 @command(Ok, category="Events", flags=Flag.CONNECTION)
 class SubscribeEvents(Command[Ok], tag="SubscribeEvents"):
-    """Send the events of one queue over this connection from now on, instead of those of another."""
+    """Send the events of one queue, or with `*` of all, over this connection from now on, instead of others."""
 
-    queue: QueueName
+    queue: WatchedQueue
 
     async def run(self, engine: Engine, peer: Peer) -> Ok:
         peer.subscribe(self.queue)

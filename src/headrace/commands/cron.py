@@ -74,10 +74,11 @@ class CronView(Struct, rename="camel"):
     next_run: float
     executions: int
     priority: int
-    max_limit: int | UnsetType = UNSET
-    timezone: str | UnsetType = UNSET
-    job_name: str | UnsetType = UNSET
-    last_run: float | UnsetType = UNSET
+    # Ours leaves these out; the original server writes null.
+    max_limit: int | UnsetType | None = UNSET
+    timezone: str | UnsetType | None = UNSET
+    job_name: str | UnsetType | None = UNSET
+    last_run: float | UnsetType | None = UNSET
 
 
 def cron_view(entry: CronEntry) -> CronView:

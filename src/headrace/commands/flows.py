@@ -86,7 +86,7 @@ def _pushes(flow_id: str, given: Sequence[GivenJob]) -> list[FlowPush]:
     return [FlowPush(job.queue, job.input) for job in given]
 
 
-@command(FlowStarted, category="Flows", flags=Flag.WRITE)
+@command(FlowStarted, category="Flows", flags=Flag.WRITE, http="POST /flows fail=400")
 class FlowStart(Command[FlowStarted], tag="FlowStart"):
     """Begin a workflow and push its first jobs. An id that is taken gives the flow that has it, unchanged."""
 

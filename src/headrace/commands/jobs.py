@@ -52,7 +52,6 @@ from headrace.model import (
     UniqueKey,
     is_plain,
 )
-from headrace.schedules import check_repeat
 
 if TYPE_CHECKING:
     from headrace.engine.engine import Engine
@@ -106,6 +105,9 @@ class JobOptions(Command[Any], tag=False, kw_only=True):
     debounce_id: ShortText | None = None
     debounce_ttl: TtlMs | None = None
     flow_id: FlowId | None = None
+    once: bool = False
+    # For how long its own id is not used again by pushes that say so too, whatever becomes of the job.
+    id_ttl: TtlMs | None = None
     # How many jobs its group may hold at most; asked only while pushing.
     group_max_size: Annotated[int, positive("groupMaxSize")] | None = None
 
@@ -125,6 +127,8 @@ def check_options(options: JobOptions) -> None:
     """What the types of the fields cannot say about one job."""
     options.data = checked_data(options.data)
     if options.repeat is not None:
+        from headrace.schedules import check_repeat  # calendars and time zones: few jobs need them
+
         has_relatives = bool(options.parent_id or options.depends_on or options.children_ids)
         check_repeat(options.repeat, has_job_id=bool(options.custom_id), has_relatives=has_relatives)
     if options.custom_id and options.custom_id in options.depends_on:

@@ -8,9 +8,10 @@ from msgspec import Struct
 
 from headrace.commands._base import Command, Flag, Reply, command
 from headrace.commands.dlq import Removal, Removed
+from headrace.commands.jobs import check_lengths
 from headrace.commands.queries import Counted
 from headrace.errors import NotFound
-from headrace.model import Count, JobId, QueueName, ShortText, TimestampMs
+from headrace.model import Count, JobId, LeaseMs, QueueName, ShortText, TimestampMs, Token
 
 if TYPE_CHECKING:
     from headrace.engine.engine import Engine
@@ -107,23 +108,37 @@ class UnregisterWorker(Command[Removed], tag="UnregisterWorker"):
         return Removed(data=Removal(removed=True))
 
 
-@command(Counted, category="Workers", flags=Flag.WRITE)
+@command(
+    Counted,
+    category="Workers",
+    flags=Flag.WRITE,
+    errors=("ReleaseLeases tokens length must match ids length",),
+)
 class ReleaseLeases(Command[Counted], tag="ReleaseLeases"):
-    """Give back the jobs leased to `owner` but for those it names; says how many.
+    """Give back the jobs leased to `owner` but for those in `keep`; says how many.
 
     A worker whose connection broke asks this on the next one: jobs whose hand-over was lost on the way wait again at
-    once, with no attempt counted, and those it still works on stay its own (if they were pulled with `detach`).
+    once, with no attempt counted, and those it still works on stay its own (if they were pulled with `detach`). When
+    it names the `tokens` of these, those that wait (a server that was restarted knows of no leases) become its own
+    again for `lockTtl` ms.
     """
 
     owner: ShortText
     queues: list[QueueName]
     keep: tuple[JobId, ...] = ()
+    tokens: list[Token] | None = None
+    lock_ttl: LeaseMs = 30_000
 
     async def run(self, engine: Engine, peer: Peer) -> Counted:
+        check_lengths("ReleaseLeases", self.keep, tokens=self.tokens)
         keep = frozenset(self.keep)
-        return Counted(
-            count=sum([await engine.backend.release_leases(queue, self.owner, keep) for queue in self.queues])
-        )
+        held = dict(zip(self.keep, self.tokens or (), strict=self.tokens is not None))
+        released = 0
+        for queue in self.queues:
+            released += await engine.backend.release_leases(queue, self.owner, keep)
+            if held:
+                await engine.backend.resume_leases(queue, self.owner, held, self.lock_ttl)
+        return Counted(count=released)
 
 
 @command(WorkersFound, category="Workers", http=("GET /workers", "GET /queues/{queue}/workers"))

@@ -50,13 +50,15 @@ class Crons:
         self._heap: list[tuple[float, str]] = []
         self._planned: dict[str, float] = {}
         self._missed: set[str] = set()
+        self._grace_ms = 0 if backend.is_local else RETRY_MS
+        """A run that is a little late may be under way at another broker: it was not missed."""
         self._recent: dict[str, deque[Run]] = {}
 
     async def start(self) -> None:
         """Plan what is stored. What was due while nobody ran is left out, or run once, as each entry says."""
         now = self._clock.now_ms()
         for entry in await self._backend.crons():
-            if entry.next_run <= now:
+            if entry.next_run <= now - self._grace_ms:
                 # At start no worker can be registered yet, so skipIfNoWorker means the same.
                 if entry.skip_missed_on_restart or entry.skip_if_no_worker:
                     entry = await self._skip_missed(entry, now)
@@ -247,6 +249,8 @@ def _job_of(entry: CronEntry) -> PushEntry:
         name=entry.job_name,
         priority=entry.priority,
         delay=entry.delay,
+        # A run counts from its slot, however late it is made: that is how a handler tells one run from another.
+        timestamp=entry.next_run,
         unique_key=entry.unique_key or (f"cron:{entry.name}" if entry.prevent_overlap else None),
         dedup=entry.dedup,
         **settings,

@@ -9,26 +9,30 @@ commits once for all of them, and returns the events to publish; only then do re
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import logging
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Raw
 
 from headrace.addresses import DEFAULT_RULES, UrlRules
 from headrace.backends.base import Claim, Demand, FlowNode, Outcome
-from headrace.backends.local.backend import LocalBackend
 from headrace.backends.local.slices import run_now
 from headrace.clock import Clock
+from headrace.engine.claims import ClaimLoops
 from headrace.engine.crons import Crons
 from headrace.engine.figures import MAX_QUEUES, Figures
 from headrace.engine.history import History
 from headrace.engine.peer import Peer
 from headrace.engine.waiters import Waiter, Waiters
 from headrace.engine.workers import WorkerRegistry
-from headrace.errors import NotAuthenticated, StorageUnavailable
-from headrace.model import EVENT_WORDS, Event, JobSpec
+from headrace.errors import HeadraceError, NotAuthenticated, StorageUnavailable
+from headrace.model import EVENT_WORDS, EVERY_QUEUE, Event, JobSpec
+
+if TYPE_CHECKING:
+    from headrace.backends import AnyBackend
 
 log: Final = logging.getLogger("headrace.engine")
 
@@ -55,7 +59,7 @@ def _change_key(flow_id: str) -> str:
 class Engine:
     def __init__(
         self,
-        backend: LocalBackend,
+        backend: AnyBackend,
         clock: Clock,
         *,
         tokens: Sequence[str] = (),
@@ -72,6 +76,8 @@ class Engine:
         self.webhook_rules = webhook_rules
         self.alarm = backend.alarm
         self.waiters = Waiters(self.alarm)
+        self.claims = ClaimLoops(backend, self.waiters, self.run)
+        self._tasks: set[asyncio.Task[None]] = set()
         self.workers = WorkerRegistry(clock, self.ids, worker_timeout_ms)
         self.crons = Crons(backend, clock, self.workers)
         self.figures = Figures(backend, clock, self.workers, self.crons, connections, metrics_max_queues)
@@ -85,6 +91,8 @@ class Engine:
         self._is_stopping = False
 
     async def start(self) -> None:
+        if not self.backend.is_local:
+            self.backend.on_end = self.hear_of_end
         await self.backend.open()
         await self.crons.start()
         self.backend.commit()
@@ -94,6 +102,8 @@ class Engine:
         self._set_alarm()
 
     async def stop(self) -> None:
+        for task in list(self._tasks):
+            task.cancel()
         if not self.backend.is_degraded:
             self.backend.commit()
         await self.backend.close()
@@ -103,6 +113,23 @@ class Engine:
         self._is_stopping = True
         for waiter in self.waiters.everybody():
             waiter.finish(None)
+
+    def run(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do something that nobody waits for: at once on a local backend, else as a task of its own."""
+        if self.backend.is_local:
+            run_now(work)
+            return
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ran)
+
+    def _ran(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, HeadraceError):
+            log.warning("%s", error)
+        elif error is not None:
+            log.error("work in the background failed", exc_info=error)
 
     def uptime_ms(self) -> int:
         return self.clock.monotonic_ms() - self._started_mono
@@ -124,7 +151,21 @@ class Engine:
         if claims or timeout_ms <= 0 or self._is_stopping:
             return claims
         deadline = self.clock.monotonic_ms() + int(timeout_ms)
-        return await self.waiters.park_pull(queue, demand, deadline) or []
+        waiter = self.waiters.park_pull(queue, demand, deadline)
+        if not self.backend.is_local:
+            await self._announce(waiter, timeout_ms)
+        return await waiter or []
+
+    async def _announce(self, waiter: Waiter, timeout_ms: float) -> None:
+        """Have other brokers wake this one for pushes; what came before they knew woke nobody, so look once more."""
+        assert not self.backend.is_local
+        try:
+            if await self.backend.announce_waiting(waiter.key, timeout_ms):
+                self.claims.wake(waiter.key)
+            self.alarm.ring_by(self._next_poll() or waiter.deadline_mono)
+        except HeadraceError:
+            self.waiters.cancel(waiter)
+            raise
 
     async def wait_job(self, job_id: str, timeout_ms: float) -> Outcome | None:
         """How the job ended; None when it did not within `timeout_ms`. Answers at once when it has ended already."""
@@ -136,8 +177,26 @@ class Engine:
         deadline = self.clock.monotonic_ms() + int(timeout_ms)
         # The job may not be kept after its end: have its result come with the event.
         self.backend.wants_bodies = True
-        ended: Outcome | None = await self.waiters.park_job(job_id, deadline)
+        waiter = self.waiters.park_job(job_id, deadline)
+        if not self.backend.is_local:
+            await self._look_again(waiter, timeout_ms)
+        ended: Outcome | None = await waiter
         return ended
+
+    async def _look_again(self, waiter: Waiter, timeout_ms: float) -> None:
+        """The job may have ended at another broker before that one knew that somebody waits here."""
+        assert not self.backend.is_local
+        try:
+            await self.backend.announce_awaited(waiter.key, timeout_ms)
+            outcome = await self.backend.outcome(waiter.key)
+        except HeadraceError:
+            if waiter.is_over:
+                return  # it ended, was not kept, and its end was told
+            self.waiters.cancel(waiter)
+            raise
+        if outcome.state in _ENDS:
+            for parked in self.waiters.take_job(waiter.key):
+                parked.finish(outcome)
 
     async def wait_flow(self, flow_id: str, timeout_ms: float, revision: int | None) -> None:
         """Until the flow has ended or, if a revision is given, has changed since it; or time is up."""
@@ -184,7 +243,12 @@ class Engine:
         self.alarm.ring_by(self._next_maintenance)
 
     def _serve_parked_pulls(self) -> None:
-        for queue in self.backend.take_ready():
+        ready = self.backend.take_ready()
+        if not self.backend.is_local:
+            for queue in ready:
+                self.claims.wake(queue)
+            return
+        for queue in ready:
             for waiter in self.waiters.pulls(queue):
                 assert waiter.demand is not None
                 claims = run_now(self.backend.claim(queue, waiter.demand))
@@ -206,8 +270,15 @@ class Engine:
                     waiter.finish(self._outcome(event))
 
     def _outcome(self, event: Event) -> Outcome:
-        result = run_now(self.backend.result(event.job)) if event.event == "completed" else None
-        return Outcome(event.event, result or self.backend.body_of(event), event.error)
+        body = self.backend.body_of(event)
+        if event.event == "completed" and self.backend.is_local:
+            body = run_now(self.backend.result(event.job)) or body
+        return Outcome(event.event, body, event.error)
+
+    def hear_of_end(self, job_id: str, outcome: Outcome) -> None:
+        """A job ended at another broker: whoever waits for it here is told."""
+        for waiter in self.waiters.take_job(job_id):
+            waiter.finish(outcome)
 
     def cancel(self, waiter: Waiter) -> None:
         self.waiters.cancel(waiter)
@@ -216,8 +287,18 @@ class Engine:
 
     def _set_alarm(self) -> None:
         """Look anew for the next thing to do; between sweeps whoever plans something earlier rings the alarm."""
-        dues = (self.backend.next_due_ms(), self.waiters.next_due(), self.crons.next_due_mono())
-        self.alarm.due_mono = min([self._next_maintenance, *(due for due in dues if due is not None)])
+        self.alarm.due_mono = min(self._next_maintenance, self.next_due())
+
+    def next_due(self) -> int:
+        """The next moment (monotonic) that means something to a job or to somebody who waits."""
+        dues = (self.backend.next_due_ms(), self.waiters.next_due(), self.crons.next_due_mono(), self._next_poll())
+        return min((due for due in dues if due is not None), default=self.alarm.NEVER)
+
+    def _next_poll(self) -> int | None:
+        """When parked pulls must ask again because nobody would wake them."""
+        if self.backend.is_local or self.backend.poll_ms is None or not self.waiters.pulled_queues():
+            return None
+        return self.clock.monotonic_ms() + self.backend.poll_ms
 
     async def sweep(self) -> None:
         """Do what time demands, then set the alarm for what comes next."""
@@ -240,13 +321,27 @@ class Engine:
             return
         await self.backend.sweep()
         await self.crons.fire_due()
+        if not self.backend.is_local and self.backend.poll_ms is not None:
+            for queue in self.waiters.pulled_queues():
+                self.claims.wake(queue)
         if mono >= self._next_maintenance:
             self._next_maintenance = mono + _MAINTAIN_EVERY_MS
             self.workers.expire()
             self.figures.sample()
             await self.history.sample()
-            self.backend.retire_completed()
+            await self.backend.retire_completed()
             self.backend.retire_flows()
+            self.backend.retire_tombstones()
+            await self._look_after_others()
+
+    async def _look_after_others(self) -> None:
+        """Other brokers share the backend: do what a dead one left undone, learn of schedules it was given."""
+        if self.backend.is_local:
+            return
+        await self.backend.look_after()
+        await self.crons.replan()
+        for queue in self.waiters.pulled_queues():
+            self.claims.wake(queue)
 
     # -- connections ---------------------------------------------------------------------------------------------------
 
@@ -290,15 +385,21 @@ class Engine:
 
     def subscribe(self, queue: str, peer: Peer) -> None:
         self._subscribers.setdefault(queue, set()).add(peer)
-        self.backend.watch(queue, +1)
+        self._watch(queue, +1)
 
     def unsubscribe(self, queue: str, peer: Peer) -> None:
         peers = self._subscribers.get(queue)
         if peers is not None and peer in peers:
             peers.discard(peer)
-            self.backend.watch(queue, -1)
+            self._watch(queue, -1)
             if not peers:
                 del self._subscribers[queue]
+
+    def _watch(self, queue: str, change: int) -> None:
+        if queue == EVERY_QUEUE:
+            self.want_bodies(change)
+        else:
+            self.backend.watch(queue, change)
 
     def listen(self, listener: Listener) -> None:
         """Have `listener` called after every commit with its events and the bodies that were asked for."""
@@ -313,6 +414,7 @@ class Engine:
         self.backend.wants_bodies = self.waiters.has_jobs or self._body_readers > 0
 
     def _publish(self, events: list[Event], bodies: dict[int, bytes]) -> None:
+        everywhere = self._subscribers.get(EVERY_QUEUE, ())
         for event in events:
-            for peer in self._subscribers.get(event.queue, ()):
+            for peer in (*self._subscribers.get(event.queue, ()), *everywhere):
                 peer.deliver(event, bodies.get(event.seq))

@@ -21,6 +21,10 @@ class Peer(Protocol):
     wants_codes: bool
     """Whether its errors say of which kind they are."""
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether one of its commands is under way."""
+
     def subscribe(self, queue: str | None) -> None:
         """Send this connection the events of one queue from now on; None ends it."""
 

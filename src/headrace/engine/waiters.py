@@ -22,26 +22,26 @@ from headrace.clock import Alarm
 class Waiter:
     """One suspended command. `resume(value)` continues it; a waiter is resumed or cancelled exactly once."""
 
-    __slots__ = ("deadline_mono", "demand", "is_over", "key", "resume")
+    __slots__ = ("deadline_mono", "demand", "is_over", "key", "resume", "value")
 
     def __init__(self, key: str, demand: Demand | None, deadline_mono: int) -> None:
         self.key = key
         self.demand = demand
         self.deadline_mono = deadline_mono
         self.is_over = False
-        self.resume: Callable[[Any], None] = _not_driven
+        self.resume: Callable[[Any], None] | None = None
+        self.value: Any = None
 
     def __await__(self) -> Generator[Waiter, Any, Any]:
-        return (yield self)
+        return self.value if self.is_over else (yield self)
 
     def finish(self, value: Any) -> None:
+        """Give it what it waits for; one that is not awaited yet will find it there."""
         if not self.is_over:
             self.is_over = True
-            self.resume(value)
-
-
-def _not_driven(value: Any) -> None:
-    raise RuntimeError("a waiter was resumed before anybody drove it")
+            self.value = value
+            if self.resume is not None:
+                self.resume(value)
 
 
 class Waiters:
@@ -89,6 +89,19 @@ class Waiters:
         # The rotation brought everybody back to where they stood.
         if not parked:
             del self._pulls[queue]
+
+    def parked_pulls(self, queue: str) -> list[Waiter]:
+        """The same as a list, for who serves them over several turns of the loop."""
+        return [waiter for waiter in self._pulls.get(queue, ()) if not waiter.is_over]
+
+    def pulled_queues(self) -> list[str]:
+        """Queues on which somebody waits for jobs."""
+        return list(self._pulls)
+
+    def serve(self, waiter: Waiter, value: Any) -> None:
+        """Give a parked pull what it waited for."""
+        self._discard(waiter)
+        waiter.finish(value)
 
     @property
     def has_jobs(self) -> bool:

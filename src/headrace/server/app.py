@@ -15,13 +15,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from headrace.addresses import UrlRules
-from headrace.backends.local.backend import BOUNDED_LOG, CAPTURE_LOG, LocalBackend
+from headrace.backends.local.backend import BOUNDED_LOG, LocalBackend
+from headrace.backends.local.eventlog import LogLimits
 from headrace.clock import SystemClock
-from headrace.config import ConfigError, Settings
+from headrace.config import Settings
 from headrace.engine.engine import Engine
+from headrace.errors import ConfigError
 from headrace.server.tcp import TcpServer
 
 if TYPE_CHECKING:
+    from headrace.backends import AnyBackend
     from headrace.server.http import HttpServer
     from headrace.server.webhooks import Webhooks
 
@@ -33,13 +36,7 @@ class App:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.backend = LocalBackend(
-            None if settings.is_memory else Path(settings.data_path),
-            log_root=Path(settings.capture) if settings.capture else None,
-            log_limits=CAPTURE_LOG if settings.capture else BOUNDED_LOG,
-            max_completed=settings.max_completed_jobs,
-            completed_retention_ms=settings.completed_retention_ms,
-        )
+        self.backend = _backend_of(settings)
         self.engine = Engine(
             self.backend,
             SystemClock(),
@@ -99,6 +96,13 @@ class App:
         self.webhooks = Webhooks(self.engine, self.settings, schedule=self.tcp.ticker.schedule)
         self.webhooks.start()
 
+    @property
+    def place(self) -> str:
+        """Where the jobs are, for people."""
+        if not self.backend.is_local:
+            return self.backend.url.shown
+        return "memory only" if self.settings.is_memory else self.settings.data_path
+
     async def stop(self) -> None:
         deadline = asyncio.get_running_loop().time() + self.settings.shutdown_timeout_ms / 1000
         if self.http is not None:
@@ -106,6 +110,33 @@ class App:
         await self.tcp.stop()
         await self.webhooks.stop(deadline)
         await self.engine.stop()
+
+
+def _backend_of(settings: Settings) -> AnyBackend:
+    if settings.backend is not None:
+        # Imported here: a server on a file needs no client of Valkey.
+        from headrace.backends.valkey.backend import ValkeyBackend
+
+        return ValkeyBackend(
+            settings.backend,
+            max_completed=settings.max_completed_jobs,
+            completed_retention_ms=settings.completed_retention_ms,
+        )
+    return LocalBackend(
+        None if settings.is_memory else Path(settings.data_path),
+        log_root=Path(settings.capture) if settings.capture else None,
+        log_limits=_capture_limits(settings) if settings.capture else BOUNDED_LOG,
+        max_completed=settings.max_completed_jobs,
+        completed_retention_ms=settings.completed_retention_ms,
+    )
+
+
+def _capture_limits(settings: Settings) -> LogLimits:
+    return LogLimits(
+        segment_ms=settings.capture_segment_ms,
+        keep_bytes=settings.capture_keep_bytes,
+        cap_bytes=settings.capture_max_bytes,
+    )
 
 
 def _tls_context(settings: Settings) -> ssl.SSLContext | None:
@@ -133,7 +164,7 @@ async def _serve(settings: Settings) -> None:
         loop.add_signal_handler(number, stopping.set)
     app = App(settings)
     await app.start()
-    where = "memory only" if settings.is_memory else settings.data_path
+    where = app.place
     secure = "s" if settings.tls_cert else ""
     places = f"headrace{secure}://{settings.bind_host}:{app.tcp.port}"
     if app.http is not None:

@@ -1,7 +1,8 @@
 """Running commands for one peer, whatever it speaks: start, suspend, resume, fail, give up.
 
 A command is a coroutine that is started with `send(None)`; nearly all of them end there. One that suspends has handed
-out a `Waiter` (it waits for an event) or a `Breath` (it works in slices) and is continued from here.
+out a `Waiter` (it waits for an event), a `Breath` (it works in slices) or a future (a remote backend has its call) and
+is continued from here.
 
 Rules: commands are checked (authenticated, storage healthy) and driven in this one place. What a reply looks like and
 where it goes is the transport's business: a subclass says so in `_answer` and `_refuse`, which get back the `key` that
@@ -10,6 +11,7 @@ came with the command (a request id, a request).
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, Generic, TypeVar
@@ -52,6 +54,7 @@ class Driver(Generic[Key]):
         self._stir = stir
         self._later = later
         self._waiting: dict[Work, Waiter | None] = {}
+        self._is_gone = False
 
     # -- what a transport adds -----------------------------------------------------------------------------------------
 
@@ -107,7 +110,11 @@ class Driver(Generic[Key]):
         def resume(value: Any) -> None:
             self._resume(work, value, command, key)
 
-        if isinstance(suspended, Waiter):
+        if isinstance(suspended, Waiter) and self._is_gone:
+            self._engine.cancel(suspended)
+            work.close()
+            self._waiting.pop(work, None)
+        elif isinstance(suspended, Waiter):
             self._waiting[work] = suspended
             suspended.resume = resume
             self._stir(self)  # the end of the tick sets the timer that ends the waiting
@@ -115,6 +122,11 @@ class Driver(Generic[Key]):
             self._waiting[work] = None
             self._later(lambda: resume(None))
             self._stir(self)  # what the slice did so far is committed with this tick
+        elif isinstance(suspended, asyncio.Future):
+            # As a task would do it, without being one: a remote backend has the call, and its answer continues us.
+            self._waiting[work] = None
+            suspended._asyncio_future_blocking = False
+            suspended.add_done_callback(lambda _: resume(None))
         else:
             work.close()
             raise RuntimeError(f"{type(command).__name__} suspended on {suspended!r}")
@@ -141,6 +153,7 @@ class Driver(Generic[Key]):
 
     def _give_up(self) -> None:
         """The peer is gone: nothing may be given to it any more."""
+        self._is_gone = True
         for work, waiter in list(self._waiting.items()):
             # What is done in slices goes on without its client: half an Obliterate or half a PUSHB must not stay.
             if waiter is not None:

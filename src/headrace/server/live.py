@@ -18,7 +18,6 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from headrace.backends.local.slices import run_now
 from headrace.commands._base import Command
 from headrace.commands.monitoring import Health, Stats, StorageStatus
 from headrace.commands.queries import job_counts
@@ -141,7 +140,7 @@ class Hub:
             if event.queue:
                 self._changed[event.queue] = None
         self._tell([happening(event) for event in events] if self._wants_any(events) else [])
-        self._tell(self._counts())
+        self._engine.run(self._tell_counts())
 
     def _wants_any(self, events: list[Event]) -> bool:
         """Most pages want snapshots alone: then nothing is made of the events."""
@@ -149,13 +148,13 @@ class Hub:
         choices = {choice for groups in self._listeners.values() for choice in groups}
         return any(choice.wants(name, queue) for choice in choices for name, queue in pairs)
 
-    def _counts(self) -> list[Happening]:
+    async def _tell_counts(self) -> None:
         now = self._engine.clock.now_ms()
         wanted = [queue for queue in self._changed if self._wants("queue:counts", queue)][:_MAX_COUNTED_QUEUES]
         shown = []
         for queue in wanted:
             del self._changed[queue]
-            counts = msgspec.to_builtins(job_counts(run_now(self._engine.backend.counts(queue))))
+            counts = msgspec.to_builtins(job_counts(await self._engine.backend.counts(queue)))
             shown.append(
                 Happening("queue:counts", queue, now, "", {"queue": queue, "counts": counts, "timestamp": now})
             )
@@ -163,7 +162,7 @@ class Hub:
             self._changed.clear()
         elif self._flush_timer is None:
             self._flush_timer = self._loop.call_later(FLUSH_S, self.flush)
-        return shown
+        self._tell(shown)
 
     def _wants(self, name: str, queue: str) -> bool:
         return any(choice.wants(name, queue) for groups in self._listeners.values() for choice in groups)
@@ -194,10 +193,13 @@ class Hub:
             due.append(("health:status", Health()))
         if self._rounds % _STORAGE_EVERY == 0:
             due.append(("storage:status", StorageStatus()))
+        self._engine.run(self._tell_replies(due))
+
+    async def _tell_replies(self, due: list[tuple[str, Command[Any]]]) -> None:
         now = self._engine.clock.now_ms()
         for name, command in due:
             if self._wants(name, ""):
-                reply = plain(msgspec.msgpack.encode(run_now(command.run(self._engine, _NOBODY))))
+                reply = plain(msgspec.msgpack.encode(await command.run(self._engine, _NOBODY)))
                 reply.pop("ok")
                 fields = reply.get("stats") or reply.get("data") or reply
                 self._tell([Happening(name, "", now, "", {**fields, "timestamp": now})])
@@ -325,6 +327,7 @@ class _Nobody:
     held: dict[str, int] | None = None
     auth_failures = 0
     wants_codes = False
+    is_waiting = False
 
     def __init__(self) -> None:
         self.workers: set[str] = set()

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct, inspect
 
 from headrace import __version__
-from headrace.commands._base import REGISTRY, Flag, Route, Spec
+from headrace.commands import REGISTRY, Flag, Route, Spec
 from headrace.server.access import HEALTH_PATHS
 from headrace.server.exchange import Request, Response
 from headrace.server.routes import fields_of, fits_query, members_of

@@ -184,7 +184,7 @@ class Session(Driver[bytes | Raw]):
 
     def _run_together(self, commands: list[Any]) -> int:
         """Run the first ones with one call of the backend; how many were answered."""
-        if not self.is_authenticated or self._backend.is_degraded or self._must_wait():
+        if not self.is_authenticated or self._backend.is_degraded or not self._backend.is_local or self._must_wait():
             return 0
         work = _TOGETHER[type(commands[0])](commands, self._engine, self)
         try:

@@ -97,8 +97,11 @@ class Ticker:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due = 0
         self._syncs: set[asyncio.Future[None]] = set()
+        self._is_sweeping = False
 
     def start(self) -> None:
+        if not self._engine.backend.is_local:
+            self._engine.backend.on_wake = self.schedule
         self._set_timer()
 
     def stop(self) -> None:
@@ -116,6 +119,9 @@ class Ticker:
 
     def give_back(self, peer: Peer, pauses: tuple[float, ...] = _RELEASE_PAUSES) -> None:
         """A peer is gone: return its jobs. When the backend errs try again, then leave them to lease expiry."""
+        if not self._engine.backend.is_local:
+            self._engine.run(self._give_back_later(peer))
+            return
         try:
             run_now(self._engine.release(peer))
             self.schedule()
@@ -124,6 +130,20 @@ class Ticker:
                 self.loop.call_later(pauses[0], self.give_back, peer, pauses[1:])
             else:
                 log.warning("jobs of %s wait for their leases to expire: %s", peer.address, error)
+
+    async def _give_back_later(self, peer: Peer) -> None:
+        """The same on a remote backend: a claim that is under way lands first, then its jobs go back too."""
+        for pause in (0.0, *_RELEASE_PAUSES, *_RELEASE_PAUSES):
+            await asyncio.sleep(pause)
+            if peer.is_waiting:
+                continue
+            try:
+                await self._engine.release(peer)
+            except StorageUnavailable as error:
+                log.warning("jobs of %s are not given back yet: %s", peer.address, error)
+            else:
+                self.schedule()
+                return
 
     def schedule(self) -> None:
         if not self._is_scheduled:
@@ -199,6 +219,8 @@ class Ticker:
     # -- time ----------------------------------------------------------------------------------------------------------
 
     def _set_timer(self) -> None:
+        if self._is_sweeping:
+            return  # its end sets the timer
         due = self._engine.alarm.due_mono
         if self._timer is not None:
             if due == self._timer_due:
@@ -219,6 +241,9 @@ class Ticker:
             self._sweep()
 
     def _sweep(self) -> None:
+        if not self._engine.backend.is_local:
+            self._engine.run(self._sweep_later())
+            return
         try:
             run_now(self._engine.sweep())
         except StorageUnavailable as error:
@@ -226,6 +251,19 @@ class Ticker:
         except Exception:
             log.exception("a sweep failed")  # time must go on for everybody else
         self._end()
+
+    async def _sweep_later(self) -> None:
+        self._is_sweeping = True
+        try:
+            await self._engine.sweep()
+        except StorageUnavailable as error:
+            log.warning("a sweep waits for the backend: %s", error)
+            self._engine.alarm.due_mono = self._engine.clock.monotonic_ms() + _LATE_MS
+        except Exception:
+            log.exception("a sweep failed")
+        finally:
+            self._is_sweeping = False
+            self._end()
 
 
 def _tell_unsealed(rolled: asyncio.Future[None]) -> None:

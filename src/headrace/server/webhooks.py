@@ -32,7 +32,6 @@ from msgspec import structs
 
 from headrace import __version__
 from headrace.addresses import check_webhook_url
-from headrace.backends.local.slices import run_now
 from headrace.config import Settings
 from headrace.engine.engine import Engine
 from headrace.errors import InvalidCommand
@@ -174,11 +173,15 @@ class Webhooks:
             hook.task = self._loop.create_task(self._work(hook))
 
     def _refresh(self) -> None:
-        """Take over what was added, changed, switched or removed."""
         self._seen_changes = self._backend.webhook_changes
+        self._engine.run(self._take_over())
+
+    async def _take_over(self) -> None:
+        """Take over what was added, changed, switched or removed."""
+        records = await self._backend.webhooks()
         before = self._hooks
         self._hooks = {}
-        for record in run_now(self._backend.webhooks()):
+        for record in records:
             hook = self._hooks[record.id] = before.get(record.id) or Hook(record)
             hook.record = record
             self._switch(hook, record.enabled)
@@ -330,11 +333,14 @@ class Webhooks:
             for hook in unsaved[:1]:
                 self._save_soon(hook)
             return
-        stored = {record.id: record for record in run_now(self._backend.webhooks())}
+        self._engine.run(self._save_figures(unsaved))
+
+    async def _save_figures(self, unsaved: list[Hook]) -> None:
+        stored = {record.id: record for record in await self._backend.webhooks()}
         for hook in unsaved:
             hook.is_unsaved = False
             if hook.record.id in stored:
-                run_now(self._backend.update_webhook(hook.figures(stored[hook.record.id])))
+                await self._backend.update_webhook(hook.figures(stored[hook.record.id]))
         self._schedule()
 
     # -- the end -------------------------------------------------------------------------------------------------------

@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar, Unpack, overload
 
+from headrace.client.client import Client
 from headrace.client.events import QueueEvents
 from headrace.client.flow import FlowJob, FlowProducer, FlowTree, OnFailure, SyncFlowProducer
 from headrace.client.job import Job, SyncJob
@@ -30,6 +32,7 @@ from headrace.errors import InvalidCommand
 from headrace.tasks.task import AnyTask, Call, Signature, Task
 from headrace.worker.context import JobContext, RunIn
 from headrace.worker.failures import UnrecoverableError
+from headrace.worker.processes import check_importable
 from headrace.worker.worker import Worker
 
 P = ParamSpec("P")
@@ -111,7 +114,8 @@ class Headrace(AsyncShell):
         """Without a URL that of HEADRACE_URL counts, else a server on this machine. `options` are those of every job,
         `connection` those of the connection (see docs/client.md)."""
         self.url = url or os.environ.get("HEADRACE_URL") or DEFAULT_URL
-        super().__init__(open_client(self.url, **(connection or {})))
+        self._connection = dict(connection or {})
+        super().__init__(open_client(self.url, **self._connection))
         self.default_queue = queue
         self.options = options
         self.tasks: dict[str, AnyTask] = {}
@@ -121,17 +125,34 @@ class Headrace(AsyncShell):
         self.lifespan = lifespan
         self._middleware: list[Middleware] = []
         self._carriers: list[Carrier] = []
+        self._users = 0
+        self._users_lock = threading.Lock()
 
     @property
-    def client(self) -> Any:
+    def client(self) -> Client:
         return self._client
 
+    def enter(self) -> Client:
+        """Count one more user of the app; one that was closed is opened again."""
+        with self._users_lock:
+            if self._client.is_closed:
+                self._client = open_client(self.url, **self._connection)
+            self._users += 1
+        return self._client
+
+    def leave(self) -> bool:
+        """Whether it was the last user who left."""
+        with self._users_lock:
+            self._users -= 1
+            return self._users == 0
+
     async def __aenter__(self) -> Headrace:
-        await asyncio.wrap_future(self._client.connect())
+        await asyncio.wrap_future(self.enter().connect())
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self.close()
+        if self.leave():
+            await self.close()
 
     async def close(self) -> None:
         """Close what was opened; calls under way fail."""
@@ -154,8 +175,10 @@ class Headrace(AsyncShell):
         def make(function: Callable[..., Any]) -> AnyTask:
             chosen = queue or self.default_queue
             task: AnyTask = Task(self, function, name or function.__name__, chosen, options, run_in)
-            if task.run_in == "process" and task.is_async:
-                raise InvalidCommand(f"{task.name}: an async function runs on the loop, not in a process of its own")
+            if task.run_in == "process":
+                if task.is_async:
+                    raise InvalidCommand(f"{task.name}: an async function runs on the loop, not in a process")
+                check_importable(function)
             if task.name in self.tasks:
                 raise InvalidCommand(f"there is a task {task.name!r} already: give this one another name=")
             self.tasks[task.name] = task
@@ -222,6 +245,16 @@ class Headrace(AsyncShell):
 
         return (await self.call(ListQueues())).queues
 
+    @asynccontextmanager
+    async def alive(self) -> AsyncIterator[Any]:
+        """Run the app's lifespan around something; gives what it yields, which is also `app.state` meanwhile."""
+        if self.lifespan is None:
+            yield self.state
+            return
+        async with self.lifespan(self) as state:
+            self.state = state
+            yield state
+
     # -- workers -------------------------------------------------------------------------------------------------------
 
     def worker(
@@ -259,19 +292,23 @@ class Headrace(AsyncShell):
         """Make the schedules and rate limits of these queues known; workers do so when they start."""
         for schedule in self.schedules.values():
             if schedule.task.queue in queues:
-                await self.queue(schedule.task.queue).schedule(
-                    schedule.name,
-                    self.envelope(schedule.task),
-                    cron_expression=schedule.cron,
-                    every=schedule.every,
-                    tz=schedule.tz,
-                    job_name=schedule.task.name,
-                    overlap=schedule.overlap,
-                    catch_up=schedule.catch_up,
-                )
+                await self._enter(schedule)
         for queue, limit in self.rate_limits.items():
             if queue in queues:
                 await self.queue(queue).limit_rate(limit)
+
+    async def _enter(self, schedule: Schedule) -> None:
+        task = schedule.task
+        await self.queue(task.queue).schedule(
+            schedule.name,
+            cron_expression=schedule.cron,
+            every=schedule.every,
+            tz=schedule.tz,
+            job_name=task.name,
+            overlap=schedule.overlap,
+            catch_up=schedule.catch_up,
+            **task.job_options,
+        )
 
     async def run_job(self, context: JobContext, run: Callable[[AnyTask], Awaitable[Any]]) -> Any:
         """Find the task of a job and run it through the middleware."""
@@ -297,14 +334,10 @@ class TaskWorker(Worker):
         self._app = app
 
     async def run(self, *, handle_signals: bool = True) -> None:
-        if self._app.lifespan is None:
-            await super().run(handle_signals=handle_signals)
-            return
-        async with self._app.lifespan(self._app) as state:
-            self.state = self._app.state = state
+        async with self._app.alive() as self.state:
             await super().run(handle_signals=handle_signals)
 
-    async def _began(self) -> None:
+    async def _prepare(self) -> None:
         await self._app.enter_schedules(self.queues)
 
     async def _call(self, context: JobContext) -> Any:
@@ -331,13 +364,16 @@ class SyncHeadrace(SyncShell):
         self._app = app
 
     def __enter__(self) -> SyncHeadrace:
+        self._client = self._app.enter()
         self._client.connect().result()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        if self._app.leave():
+            self.close()
 
     def close(self) -> None:
+        """Close what was opened, for the app as a whole."""
         if release_client(self._client):
             self._client.close().result()
 

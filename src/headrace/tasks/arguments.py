@@ -35,7 +35,7 @@ class Arguments:
     def __init__(self, function: Callable[..., Any]) -> None:
         self._name = function.__qualname__
         signature = inspect.signature(function)
-        hints = typing.get_type_hints(function, include_extras=True)
+        hints = _type_hints(function)
         self.context_name = next(
             (name for name, hint in hints.items() if hint is JobContext and name != "return"), None
         )
@@ -43,7 +43,7 @@ class Arguments:
         self._signature = signature.replace(parameters=parameters)
         self._types = {p.name: hints.get(p.name, Any) for p in parameters}
         self._returns = hints.get("return", Any)
-        self._context_first = self.context_name is not None and self.context_name == next(iter(signature.parameters))
+        self._context_at = _place(signature, self.context_name)
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> inspect.BoundArguments:
         try:
@@ -68,7 +68,7 @@ class Arguments:
         """The arguments that a payload stands for."""
         call = data if isinstance(data, dict) else {}
         try:
-            bound = self._signature.bind(*call.get("args", ()), **call.get("kwargs", {}))
+            bound = self._signature.bind(*_list(call.get("args", ())), **_map(call.get("kwargs", {})))
         except TypeError as error:
             raise ArgumentMismatch(f"the data of the job does not fit {self._name}{self._signature}: {error}") from None
         for name, value in bound.arguments.items():
@@ -91,14 +91,43 @@ class Arguments:
         """Call the function, with the context where it wants it."""
         if self.context_name is None:
             return function(*bound.args, **bound.kwargs)
-        if self._context_first:
-            return function(context, *bound.args, **bound.kwargs)
-        return function(*bound.args, **bound.kwargs, **{self.context_name: context})
+        args = bound.args
+        if self._context_at is not None and self._context_at <= len(args):
+            return function(*args[: self._context_at], context, *args[self._context_at :], **bound.kwargs)
+        return function(*args, **bound.kwargs, **{self.context_name: context})
 
     def result(self, encoded: Raw | bytes) -> Any:
         """The result of a job as the type that the function declares."""
         value = decode_payload(encoded)
         return value if self._returns in (Any, None) else converted(value, self._returns)
+
+
+def _place(signature: inspect.Signature, name: str | None) -> int | None:
+    """Where a parameter stands among the positional ones; None when it is given by keyword, or there is none."""
+    positional = [p.name for p in signature.parameters.values() if p.kind in _POSITIONAL]
+    return positional.index(name) if name in positional else None
+
+
+def _list(value: Any) -> list[Any] | tuple[Any, ...]:
+    if not isinstance(value, list | tuple):
+        raise TypeError(f"args has to be a list, not {value!r}")
+    return value
+
+
+def _map(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise TypeError(f"kwargs has to be a map, not {value!r}")
+    return value
+
+
+def _type_hints(function: Callable[..., Any]) -> dict[str, Any]:
+    try:
+        return typing.get_type_hints(function, include_extras=True)
+    except NameError as error:
+        raise InvalidCommand(
+            f"the annotations of {function.__qualname__} cannot be read: {error}. A task converts its arguments by "
+            "them, so import their types at run time (not below TYPE_CHECKING, nor inside a function)"
+        ) from None
 
 
 def converted(value: Any, wanted: Any) -> Any:

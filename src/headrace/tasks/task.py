@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, Unpack, cast
 
 from headrace.client.job import Job, SyncJob
 from headrace.client.options import Options, wire_options
-from headrace.client.queue import batches, now_ms
+from headrace.client.queue import batches
 from headrace.commands.jobs import Push, PushBatch, PushEntry
 from headrace.tasks.arguments import Arguments
 from headrace.worker.context import JobContext, RunIn
@@ -107,7 +107,9 @@ class Call(Generic[P, T]):
         """The command that adds the job."""
         task = self._task
         data = task.arguments.encode(args, kwargs, task.app.envelope(task))
-        return Push(queue=task.queue, name=task.name, data=data, **wire_options(self._options, now_ms))
+        return Push(
+            queue=task.queue, name=task.name, data=data, **wire_options(self._options, task.app.client.clock.now_ms)
+        )
 
     def job(self, kind: Any, job_id: str) -> Any:
         task = self._task
@@ -115,8 +117,9 @@ class Call(Generic[P, T]):
 
     def _entry(self, call: tuple[Any, ...] | Mapping[str, Any]) -> PushEntry:
         args, kwargs = ((), dict(call)) if isinstance(call, Mapping) else (tuple(call), {})
-        data = self._task.arguments.encode(args, kwargs, self._task.app.envelope(self._task))
-        return PushEntry(name=self._task.name, data=data, **wire_options(self._options, now_ms))
+        task = self._task
+        data = task.arguments.encode(args, kwargs, task.app.envelope(task))
+        return PushEntry(name=task.name, data=data, **wire_options(self._options, task.app.client.clock.now_ms))
 
 
 class Signature:

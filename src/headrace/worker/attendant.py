@@ -5,7 +5,8 @@ leased to this worker by name (`owner`) and not to its connection, so a broken c
 running handler: on the next one the worker says which jobs it has, and sends the outcomes that were not confirmed.
 
 Rules: everything here runs on the line's thread; `deliver` and `lose` post to where handlers run. At most
-`concurrency` jobs run; with several queues up to one more per queue may be held ready.
+`concurrency` jobs run. With several queues one more per queue may come while all slots are busy; it is given back when
+none becomes free within a moment, for somebody else may be idle.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import logging
 import os
 import socket
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 from msgspec import UNSET, Raw, Struct
@@ -28,7 +29,7 @@ from headrace.commands.control import MoveToWait
 from headrace.commands.jobs import Acknowledge, AcknowledgeBatch, Fail, GroupPull, PullBatch
 from headrace.commands.monitoring import Heartbeat, JobHeartbeatBatch
 from headrace.commands.workers import RegisterWorker, ReleaseLeases, UnregisterWorker
-from headrace.errors import ClientError, HeadraceError, NotFound, StorageUnavailable
+from headrace.errors import ClientError, CommandTimeout, HeadraceError, InvalidCommand, NotFound, StorageUnavailable
 from headrace.model import NIL
 
 log: Final = logging.getLogger("headrace.worker")
@@ -39,34 +40,43 @@ _LINGER: Final = 0.001
 """Seconds for which a single free slot waits for company, so that many short jobs are pulled in few commands."""
 _SIGN_OF_LIFE: Final = 10.0
 _RETRY_AFTER: Final = 1.0
+_DRY_FOR: Final = 0.05
+"""Seconds for which a queue that had nothing more is passed over while others have jobs."""
+_PATIENCE: Final = 0.1
+"""Seconds for which a job that found no free slot waits for one here."""
+_MAX_BATCH_BYTES: Final = 8 * 1024 * 1024
+"""Results in one command. A larger one goes alone."""
 
 
 class Holding:
     """A job that is ours: its lease, and its outcome once the handler has ended."""
 
-    __slots__ = ("info", "is_settling", "outcome", "token")
+    __slots__ = ("info", "is_lost", "is_settled", "is_settling", "outcome", "token")
 
     def __init__(self, info: JobInfo, token: str | None) -> None:
         self.info = info
         self.token = token
-        self.outcome: Command[Any] | None = None
+        self.outcome: Acknowledge | Fail | MoveToWait | None = None
+        self.is_settled = False
+        """The outcome is the line's now: until then it belongs to the thread of the handler."""
+        self.is_lost = False
+        """Somebody took the job away: what its handler says counts no more."""
         self.is_settling = False
         """A command of the handler is about to end the job: that it is gone is no news then."""
 
-    def adopt(self, token: str | None) -> None:
-        """The same job under a new lease."""
-        self.token = token
-        if self.outcome is not None:
-            self.outcome.token = token  # type: ignore[attr-defined]
-
     def completed(self, result: Raw | None) -> None:
-        self.outcome = Acknowledge(id=self.info.id, token=self.token, result=UNSET if result is None else result)
+        self.outcome = Acknowledge(id=self.info.id, result=UNSET if result is None else result)
 
     def failed(self, error: str, stack: list[str], *, unrecoverable: bool) -> None:
-        self.outcome = Fail(id=self.info.id, token=self.token, error=error, stack=stack, unrecoverable=unrecoverable)
+        self.outcome = Fail(id=self.info.id, error=error, stack=stack, unrecoverable=unrecoverable)
 
     def given_back(self) -> None:
-        self.outcome = MoveToWait(id=self.info.id, token=self.token)
+        self.outcome = MoveToWait(id=self.info.id)
+
+    @property
+    def result_size(self) -> int:
+        result = self.outcome.result if isinstance(self.outcome, Acknowledge) else UNSET
+        return 0 if result is UNSET else len(result)
 
 
 class Figures(Struct):
@@ -108,12 +118,14 @@ class Attendant:
         self._running = 0
         self._ready: deque[Holding] = deque()
         self._asked: set[str] = set()
-        self._dry: set[str] = set()
+        self._dry: dict[str, float] = {}
+        """Queues that had nothing more, and until when that counts."""
         self._rotation = deque(self._queues)
         self._settled: list[Holding] = []
         self._is_connected = False
         self._is_stopping = False
         self._pump_timer: asyncio.TimerHandle | None = None
+        self._is_lingering = False
         self._timers: dict[Callable[[], None], asyncio.TimerHandle] = {}
         self._empty: asyncio.Event = asyncio.Event()
 
@@ -123,19 +135,29 @@ class Attendant:
         self._loop = asyncio.get_running_loop()
         home = await self._client.channel()
         self._channel = home.open_own(changed=self._changed)
-        await self._channel.start()
+        try:
+            await self._channel.start()
+        except BaseException:
+            await self._channel.close()  # else it would go on trying beside the next one
+            raise
         self._every(self._lease / 3, self._renew_leases)
         self._every(_SIGN_OF_LIFE, self._give_sign_of_life)
+
+    async def stop(self) -> None:
+        self.stop_pulling()
 
     def stop_pulling(self) -> None:
         """Take no more jobs; those that come all the same, or were not begun, go back."""
         self._is_stopping = True
-        while self._ready:
-            self._give_back(self._ready.popleft())
+        self._return_unbegun()
 
     async def finish(self, timeout: float) -> None:
         """Deliver the outcomes that are left, give back what is still held, and leave."""
         self.stop_pulling()
+        for holding in [holding for holding in self._held.values() if not holding.is_settled]:
+            # Its handler does not heed that it was cancelled, and nobody shall wait for it.
+            self._drop(holding)
+            self._submit(MoveToWait(id=holding.info.id, token=holding.token), _note)
         self._check_empty()
         try:
             async with asyncio.timeout(timeout):
@@ -149,11 +171,12 @@ class Attendant:
             timer.cancel()
         self._timers.clear()
         assert self._channel is not None
-        if self._is_connected:
+        was_connected, self._is_connected = self._is_connected, False
+        if was_connected:
             await self._tell(self._channel, UnregisterWorker(worker_id=self.owner))
         await self._channel.close()
         # A pull that was still waiting may have been served in its last moment: its jobs go back, too.
-        if self._is_connected:
+        if was_connected:
             await self._tell(self._client, ReleaseLeases(owner=self.owner, queues=self._queues))
 
     async def _tell(self, where: Channel | Client, command: Command[Any]) -> None:
@@ -180,12 +203,26 @@ class Attendant:
             log.warning("connection lost; %d jobs go on", len(self._held))
             return
         self._register()
-        self._submit(ReleaseLeases(owner=self.owner, queues=self._queues, keep=tuple(self._held)), _note)
+        self._reclaim()
         # Whether they were applied before the link broke is unknown, and a batch is refused as a whole: one by one.
         for holding in list(self._held.values()):
-            if holding.outcome is not None and holding not in self._settled:
+            if holding.is_settled and holding not in self._settled:
                 self._send(holding)
         self._plan_pump()
+
+    def _reclaim(self) -> None:
+        """Say which jobs are still ours: the server releases the others, and one that was restarted learns of them."""
+        held = [holding for holding in self._held.values() if holding.token is not None]
+        self._submit(
+            ReleaseLeases(
+                owner=self.owner,
+                queues=self._queues,
+                keep=tuple([holding.info.id for holding in held]),
+                tokens=[holding.token or "" for holding in held],
+                lock_ttl=self._lease * 1000,
+            ),
+            _note,
+        )
 
     def _register(self) -> None:
         self._submit(
@@ -226,12 +263,17 @@ class Attendant:
     def _free(self) -> int:
         return self._concurrency - self._running - len(self._ready)
 
-    def _plan_pump(self) -> None:
-        """Ask for more at the end of this turn; a few free slots among many busy ones wait a moment for others."""
-        if self._pump_timer is None:
-            is_few = 0 < self._free * 4 < self._concurrency and self._running > 0
-            linger = _LINGER if is_few else 0
-            self._pump_timer = self._loop.call_later(linger, self._pump)
+    def _plan_pump(self, *, is_early: bool = False) -> None:
+        """Ask for more at the end of this turn. A few free slots among many busy ones wait a moment for others; so
+        does a question that is early, for the outcome of a short job can go with it."""
+        is_few = 0 < self._free * 4 < self._concurrency and self._running > 0
+        linger = _LINGER if is_few or is_early else 0
+        if self._pump_timer is not None:
+            if linger or not self._is_lingering:
+                return
+            self._pump_timer.cancel()
+        self._is_lingering = linger > 0
+        self._pump_timer = self._loop.call_later(linger, self._pump)
 
     def _pump(self) -> None:
         self._pump_timer = None
@@ -245,10 +287,11 @@ class Attendant:
 
     def _pump_many(self) -> None:
         """Queues that may have jobs are asked in turn; when none has, one question waits at each of them."""
+        now = self._loop.time()
         for _ in self._queues:
             self._rotation.rotate(-1)
             queue = self._rotation[0]
-            if queue not in self._asked and queue not in self._dry:
+            if queue not in self._asked and self._dry.get(queue, 0.0) <= now:
                 self._pull(queue, self._free, 0)
                 return
         share = max(1, self._free // len(self._queues))
@@ -276,8 +319,10 @@ class Attendant:
                 return
             tokens = outcome.tokens or [None] * len(outcome.jobs)
             self._take([Holding(decode_job(job), token) for job, token in zip(outcome.jobs, tokens, strict=True)])
-            (self._dry.add if not outcome.jobs else self._dry.discard)(queue)
-            self._plan_pump()
+            # Fewer than asked for: that was all it had.
+            is_dry = len(outcome.jobs) < count
+            self._dry[queue] = self._loop.time() + _DRY_FOR if is_dry else 0.0
+            self._plan_pump(is_early=is_dry and bool(outcome.jobs))
 
         self._submit(pull, pulled, wait)
 
@@ -296,22 +341,35 @@ class Attendant:
                 self._held[holding.info.id] = holding
                 self._ready.append(holding)
             else:
-                # The server forgot our lease (a restart does) and gave us the job anew: it runs here already.
-                mine.adopt(holding.token)
-                if mine.outcome is not None:
+                # The server forgot our lease and gave us the job anew: it runs here already.
+                mine.token = holding.token
+                if mine.is_settled:
                     self._send(mine)
         self._begin_ready()
 
     def _begin_ready(self) -> None:
-        if self._is_stopping:
-            self.stop_pulling()
-            return
         begun = []
-        while self._ready and self._running < self._concurrency:
+        while self._ready and self._running < self._concurrency and not self._is_stopping:
             begun.append(self._ready.popleft())
             self._running += 1
         if begun:
             self._deliver(begun)
+        if self._is_stopping:
+            self._return_unbegun()
+        elif self._ready:
+            self._loop.call_later(_PATIENCE, self._return_unbegun, self._ready[-1])
+
+    def _return_unbegun(self, last: Holding | None = None) -> None:
+        """Give back jobs that found no slot: those up to `last`, or all of them."""
+        if last is not None and last not in self._ready:
+            return
+        while self._ready:
+            holding = self._ready.popleft()
+            holding.given_back()
+            holding.is_settled = True
+            self._send(holding)
+            if holding is last:
+                return
 
     # -- leases --------------------------------------------------------------------------------------------------------
 
@@ -331,10 +389,19 @@ class Attendant:
     def _lost(self, job_id: str) -> None:
         """The job was cancelled, timed out or given to somebody else: the handler should stop."""
         holding = self._held.get(job_id)
-        if holding is not None and holding.outcome is None and not holding.is_settling:
+        if holding is not None and not holding.is_settled and not holding.is_settling:
             self.figures.lost += 1
             log.warning("job %s is not ours any more: it was cancelled, timed out or handed to somebody else", job_id)
+            self._drop(holding)
             self._lose(job_id)
+
+    def _drop(self, holding: Holding) -> None:
+        """Its outcome counts no more, and the job may even come again as another one."""
+        holding.is_lost = True
+        del self._held[holding.info.id]
+        if holding in self._ready:
+            self._ready.remove(holding)
+        self._check_empty()
 
     # -- outcomes ------------------------------------------------------------------------------------------------------
 
@@ -344,9 +411,10 @@ class Attendant:
         if not self._settled:
             self._loop.call_soon(self._flush)
         for holding in holdings:
-            if holding.outcome is None:
+            holding.is_settled = True
+            if holding.outcome is None and not holding.is_lost:
                 self._settled_elsewhere(holding)
-            else:
+            elif not holding.is_lost:
                 self._settled.append(holding)
         self._begin_ready()
         self._plan_pump()
@@ -357,18 +425,14 @@ class Attendant:
         self.figures.completed += 1
         self._check_empty()
 
-    def _give_back(self, holding: Holding) -> None:
-        holding.given_back()
-        self._send(holding)
-
     def _flush(self) -> None:
         settled, self._settled = self._settled, []
         acks = [holding for holding in settled if isinstance(holding.outcome, Acknowledge)]
-        if len(acks) > 1 and self._is_connected:
-            self._send_batch(acks)
-        else:
-            for holding in acks:
-                self._send(holding)
+        for batch in _batches(acks) if self._is_connected else ():
+            if len(batch) > 1:
+                self._send_batch(batch)
+            else:
+                self._send(batch[0])
         for holding in settled:
             if not isinstance(holding.outcome, Acknowledge):
                 self._send(holding)
@@ -382,36 +446,40 @@ class Attendant:
         )
 
         def answered(outcome: Any) -> None:
-            if isinstance(outcome, ClientError):
-                return  # the next connection sends them again
-            if isinstance(outcome, HeadraceError):
-                for holding in holdings:
-                    self._send(holding)
-                return
             for holding in holdings:
-                self._confirmed(holding, outcome)
+                if isinstance(outcome, HeadraceError) and not isinstance(outcome, ClientError):
+                    self._send(holding)  # one of them is not ours any more
+                else:
+                    self._answered(holding, outcome)
 
         self._submit(batch, answered)
 
     def _send(self, holding: Holding) -> None:
-        if not self._is_connected:
-            return  # the next connection does
+        if not self._is_connected or holding.info.id not in self._held:
+            return  # the next connection does, or an answer came meanwhile
         assert holding.outcome is not None
+        holding.outcome.token = holding.token
         self._submit(holding.outcome, lambda outcome: self._answered(holding, outcome))
 
     def _answered(self, holding: Holding, outcome: Any) -> None:
         if isinstance(outcome, StorageUnavailable):
             self._loop.call_later(_RETRY_AFTER, self._send, holding)
+        elif isinstance(outcome, CommandTimeout):
+            self._send(holding)  # no answer in time on a link that lives
         elif isinstance(outcome, ClientError):
-            if self._is_connected and self._held.get(holding.info.id) is holding:
-                self._send(holding)  # no answer in time on a link that lives
+            pass  # the link broke: the next connection sends it again
+        elif isinstance(outcome, InvalidCommand) and isinstance(holding.outcome, Acknowledge):
+            holding.failed(f"its result was refused: {outcome}", [], unrecoverable=True)
+            self._send(holding)
         else:
             if isinstance(outcome, HeadraceError):
                 log.warning("the outcome of job %s came too late: %s", holding.info.id, outcome)
             self._confirmed(holding, outcome)
 
     def _confirmed(self, holding: Holding, outcome: object) -> None:
-        self._held.pop(holding.info.id, None)
+        if self._held.get(holding.info.id) is not holding:
+            return
+        del self._held[holding.info.id]
         if not isinstance(outcome, HeadraceError):
             self.figures.completed += isinstance(holding.outcome, Acknowledge)
             self.figures.failed += isinstance(holding.outcome, Fail)
@@ -427,3 +495,17 @@ class Attendant:
 def _note(outcome: object) -> None:
     if isinstance(outcome, HeadraceError):
         log.debug("%s", outcome)
+
+
+def _batches(holdings: list[Holding]) -> Iterator[list[Holding]]:
+    """Completed jobs in groups whose results fit one command."""
+    batch: list[Holding] = []
+    size = 0
+    for holding in holdings:
+        size += holding.result_size
+        if batch and size > _MAX_BATCH_BYTES:
+            yield batch
+            batch, size = [], holding.result_size
+        batch.append(holding)
+    if batch:
+        yield batch

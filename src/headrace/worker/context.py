@@ -44,6 +44,8 @@ class JobContext:
         """What the app's lifespan yielded."""
         self._tell = tell
         self.run_in: RunIn = "loop"
+        self.log_fields: dict[str, str] = {}
+        """What log records of this job say besides its id (see `worker.logs`)."""
         self._cancelled = threading.Event()
 
     @classmethod
@@ -112,15 +114,18 @@ class JobContext:
         self._tell(AddLog(id=self.id, message=message, level=level))
 
 
-_current: ContextVar[JobContext] = ContextVar("headrace_job")
+_current: ContextVar[JobContext | None] = ContextVar("headrace_job", default=None)
 
 
 def current_job() -> JobContext:
     """The job that runs here. HeadraceError outside of a job."""
-    try:
-        return _current.get()
-    except LookupError:
-        raise HeadraceError("current_job() was called where no job runs") from None
+    job = _current.get()
+    if job is None:
+        raise HeadraceError("current_job() was called where no job runs")
+    return job
+
+
+running_job = _current.get
 
 
 set_current = _current.set

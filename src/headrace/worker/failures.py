@@ -5,6 +5,8 @@ from __future__ import annotations
 import traceback
 from typing import Final
 
+from headrace.errors import InvalidCommand
+
 _MAX_REASON: Final = 2000
 _MAX_LINES: Final = 50
 
@@ -15,6 +17,11 @@ class UnrecoverableError(Exception):
 
 class JobCancelled(BaseException):
     """The job was taken away while its handler ran; there is nothing to report any more."""
+
+
+def is_final(error: BaseException) -> bool:
+    """Whether no further attempt would do better: it was said so, or the data of the job is wrong."""
+    return isinstance(error, UnrecoverableError | InvalidCommand)
 
 
 def reason_of(error: BaseException) -> str:

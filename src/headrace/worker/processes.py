@@ -23,8 +23,9 @@ from msgspec import Raw, Struct
 
 from headrace.client.job import JobInfo
 from headrace.client.payloads import encode_payload
+from headrace.errors import InvalidCommand
 from headrace.worker.context import JobContext, set_current
-from headrace.worker.failures import JobCancelled, UnrecoverableError, reason_of, stack_of
+from headrace.worker.failures import JobCancelled, is_final, reason_of, stack_of
 
 _GLANCE: Final = 0.05
 """Seconds between two looks at whether the job was cancelled."""
@@ -117,9 +118,9 @@ class Child:
         return self._process.is_alive()
 
     def kill(self) -> None:
+        """Its pipe ends with it: whoever waits for an answer learns so."""
         self._process.kill()
         self._process.join(5)
-        self._pipe.close()
 
     def stop(self) -> None:
         with contextlib.suppress(OSError):
@@ -135,29 +136,36 @@ class Children:
     def __init__(self, max_jobs: int | None = None) -> None:
         self._max_jobs = max_jobs
         self._idle: list[Child] = []
+        self._busy: set[Child] = set()
         self._lock = threading.Lock()
 
     def run(self, call: Call, context: JobContext, limit: float | None) -> Raw:
         with self._lock:
-            child = self._idle.pop() if self._idle else None
-        child = child or Child()
+            idle = self._idle.pop() if self._idle else None
+        child = idle or Child()
+        with self._lock:
+            self._busy.add(child)
         try:
             return child.run(call, context, limit)
         finally:
             self._keep(child)
 
     def _keep(self, child: Child) -> None:
-        if not child.is_alive:
-            return
-        if self._max_jobs is not None and child.jobs >= self._max_jobs:
-            child.stop()
-            return
+        is_spent = self._max_jobs is not None and child.jobs >= self._max_jobs
         with self._lock:
-            self._idle.append(child)
+            self._busy.discard(child)
+            if child.is_alive and not is_spent:
+                self._idle.append(child)
+        if is_spent:
+            child.stop()
 
     def stop(self) -> None:
+        """End all of them; those that still run a job are killed."""
         with self._lock:
             idle, self._idle = self._idle, []
+            busy = list(self._busy)
+        for child in busy:
+            child.kill()
         for child in idle:
             child.stop()
 
@@ -175,9 +183,18 @@ def _pass_on(answer: Answer, context: JobContext) -> None:
 def _serve(pipe: Connection) -> None:
     # Ctrl-C reaches the whole group of processes: the worker decides what becomes of its children.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, name="headrace-parent", daemon=True).start()
     while (call := _next_call(pipe)) is not None:
         pipe.send_bytes(_encode(_answer(pipe, call)))
     os._exit(0)
+
+
+def _end_with_parent() -> None:
+    """A worker that was killed lost its jobs: somebody else will run them, so nobody must go on with them here."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _next_call(pipe: Connection) -> Call | None:
@@ -194,8 +211,7 @@ def _answer(pipe: Connection, call: Call) -> Answer:
     try:
         return Answer(kind="done", result=encode_payload(function_of(call.module, call.function)(context)))
     except Exception as error:
-        is_final = isinstance(error, UnrecoverableError)
-        return Answer(kind="failed", reason=reason_of(error), stack=stack_of(error), is_unrecoverable=is_final)
+        return Answer(kind="failed", reason=reason_of(error), stack=stack_of(error), is_unrecoverable=is_final(error))
 
 
 class _ChildContext(JobContext):
@@ -210,6 +226,14 @@ class _ChildContext(JobContext):
 
     def log(self, message: str, level: Literal["info", "warn", "error"] = "info") -> None:
         self._pipe.send_bytes(_encode(Answer(kind="log", message=message, level=level)))
+
+
+def check_importable(function: Callable[..., Any]) -> None:
+    """Refuse functions that a process of its own could not find."""
+    if "<" in function.__qualname__:
+        raise InvalidCommand(
+            f"{function.__qualname__} cannot run in a process of its own: define it at the top of a module"
+        )
 
 
 def function_of(module: str, name: str) -> Callable[[JobContext], Any]:

@@ -29,12 +29,12 @@ from headrace.client.line import Mailbox
 from headrace.client.payloads import encode_payload
 from headrace.commands.jobs import GroupPull
 from headrace.durations import Duration, seconds
-from headrace.errors import ClientError, HeadraceError, InvalidCommand
+from headrace.errors import ClientError, HeadraceError, InvalidCommand, StorageUnavailable
 from headrace.ids import IdSource
 from headrace.worker.attendant import Attendant, Figures, Holding
 from headrace.worker.context import SETTLED, JobContext, RunIn, set_current
-from headrace.worker.failures import JobCancelled, UnrecoverableError, reason_of, stack_of
-from headrace.worker.processes import Call, Children, RemoteFailure, TimeLimitExceeded
+from headrace.worker.failures import JobCancelled, is_final, reason_of, stack_of
+from headrace.worker.processes import Call, Children, RemoteFailure, TimeLimitExceeded, check_importable
 
 log: Final = logging.getLogger("headrace.worker")
 T = TypeVar("T")
@@ -43,6 +43,8 @@ Handler = Callable[[JobContext], Any]
 BatchHandler = Callable[[list[JobContext]], Any]
 
 _FINISH_SECONDS: Final = 5.0
+_CLEAN_UP_SECONDS: Final = 1.0
+"""For handlers that were cancelled, to end by themselves."""
 _WATCH_EVERY: Final = 1.0
 _RETRY_START: Final = 1.0
 
@@ -68,27 +70,31 @@ class Worker:
         state: Any = None,
     ) -> None:
         """`lease` is how long a job stays ours without a heartbeat; `drain` is how long running jobs may take after a
-        stop: what runs then still is given back at once. `fair` serves the groups of a queue in turn, each with at
-        most `group_concurrency` jobs at once.
+        stop: what runs then still is given back at once. With `batch` the handler gets up to so many jobs in a list.
+        `fair` serves the groups of a queue in turn, each with at most `group_concurrency` jobs at once.
         """
         self.queues = [queues] if isinstance(queues, str) else list(queues)
         if not self.queues or concurrency < 1:
             raise InvalidCommand("a worker needs at least one queue and a concurrency of at least 1")
+        if batch is not None and (batch < 1 or run_in == "process"):
+            raise InvalidCommand("a batch has at least 1 job, and its handler runs on the loop or in a thread")
         self.name = name
         self.id = f"{name}-{IdSource().next()}"
-        self.concurrency = concurrency
+        self.concurrency = max(concurrency, batch or 1)
         self.state = state
         self._client = client
         self._handler: Any = handler
         self._batch = batch
         self._run_in: RunIn = run_in or ("loop" if inspect.iscoroutinefunction(handler) else "thread")
+        if self._run_in == "process":
+            check_importable(handler)
         self._drain = seconds(drain, "drain")
         self._lease = seconds(lease, "lease")
         self._group = GroupPull(concurrency=group_concurrency) if fair or group_concurrency else None
         self._children = Children(max_jobs_per_child)
         self._threads: ThreadPoolExecutor | None = None
         self._running: dict[str, tuple[JobContext, asyncio.Task[None]]] = {}
-        self._stopping: asyncio.Event | None = None
+        self._stopping = asyncio.Event()
         self._attendant: Attendant | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -102,14 +108,20 @@ class Worker:
     async def run(self, *, handle_signals: bool = True) -> None:
         """Work until `stop`, or until SIGTERM or Ctrl-C if signals are handled."""
         loop = asyncio.get_running_loop()
-        self._stopping = asyncio.Event()
-        with _signals(loop, self.stop) if handle_signals else contextlib.nullcontext():
-            await self._begin(loop)
-            try:
-                async with self._watched(loop):
-                    await self._stopping.wait()
-            finally:
-                await self._end()
+        try:
+            with _signals(loop, self.stop) if handle_signals else contextlib.nullcontext():
+                await self._work(loop)
+        finally:
+            self._stopping = asyncio.Event()  # it may run once more, on another loop
+
+    async def _work(self, loop: asyncio.AbstractEventLoop) -> None:
+        if not await self._begin(loop):
+            return
+        try:
+            async with self._watched(loop):
+                await self._stopping.wait()
+        finally:
+            await self._end()
 
     def pause(self) -> None:
         """Take no more jobs; those that run go on."""
@@ -118,20 +130,25 @@ class Worker:
 
     def stop(self) -> None:
         """Take no more jobs, let those that run end within `drain`, give the rest back."""
-        if self._stopping is not None:
-            self._stopping.set()
+        self._stopping.set()
 
     async def __aenter__(self) -> Worker:
         self._task = asyncio.create_task(self.run(handle_signals=False))
+        self._task.add_done_callback(self._tell_of_death)
         return self
+
+    def _tell_of_death(self, task: asyncio.Task[None]) -> None:
+        """Whoever entered it hears of it when they leave, which may be far away."""
+        if not task.cancelled() and task.exception() is not None:
+            log.error("%s works no more: %s", self.id, task.exception())
 
     async def __aexit__(self, *_: object) -> None:
         assert self._task is not None
-        await asyncio.sleep(0)  # a worker that was left at once must have begun to hear of it
         self.stop()
         await self._task
 
-    async def _begin(self, loop: asyncio.AbstractEventLoop) -> None:
+    async def _begin(self, loop: asyncio.AbstractEventLoop) -> bool:
+        """Whether it works now: a worker may be stopped before its server answers."""
         home = Mailbox(loop)
         self._loop = loop
         self._attendant = Attendant(
@@ -145,47 +162,62 @@ class Worker:
             deliver=lambda holdings: home.post(partial(self._start, holdings)),
             lose=lambda job_id: home.post(partial(self._abandon, job_id)),
         )
-        await self._reach_server()
-        await self._began()
+        if not await self._reach_server(self._attendant):
+            return False
         log.info("%s works on %s, %d at once", self.id, ", ".join(self.queues), self.concurrency)
+        return True
 
-    async def _began(self) -> None:
-        """What a kind of worker does when its server answers, before it takes jobs."""
+    async def _prepare(self) -> None:
+        """What a kind of worker does when its server answers, before it takes jobs. It may be asked more than once."""
 
-    async def _reach_server(self) -> None:
+    async def _reach_server(self, attendant: Attendant) -> bool:
         """A worker may be started before its server: it waits for it."""
-        assert self._attendant is not None
-        assert self._stopping is not None
         while not self._stopping.is_set():
             try:
-                await self._on_line(self._attendant.start)
-                return
-            except ClientError as error:
+                await self._prepare()
+                await self._on_line(attendant.start)
+                return True
+            except (ClientError, StorageUnavailable) as error:
                 log.warning("%s; trying again", error)
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._stopping.wait(), _RETRY_START)
+        return False
 
     async def _end(self) -> None:
         assert self._attendant is not None
-        self._client.line.post(self._attendant.stop_pulling)
-        tasks = [task for _, task in self._running.values()]
-        if tasks:
-            log.info("%s stops: %d jobs have %g s to end", self.id, len(tasks), self._drain)
-            await asyncio.wait(tasks, timeout=self._drain)
-        for context, task in list(self._running.values()):
-            context.cancel()
-            task.cancel()
-        await asyncio.sleep(0)
-        await self._on_line(lambda: self._attendant.finish(_FINISH_SECONDS))  # type: ignore[union-attr]
+        # Awaited: what was taken before has begun when this returns, and gets its time to end as well.
+        await self._on_line(self._attendant.stop)
+        if self._running:
+            log.info("%s stops: %d jobs have %g s to end", self.id, len(self._running), self._drain)
+            await asyncio.wait({task for _, task in self._running.values()}, timeout=self._drain)
+        await self._stop_handlers()
+        await self._on_line(partial(self._attendant.finish, _FINISH_SECONDS))
+        await asyncio.to_thread(self._children.stop)
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
-            await asyncio.to_thread(self._children.stop)
+            self._threads = None
         log.info("%s is gone", self.id)
+
+    async def _stop_handlers(self) -> None:
+        late = list(self._running.values())
+        for context, task in late:
+            context.cancel()
+            task.cancel()
+        if late:
+            log.warning("%s gives %d jobs back that are not done yet", self.id, len(late))
+            await asyncio.wait({task for _, task in late}, timeout=_CLEAN_UP_SECONDS)
 
     @property
     def has_threads_left(self) -> bool:
         """Whether a handler still runs in a thread although its job was given back: such a process should just end."""
-        return self._threads is not None and any(thread.is_alive() for thread in self._threads._threads)
+        threads = [thread for thread in threading.enumerate() if thread.name.startswith(self._thread_prefix)]
+        for thread in threads:
+            thread.join(_CLEAN_UP_SECONDS / 10)  # idle ones end by themselves
+        return any(thread.is_alive() for thread in threads)
+
+    @property
+    def _thread_prefix(self) -> str:
+        return f"headrace-{self.id}"
 
     async def _on_line(self, make: Callable[[], Any]) -> None:
         await asyncio.wrap_future(self._client.line.run(make))
@@ -217,7 +249,9 @@ class Worker:
                 await self._process_batch(holdings, contexts)
         finally:
             for context in contexts:
-                self._running.pop(context.id, None)
+                # A job that was taken away from us may have come back meanwhile, and run anew.
+                if self._running.get(context.id, (None, None))[0] is context:
+                    del self._running[context.id]
             self._client.line.post(partial(self._attendant.settle, holdings))  # type: ignore[union-attr]
 
     async def _process_one(self, holding: Holding, context: JobContext) -> None:
@@ -226,12 +260,8 @@ class Worker:
             result = await self._call(context)
             if result is not SETTLED:
                 holding.completed(_encoded(result))
-        except (asyncio.CancelledError, JobCancelled):
-            holding.given_back()
         except BaseException as error:
-            self._failed(holding, error)
-            if not isinstance(error, Exception):
-                raise
+            self._ended_badly([holding], [context], error)
 
     async def _process_batch(self, holdings: list[Holding], contexts: list[JobContext]) -> None:
         try:
@@ -240,17 +270,32 @@ class Worker:
                 results = [None] * len(holdings)
             if len(results) != len(holdings):
                 raise ValueError(f"the batch handler got {len(holdings)} jobs and returned {len(results)} results")
-        except asyncio.CancelledError:
-            for holding in holdings:
-                holding.given_back()
+        except BaseException as error:
+            self._ended_badly(holdings, contexts, error)
             return
-        except Exception as error:
-            results = [error] * len(holdings)
         for holding, result in zip(holdings, results, strict=True):
             if isinstance(result, Exception):
                 self._failed(holding, result)
             else:
-                holding.completed(_encoded(result))
+                self._complete(holding, result)
+
+    def _complete(self, holding: Holding, result: Any) -> None:
+        try:
+            holding.completed(_encoded(result))
+        except InvalidCommand as error:
+            self._failed(holding, error)
+
+    def _ended_badly(self, holdings: list[Holding], contexts: list[JobContext], error: BaseException) -> None:
+        """Jobs whose handler was stopped by us are given back. Whatever else it raised is a failure: sys.exit() in a
+        handler must not end the worker, nor a CancelledError of its own let the job run for ever."""
+        is_ours = isinstance(error, asyncio.CancelledError | JobCancelled)
+        for holding, context in zip(holdings, contexts, strict=True):
+            if is_ours and context.cancelled:
+                holding.given_back()
+            else:
+                self._failed(holding, error)
+        if isinstance(error, KeyboardInterrupt):
+            raise error
 
     async def _call(self, context: JobContext) -> Any:
         return await self._execute(context, self._run_in, self._handler, partial(self._handler, context))
@@ -281,16 +326,23 @@ class Worker:
     async def _in_thread(self, call: Callable[[], T]) -> T:
         """A thread cannot be stopped: who is cancelled meanwhile waits for it no longer."""
         if self._threads is None:
-            self._threads = ThreadPoolExecutor(self.concurrency, thread_name_prefix="headrace-job")
+            self._threads = ThreadPoolExecutor(self.concurrency, thread_name_prefix=self._thread_prefix)
+        threads = self._threads
         variables = contextvars.copy_context()
-        return await self._loop.run_in_executor(self._threads, variables.run, call)
+        try:
+            return await self._loop.run_in_executor(threads, variables.run, call)
+        except asyncio.CancelledError:
+            # The thread may never end: the jobs to come get others, instead of waiting behind it.
+            if self._threads is threads:
+                self._threads = None
+                threads.shutdown(wait=False)
+            raise
 
     def _failed(self, holding: Holding, error: BaseException) -> None:
         if isinstance(error, RemoteFailure):
             holding.failed(error.reason, error.stack, unrecoverable=error.is_unrecoverable)
         else:
-            is_final = isinstance(error, (UnrecoverableError, InvalidCommand))
-            holding.failed(reason_of(error), stack_of(error), unrecoverable=is_final)
+            holding.failed(reason_of(error), stack_of(error), unrecoverable=is_final(error))
         extra = {"job_id": holding.info.id, "queue": holding.info.queue, "task": holding.info.name}
         log.warning("job %s of %s failed: %s", holding.info.id, holding.info.queue, error, extra=extra)
 
@@ -299,7 +351,7 @@ class Worker:
         context, task = self._running.get(job_id, (None, None))
         if context is not None and task is not None:
             context.cancel()
-            if context.run_in == "loop":
+            if context.run_in == "loop" and self._batch is None:
                 task.cancel()
 
     # -- watching the loop ---------------------------------------------------------------------------------------------
@@ -319,7 +371,11 @@ class Worker:
             ended.set()
 
     def _names(self) -> list[str]:
-        return sorted({f"{context.queue}:{context.name}" for context, _ in list(self._running.values())})
+        """The job that has the loop; when that cannot be told, all of them."""
+        running = list(self._running.values())
+        at_work = asyncio.current_task(self._loop)
+        chosen = [context for context, task in running if task is at_work] or [context for context, _ in running]
+        return sorted({f"{context.queue}:{context.name}" for context in chosen})
 
 
 def _watch(
@@ -330,7 +386,8 @@ def _watch(
             continue
         answered = threading.Event()
         asked = time.monotonic()
-        loop.call_soon_threadsafe(answered.set)
+        with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
+            loop.call_soon_threadsafe(answered.set)
         if answered.wait(_WATCH_EVERY):
             continue
         frame = sys._current_frames().get(thread)

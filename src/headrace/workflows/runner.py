@@ -71,8 +71,10 @@ class FlowWorker(Worker):
         self._log = logger
         self.ready = asyncio.Event()
 
-    async def _began(self) -> None:
+    async def _begin(self, loop: asyncio.AbstractEventLoop) -> bool:
+        has_begun = await super()._begin(loop)
         self.ready.set()
+        return has_begun
 
     async def _handle(self, job: JobContext) -> Any:
         try:

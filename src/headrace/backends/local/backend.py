@@ -13,11 +13,11 @@ import random
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 
-from headrace.backends.base import StorageStatus
+from headrace.backends.base import SegmentInfo, StorageStatus
 from headrace.backends.local.eventlog import EventLog, LogLimits, MemoryLog, Roll
 from headrace.backends.local.flows import Flows
 from headrace.backends.local.index import KeyHolder, Queue, QueueConfig
@@ -25,7 +25,7 @@ from headrace.backends.local.job import History, Job, Lease
 from headrace.backends.local.journal import LARGE_BYTES, Journal, Row, describe, is_full
 from headrace.backends.local.store import group_of
 from headrace.clock import Clock, SystemClock
-from headrace.errors import StorageUnavailable
+from headrace.errors import NotFound, Refused, StorageUnavailable
 from headrace.model import (
     DEFAULT_SETTINGS,
     UNCOMMITTED_EVENTS,
@@ -48,13 +48,14 @@ _decode_history: Final = msgspec.msgpack.Decoder(History).decode
 BOUNDED_LOG: Final = LogLimits(segment_bytes=8 << 20, segment_ms=3_600_000, keep_bytes=64 << 20)
 """What is kept of the event log when nobody asked for capture: enough to replay the recent past."""
 
-CAPTURE_LOG: Final = LogLimits(keep_bytes=None)
 MAX_READ_BYTES: Final = 1 << 20
 """Lines of the log that one reading takes into memory: an error may be long."""
+SEGMENT_CHUNK_BYTES: Final = 2 << 20
+MAX_CONSUMERS: Final = 1000
 
 
 class LocalBackend(Flows):
-    is_local = True
+    is_local: Final[Literal[True]] = True
 
     def __init__(
         self,
@@ -287,6 +288,8 @@ class LocalBackend(Flows):
         self._ended_leases = []
         if self._bodies:
             self._bodies = {}
+        if self._new_tombstones:
+            self._new_tombstones = {}
         if self._touched_queues:
             self._touched_queues.clear()
             self._obliterated.clear()
@@ -466,11 +469,63 @@ class LocalBackend(Flows):
                 break
         return events
 
+    async def event_lines(self, after_seq: int, limit: int) -> bytes:
+        """The lines of committed events with seq > after_seq, each with its newline; bounds as of `read_events`.
+
+        *Sliced*: a place deep inside a compressed segment is reached by unpacking all before it.
+        """
+        self._slices.begin()
+        lines: list[bytes] = []
+        size = 0
+        for n, line in enumerate(self._log.stroll(after_seq, limit)):
+            if line:
+                lines.append(line)
+                size += len(line)
+            if size > MAX_READ_BYTES:
+                break
+            if not line or n % 1024 == 1023:
+                await self._slices.breathe()
+        return b"".join([line + b"\n" for line in lines])
+
+    def event_segments(self, after: tuple[int, int], limit: int) -> list[SegmentInfo]:
+        """Segments with events behind the position (epoch, seq), oldest first."""
+        return self._log.listed(after, limit)
+
+    def segment_chunk(self, first: int, offset: int) -> tuple[bytes, int]:
+        """A piece of a sealed segment from `offset` on, as compressed, and the length of the whole."""
+        found = self._log.sealed_chunk(first, offset, SEGMENT_CHUNK_BYTES)
+        if found is None:
+            raise NotFound(f"No closed segment begins with event {first}")
+        return found
+
+    def event_positions(self) -> dict[str, int]:
+        """Who reads the log, and the last seq that each has taken."""
+        return dict(self._log.positions)
+
+    def set_event_position(self, consumer: str, seq: int) -> None:
+        """What is above the position is kept for this consumer, up to the cap."""
+        positions = self._log.positions
+        if consumer not in positions and len(positions) >= MAX_CONSUMERS:
+            raise Refused(f"Too many consumers of the event log (max {MAX_CONSUMERS}); forget those that are gone")
+        try:
+            self._log.set_position(consumer, min(seq, self._committed_seq))
+        except OSError as error:
+            raise StorageUnavailable(describe(error)) from error
+
+    def forget_event_position(self, consumer: str) -> bool:
+        if consumer not in self._log.positions:
+            return False
+        try:
+            self._log.forget_position(consumer)
+        except OSError as error:
+            raise StorageUnavailable(describe(error)) from error
+        return True
+
     def watch(self, queue: str, change: int) -> None:
         """A live subscriber of the queue came (+1) or went (-1)."""
         self._queue(queue).watchers += change
 
-    def retire_completed(self, limit: int = 512) -> int:
+    async def retire_completed(self, limit: int = 512) -> int:
         """Drop completed jobs beyond the kept number or age; how many went."""
         horizon = None
         if self.completed_retention_ms is not None:
@@ -483,6 +538,13 @@ class LocalBackend(Flows):
             else:
                 break
         return gone
+
+    def retire_tombstones(self, limit: int = 512) -> None:
+        """Drop the oldest custom ids whose `idTtl` is over, if there are any."""
+        if self._journal.has_expired_tombstone(self._clock.now_ms()):
+            oldest = "SELECT queue, id FROM tombstone WHERE expires <= ? LIMIT ?"
+            sql = f"DELETE FROM tombstone WHERE (queue, id) IN ({oldest})"
+            self._journal.later(sql, self._clock.now_ms(), limit)
 
     def size_bytes(self) -> int:
         return self._journal.size_bytes()

@@ -166,7 +166,7 @@ class Control(Delivery):
         now = self._clock.now_ms()
         if job.state is State.ACTIVE:
             self._check_token(job, token)
-            self._emit(EventName.RELEASED, job, now)
+            self._emit(EventName.RELEASED, job, now).attempt = job.attempts + 1
             self._back_to_waiting(job)
             job.ended = None
         elif job.state is State.DELAYED:
@@ -242,7 +242,7 @@ class Control(Delivery):
         if q is None:
             return 0
         self._slices.begin()
-        count = 0
+        count, newest = 0, self._event_seq
         doomed = [*q.delayed.values(), *q.ready.live()]
         # Taken from the end: the ready order gives up its newest job at no cost, and memory is freed slice by slice.
         while doomed:
@@ -253,7 +253,8 @@ class Control(Delivery):
             if count % 128 == 0:
                 await self._slices.breathe()
         if count:
-            self._emit_queue(EventName.DRAINED, queue, self._clock.now_ms()).bytes = count
+            event = self._emit_queue(EventName.DRAINED, queue, self._clock.now_ms())
+            event.bytes, event.last = count, newest
         return count
 
     async def obliterate(self, queue: str) -> None:
@@ -270,6 +271,7 @@ class Control(Delivery):
         self._journal.drop_record("queue", queue)
         self._touched_queues.add(queue)
         self._slices.begin()
+        newest = self._event_seq
         states = (s for s in State if s is not State.REMOVED)
         doomed: list[Job] = [job for state in states for job in q.jobs_in(state)]
         count = len(doomed)
@@ -280,7 +282,8 @@ class Control(Delivery):
             if n % 128 == 0:
                 await self._slices.breathe()
         q.clear()
-        self._emit_queue(EventName.OBLITERATED, queue, self._clock.now_ms()).bytes = count
+        event = self._emit_queue(EventName.OBLITERATED, queue, self._clock.now_ms())
+        event.bytes, event.last = count, newest
 
     async def clean(self, queue: str, grace_ms: float, state: str | None, limit: int) -> list[str]:
         q = self._queues.get(queue)

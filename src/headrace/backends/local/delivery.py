@@ -7,7 +7,7 @@ so that a step of the wall clock neither expires nor prolongs them.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import Final
 
 from msgspec import Raw
@@ -241,7 +241,8 @@ class Delivery(Settlement):
             job = self._find(job_id)
             if job is None or job.lease is None or job.lease.serial != serial:
                 continue
-            self._emit(EventName.RELEASED, job, now).worker = job.lease.owner
+            event = self._emit(EventName.RELEASED, job, now)
+            event.worker, event.attempt = job.lease.owner, job.attempts + 1
             self._back_to_waiting(job)
             job.ended = None
 
@@ -255,6 +256,22 @@ class Delivery(Settlement):
         }
         await self.release(lost)
         return len(lost)
+
+    async def resume_leases(self, queue: str, owner: str, held: Mapping[str, str], lease_ms: float) -> int:
+        now, mono = self._clock.now_ms(), self._clock.monotonic_ms()
+        demand = Demand(1, owner, lease_ms)
+        resumed = 0
+        for job_id, token in held.items():
+            job = self._find(job_id)
+            if job is None or job.queue.name != queue or job.state is not State.WAITING:
+                continue
+            if not job.queue.is_grouped:  # in turns of groups handing out does that
+                job.queue.ready.note_removed(job)
+            self._hand_out(job.queue, iter((job,)), demand, now, mono, None)
+            assert job.lease is not None
+            job.lease.token = token
+            resumed += 1
+        return resumed
 
     def _back_to_waiting(self, job: Job) -> None:
         """RELEASE: in front of what came after it, with no attempt counted."""
@@ -406,6 +423,7 @@ class Delivery(Settlement):
     def _tell_stall(self, job: Job, now: int, *, is_last: bool) -> None:
         event = self._emit(EventName.STALLED, job, now)
         event.stalls = job.stalls
+        event.attempt = job.attempts + 1
         event.worker = job.lease.owner if job.lease else None
         event.action = "dlq" if is_last else "retry"
 

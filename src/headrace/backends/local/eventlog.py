@@ -32,6 +32,7 @@ from typing import Final
 import msgspec
 import zstandard
 
+from headrace.backends.base import SegmentInfo
 from headrace.backends.local import segments
 from headrace.backends.local.segments import MARK_EVERY, Raw, Recovered, Sealed
 from headrace.model import Event
@@ -57,6 +58,13 @@ class LogLimits:
     keep_ms: int | None = None
     cap_bytes: int | None = 1024 * MIB
     max_events: int = 100_000  # MemoryLog only
+
+
+def _info(segment: Raw | Sealed, *, is_sealed: bool) -> SegmentInfo:
+    raw_bytes = segment.raw_bytes if isinstance(segment, Sealed) else segment.size
+    file_bytes = segment.file_bytes if isinstance(segment, Sealed) else segment.size
+    times = float(segment.min_ts), float(segment.max_ts)
+    return SegmentInfo(segment.first, segment.last, segment.epoch, is_sealed, raw_bytes, file_bytes, *times)
 
 
 class EventLog:
@@ -284,15 +292,23 @@ class EventLog:
 
         Seqs jump where events were trimmed or lost; each line tells its own.
         """
+        return filter(None, self.stroll(after_seq, limit))
+
+    def stroll(self, after_seq: int, limit: int) -> Iterator[bytes]:
+        """`read` with empty lines in between, at which a reader in the loop may give way to others."""
         stop = self.committed
         seq, lost_path = after_seq + 1, None
         while limit > 0 and seq <= stop and (found := self._find(seq)) is not None:
             first, last, path, lines = found
             seq = max(seq, first)
+            end = min(last, stop, seq + limit - 1)
             try:
-                for line in islice(lines(seq), max(0, min(limit, min(last, stop) - seq + 1))):
+                for line in lines(seq):
                     yield line
-                    seq, limit = seq + 1, limit - 1
+                    if line:
+                        seq, limit = seq + 1, limit - 1
+                    if seq > end:
+                        break
             except FileNotFoundError:
                 # Sealed or trimmed since we looked: look again, but only once per file.
                 if path != lost_path:
@@ -304,6 +320,27 @@ class EventLog:
                 if seq <= min(last, stop):
                     self._note(f"{path.name}: events {seq}..{min(last, stop)} cannot be read")
                 seq = last + 1
+
+    def listed(self, after: tuple[int, int], limit: int) -> list[SegmentInfo]:
+        """Segments with events behind the position `after` (epoch, seq), oldest first, at most `limit`."""
+        with self._catalog:
+            raws = [*(roll.raw for roll in self._rolls), self._open]
+            listed = [
+                _info(segment, is_sealed=True) for segment in self._sealed if (segment.epoch, segment.last) > after
+            ]
+        listed += [_info(raw, is_sealed=False) for raw in raws if raw.size and (raw.epoch, raw.last) > after]
+        return listed[:limit]
+
+    def sealed_chunk(self, first: int, offset: int, size: int) -> tuple[bytes, int] | None:
+        """Bytes of the sealed segment that begins with event `first`, and its whole length; None if there is none."""
+        with self._catalog:
+            sealed = next((sealed for sealed in self._sealed if sealed.first == first), None)
+        if sealed is None:
+            return None
+        try:
+            return segments.sealed_chunk(self.folder / sealed.name, offset, size), sealed.file_bytes
+        except FileNotFoundError:
+            return None  # trimmed since we looked
 
     def _find(self, seq: int) -> tuple[int, int, Path, Callable[[int], Iterator[bytes]]] | None:
         """The segment with `seq`, or the next one after it: first, last, path, and lines from a seq on."""
@@ -522,6 +559,17 @@ class MemoryLog:
         stop = min(self.committed + 1 - first, start + max(0, limit))
         wanted = list(islice(self._lines, start, max(start, stop)))
         return (line if isinstance(line, bytes) else _encode_line(line) for line in wanted)
+
+    def stroll(self, after_seq: int, limit: int) -> Iterator[bytes]:
+        return self.read(after_seq, limit)
+
+    def listed(self, after: tuple[int, int], limit: int) -> list[SegmentInfo]:
+        if not self._lines or (self.epoch, self.committed) <= after or limit < 1:
+            return []
+        return [SegmentInfo(self.first_seq, self.committed, self.epoch, False, 0, 0, 0.0, 0.0)]
+
+    def sealed_chunk(self, first: int, offset: int, size: int) -> tuple[bytes, int] | None:
+        return None
 
     def trim_before(self, seq: int) -> int:
         bound = min([seq, self.committed + 1, *(position + 1 for position in self.positions.values())])

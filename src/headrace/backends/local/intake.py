@@ -217,8 +217,10 @@ class Intake(Store):
     def _admit(self, queue: Queue, spec: JobSpec, now: int, chosen_id: str | None) -> Job:
         """Store one job, or give the one that its id or key already stands for."""
         links = links_of(spec)
+        id_ttl: float | None = getattr(spec, "id_ttl", None)
         if links is not None:
-            known = self._known(queue, links, now)
+            known = self._buried(queue, links, now) if id_ttl and links.custom_id else None
+            known = known or self._known(queue, links, now)
             if known is not None:
                 self._emit(EventName.DUPLICATED, known, now)
                 queue.figures.duplicated += 1
@@ -228,6 +230,8 @@ class Intake(Store):
         self._jobs[job.id] = job
         if links is not None:
             self._take_keys(job, links, now)
+            if id_ttl and links.custom_id:
+                self._set_tombstone(job, links.custom_id, now + int(id_ttl))
         self._enter(job)
         self._journal.add(job)
         self._tell_pushed(job, now)
@@ -290,7 +294,7 @@ class Intake(Store):
         if not links.custom_id:
             links.custom_id = None
         known = queue.custom_ids.get(links.custom_id) if links.custom_id else None
-        if known is not None and known.state not in _ENDED:
+        if known is not None and (links.once or known.state not in _ENDED):
             return known
         owner = self._key_owner(queue, links, now) if links.unique_key else None
         if owner is None and known is not None:
@@ -298,6 +302,21 @@ class Intake(Store):
             self._emit(EventName.REMOVED, known, now).prev = known.state.word
             self._remove(known)
         return owner
+
+    def _set_tombstone(self, job: Job, custom_id: str, expires: int) -> None:
+        key = (job.queue.name, custom_id)
+        self._new_tombstones[key] = job.id
+        self._journal.later("INSERT OR REPLACE INTO tombstone VALUES (?,?,?,?)", *key, job.id, expires)
+
+    def _buried(self, queue: Queue, links: JobLinks, now: int) -> Job | None:
+        """The job that this id was used for within its `idTtl`; a shadow of it when it is gone."""
+        assert links.custom_id is not None
+        job_id = self._new_tombstones.get((queue.name, links.custom_id))
+        job_id = job_id or self._journal.tombstone(queue.name, links.custom_id, now)
+        if job_id is None:
+            return None
+        job = self._find(job_id)
+        return job or Job(0, job_id, queue, None, None, DEFAULT_SETTINGS, None, State.REMOVED, 0, now, now)
 
     def _key_owner(self, queue: Queue, links: JobLinks, now: int) -> Job | None:
         assert links.unique_key is not None

@@ -85,6 +85,22 @@ class FileLocked(StorageUnavailable):
     """Another process owns the database file."""
 
 
+_locks: Final[set[int]] = set()
+"""Descriptors whose files this process has locked."""
+
+
+def _leave_locks_to_parent() -> None:
+    """A forked child inherits the locks: without this a file would stay locked when only its owner has died."""
+    nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    for fd in _locks:
+        os.dup2(nothing, fd, inheritable=False)
+    os.close(nothing)
+    _locks.clear()
+
+
+os.register_at_fork(after_in_child=_leave_locks_to_parent)
+
+
 class Journal:
     def __init__(self, path: Path | None) -> None:
         self.path = path
@@ -136,6 +152,7 @@ class Journal:
         os.ftruncate(fd, 0)
         os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
         self._lock_fd = fd
+        _locks.add(fd)
 
     def _migrate(self) -> None:
         db = self.db
@@ -163,6 +180,8 @@ class Journal:
         if self._db is not None:
             self._db.close()
             self._db = None
+        if self._lock_fd is not None:
+            _locks.discard(self._lock_fd)
         for fd in (self._wal_fd, self._lock_fd):
             if fd is not None:
                 os.close(fd)
@@ -505,6 +524,22 @@ class Journal:
     def result(self, job: Job) -> bytes | None:
         found = next(self.db.execute("SELECT result FROM job WHERE seq=?", (job.seq,)), None)
         return None if found is None or found[0] is None else bytes(found[0])
+
+    def numbered(self, queue: str | None, after: int, until: int) -> list[tuple[int, str]]:
+        """Number and id of the stored jobs with after < seq <= until, of one queue or of all."""
+        sql = "SELECT seq, id FROM job WHERE seq > ? AND seq <= ?"
+        if queue is None:
+            return list(self.db.execute(f"{sql} ORDER BY seq", (after, until)))
+        return list(self.db.execute(f"{sql} AND queue = ? ORDER BY seq", (after, until, queue)))
+
+    def tombstone(self, queue: str, custom_id: str, now: int) -> str | None:
+        """The job that a custom id stood for when it was last pushed, if that is remembered still."""
+        sql = "SELECT job FROM tombstone WHERE queue = ? AND id = ? AND expires > ?"
+        found = next(self.db.execute(sql, (queue, custom_id, now)), None)
+        return None if found is None else str(found[0])
+
+    def has_expired_tombstone(self, now: int) -> bool:
+        return next(self.db.execute("SELECT 1 FROM tombstone WHERE expires <= ? LIMIT 1", (now,)), None) is not None
 
     def records(self, kind: str) -> Iterator[tuple[str, bytes]]:
         yield from self.db.execute("SELECT key, value FROM record WHERE kind=?", (kind,))

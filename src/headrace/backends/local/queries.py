@@ -5,19 +5,23 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final
+from typing import Any, Final
 
-from msgspec import Raw
+import msgspec
+from msgspec import UNSET, Raw
 
 from headrace.backends.base import (
     Counts,
     DeadLetter,
     DlqStats,
     Failure,
+    JobScan,
     MinuteMetrics,
     Outcome,
     QueueFigures,
     QueueSummary,
+    ResultRow,
+    ScanPage,
     SearchPage,
     Totals,
 )
@@ -36,6 +40,10 @@ _SORTED_AT_MOST: Final = 5_000
 """Up to so many jobs are sorted for a page; in longer queues jobs are taken in the order of their arrival."""
 _SEARCHED_JOBS: Final = 50_000
 _SEARCHED_BYTES: Final = 64 * 1024 * 1024
+_SCAN_WINDOW: Final = 2048
+"""Rows that are looked at before others have their turn."""
+_SCAN_BYTES: Final = 8 << 20
+_ROW_BYTES: Final = 512
 _TOO_LARGE: Final = "Reply exceeds 64 MB: ask for fewer jobs with a lower limit"
 
 
@@ -138,6 +146,54 @@ class Queries(Control):
             yield from q.jobs_in(state)
         if _adds_prioritized(words, states):
             yield from (job for job in q.jobs_in(State.WAITING) if job.priority > 0)
+
+    async def scan_jobs(self, wanted: JobScan) -> ScanPage:
+        """Whole jobs in push order, a page at a time. *Sliced.*"""
+        return await self._scan(wanted, self._show_whole)
+
+    async def scan_results(self, wanted: JobScan) -> ScanPage:
+        """What completed jobs returned, in push order of the jobs. *Sliced.*"""
+        return await self._scan(msgspec.structs.replace(wanted, states=("completed",)), self._result_row)
+
+    async def scan_dlq(self, wanted: JobScan) -> ScanPage:
+        """Dead letters with their history, in push order of the jobs. *Sliced.*"""
+        return await self._scan(msgspec.structs.replace(wanted, states=("failed",)), self._letter)
+
+    async def _scan(self, wanted: JobScan, show: Callable[[Job], Any]) -> ScanPage:
+        """Pages are found by the job's number, so jobs that move between two pages are neither skipped nor repeated."""
+        self._slices.begin()
+        states = {_BY_WORD[word] for word in wanted.states or WORDS.values() if word in _BY_WORD}
+        after, end = wanted.after, min(wanted.until, self._job_seq)
+        shown: list[Any] = []
+        size = 0
+        for seqs in self._scan_windows(wanted.queue, after, end):
+            for seq, job_id in seqs:
+                job = self._find(job_id)
+                after = seq
+                if job is None or job.seq != seq or job.state not in states:
+                    continue
+                shown.append(show(job))
+                size += job.size + len(job.result or b"") + _ROW_BYTES
+                if len(shown) >= wanted.limit or size > _SCAN_BYTES:
+                    return ScanPage(shown, after if after < end else None, self._job_seq)
+            await self._slices.breathe()
+        return ScanPage(shown, None, self._job_seq)
+
+    def _scan_windows(self, queue: str | None, after: int, end: int) -> Iterator[list[tuple[int, str]]]:
+        if not self._journal.keeps_jobs:
+            kept = [
+                (j.seq, j.id) for j in self._jobs.values() if after < j.seq <= end and queue in (None, j.queue.name)
+            ]
+            yield sorted(kept)
+            return
+        for start in range(after, end, _SCAN_WINDOW):
+            yield self._journal.numbered(queue, start, min(start + _SCAN_WINDOW, end))
+
+    def _result_row(self, job: Job) -> ResultRow:
+        result = self._result(job)
+        return ResultRow(
+            job.id, job.queue.name, job.name, float(job.finished or 0), UNSET if result is None else Raw(result)
+        )
 
     async def counts(self, queue: str) -> Counts:
         self._promote_due(self._clock.now_ms())

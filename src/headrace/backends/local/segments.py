@@ -28,6 +28,7 @@ import os
 import re
 import shutil
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice, pairwise
@@ -39,6 +40,7 @@ import zstandard
 
 MARK_EVERY: Final = 64 * 1024  # raw bytes between two remembered line starts, so a reader never skips more
 CHUNK: Final = 1024 * 1024
+SKIP_AT_ONCE: Final = 4096  # lines of a sealed segment
 ZSTD_LEVEL: Final = 1
 
 SEALED_NAME: Final = re.compile(r"seg-(\d{20})-(\d{20})\.jsonl\.zst")
@@ -148,9 +150,16 @@ def sealed_stream(stream: BinaryIO) -> io.BufferedReader:
 
 
 def sealed_lines(path: Path, first: int, start: int) -> Iterator[bytes]:
-    """Lines of a sealed segment from seq `start` on, without their newline."""
+    """Lines of a sealed segment from seq `start` on, without their newline.
+
+    An empty line is a pause: many lines were skipped, and whoever must not wait long may give way to others.
+    """
     with path.open("rb") as file:
-        for line in islice(sealed_stream(file), start - first, None):
+        stream = sealed_stream(file)
+        for skipped in range(first, start, SKIP_AT_ONCE):
+            deque(islice(stream, min(SKIP_AT_ONCE, start - skipped)), maxlen=0)
+            yield b""
+        for line in stream:
             yield line[:-1]
 
 
@@ -160,6 +169,13 @@ def raw_lines(path: Path, near: tuple[int, int], start: int) -> Iterator[bytes]:
         file.seek(near[1])
         for line in islice(file, start - near[0], None):
             yield line[:-1]
+
+
+def sealed_chunk(path: Path, offset: int, size: int) -> bytes:
+    """A piece of the compressed file as it lies there: readers with a CPU of their own unpack it themselves."""
+    with path.open("rb") as file:
+        file.seek(offset)
+        return file.read(size)
 
 
 @dataclass(slots=True)

@@ -78,6 +78,8 @@ class Store:
         self._ended_leases: list[tuple[int, Lease, int | None]] = []
         self._touched_queues: set[str] = set()
         self._obliterated: list[Queue] = []
+        self._new_tombstones: dict[tuple[str, str], str] = {}
+        """Custom ids with an `idTtl` that this tick used (queue, id -> job id): the file has them after its commit."""
         self._event_seq = 0
         self._epoch = 1
         self._events: list[Event] = []

@@ -1,7 +1,7 @@
 """Retries and dead letters: a job fails, is retried with backoff, ends in the dead-letter queue, and is brought back.
 
     headrace serve &
-    python examples/retries_and_dead_letters.py
+    python examples/bunqueue/retries_and_dead_letters.py
 
 Needs `pip install bunqueue-client`. HEADRACE_PORT names the port of the server (default 6789).
 """

@@ -1,7 +1,7 @@
 """Produce and consume: three mails go into a queue, a worker sends them, the producer reads the results.
 
     headrace serve &
-    python examples/produce_and_consume.py
+    python examples/bunqueue/produce_and_consume.py
 
 Needs `pip install bunqueue-client`. HEADRACE_PORT names the port of the server (default 6789).
 """

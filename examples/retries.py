@@ -1,0 +1,46 @@
+"""Retries and dead letters: a job fails, is tried again, ends among the dead letters, and is brought back.
+
+python examples/retries.py
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+from headrace import Backoff, Headrace, JobContext, JobFailed, UnrecoverableError
+
+app = Headrace(os.environ.get("HEADRACE_URL", "memory://"), queue="examples-charges")
+bank_is_open = asyncio.Event()
+
+
+@app.task(attempts=3, backoff=Backoff.fixed("50ms"))
+async def charge(ctx: JobContext, amount: int) -> str:
+    if amount < 0:
+        raise UnrecoverableError("amount must not be negative")  # no other attempt would do better
+    if not bank_is_open.is_set():
+        print("attempt", ctx.attempt, "of 3")
+        raise ConnectionError("the bank does not answer")
+    return f"charged {amount}"
+
+
+async def main() -> None:
+    async with app, app.worker():
+        jobs = [await charge.enqueue(12), await charge.enqueue(-5)]
+        for job in jobs:
+            try:
+                await job.result(timeout=10)
+            except JobFailed as error:
+                print("failed:", error.reason)
+
+        bank_is_open.set()
+        await jobs[0].retry()
+        print("after the retry:", await jobs[0].result(timeout=10))
+
+        charges = app.queue()
+        print("dead letters:", len(await charges.dlq.list()))
+        await charges.obliterate()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

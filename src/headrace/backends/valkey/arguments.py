@@ -1,0 +1,181 @@
+"""What the functions of our library are given: records whose field order is the order of the arguments.
+
+`docs/valkey.md` shows these as tables, and a test compares them with what the Lua files read. Every record is flattened
+with `flat`: text and bytes as they are, numbers as plain decimals, True as 1, False as 0, None as the empty string.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct
+
+from headrace.model import JobLinks, JobSettings, Repeat
+
+Text = str | bytes
+
+
+class Tie(Struct, rename="camel", omit_defaults=True):
+    """Another job that a new one names; without `queue` (a key prefix) it is in the same queue."""
+
+    id: str
+    queue: str | None = None
+
+
+class Extra(Struct, rename="camel", omit_defaults=True):
+    """What only some jobs have, as one MessagePack map."""
+
+    custom_id: str | None = None
+    is_id_free: bool = False
+    birth: str | None = None
+    group_id: str | None = None
+    unique_key: str | None = None
+    settings: JobSettings | None = None
+    links: JobLinks | None = None
+    opts: str | None = None
+    size: int | None = None
+    parent: Tie | None = None
+    depends_on: list[Tie] = []
+
+
+class NewJob(Struct):
+    """One job of `headrace_insert` (after `now` and the mode) and of `headrace_fireCron`."""
+
+    queue: int
+    """Which of the keys is the meta of its queue, from 1."""
+    id: str
+    name: str
+    data: bytes
+    raw: bytes
+    """The payload as it came, where JSON cannot hold it exactly."""
+    timestamp: int
+    run_at: int
+    priority: int
+    max_attempts: int
+    extra: bytes
+
+
+class Completion(Struct):
+    """One job of `headrace_complete` (after `now`, the mode and the plans of successors)."""
+
+    queue: int
+    id: str
+    token: str | None
+    returnvalue: bytes
+    raw: bytes
+    remove: bool | None
+
+
+class Claiming(Struct):
+    """`headrace_claim`, after `now`."""
+
+    count: int
+    broker: str
+    owner: str | None
+    token: str
+    serial: int
+    lease_ms: int
+    group: bytes
+
+
+class Failing(Struct):
+    """`headrace_fail`, after `now`."""
+
+    id: str
+    token: str | None
+    error: str | None
+    stack: bytes
+    is_terminal: bool
+    remove: bool | None
+    luck: float
+    has_error: bool
+
+
+class Renewal(Struct):
+    """One job of `headrace_extend`, after `now`."""
+
+    id: str
+    token: str | None
+    duration_ms: int | None
+    is_forced: bool
+
+
+class Successor(Struct, rename={"repeat": "repeat_"}, omit_defaults=True):
+    """When a repeat job runs again: part of `headrace_complete`. Without `run` it ends here."""
+
+    run: int | None = None
+    id: str = ""
+    repeat: Repeat | None = None
+    size: int = 0
+
+
+FUNCTIONS: Final[dict[str, tuple[str, str]]] = {
+    "announce": ("event count", "Tell of a drain, clean or obliteration."),
+    "announceWaiting": (
+        "field untilMs",
+        "Until when a broker waits for jobs (`hrParked`) or for the end of one (`hrAwaited`).",
+    ),
+    "cancel": ("id isForced", "Withdraw a job that has not begun, or with `isForced` one at work."),
+    "changePriority": ("id priority lifo", "Another priority, and LIFO or not."),
+    "claim": (
+        "count broker owner token serial leaseMs group",
+        "Hand out jobs under leases: pause, limits, order and groups in one step.",
+    ),
+    "complete": ("mode plans Completion*", "Complete jobs: `all` or none, or `each` by itself."),
+    "counts": ("", "Jobs by state."),
+    "delay": ("mode id delayMs token", "Put a job off: `move` or `change`, which also takes delayed jobs."),
+    "discard": ("id token", "Bury a job without an attempt."),
+    "extend": ("Renewal*", "Renew leases, note heartbeats."),
+    "fail": ("id token error stack isTerminal remove luck hasError", "End an attempt: retry or bury."),
+    "fireCron": ("name slot entry NewJob?", "Advance a schedule and push its job, once per slot."),
+    "groupWait": ("group", "How long a group is held back."),
+    "holdGroup": ("group durationMs", "Hold a group back."),
+    "insert": ("mode NewJob*", "Store jobs (`plain`, `jobs`) or a whole family (`flow`), all or none."),
+    "limits": ("", "Rate and concurrency limit, and whether they hold now."),
+    "log": ("id line", "Append a log line."),
+    "moveToWait": ("id token", "Give back, promote or revive a job."),
+    "moveToWaitingChildren": ("id token", "Step back until the children are done."),
+    "progress": ("id progress hasMessage message", "Note how far a job is; counts as a sign of life."),
+    "promote": ("mode id*", "Delayed jobs wait at once: `one` must be delayed, of `many` those that are."),
+    "reclaim": ("idleMs maxStalls cursor broker", "Take over what a dead Node worker had; returns the cursor."),
+    "release": ("(id serial)*", "Give jobs back that a broker holds."),
+    "releaseLeases": ("owner id*", "Give back what is leased to an owner, but for the ids."),
+    "remove": ("states isTold id*", "Remove those of the jobs that are in one of the states."),
+    "removeChildDependency": ("childId", "Untie a child; keys: meta of both queues."),
+    "removeJobUniqueKey": ("id", "Take its key from a job."),
+    "removeUniqueKey": ("key", "Take a key from its owner."),
+    "removeUnprocessedChildren": ("parentId", "Withdraw the children that have not begun."),
+    "revive": ("state id*", "Bring completed or failed jobs back."),
+    "setDeadLetters": ("config", "Dead-letter settings, as JSON; letters are planned anew."),
+    "setGroup": ("group (setting value)*", "Settings of a group."),
+    "setMeta": ("(field value)*", "Set fields of the meta; an empty value removes one."),
+    "setPaused": ("paused", "Pause or resume the queue."),
+    "setStalls": ("config", "Stall settings, as JSON."),
+    "sweep": ("luck", "What time demands: promote, expire, stall, time out, tend dead letters."),
+    "uniqueKeyOwner": ("key", "Who holds a key."),
+    "update": ("id data raw size", "Replace the payload."),
+    "updateParent": ("childId parentId data raw", "Tie a child to a parent; keys: meta of both queues."),
+}
+"""What each function is given after `now`, and what it does; the same words stand where the Lua file registers it."""
+
+RECORDS: Final = {"NewJob": NewJob, "Completion": Completion, "Renewal": Renewal, "claim": Claiming, "fail": Failing}
+
+
+def flat(record: Struct) -> list[Text]:
+    return [plain(getattr(record, field)) for field in record.__struct_fields__]
+
+
+def plain(value: Any) -> Text:
+    if isinstance(value, str | bytes):
+        return value
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "1" if value else "0"
+    if isinstance(value, float) and not value.is_integer():
+        return repr(value)
+    return str(int(value))
+
+
+pack = msgspec.msgpack.Encoder().encode

@@ -1,0 +1,246 @@
+"""The Valkey backend: every verb is one call of our function library, whoever else works on the same keys."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final, Literal
+
+import msgspec
+from msgspec import Struct
+
+from headrace.backends.base import Counts, Outcome, StorageStatus
+from headrace.backends.local.eventlog import LogLimits, MemoryLog, Roll
+from headrace.backends.valkey.hashes import from_fields
+from headrace.backends.valkey.library import ensure_libraries, is_own_glidemq
+from headrace.backends.valkey.refused import Refused
+from headrace.backends.valkey.transport import Standalone, Transport
+from headrace.backends.valkey.url import ValkeyUrl, parse_url
+from headrace.backends.valkey.wakes import Wakes
+from headrace.clock import Clock, SystemClock
+from headrace.errors import StorageUnavailable
+from headrace.model import Event
+
+_decode_event: Final = msgspec.json.Decoder(Event).decode
+MAX_READ_BYTES: Final = 1 << 20
+POLL_MS: Final = 150
+
+
+class Ended(Struct):
+    """The end of a job as a function publishes it."""
+
+    queue: str
+    job: str
+    state: str
+    error: str | None = None
+    value: str | None = None
+    raw: str | None = None
+
+
+_decode_ended: Final = msgspec.json.Decoder(Ended).decode
+
+
+def _nobody(*_: object) -> None:
+    """Nobody listens."""
+
+
+def transport_of(url: ValkeyUrl) -> Transport:
+    if not url.is_cluster:
+        return Standalone(url)
+    from headrace.backends.valkey.cluster import Cluster  # needs valkey-py for the slots of keys
+
+    return Cluster(url)
+
+
+class ValkeyBackend(Refused):
+    is_local: Final[Literal[False]] = False
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        clock: Clock | None = None,
+        max_completed: int = 50_000,
+        completed_retention_ms: int | None = None,
+        rng: Callable[[], float] = random.random,
+    ) -> None:
+        self.url = parse_url(url)
+        super().__init__(transport_of(self.url), self.url.prefix, clock or SystemClock(), rng)
+        self.max_completed = max_completed
+        self.completed_retention_ms = completed_retention_ms
+        self.problems: list[str] = []
+        self.webhook_changes = 0
+        self.library_owner = ""
+        """The version text of the `glidemq` library, which tells whether Node owns it."""
+        self._log = MemoryLog(LogLimits(), epoch=self._epoch)
+        self._published: list[Event] = []
+        self._published_bodies: dict[int, bytes] = {}
+        self.on_wake: Callable[[], None] = _nobody
+        """Called when another broker brought news: the server should end a tick."""
+        self.on_end: Callable[[str, Outcome], None] = _nobody
+        """Called with the id and the outcome of a job that ended at another broker."""
+        self._wakes = Wakes(self.url, [self._keys.wake, self._keys.ended], self._hear, self._hear_all)
+
+    async def open(self) -> None:
+        await self._server.open()
+        await self.load_libraries()
+        await self._wakes.open()
+        self._epoch = self._clock.now_ms()
+        self._log.epoch = self._epoch
+        for queue in await self._queue_names():
+            self._look_at(queue, self._clock.now_ms())
+
+    async def close(self) -> None:
+        await self._wakes.close()
+        with suppress(StorageUnavailable):
+            await self._unregister_worker()
+        await self._server.close()
+
+    async def load_libraries(self) -> None:
+        self.library_owner = await ensure_libraries(self._server.primaries())
+
+    async def look_after(self) -> None:
+        await super().look_after()
+        await self.load_libraries()  # a Node process may have replaced `glidemq`, or brought none and flushed ours
+
+    @property
+    def poll_ms(self) -> int | None:
+        """How often parked pulls must ask: Node's library wakes no broker for what it adds."""
+        return None if is_own_glidemq(self.library_owner) else POLL_MS
+
+    # -- other brokers -------------------------------------------------------------------------------------------------
+
+    def _hear(self, channel: bytes, message: bytes) -> None:
+        if channel.decode() == self._keys.wake:
+            self._ready.add(message.decode())
+        else:
+            ended = _decode_ended(message)
+            value = None if ended.value is None else from_fields(ended.value.encode(), (ended.raw or "").encode())
+            self.on_end(ended.job, Outcome(ended.state, value, ended.error))
+        self.on_wake()
+
+    def _hear_all(self) -> None:
+        """Messages may have been lost: every queue deserves a look."""
+        self._ready.update(self._seen)
+        self.on_wake()
+
+    # -- what the engine collects --------------------------------------------------------------------------------------
+
+    def commit(self) -> None:
+        """What a verb did is stored when it returns; this lets its events out."""
+        events, self._events = self._events, []
+        if not events:
+            return
+        self._log.record(events)
+        self._log.committed = self._event_seq
+        self._published += events
+        self._published_bodies |= self._bodies
+        self._bodies = {}
+
+    def take_ready(self) -> set[str]:
+        ready, self._ready = self._ready, set()
+        return ready
+
+    def take_events(self) -> list[Event]:
+        events, self._published = self._published, []
+        return events
+
+    def take_bodies(self) -> dict[int, bytes]:
+        bodies, self._published_bodies = self._published_bodies, {}
+        return bodies
+
+    def uncommitted_events(self) -> list[Event]:
+        return list(self._events)
+
+    def body_of(self, event: Event) -> bytes | None:
+        return self._bodies.get(event.seq)
+
+    # -- the log as readers see it -------------------------------------------------------------------------------------
+
+    is_log_in_memory = True
+
+    def event_window(self) -> tuple[int, int, int]:
+        return self._epoch, self._log.first_seq, self._log.committed
+
+    def read_events(self, after_seq: int, limit: int) -> list[Event]:
+        events, size = [], 0
+        for line in self._log.read(after_seq, limit):
+            events.append(_decode_event(line))
+            size += len(line)
+            if size > MAX_READ_BYTES:
+                break
+        return events
+
+    def log_position(self) -> tuple[int, int]:
+        return self._log.first_seq, self._log.committed
+
+    async def trim_events(self, queue: str, max_length: int) -> int:
+        key = f"{self._keys.of(queue)}:events"
+        return int(await self._server.call(key, "XTRIM", key, "MAXLEN", max_length))
+
+    # -- what is kept --------------------------------------------------------------------------------------------------
+
+    async def retire_completed(self, limit: int = 512) -> int:
+        """Drop completed jobs beyond the kept number or age; how many went."""
+        gone = 0
+        for queue in list(self._seen):
+            gone += await self._retire(queue, limit)
+        return gone
+
+    async def _retire(self, queue: str, limit: int) -> int:
+        key = f"{self._keys.of(queue)}:completed"
+        over = await self._server.call(key, "ZCARD", key) - self.max_completed
+        doomed: list[bytes] = []
+        if over > 0:
+            doomed = await self._server.call(key, "ZRANGE", key, 0, min(over, limit) - 1)
+        if self.completed_retention_ms is not None:
+            horizon = self._clock.now_ms() - self.completed_retention_ms
+            doomed += await self._server.call(key, "ZRANGEBYSCORE", key, "-inf", f"({horizon}", "LIMIT", 0, limit)
+        ids = [job_id.decode() for job_id in dict.fromkeys(doomed)]
+        return len(await self._remove(queue, "completed", ids, is_told=False)) if ids else 0
+
+    # -- storage -------------------------------------------------------------------------------------------------------
+
+    is_degraded = False
+    """Every call answers for itself: a server that is away fails the calls made meanwhile."""
+
+    def check_writable(self) -> None:
+        """Only the server can tell."""
+
+    def probe(self) -> bool:
+        return True
+
+    def storage_status(self) -> StorageStatus:
+        return StorageStatus(False, None, None)
+
+    def size_bytes(self) -> int:
+        return 0
+
+    # What a local backend does between a tick and its reply: here a reply leaves when the server has answered.
+
+    def take_sync(self) -> bool:
+        return False
+
+    def sync(self) -> None: ...
+
+    def mend_sync(self) -> None: ...
+
+    def roll_log(self) -> Roll | None:
+        return None
+
+    def publish(self, roll: Roll) -> None: ...
+
+    async def compact(self) -> None:
+        """Valkey looks after its own memory."""
+
+    def total_counts(self) -> Counts:
+        """As the slow round last saw them."""
+        total = Counts()
+        for counted in self._counted.values():
+            for field in Counts.__struct_fields__:
+                setattr(total, field, getattr(total, field) + getattr(counted, field))
+        return total
+
+    def oldest_waiting_ms(self, queue: str) -> float | None:
+        return None

@@ -1,0 +1,108 @@
+"""A Valkey cluster: every call goes to the primary that has the slot of its key.
+
+The map of slots is read from any node that answers and read again when a node says that a slot has moved (MOVED, ASK),
+is away, or refuses because the cluster is changing. A call is tried again only if the node refused it: one whose answer
+was lost may have been carried out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, Final
+
+from valkey.crc import key_slot
+
+from headrace.backends.valkey.connection import Argument, Connection, ServerError
+from headrace.backends.valkey.transport import Command, call_synced, refusal
+from headrace.backends.valkey.url import ValkeyUrl
+from headrace.errors import StorageUnavailable
+
+_TRIES: Final = 8
+_PAUSE_S: Final = 0.1
+_MOVED: Final = ("MOVED", "ASK", "TRYAGAIN", "CLUSTERDOWN", "READONLY", "LOADING", "MASTERDOWN")
+
+Address = tuple[str, int]
+
+
+class Cluster:
+    is_cluster = True
+
+    def __init__(self, url: ValkeyUrl) -> None:
+        self._url = url
+        self._nodes: dict[Address, Connection] = {}
+        self._syncing: dict[Address, Connection] = {}
+        self._slots: list[tuple[int, int, Address]] = []
+
+    async def open(self) -> None:
+        await self._read_slots()
+
+    async def close(self) -> None:
+        for connection in (*self._nodes.values(), *self._syncing.values()):
+            await connection.close()
+
+    def primaries(self) -> list[Connection]:
+        return [self._node(address) for address in dict.fromkeys(address for _, _, address in self._slots)]
+
+    # -- calling -------------------------------------------------------------------------------------------------------
+
+    async def call(self, key: str, *command: Argument) -> Any:
+        return await self._routed(key, lambda address: self._node(address).call(*command))
+
+    async def call_many(self, commands: Sequence[tuple[str, Command]]) -> list[Any]:
+        return list(await asyncio.gather(*(self.call(key, *command) for key, command in commands)))
+
+    async def fcall(self, function: str, keys: Sequence[str], args: Sequence[Argument]) -> Any:
+        return await self.call(keys[0], "FCALL", function, len(keys), *keys, *args)
+
+    async def fcall_synced(self, function: str, keys: Sequence[str], args: Sequence[Argument]) -> Any:
+        command = ("FCALL", function, len(keys), *keys, *args)
+        return await self._routed(keys[0], lambda address: call_synced(self._sync_node(address), command))
+
+    async def _routed(self, key: str, call: Any) -> Any:
+        for attempt in range(_TRIES):
+            try:
+                return await call(self._address_of(key))
+            except ServerError as error:
+                if not str(error).startswith(_MOVED) or attempt == _TRIES - 1:
+                    raise refusal(error) from error
+            await asyncio.sleep(_PAUSE_S * attempt)
+            await self._read_slots()
+        raise AssertionError("the last try returns or raises")
+
+    # -- nodes ---------------------------------------------------------------------------------------------------------
+
+    def _address_of(self, key: str) -> Address:
+        slot = key_slot(key.encode())
+        for first, last, address in self._slots:
+            if first <= slot <= last:
+                return address
+        raise StorageUnavailable(f"no node of the cluster has slot {slot}")
+
+    def _node(self, address: Address) -> Connection:
+        if address not in self._nodes:
+            self._nodes[address] = Connection(self._url, *address)
+        return self._nodes[address]
+
+    def _sync_node(self, address: Address) -> Connection:
+        if address not in self._syncing:
+            self._syncing[address] = Connection(self._url, *address)
+        return self._syncing[address]
+
+    async def _read_slots(self) -> None:
+        problem: Exception | None = None
+        for address in dict.fromkeys([*self._nodes, *self._url.hosts]):
+            try:
+                ranges = await self._node(address).call("CLUSTER", "SLOTS")
+            except (StorageUnavailable, ServerError) as error:
+                problem = error
+                continue
+            if ranges:
+                self._slots = [(int(r[0]), int(r[1]), _address(r[2], address)) for r in ranges]
+                return
+        raise StorageUnavailable(f"no node of the cluster answers: {problem}")
+
+
+def _address(node: list[Any], asked: Address) -> Address:
+    host = node[0].decode() if node[0] else asked[0]
+    return (host or asked[0], int(node[1]))

@@ -1,0 +1,204 @@
+"""How jobs go out and come back unfinished: claim, leases, release, and what time does to both."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+from msgspec import UNSET, Struct
+
+from headrace.backends.base import Claim, Counts, Demand, GroupDemand
+from headrace.backends.valkey.arguments import Claiming, Renewal, Text, flat
+from headrace.backends.valkey.hashes import StoredJob, read_hash, show
+from headrace.backends.valkey.settlement import Settlement
+
+RECLAIM_IDLE_MS: Final = 30_000
+"""After this silence an entry that a Node worker took is looked at."""
+WORKER_TTL_MS: Final = 30_000
+"""For how long a broker stands among the workers of a queue after its last sign of life."""
+_MAX_STALLS: Final = 1
+_SILENCE_MS: Final = 30_000
+"""When a plain job that is held without a lease is looked at: the default of StallConfig."""
+ROUND_CALLS: Final = 10
+_ROUND_SLICE: Final = 20
+_ANNOUNCE_MS: Final = 30_000
+"""How much longer than needed others are told that somebody waits: the next pull need not say it again."""
+
+
+class _Named(Struct):
+    id: str
+
+
+class Delivery(Settlement):
+    async def claim(self, queue: str, demand: Demand) -> list[Claim]:
+        if demand.count <= 0:
+            return []
+        base, self._serial = self._serial, self._serial + demand.count
+        now = self._clock.now_ms()
+        token = self.ids.at(now)
+        self._claimed_at[queue] = now
+        asked = Claiming(
+            demand.count, self.broker, demand.owner, token, base, int(demand.lease_ms), _group(demand.group)
+        )
+        reply = await self._call("claim", queue, *flat(asked), now=now)
+        if reply[0]:
+            self._look_at(queue, now + (int(demand.lease_ms) if demand.owner is not None else _SILENCE_MS))
+        jobs = [job for hashed in reply[0] if (job := read_hash(queue, hashed)) is not None]
+        return [self._handed_out(job, demand, now) for job in jobs]
+
+    def _handed_out(self, job: StoredJob, demand: Demand, now: int) -> Claim:
+        shown_id = job.shown_id()
+        self._remember(shown_id, job.queue) if job.is_ours else None
+        if demand.holder is not None and job.serial is not None:
+            serial = int(job.serial.rpartition(":")[2])
+            demand.holder[shown_id] = serial
+            self._holders[shown_id] = demand.holder
+        event = self._emit("pulled", job.queue, now, shown_id, job.name)
+        event.attempt = job.attempts + 1
+        event.worker = demand.owner
+        self._count_wait(job.queue, now - job.run_at)
+        return Claim(show(job), job.token if demand.owner is not None else None)
+
+    # -- giving back ---------------------------------------------------------------------------------------------------
+
+    async def release(self, held: dict[str, int]) -> None:
+        by_queue: dict[str, list[Text]] = {}
+        for shown_id, serial in list(held.items()):
+            place = await self._place(shown_id)
+            if place is not None:
+                by_queue.setdefault(place[0], []).extend((place[1], f"{self.broker}:{serial}"))
+        for queue, args in by_queue.items():
+            await self._call("release", queue, *args)
+        for shown_id in list(held):
+            if self._holders.get(shown_id) is held:
+                del self._holders[shown_id]
+        held.clear()
+
+    async def release_claims(self, queue: str, claims: Sequence[Claim]) -> None:
+        """Jobs that were claimed for somebody who is gone: they wait again."""
+        for claim in claims:
+            shown_id = msgspec.msgpack.decode(bytes(claim.job), type=_Named).id
+            job = await self._find(shown_id)
+            if job is not None and job.serial is not None and job.serial.startswith(self.broker):
+                await self._call("release", queue, job.id, job.serial)
+            self._let_go(shown_id)
+
+    # -- who waits here ------------------------------------------------------------------------------------------------
+
+    async def announce_waiting(self, queue: str, timeout_ms: float) -> bool:
+        """Tell other brokers that a pull waits for jobs of the queue; False when they know already."""
+        return await self._announce(queue, queue, "hrParked", timeout_ms)
+
+    async def announce_awaited(self, job_id: str, timeout_ms: float) -> bool:
+        """Tell other brokers that somebody waits for the end of a job."""
+        queue, _ = await self._locate(job_id)
+        return await self._announce(f"!{queue}", queue, "hrAwaited", timeout_ms)
+
+    async def _announce(self, what: str, queue: str, field: str, timeout_ms: float) -> bool:
+        now = self._clock.now_ms()
+        if self._waiting_until.get(what, 0) >= now + timeout_ms:
+            return False
+        until = now + int(timeout_ms) + _ANNOUNCE_MS
+        await self._call("announceWaiting", queue, field, str(until))
+        self._waiting_until[what] = until
+        return True
+
+    async def extend(self, job_id: str, token: str | None, duration_ms: float | None, *, force: bool = False) -> bool:
+        place = await self._place(job_id)
+        if place is None:
+            return False
+        duration = None if duration_ms is None else int(duration_ms)
+        reply = await self._call("extend", place[0], *flat(Renewal(place[1], token, duration, force)))
+        return bool(reply[0][0])
+
+    # -- what time does ------------------------------------------------------------------------------------------------
+
+    def next_due_ms(self) -> int | None:
+        """The earliest moment (monotonic) at which `sweep` has work."""
+        due = min(self._dues.values(), default=None)
+        return None if due is None else due - self._clock.now_ms() + self._clock.monotonic_ms()
+
+    async def sweep(self) -> None:
+        now = self._clock.now_ms()
+        due = [queue for queue, at in self._dues.items() if at <= now]
+        for queue in due:
+            del self._dues[queue]
+            self._ready.add(queue)
+        await asyncio.gather(*map(self._sweep_queue, due))
+
+    async def _sweep_queue(self, queue: str) -> None:
+        reply = await self._call("sweep", queue, repr(self._rng()))
+        if reply[0]:
+            await self._forget_places(queue, [job_id.decode() for job_id in reply[0]])
+
+    async def _forget_places(self, queue: str, gone: list[str]) -> None:
+        """Jobs with chosen ids were removed: their lookup keys may go, unless a new job has the id by now."""
+        for job_id in gone:
+            key = self._keys.lookup(job_id)
+            exists = await self._server.call(self._keys.meta(queue), "EXISTS", self._keys.job(queue, job_id))
+            if not exists and await self._server.call(key, "GET", key) == queue.encode():
+                await self._server.call(key, "DEL", key)
+        await self._server.call(self._keys.meta(queue), "LTRIM", f"{self._keys.of(queue)}:hr:gone", len(gone), -1)
+
+    async def look_after(self) -> None:
+        """The slow round: what other brokers planned and did not live to do, and jobs of dead Node workers.
+
+        Called every second. A few queues are looked at each time, many by and by: within ROUND_CALLS calls all of them.
+        """
+        await self._register_worker()
+        if not self._round:
+            self._round = await self._queue_names()
+            self._counted = {name: known for name, known in self._counted.items() if name in self._registered}
+        size = max(_ROUND_SLICE, len(self._registered) // ROUND_CALLS + 1)
+        names, self._round = self._round[:size], self._round[size:]
+        await asyncio.gather(*map(self._sweep_queue, names), *map(self._reclaim, names))
+        self._counted.update(zip(names, await asyncio.gather(*map(self.counts, names)), strict=True))
+
+    async def counts(self, queue: str) -> Counts:
+        raise NotImplementedError
+
+    async def _register_worker(self) -> None:
+        """Be among the workers that Node's getWorkers lists, for queues that somebody pulled from lately."""
+        now = self._clock.now_ms()
+        if now < self._next_registration:
+            return
+        self._next_registration = now + WORKER_TTL_MS // 2
+        busy = [queue for queue, at in self._claimed_at.items() if now - at < WORKER_TTL_MS]
+        active = [sum(1 for job_id in self._holders if self._places.get(job_id) == queue) for queue in busy]
+        commands = []
+        for queue, count in zip(busy, active, strict=True):
+            shown = {"addr": socket.gethostname(), "pid": os.getpid(), "startedAt": self._epoch, "activeJobs": count}
+            key = f"{self._keys.of(queue)}:w:{self.broker}"
+            commands.append((key, ("SET", key, msgspec.json.encode(shown), "PX", WORKER_TTL_MS)))
+        await self._server.call_many(commands)
+
+    async def _unregister_worker(self) -> None:
+        keys = [f"{self._keys.of(queue)}:w:{self.broker}" for queue in self._claimed_at]
+        await self._server.call_many([(key, ("DEL", key)) for key in keys])
+
+    async def _reclaim(self, queue: str) -> None:
+        cursor: Any = "0-0"
+        for _ in range(20):
+            reply = await self._call("reclaim", queue, str(RECLAIM_IDLE_MS), str(_MAX_STALLS), cursor, self.broker)
+            cursor = reply[0]
+            if cursor == b"0-0":
+                return
+
+
+def _group(demand: GroupDemand | None) -> bytes:
+    if demand is None:
+        return b""
+    asked: dict[str, Any] = {}
+    if demand.concurrency is not None:
+        asked["concurrency"] = demand.concurrency
+    if demand.limit_max is not None and demand.limit_duration is not None:
+        asked |= {"limitMax": demand.limit_max, "limitDuration": demand.limit_duration}
+    if demand.affinity is None:
+        asked["isUngrouped"] = True
+    elif demand.affinity is not UNSET:
+        asked["affinity"] = demand.affinity
+    return msgspec.json.encode(asked)

@@ -1,0 +1,42 @@
+"""What is not as on SQLite: the one list, shown in docs/valkey.md and read by the conformance suite."""
+
+from __future__ import annotations
+
+from typing import Final, NoReturn
+
+from headrace.errors import NotSupported
+
+NOT_SUPPORTED: Final[dict[str, str]] = {
+    "workflows": "the log of a workflow and the jobs it pushes are not kept on Valkey yet",
+    "search": "finding jobs by text would read every job of the queue over the network",
+    "scans": "jobs have no numbers by which partitioned readers could share them out",
+    "event log": "the log of a broker holds what that broker did; the streams on Valkey are read by other tools",
+    "idTtl": "ids of jobs that are gone are not remembered on Valkey yet",
+    "families across queues in a cluster": "parents, children and dependencies must be in one queue, because a call "
+    "reaches one slot only",
+    "durable without an append-only file": "`durable: true` waits for the append-only file of the server: it needs "
+    "`appendonly yes` and Valkey, or Redis 7.2",
+}
+"""Refused by name with `not supported on this backend`, and why."""
+
+DIFFERENT: Final[dict[str, str]] = {
+    "payload size": "data, results and log lines have at most 1 MB (1,048,576 bytes)",
+    "claims": "are stored: a broker that dies keeps its jobs active until their leases expire",
+    "time": "leases and limits follow the wall clock of the brokers, which must agree within some milliseconds",
+    "batches": "a batch of more than 500 jobs without a family is stored 500 at a time, each part whole",
+    "completed jobs": "the number kept is per queue and not over all queues",
+    "figures": "totals, minutes and durations are those of one broker; counts by state are those of all",
+    "events": "each broker numbers and shows what it did itself; all brokers and Node processes write the queue's "
+    "event stream",
+    "acknowledgements of several queues": "in a cluster a batch is all or none for each queue",
+    "job ids": "jobs of Node producers go by `<queue>:<number>`",
+    "order of commands": "commands that a client sends without awaiting replies are under way together: one that needs "
+    "several calls may be overtaken, and replies come as they are done (clients match them by `reqId`)",
+    "statistics": "counts over all queues are some seconds old; with more than 200 queues up to ten",
+    "TrimEvents": "cuts the queue's event stream on Valkey, which Node's QueueEvents reads",
+}
+"""Behaves otherwise."""
+
+
+def refuse(what: str) -> NoReturn:
+    raise NotSupported(f"not supported on this backend: {what} ({NOT_SUPPORTED[what]})")

@@ -1,0 +1,240 @@
+"""How jobs come in: insert, atomic flows, custom ids, unique keys, dependencies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+from msgspec import Raw
+
+from headrace.backends.base import FlowNode
+from headrace.backends.local.intake import LINK_LATER
+from headrace.backends.valkey.arguments import Extra, NewJob, Text, Tie, flat, pack
+from headrace.backends.valkey.differences import refuse
+from headrace.backends.valkey.hashes import show, to_fields
+from headrace.backends.valkey.keys import marked
+from headrace.backends.valkey.store import Store
+from headrace.model import DEFAULT_SETTINGS, Backoff, JobLinks, JobSettings, JobSpec, is_plain, links_of, settings_of
+
+BULK: Final = 500
+"""Jobs per call: one call should hold the server for few milliseconds."""
+
+
+class Intake(Store):
+    sync_requests = 0
+    """A durable push returns when the disk has it: no reply has to wait any longer."""
+
+    async def insert_one(self, queue: str, spec: JobSpec) -> str:
+        return (await self.insert(queue, [spec]))[0]
+
+    async def insert_plain(self, queue: str, specs: Sequence[JobSpec]) -> list[str]:
+        await self._register(queue)
+        ids: list[str] = []
+        for start in range(0, len(specs), BULK):
+            ids += await self._insert_plain(queue, specs[start : start + BULK])
+        return ids
+
+    async def _insert_plain(self, queue: str, specs: Sequence[JobSpec]) -> list[str]:
+        now = self._clock.now_ms()
+        args: list[Text] = ["plain"]
+        ids = [marked(job_id, queue) for job_id in self.ids.many(now, len(specs))]
+        for job_id, spec in zip(ids, specs, strict=True):
+            args += flat(self._record_of(spec, job_id, 1, now, b""))
+        await self._call("insert", queue, *args, now=now)
+        for job_id, spec in zip(ids, specs, strict=True):
+            self._tell_pushed(queue, job_id, spec, now)
+        self._ready.add(queue)
+        return ids
+
+    async def insert(self, queue: str, specs: Sequence[JobSpec]) -> list[str]:
+        if all(map(is_plain, specs)):
+            return await self.insert_plain(queue, specs) if specs else []
+        await self._register(queue)
+        if any(_has_family(spec) for spec in specs):
+            return await self._insert_rich(queue, specs)
+        ids: list[str] = []
+        for start in range(0, len(specs), BULK):
+            ids += await self._insert_rich(queue, specs[start : start + BULK])
+        return ids
+
+    async def _insert_rich(self, queue: str, specs: Sequence[JobSpec]) -> list[str]:
+        if any(getattr(spec, "id_ttl", None) for spec in specs):
+            refuse("idTtl")
+        is_synced = any(getattr(spec, "durable", False) for spec in specs)
+        if is_synced:
+            await self._require_aof()
+        now = self._clock.now_ms()
+        free = await self._free_ids(queue, specs)
+        args: list[Text] = ["jobs"]
+        others: list[str] = []
+        for spec in specs:
+            args += flat(await self._new_job(queue, spec, now, free, others))
+        reply = await self._call(
+            "insert", queue, *args, others=self._same_slot(queue, others), is_synced=is_synced, now=now
+        )
+        ids = [job_id.decode() for job_id in reply[0]]
+        for job_id in ids:
+            self._remember(job_id, queue)
+        return ids
+
+    async def insert_flow(self, nodes: Sequence[FlowNode]) -> list[Raw]:
+        if not nodes:
+            return []
+        queues = list(dict.fromkeys(node.queue for node in nodes))
+        others = self._same_slot(queues[0], queues[1:])
+        for queue in queues:
+            await self._register(queue)
+        now = self._clock.now_ms()
+        homes = {node.id: node.queue for node in nodes}
+        args: list[Text] = ["flow"]
+        for node in nodes:
+            spec = node.spec
+            record = await self._new_job(node.queue, spec, now, frozenset(), [], homes=homes)
+            record.id, record.queue = node.id, queues.index(node.queue) + 1
+            extra = msgspec.msgpack.decode(record.extra, type=Extra) if record.extra else Extra()
+            extra.birth = self.ids.at(now)
+            record.extra = pack(extra)
+            args += flat(record)
+        await self._note_places(homes)
+        await self._call("insert", queues[0], *args, others=others)
+        for job_id, queue in homes.items():
+            self._remember(job_id, queue)
+        jobs = [await self._read(node.queue, node.id) for node in nodes]
+        return [show(job) for job in jobs if job is not None]
+
+    # -- records -------------------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def _record_of(spec: JobSpec, job_id: str, queue: int, now: int, extra: bytes, attempts: int = 3) -> NewJob:
+        data, raw = to_fields(bytes(spec.data))
+        created = now if spec.timestamp is None else int(spec.timestamp)
+        run_at = created + int(spec.delay) if spec.delay else created
+        return NewJob(queue, job_id, spec.name or "", data, raw, created, run_at, spec.priority, attempts, extra)
+
+    async def _new_job(
+        self,
+        queue: str,
+        spec: JobSpec,
+        now: int,
+        free: frozenset[str],
+        others: list[str],
+        *,
+        homes: dict[str, str] | None = None,
+    ) -> NewJob:
+        """The record of one job; queues of relatives are added to `others`."""
+        settings, links = settings_of(spec), links_of(spec)
+        job_id = marked(self.ids.at(now), queue)
+        extra = Extra(size=len(bytes(spec.data)))
+        if settings is not DEFAULT_SETTINGS:
+            extra.settings, extra.opts = settings, _opts(settings)
+        if links is not None:
+            await self._add_links(queue, links, extra, job_id, free, others, homes or {})
+        return self._record_of(spec, job_id, 1, now, pack(extra), settings.max_attempts)
+
+    async def _add_links(
+        self,
+        queue: str,
+        links: JobLinks,
+        extra: Extra,
+        job_id: str,
+        free: frozenset[str],
+        others: list[str],
+        homes: dict[str, str],
+    ) -> None:
+        if not links.custom_id:
+            links.custom_id = None
+        extra.links = links
+        extra.group_id, extra.unique_key, extra.custom_id = links.group_id, links.unique_key or None, links.custom_id
+        if links.custom_id is not None and links.custom_id in free:
+            extra.is_id_free, extra.birth = True, job_id
+        if links.parent_id is not None and links.parent_id != LINK_LATER:
+            extra.parent = await self._tie(queue, links.parent_id, others, homes)
+        for dependency in dict.fromkeys(links.depends_on):
+            extra.depends_on.append(await self._tie(queue, dependency, others, homes))
+
+    async def _tie(self, queue: str, job_id: str, others: list[str], homes: dict[str, str]) -> Tie:
+        """Where a relative is; one that cannot be found is looked for in the same queue, and refused there."""
+        if job_id in homes:
+            home: str | None = homes[job_id]
+        else:
+            place = await self._place(job_id)
+            home = None if place is None else place[0]
+        if home is not None and home != queue:
+            others.append(home)
+            return Tie(job_id, self._keys.of(home))
+        return Tie(job_id)
+
+    def _same_slot(self, queue: str, others: Sequence[str]) -> list[str]:
+        """Queues that one call touches besides its own: in a cluster they live elsewhere."""
+        distinct = [name for name in dict.fromkeys(others) if name != queue]
+        if distinct and self._server.is_cluster:
+            refuse("families across queues in a cluster")
+        return distinct
+
+    # -- chosen ids ----------------------------------------------------------------------------------------------------
+
+    async def _free_ids(self, queue: str, specs: Sequence[JobSpec]) -> frozenset[str]:
+        """Which custom ids may become job ids: those that no job of another queue has. They are noted as ours."""
+        wanted = list(dict.fromkeys(filter(None, (getattr(spec, "custom_id", None) for spec in specs))))
+        if not wanted:
+            return frozenset()
+        keys = [self._keys.lookup(custom_id) for custom_id in wanted]
+        noted = await self._server.call_many([(key, ("SET", key, queue, "NX", "GET")) for key in keys])
+        free = set()
+        for custom_id, key, owner in zip(wanted, keys, noted, strict=True):
+            if owner is None or owner.decode() == queue:
+                free.add(custom_id)
+                continue
+            home = owner.decode()
+            if not await self._server.call(self._keys.meta(home), "EXISTS", self._keys.job(home, custom_id)):
+                await self._server.call(key, "SET", key, queue)
+                free.add(custom_id)
+        return frozenset(free)
+
+    async def _note_places(self, homes: dict[str, str]) -> None:
+        noted = []
+        for job_id, queue in homes.items():
+            key = self._keys.lookup(job_id)
+            noted.append((key, ("SET", key, queue)))
+        await self._server.call_many(noted)
+
+    # -- telling -------------------------------------------------------------------------------------------------------
+
+    def _tell_pushed(self, queue: str, job_id: str, spec: JobSpec, now: int) -> None:
+        event = self._emit("pushed", queue, now, job_id, spec.name)
+        event.bytes = len(bytes(spec.data))
+        event.priority = spec.priority
+        created = now if spec.timestamp is None else int(spec.timestamp)
+        run_at = created + int(spec.delay)
+        if run_at > now:
+            event.delay = run_at - now
+        self._count(event)
+
+    async def _require_aof(self) -> None:
+        """Durable pushes need a server that writes an append-only file and can tell when it has."""
+        key = self._keys.queues
+        asked = [(key, ("INFO", "persistence")), (key, ("COMMAND", "INFO", "WAITAOF"))]
+        info, known = await self._server.call_many(asked)
+        if b"aof_enabled:1" not in info or not known or known[0] is None:
+            refuse("durable without an append-only file")
+
+
+def _has_family(spec: JobSpec) -> bool:
+    return bool(getattr(spec, "depends_on", None)) or getattr(spec, "parent_id", None) is not None
+
+
+def _opts(settings: JobSettings) -> str:
+    """What Node workers are told of the settings."""
+    opts: dict[str, Any] = {"attempts": settings.max_attempts}
+    if isinstance(settings.backoff, Backoff):
+        opts["backoff"] = {"type": settings.backoff.type, "delay": settings.backoff.delay}
+    else:
+        opts["backoff"] = {"type": "exponential", "delay": settings.backoff}
+    if settings.timeout:
+        opts["timeout"] = settings.timeout
+    if settings.remove_on_complete:
+        opts["removeOnComplete"] = True
+    if settings.remove_on_fail:
+        opts["removeOnFail"] = True
+    return msgspec.json.encode(opts).decode()

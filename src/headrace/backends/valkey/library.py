@@ -1,0 +1,93 @@
+"""The two function libraries: put together from their Lua files, and loaded where they are missing or old.
+
+`glidemq` belongs to whoever came first: a Node process replaces it at its start with its own, and we never touch one
+that is not ours. `headrace` is always ours and replaced by a newer one only.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import cache
+from importlib.resources import files
+from typing import Final
+
+from headrace.backends.valkey.connection import Connection, ServerError
+from headrace.errors import StorageUnavailable
+
+REVISION: Final = 2
+"""Counts up with every change to a Lua file: servers get the newer one."""
+
+GLIDEMQ_VERSION: Final = f"40+headrace.{REVISION}"
+HEADRACE_VERSION: Final = str(REVISION)
+_PARTS: Final = ("call", "jobs", "order", "families", "intake", "groups", "settlement", "delivery", "control")
+_MISSING: Final = re.compile(r"Function not found|Function not loaded|No matching script|NOSCRIPT", re.IGNORECASE)
+_EXISTS: Final = re.compile(r"already exists", re.IGNORECASE)
+
+
+def _read(*path: str) -> str:
+    return files("headrace.backends.valkey").joinpath("lua", *path).read_text(encoding="utf-8")
+
+
+@cache
+def headrace_source() -> str:
+    parts = [_read("headrace", f"{part}.lua") for part in _PARTS]
+    return "\n".join(["#!lua name=headrace", f"local VERSION = '{HEADRACE_VERSION}'", *parts])
+
+
+@cache
+def glidemq_source() -> str:
+    return "\n".join(["#!lua name=glidemq", f"local VERSION = '{GLIDEMQ_VERSION}'", _read("glidemq.lua")])
+
+
+def sources() -> dict[str, str]:
+    return {"glidemq": glidemq_source(), "headrace": headrace_source()}
+
+
+async def ensure_libraries(primaries: Sequence[Connection]) -> str:
+    """Have both libraries on every primary; the version text of `glidemq`, which tells who owns it."""
+    owner = GLIDEMQ_VERSION
+    for primary in primaries:
+        await _ensure_headrace(primary)
+        owner = await _ensure_glidemq(primary)
+    return owner
+
+
+def is_own_glidemq(version: str) -> bool:
+    return version.startswith("40+headrace.")
+
+
+async def _version(primary: Connection, function: str) -> str | None:
+    try:
+        return str((await primary.call("FCALL", function, 0)).decode())
+    except ServerError as error:
+        if _MISSING.search(str(error)):
+            return None
+        raise StorageUnavailable(f"Valkey refuses function calls: {error}; functions need Valkey or Redis 7") from error
+
+
+async def _ensure_headrace(primary: Connection) -> None:
+    version = await _version(primary, "headrace_version")
+    if version is None or int(version) < REVISION:
+        await _load(primary, headrace_source(), is_replacing=True)
+
+
+async def _ensure_glidemq(primary: Connection) -> str:
+    version = await _version(primary, "glidemq_version")
+    if version is None:
+        await _load(primary, glidemq_source(), is_replacing=False)
+        version = await _version(primary, "glidemq_version")
+    elif is_own_glidemq(version) and int(version.rpartition(".")[2]) < REVISION:
+        await _load(primary, glidemq_source(), is_replacing=True)
+        version = GLIDEMQ_VERSION
+    assert version is not None
+    return version
+
+
+async def _load(primary: Connection, source: str, *, is_replacing: bool) -> None:
+    try:
+        await primary.call("FUNCTION", "LOAD", *(("REPLACE",) if is_replacing else ()), source)
+    except ServerError as error:
+        if not is_replacing and _EXISTS.search(str(error)):
+            return  # somebody else was quicker, and theirs is as good
+        raise StorageUnavailable(f"Valkey does not take our function library: {error}") from error

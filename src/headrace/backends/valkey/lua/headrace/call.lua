@@ -1,0 +1,150 @@
+-- One call: what every verb reads and leaves behind. Functions run one at a time, so these locals belong to the call
+-- that is under way; `verb` sets them anew. A verb checks everything before its first write: nothing can be undone.
+
+local BAND = 4398046511104 -- 2^42: one priority of the `scheduled` set
+local GROUP = 'workers'
+local MAX_TIMELINE = 20
+local EVENTS_CAP = 1000
+
+-- redis.call is there only while a function runs, not while the library is loaded.
+local function call(...)
+  return redis.call(...)
+end
+
+local NOW, NOW_TEXT, NEWS, JOBS, QUEUES, TOUCHED, DUE, READY, BAD_NEWS
+
+local function str(number)
+  return string.format('%.0f', number)
+end
+
+-- A map as JSON. Fields of a job are text, so that any client can read its hash. Empty lists are left out: an empty
+-- table does not tell whether it is a list.
+local function to_text(map)
+  local kept = {}
+  for name, value in pairs(map) do
+    if type(value) ~= 'table' or next(value) ~= nil then kept[name] = value end
+  end
+  return cjson.encode(kept)
+end
+
+local function refuse(kind, text)
+  error({ kind = kind, text = text }, 0)
+end
+
+-- Have the queue looked at again at `ms`.
+local function due_at(ms)
+  if ms and (not DUE or ms < DUE) then DUE = ms end
+end
+
+-- -- queues -------------------------------------------------------------------------------------------------------------
+
+-- The queue whose keys begin with `prefix`, e.g. glide:{mail}.
+local function queue_at(prefix)
+  local queue = QUEUES[prefix]
+  if not queue then
+    queue = { p = prefix, name = string.match(prefix, '{(.*)}$') }
+    QUEUES[prefix] = queue
+  end
+  return queue
+end
+
+local function queue_of_key(key)
+  local prefix = string.match(key, '^(.*}):meta$')
+  if not prefix then refuse('internal', 'the key must be <prefix>:{<queue>}:meta, not ' .. key) end
+  return queue_at(prefix)
+end
+
+local function meta(queue)
+  if not queue.meta then
+    local flat, fields = call('HGETALL', queue.p .. ':meta'), {}
+    for i = 1, #flat, 2 do fields[flat[i]] = flat[i + 1] end
+    queue.meta = fields
+  end
+  return queue.meta
+end
+
+local function config(queue, field)
+  local text = meta(queue)[field]
+  return text and cjson.decode(text) or nil
+end
+
+-- -- news ---------------------------------------------------------------------------------------------------------------
+
+-- Waiting jobs came, or a slot is free again. Brokers with parked pulls on the queue have said so in its meta.
+local function wake(queue)
+  if READY[queue.name] then return end
+  READY[queue.name] = true
+  local parked = meta(queue).hrParked
+  if parked and tonumber(parked) > NOW then call('PUBLISH', string.match(queue.p, '^(.*):{') .. ':hr:wake', queue.name) end
+end
+
+-- For the log of the broker that made the call.
+local function tell_queue(word, queue, extra)
+  local event = extra or {}
+  event.event = word
+  event.queue = queue.name
+  event.ts = NOW
+  NEWS[#NEWS + 1] = event
+  return event
+end
+
+local function is_end(event)
+  return event.event == 'completed' or event.event == 'removed' or event.event == 'expired' or event.terminal
+end
+
+-- Somebody may wait for the end of the job at another broker.
+local function publish_end(event, job)
+  local awaited = meta(job.queue).hrAwaited
+  if not awaited or tonumber(awaited) <= NOW then return end
+  local ended = { queue = event.queue, job = job.id, state = event.event, error = event.error }
+  if event.event == 'completed' and not job.h.hn then ended.value, ended.raw = job.h.returnvalue, job.h.hr end
+  call('PUBLISH', string.match(job.queue.p, '^(.*):{') .. ':hr:ended', cjson.encode(ended))
+end
+
+local function tell(word, job, extra)
+  local event = tell_queue(word, job.queue, extra)
+  event.job = job.id
+  event.name = job.h.name ~= '' and job.h.name or nil
+  if is_end(event) then publish_end(event, job) end
+  return event
+end
+
+-- For everybody who reads the queue's event stream: Node's QueueEvents above all.
+local function announce(queue, kind, job_id, ...)
+  call('XADD', queue.p .. ':events', 'MAXLEN', '~', EVENTS_CAP, '*', 'event', kind, 'jobId', job_id, ...)
+end
+
+-- -- registering --------------------------------------------------------------------------------------------------------
+
+local flush -- see jobs.lua
+
+local function news_of_call()
+  local ready = {}
+  for name in pairs(READY) do ready[#ready + 1] = name end
+  if #NEWS == 0 and #ready == 0 and not DUE then return '' end
+  return cmsgpack.pack({ NEWS, ready, DUE or false })
+end
+
+-- A verb gets (queue, args, keys) and returns a list; the news of the call is appended to it. The second argument
+-- names what `args` has after `now`, for readers and for the table in docs/valkey.md: X* is any number of X, and names in
+-- capitals are records of arguments.py.
+local function verb(name, _, run)
+  redis.register_function({
+    function_name = 'headrace_' .. name,
+    callback = function(keys, args)
+      NEWS, JOBS, QUEUES, TOUCHED, DUE, READY, BAD_NEWS = {}, {}, {}, {}, nil, {}, nil
+      NOW, NOW_TEXT = tonumber(args[1]), args[1]
+      local done, result = pcall(function()
+        local found = run(queue_of_key(keys[1]), args, keys) or {}
+        flush()
+        return found
+      end)
+      if not done then
+        if type(result) == 'table' and result.kind then return { '!', result.kind, result.text } end
+        return redis.error_reply('ERR headrace_' .. name .. ': ' .. (type(result) == 'table' and (result.err or '?') or tostring(result)))
+      end
+      result[#result + 1] = news_of_call()
+      return result
+    end,
+  })
+end

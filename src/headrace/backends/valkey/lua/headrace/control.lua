@@ -1,0 +1,410 @@
+-- What clients do to single jobs and whole queues: cancel, delay, promote, pause, drain, clean, limits, groups.
+
+do
+  local SLICE = 500
+
+  local function is_queued(job)
+    local state = word(job)
+    return state == 'waiting' or state == 'delayed'
+  end
+
+  local function is_unstarted(job)
+    return is_queued(job) or job.h.state == 'waiting-children'
+  end
+
+  local function withdraw(job)
+    tell('removed', job, { prev = word(job) })
+    announce(job.queue, 'removed', job.id)
+    remove(job)
+  end
+
+  local function active_job(queue, id)
+    local job = get(queue, id)
+    if job.h.state ~= 'active' then refuse('refused', 'Job is not active (current state: ' .. word(job) .. ')') end
+    return job
+  end
+
+  verb('cancel', 'id isForced', function(queue, args)
+    local job = get(queue, args[2], 'Job not found or cannot be cancelled')
+    if not is_unstarted(job) and not (args[3] == '1' and job.h.state == 'active') then
+      refuse('refused', 'Job not found or cannot be cancelled')
+    end
+    withdraw(job)
+  end)
+
+  verb('progress', 'id progress hasMessage message', function(queue, args)
+    local job = active_job(queue, args[2])
+    local past = history(job)
+    past.progress = tonumber(args[3])
+    if args[4] == '1' then past.message = args[5] end
+    put(job, 'progress', args[3])
+    put(job, 'hb', str(NOW))
+    put(job, 'lastActive', str(math.max(NOW, number(job, 'lastActive'))))
+    tell('progress', job, { progress = past.progress, action = past.message })
+    announce(queue, 'progress', job.id, 'data', args[3])
+  end)
+
+  local function replace_data(job, data, raw)
+    put(job, 'data', data)
+    put(job, 'hd', raw ~= '' and raw or nil)
+  end
+
+  verb('update', 'id data raw size', function(queue, args)
+    local job = find(queue, args[2])
+    if job and job.h.state == 'completed' then job = job.h.next and find(queue, job.h.next) or nil end
+    if not job or job.h.state == 'completed' or job.h.state == 'failed' then
+      refuse('refused', 'Job not found or cannot be updated')
+    end
+    replace_data(job, args[3], args[4])
+    tell('updated', job, { bytes = tonumber(args[5]) })
+  end)
+
+  verb('changePriority', 'id priority lifo', function(queue, args)
+    local job = get(queue, args[2], 'Job not found or not in queue')
+    if not is_queued(job) then refuse('refused', 'Job not found or not in queue') end
+    local is_delayed = job.h.state == 'delayed'
+    leave(job)
+    put(job, 'hp', args[3] ~= '0' and args[3] or nil)
+    if args[4] ~= '' then change_setting(job, 'lifo', args[4] == '1') end
+    if is_delayed then enter_delayed(job) else enter_waiting(job) end
+    announce(queue, 'priority-changed', job.id, 'priority', args[3])
+  end)
+
+  local function promote_now(job)
+    history(job)
+    put(job, 'run', str(NOW))
+    leave(job)
+    enter_waiting(job)
+    note(job, 'waiting')
+    tell('promoted', job)
+    announce(job.queue, 'promoted', job.id)
+  end
+
+  -- Those of the given jobs that are delayed; with one id a job that is not is an error.
+  verb('promote', 'mode id*', function(queue, args)
+    local promoted = 0
+    for i = 3, #args do
+      local job = find(queue, args[i])
+      if job and job.h.state == 'delayed' then
+        promote_now(job)
+        promoted = promoted + 1
+      elseif args[2] == 'one' then
+        refuse(job and 'refused' or 'not_found', 'Job not found or not delayed')
+      end
+    end
+    return { promoted }
+  end)
+
+  -- Put a job off. `change` also takes delayed jobs and has texts of its own.
+  verb('delay', 'mode id delayMs token', function(queue, args)
+    local is_change, wait = args[2] == 'change', tonumber(args[4])
+    local job = get(queue, args[3], is_change and 'Job not found or cannot change delay' or nil)
+    local state = word(job)
+    if state ~= 'active' and state ~= 'waiting' and not (is_change and state == 'delayed') then
+      refuse('refused', is_change and 'Job not found or cannot change delay' or 'Job is not active (current state: ' .. state .. ')')
+    end
+    check_token(job, args[5])
+    local token, was_active = job.h.tok, state == 'active'
+    history(job)
+    put(job, 'run', str(NOW + math.floor(wait)))
+    leave(job)
+    enter_queued(job)
+    if was_active then
+      end_lease(job, token, true)
+      put(job, 'processedOn', nil)
+    end
+    note(job, job.h.state)
+    tell('delayed', job, { delay = math.floor(wait) })
+    announce(queue, 'delay-changed', job.id, 'delay', args[4])
+  end)
+
+  verb('moveToWait', 'id token', function(queue, args)
+    local job = get(queue, args[2])
+    local state = word(job)
+    if state == 'active' then
+      check_token(job, args[3])
+      tell('released', job)
+      back_to_waiting(job)
+      forget_lease(job)
+    elseif state == 'delayed' then
+      promote_now(job)
+    elseif state == 'failed' then
+      revive_dead_letter(job)
+    elseif state ~= 'waiting' then
+      refuse('refused', "Cannot move job from state '" .. state .. "' to waiting")
+    end
+  end)
+
+  verb('moveToWaitingChildren', 'id token', function(queue, args)
+    local job = get(queue, args[2])
+    if job.h.state ~= 'active' then refuse('refused', 'Job is not active') end
+    check_token(job, args[3])
+    local ties, past, all, open = own_links(job), history(job), children(job), {}
+    past.pending = {}
+    ties.dependsOn = ties.dependsOn or {}
+    for _, child in ipairs(all) do
+      if child.h.state ~= 'completed' then
+        open[#open + 1] = child
+        wait_for(job, child)
+        if not contains(ties.dependsOn, child.id) then ties.dependsOn[#ties.dependsOn + 1] = child.id end
+      end
+    end
+    leave(job)
+    enter_blocked(job)
+    put(job, 'processedOn', nil)
+    note(job, 'waiting-children')
+    tell('waiting-children', job)
+    announce(queue, 'waiting-children', job.id)
+    hear_of_failures(open)
+    -- Without children yet it waits for the first one to be pushed; with all of them done it may go on.
+    if #all > 0 then after_drop(job) end
+  end)
+
+  verb('discard', 'id token', function(queue, args)
+    local job = get(queue, args[2])
+    if not is_unstarted(job) and job.h.state ~= 'active' then refuse('not_found', 'Job not found') end
+    check_token(job, args[3])
+    local token, was_active = job.h.tok, job.h.state == 'active'
+    tell('failed', job, { terminal = true, action = 'discard' })
+    note(job, 'failed')
+    bury_or_remove(job, 'unknown', nil, '0')
+    if was_active then end_lease(job, token, true) end
+  end)
+
+  -- -- families -----------------------------------------------------------------------------------------------------------
+
+  -- keys: meta of the child's queue, meta of the parent's queue
+  verb('updateParent', 'childId parentId data raw', function(queue, args, keys)
+    local home = queue_of_key(keys[2])
+    local child = get(queue, args[2], 'Child job not found: ' .. args[2])
+    local parent = get(home, args[3], 'Parent job not found: ' .. args[3])
+    if parent.h.state == 'completed' or parent.h.state == 'failed' then
+      refuse('refused', 'Parent job ' .. parent.id .. ' is not linkable')
+    end
+    local known = links(child).parentId
+    if known and known ~= 'pending' and known ~= parent.id then
+      refuse('refused', 'Child job ' .. child.id .. ' already belongs to parent ' .. known)
+    end
+    own_links(child).parentId = parent.id
+    if args[4] ~= '' or args[5] ~= '' then replace_data(child, args[4], args[5]) end
+    adopt_child(child, parent)
+    hear_of_failures({ child })
+  end)
+
+  verb('removeChildDependency', 'childId', function(queue, args, keys)
+    local child = get(queue, args[2], 'Job not found: ' .. args[2])
+    local parent_id = links(child).parentId
+    if not parent_id then refuse('refused', 'Job ' .. child.id .. ' has no parent') end
+    local parent, removed = find(queue_of_key(keys[2]), parent_id), false
+    if parent then
+      removed = cut_tie(parent, child)
+      after_drop(parent)
+    end
+    own_links(child).parentId = nil
+    return { removed and 1 or 0 }
+  end)
+
+  verb('removeUnprocessedChildren', 'parentId', function(queue, args)
+    local parent = get(queue, args[2])
+    for _, child in ipairs(children(parent)) do
+      if is_unstarted(child) then
+        cut_tie(parent, child)
+        withdraw(child)
+      end
+    end
+    after_drop(parent)
+  end)
+
+  -- -- unique keys --------------------------------------------------------------------------------------------------------
+
+  local function take_key_away(job)
+    if not release_key(job) then return false end
+    history(job).key_released = true
+    return true
+  end
+
+  verb('removeUniqueKey', 'key', function(queue, args)
+    local holder = key_holder(queue, args[2])
+    local job = holder and find(queue, holder.id)
+    return { job and take_key_away(job) and 1 or 0 }
+  end)
+
+  verb('removeJobUniqueKey', 'id', function(queue, args)
+    local job = find(queue, args[2])
+    return { job and take_key_away(job) and 1 or 0 }
+  end)
+
+  verb('uniqueKeyOwner', 'key', function(queue, args)
+    local holder = living_holder(queue, args[2])
+    return { holder and holder.id or '' }
+  end)
+
+  -- -- one queue ----------------------------------------------------------------------------------------------------------
+
+  verb('setPaused', 'paused', function(queue, args)
+    local wanted = args[2]
+    if (meta(queue).paused or '0') == wanted then return end
+    meta(queue).paused = wanted
+    call('HSET', queue.p .. ':meta', 'paused', wanted)
+    local kind = wanted == '1' and 'paused' or 'resumed'
+    tell_queue(kind, queue)
+    announce(queue, kind, '0')
+    wake(queue)
+  end)
+
+  -- Fields of the queue's meta and their values; an empty value removes the field. Buckets begin anew.
+  verb('setMeta', '(field value)*', function(queue, args)
+    for i = 2, #args - 1, 2 do
+      if args[i + 1] == '' then
+        call('HDEL', queue.p .. ':meta', args[i])
+      else
+        call('HSET', queue.p .. ':meta', args[i], args[i + 1])
+      end
+      if args[i] == 'rateLimitMax' then call('HDEL', queue.p .. ':hr:buckets', '') end
+      if args[i] == 'hrLimitUntil' and args[i + 1] ~= '' then due_at(tonumber(args[i + 1])) end
+    end
+    queue.meta = nil
+    wake(queue)
+  end)
+
+  -- Until when somebody waits at a broker: for jobs (hrParked) or for the end of one (hrAwaited).
+  verb('announceWaiting', 'field untilMs', function(queue, args)
+    local known = tonumber(meta(queue)[args[2]] or '') or 0
+    if tonumber(args[3]) > known then call('HSET', queue.p .. ':meta', args[2], args[3]) end
+  end)
+
+  -- After hrStall or hrDlq changed: active jobs are looked at anew, dead letters planned anew.
+  verb('setStalls', 'config', function(queue, args)
+    call('HSET', queue.p .. ':meta', 'hrStall', args[2])
+    queue.meta = nil
+    for _, id in ipairs(call('ZRANGE', queue.p .. ':hr:active', 0, SLICE - 1)) do
+      local job = find(queue, id)
+      if job and job.h.hb then watch(job) end
+    end
+  end)
+
+  verb('setDeadLetters', 'config', function(queue, args)
+    call('HSET', queue.p .. ':meta', 'hrDlq', args[2])
+    queue.meta = nil
+    local set = dlq_config(queue)
+    for _, id in ipairs(call('ZRANGE', queue.p .. ':failed', 0, -1)) do
+      local job = find(queue, id)
+      local burial = job and job.h.hh and history(job).burial
+      if burial then
+        burial.expires_at = set.maxAge and burial.entered_at + set.maxAge or nil
+        plan_auto_retry(burial, set)
+        watch_burial(job)
+      end
+    end
+  end)
+
+  verb('limits', '', function(queue)
+    local m = meta(queue)
+    local bucket = queue_bucket(queue)
+    local ttl = -2
+    if bucket then
+      local ends = tonumber(m.hrLimitUntil)
+      ttl = ends and math.max(0, ends - NOW) or bucket_wait(bucket) or 0
+    end
+    local concurrency = m.hrHold and 0 or tonumber(m.globalConcurrency)
+    return { bucket and m.rateLimitMax or '', bucket and m.rateLimitDuration or '', bucket and m.hrLimitUntil or '', str(ttl), concurrency and str(concurrency) or '', concurrency and active_count(queue) >= concurrency and 1 or 0 }
+  end)
+
+  -- Remove the given jobs while they are in one of the given states (comma list, or `any`); ids of those removed.
+  verb('remove', 'states isTold id*', function(queue, args)
+    local states, is_told, removed = args[2], args[3] == '1', {}
+    for i = 4, #args do
+      local job = find(queue, args[i])
+      if job and (states == 'any' or string.find(',' .. states .. ',', ',' .. word(job) .. ',', 1, true)) then
+        if is_told then tell('removed', job, { prev = word(job) }) end
+        remove(job)
+        removed[#removed + 1] = job.id
+      end
+    end
+    return { removed }
+  end)
+
+  -- The end of a drain or clean: `drained` or `cleaned`, and how many went.
+  verb('announce', 'event count', function(queue, args)
+    announce(queue, args[2], args[3])
+    if args[2] == 'drained' then tell_queue('drained', queue, { bytes = tonumber(args[3]) }) end
+    if args[2] == 'obliterated' then tell_queue('obliterated', queue, { bytes = tonumber(args[3]) }) end
+  end)
+
+  -- -- groups -------------------------------------------------------------------------------------------------------------
+
+  -- Change one setting of a group: `concurrency`, `paused`, or `max` with `duration`. Whether it was set before.
+  verb('setGroup', 'group (setting value)*', function(queue, args)
+    local group, set = args[2], group_config(queue, args[2])
+    local had = set[args[3]] ~= nil
+    for i = 3, #args - 1, 2 do
+      local value = args[i + 1]
+      if value == '' then set[args[i]] = nil elseif args[i] == 'paused' then set.paused = true else set[args[i]] = tonumber(value) end
+    end
+    if next(set) == nil then
+      call('HDEL', queue.p .. ':hr:group-config', group)
+    else
+      call('HSET', queue.p .. ':hr:group-config', group, cjson.encode(set))
+    end
+    wake(queue)
+    return { had and 1 or 0 }
+  end)
+
+  verb('holdGroup', 'group durationMs', function(queue, args)
+    local ends = NOW + math.floor(tonumber(args[3]))
+    call('HSET', queue.p .. ':hr:held', args[2], str(ends))
+    join_turn(queue, args[2])
+    due_at(ends)
+  end)
+
+  verb('groupWait', 'group', function(queue, args)
+    local set, wait = group_config(queue, args[2]), held_until(queue, args[2]) - NOW
+    local text = call('HGET', queue.p .. ':hr:buckets', 'group ' .. args[2])
+    if text then
+      local max, duration = string.match(text, '^%S+ %S+ (%S+) (%S+)$')
+      wait = math.max(wait, bucket_wait(read_bucket(queue, 'group ' .. args[2], tonumber(max), tonumber(duration))) or 0)
+    end
+    return { str(wait > 0 and wait or -2) }
+  end)
+
+  -- -- counts -------------------------------------------------------------------------------------------------------------
+
+  verb('counts', '', function(queue)
+    promote_due(queue)
+    flush()
+    local p = queue.p
+    local done, pending = pcall(call, 'XPENDING', p .. ':stream', GROUP)
+    local in_stream = done and type(pending) == 'table' and tonumber(pending[1]) or 0
+    local prioritized = call('ZLEXCOUNT', p .. ':hr:ready', '-', '(05000000')
+    local listed = call('ZCOUNT', p .. ':scheduled', str(BAND), '+inf')
+    return {
+      {
+        call('XLEN', p .. ':stream') - in_stream + call('LLEN', p .. ':lifo') + call('LLEN', p .. ':priority') + call('ZCARD', p .. ':hr:ready') + listed + call('SCARD', p .. ':hr:parked'),
+        call('ZCARD', p .. ':scheduled') - listed + call('ZCARD', p .. ':hr:delayed'),
+        in_stream + (tonumber(call('GET', p .. ':list-active')) or 0),
+        call('ZCARD', p .. ':completed'),
+        call('ZCARD', p .. ':failed'),
+        call('SCARD', p .. ':hr:blocked'),
+        prioritized + listed,
+        meta(queue).paused == '1' and 1 or 0,
+        meta(queue).hrHold and 0 or tonumber(meta(queue).globalConcurrency) or -1,
+      },
+    }
+  end)
+
+  verb('log', 'id line', function(queue, args)
+    get(queue, args[2])
+    call('RPUSH', queue.p .. ':log:' .. args[2], args[3])
+    local keep = tonumber(settings(get(queue, args[2])).keepLogs) or 100
+    call('LTRIM', queue.p .. ':log:' .. args[2], -math.max(1, math.min(keep, 100)), -1)
+    if keep == 0 then call('UNLINK', queue.p .. ':log:' .. args[2]) end
+  end)
+
+  redis.register_function({
+    function_name = 'headrace_version',
+    flags = { 'no-writes' },
+    callback = function()
+      return VERSION
+    end,
+  })
+end

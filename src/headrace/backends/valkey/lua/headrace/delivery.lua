@@ -1,0 +1,610 @@
+-- How jobs go out and come back unfinished: claim, leases, release, and what time does to both.
+
+local promote_due, watch, back_to_waiting
+do
+  local PROMOTE_SLICE = 1000
+  local STALL_DEFAULTS = { enabled = true, stallInterval = 30000, maxStalls = 3, gracePeriod = 5000 }
+  local NODE_LOCK = 30000 -- after this silence a Node worker takes a job for abandoned
+
+  -- -- promoting ----------------------------------------------------------------------------------------------------------
+
+  local function promote_one(job)
+    leave(job)
+    enter_waiting(job)
+    tell('promoted', job)
+    announce(job.queue, 'promoted', job.id)
+  end
+
+  local function earlier(a, b)
+    local left, right = run_at(a), run_at(b)
+    if left ~= right then return left < right end
+    return birth(a) < birth(b)
+  end
+
+  -- Jobs whose time has come, in the order of their time.
+  function promote_due(queue)
+    local due = {}
+    for _, key in ipairs({ ':scheduled', ':hr:delayed' }) do
+      for _, id in ipairs(call('ZRANGEBYSCORE', queue.p .. key, '-inf', str(NOW), 'LIMIT', 0, PROMOTE_SLICE)) do
+        local job = find(queue, id)
+        if job then due[#due + 1] = job else call('ZREM', queue.p .. key, id) end
+      end
+    end
+    if #due > 1 then table.sort(due, earlier) end
+    for _, job in ipairs(due) do promote_one(job) end
+  end
+
+  -- -- leases -------------------------------------------------------------------------------------------------------------
+
+  local function stall_config(queue)
+    return config(queue, 'hrStall') or STALL_DEFAULTS
+  end
+
+  -- When silence counts as a stall. A valid lease protects its holder, unless stalls were asked for by name.
+  local function stall_at(job)
+    local set = stall_config(job.queue)
+    if not set.enabled then return nil end
+    local is_asked = settings(job).stallTimeout or meta(job.queue).hrStall
+    if job.h.tok and not is_asked then return nil end
+    local silence = settings(job).stallTimeout or set.stallInterval
+    return math.max(number(job, 'hb') + math.floor(silence), number(job, 'processedOn') + math.floor(set.gracePeriod))
+  end
+
+  -- When an active job must be looked at: end of lease, timeout or stall, whichever is first.
+  local function next_look(job)
+    local look
+    for _, at in ipairs({ job.h.tok and number(job, 'until') or false, tonumber(job.h.tmo) or false, stall_at(job) or false }) do
+      if at and (not look or at < look) then look = at end
+    end
+    return look or number(job, 'hb') + 3600000
+  end
+
+  function watch(job)
+    local look = next_look(job)
+    call('ZADD', job.queue.p .. ':hr:active', str(look), job.id)
+    due_at(look)
+  end
+
+  -- -- claiming -----------------------------------------------------------------------------------------------------------
+
+  local function read_group(queue, consumer, count)
+    local stream = queue.p .. ':stream'
+    local reply = redis.pcall('XREADGROUP', 'GROUP', GROUP, consumer, 'COUNT', count, 'STREAMS', stream, '>')
+    if reply and reply.err then
+      call('XGROUP', 'CREATE', stream, GROUP, '0', 'MKSTREAM')
+      reply = call('XREADGROUP', 'GROUP', GROUP, consumer, 'COUNT', count, 'STREAMS', stream, '>')
+    end
+    return reply and reply[1] and reply[1][2] or {}
+  end
+
+  local function field_of(entry, name)
+    for i = 1, #entry[2], 2 do
+      if entry[2][i] == name then return entry[2][i + 1] end
+    end
+  end
+
+  -- The oldest entry that nobody has taken: where it stands in time.
+  local function stream_head(queue)
+    local stream = queue.p .. ':stream'
+    local after = '0-0'
+    local groups = redis.pcall('XINFO', 'GROUPS', stream)
+    if groups.err then return nil end
+    for _, group in ipairs(groups) do
+      local info = {}
+      for i = 1, #group, 2 do info[group[i]] = group[i + 1] end
+      if info.name == GROUP then after = info['last-delivered-id'] end
+    end
+    local entry = call('XRANGE', stream, '(' .. after, '+', 'COUNT', 1)[1]
+    if not entry then return nil end
+    return field_of(entry, 'at') or place_in_time(tonumber(string.match(entry[1], '^%d+')), string.rep('0', 36))
+  end
+
+  local function take_entry(queue, entry)
+    local id = field_of(entry, 'jobId')
+    local job = id and find(queue, id)
+    if not job or job.h.state ~= 'waiting' then
+      -- Removed by somebody who left the entry behind, or moved on since.
+      call('XACK', queue.p .. ':stream', GROUP, entry[1])
+      call('XDEL', queue.p .. ':stream', entry[1])
+      return nil
+    end
+    job.h.entry = entry[1]
+    job.source = 's'
+    return job
+  end
+
+  local function take_ready(queue, head)
+    local job = find(queue, string.sub(head, RANK + 1))
+    if not job or job.h.state ~= 'waiting' then
+      call('ZREM', queue.p .. ':hr:ready', head)
+      return nil
+    end
+    leave_ready(job)
+    job.source = 'z'
+    return job
+  end
+
+  -- Jobs that Node producers gave a glide-mq priority: the lowest number first, the oldest within it.
+  local function take_prioritized(queue)
+    local id = call('RPOP', queue.p .. ':priority')
+    local from = BAND
+    while not id do
+      local head = call('ZRANGEBYSCORE', queue.p .. ':scheduled', str(from), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
+      if not head[1] then return nil end
+      local band = math.floor(tonumber(head[2]) / BAND)
+      local due = call('ZRANGEBYSCORE', queue.p .. ':scheduled', str(band * BAND), str(band * BAND + NOW), 'LIMIT', 0, 64)
+      table.sort(due, function(a, b) return (tonumber(a) or 0) < (tonumber(b) or 0) end)
+      id = due[1]
+      if id then call('ZREM', queue.p .. ':scheduled', id) end
+      from = (band + 1) * BAND
+    end
+    return find(queue, id)
+  end
+
+  local function take_lifo(queue)
+    local id = call('RPOP', queue.p .. ':lifo')
+    return id and find(queue, id) or nil
+  end
+
+  local function from_list(job)
+    if job then job.source = 'l' end
+    return job
+  end
+
+  -- The next job of a queue in its own order: our priorities above 0, glide-mq's, LIFO, FIFO, then negative ones.
+  -- Returns the job, or false when a stale entry was dropped and the caller should ask again, or nil.
+  local function next_job(queue, consumer)
+    local head = call('ZRANGE', queue.p .. ':hr:ready', 0, 0)[1]
+    if head and string.sub(head, 1, 8) < '05000000' then return take_ready(queue, head) or false end
+    local listed = from_list(take_prioritized(queue))
+    if listed then return listed end
+    if head and string.sub(head, 1, 9) == '050000000' then return take_ready(queue, head) or false end
+    listed = from_list(take_lifo(queue))
+    if listed then return listed end
+    if head then
+      local first = stream_head(queue)
+      local is_fifo = string.sub(head, 1, 9) == FIFO
+      if not first or (is_fifo and string.sub(head, 10, RANK) < first) then return take_ready(queue, head) or false end
+    end
+    local entry = read_group(queue, consumer, 1)[1]
+    if not entry then return nil end
+    return take_entry(queue, entry) or false
+  end
+
+  -- -- groups in turn -----------------------------------------------------------------------------------------------------
+
+  local function take_of_group(queue, group, demand)
+    local head = call('ZRANGE', group_key(queue, group), 0, 0)[1]
+    if not head then
+      if held_until(queue, group) <= NOW then call('ZREM', queue.p .. ':hr:turn', group) end
+      return nil
+    end
+    if not group_may_run(queue, group, demand) then return nil end
+    return take_ready(queue, head) or false
+  end
+
+  local function next_ungrouped(queue, consumer)
+    local head = call('ZRANGE', group_key(queue, nil), 0, 0)[1]
+    local first = stream_head(queue)
+    if head and (not first or string.sub(head, 1, 9) < FIFO or (string.sub(head, 1, 9) == FIFO and string.sub(head, 10, RANK) < first)) then
+      return take_ready(queue, head) or false
+    end
+    local entry = first and read_group(queue, consumer, 1)[1]
+    if not entry then return nil end
+    return take_entry(queue, entry) or false
+  end
+
+  -- Ungrouped jobs first, then one job of each group in turn, within the limits of the groups.
+  local function next_of_groups(queue, consumer, demand)
+    if type(demand.affinity) == 'string' then return take_of_group(queue, demand.affinity, demand) end
+    local job = next_ungrouped(queue, consumer)
+    if job ~= nil or demand.isUngrouped then return job end
+    for _, group in ipairs(call('ZRANGE', queue.p .. ':hr:turn', 0, -1)) do
+      call('ZADD', queue.p .. ':hr:turn', 'XX', call('HINCRBY', queue.p .. ':hr:count', 'turn', 1), group)
+      job = take_of_group(queue, group, demand)
+      if job ~= nil then return job end
+    end
+    return nil
+  end
+
+  -- -- handing out --------------------------------------------------------------------------------------------------------
+
+  local function expire(job)
+    if is_ours(job) then
+      tell('expired', job)
+      announce(job.queue, 'expired', job.id)
+      remove(job)
+      return
+    end
+    job.h.state = job.h.state or 'waiting'
+    leave_hole(job)
+    leave(job)
+    enter_finished(job, 'failed')
+    put(job, 'failedReason', 'expired')
+    tell('expired', job)
+    announce(job.queue, 'expired', job.id)
+  end
+
+  local function is_expired(job)
+    local ttl = is_ours(job) and settings(job).ttl
+    if ttl then return NOW > number(job, 'timestamp') + ttl end
+    local ends = number(job, 'expireAt')
+    return ends > 0 and NOW >= ends
+  end
+
+  local function fail_for_good(job, text)
+    tell('failed', job, { error = text, terminal = true })
+    note(job, 'failed', { error = text })
+    bury_or_remove(job, 'unknown', text)
+  end
+
+  -- Lease one job to who asked.
+  local function hand_out(job, demand, nth)
+    local queue = job.queue
+    if job.source ~= 's' then call('INCR', queue.p .. ':list-active') end
+    if job.h.rank then put(job, 'rank', nil) end
+    put(job, 'state', 'active')
+    put(job, 'entry', job.h.entry)
+    put(job, 'processedOn', str(NOW))
+    put(job, 'hb', str(NOW))
+    put(job, 'lastActive', str(math.max(NOW, NOW + demand.lease - NODE_LOCK)))
+    put(job, 'len', str(demand.lease))
+    put(job, 'until', str(NOW + demand.lease))
+    put(job, 'ser', demand.broker .. ':' .. str(demand.serial + nth))
+    if demand.owner then
+      put(job, 'own', demand.owner)
+      put(job, 'tok', nth == 1 and demand.token or demand.token .. ':' .. nth)
+    end
+    local timeout = settings(job).timeout
+    if timeout and timeout > 0 then put(job, 'tmo', str(NOW + math.floor(timeout))) end
+    forget_lease(job)
+    if job.h.hg then call('HINCRBY', queue.p .. ':hr:groups-active', job.h.hg, 1) end
+    if has_history(job) then note(job, 'active', { worker = demand.owner }) end
+    watch(job)
+    write(job)
+    local flat = {}
+    for field, value in pairs(job.h) do
+      flat[#flat + 1] = field
+      flat[#flat + 1] = value
+    end
+    return flat
+  end
+
+  -- Whether a job that was taken may run; else it is gone, parked or failed.
+  local function may_start(job)
+    if job.h.revoked == '1' then
+      step_back(job)
+      job.h.state = 'waiting'
+      fail_for_good(job, 'revoked')
+      return false
+    end
+    if is_expired(job) then
+      step_back(job)
+      expire(job)
+      return false
+    end
+    return pass_gates(job, fail_for_good) and true or false
+  end
+
+  -- With one of these a job is not plain: it has settings, a past, a group, or an end.
+  local NOT_PLAIN = { hs = 1, hh = 1, hg = 1, groupKey = 1, orderingKey = 1, revoked = 1, expireAt = 1, rank = 1 }
+
+  -- `hand_out` spelled out for what nearly every claim finds: a plain job of ours in the stream. nil for any other job.
+  local function hand_out_plain(queue, entry, demand, nth)
+    local id = field_of(entry, 'jobId')
+    local key = queue.p .. ':job:' .. id
+    local flat = call('HGETALL', key)
+    local ours, state = false, nil
+    for i = 1, #flat, 2 do
+      local field = flat[i]
+      if NOT_PLAIN[field] then return nil end
+      if field == 'hv' then ours = true elseif field == 'state' then state = flat[i + 1] end
+    end
+    if not ours or state ~= 'waiting' then return nil end
+    local now, ends = NOW_TEXT, demand.ends
+    local alive = demand.lease > NODE_LOCK and str(NOW + demand.lease - NODE_LOCK) or now
+    local changes = { 'state', 'active', 'entry', entry[1], 'processedOn', now, 'hb', now, 'lastActive', alive, 'len', demand.len, 'until', ends, 'ser', demand.broker .. ':' .. (demand.serial + nth) }
+    local look = ends
+    if not demand.owner then look = str(NOW + STALL_DEFAULTS.stallInterval) end
+    if demand.owner then
+      changes[17], changes[18], changes[19] = 'own', demand.owner, 'tok'
+      changes[20] = nth == 1 and demand.token or demand.token .. ':' .. nth
+    end
+    call('HSET', key, unpack(changes))
+    call('ZADD', queue.p .. ':hr:active', look, id) -- the client knows when that is, and looks then
+    local size = #flat
+    for i = 1, #changes do flat[size + i] = changes[i] end -- whoever reads pairs takes the last of each
+    return flat
+  end
+
+  -- Whether there is nothing but the stream, as in most queues most of the time: one question instead of eight.
+  local function has_only_stream(queue)
+    local p = queue.p
+    return call('EXISTS', p .. ':scheduled', p .. ':hr:ready', p .. ':hr:delayed', p .. ':priority', p .. ':lifo', p .. ':ratelimited') == 0
+  end
+
+  -- Whether no job that is ready has a place before those in the stream: then one read gets them all.
+  local function is_stream_next(queue)
+    if call('EXISTS', queue.p .. ':hr:ready', queue.p .. ':priority', queue.p .. ':lifo') > 0 then return false end
+    return call('ZCOUNT', queue.p .. ':scheduled', str(BAND), '+inf') == 0
+  end
+
+  -- Somebody goes without: when the next delayed job is due, whoever pushed it.
+  local function next_job_due(queue)
+    for _, key in ipairs({ ':scheduled', ':hr:delayed' }) do
+      local at = tonumber(call('ZRANGE', queue.p .. key, 0, 0, 'WITHSCORES')[2])
+      if at and at < BAND then due_at(at) end
+    end
+  end
+
+  local function claim(queue, args)
+    local demand = {
+      count = tonumber(args[2]),
+      broker = args[3],
+      owner = args[4] ~= '' and args[4] or nil,
+      token = args[5],
+      serial = tonumber(args[6]),
+      lease = tonumber(args[7]),
+      len = args[7],
+      ends = str(NOW + tonumber(args[7])),
+      group = args[8] ~= '' and cjson.decode(args[8]) or nil,
+    }
+    local only_stream = has_only_stream(queue)
+    if not only_stream then
+      promote_due(queue)
+      promote_rate_limited(queue)
+    end
+    if meta(queue).paused == '1' then return { {} } end
+    local wanted, bucket = room(queue, demand.count)
+    local claims, nth = {}, 0
+    local function give(job)
+      if not may_start(job) then return end
+      nth = nth + 1
+      claims[nth] = hand_out(job, demand, nth)
+    end
+    if not demand.group and wanted > 0 and (only_stream or is_stream_next(queue)) then
+      local may_be_plain = not meta(queue).hrStall
+      for _, entry in ipairs(read_group(queue, demand.broker, wanted)) do
+        local plain = may_be_plain and hand_out_plain(queue, entry, demand, nth + 1)
+        local job = not plain and take_entry(queue, entry)
+        if plain then
+          nth = nth + 1
+          claims[nth] = plain
+        elseif job then
+          give(job)
+        end
+      end
+    else
+      while nth < wanted do
+        local job
+        if demand.group then job = next_of_groups(queue, demand.broker, demand.group) else job = next_job(queue, demand.broker) end
+        if job == nil then break end
+        if job then give(job) end
+      end
+    end
+    if bucket and nth > 0 then
+      bucket.tokens = math.max(0, bucket.tokens - nth)
+      save_bucket(queue, bucket)
+    end
+    if nth < demand.count and not only_stream then next_job_due(queue) end
+    return { claims }
+  end
+
+  verb('claim', 'count broker owner token serial leaseMs group', claim)
+
+  -- -- giving back --------------------------------------------------------------------------------------------------------
+
+  -- In front of what came after it, with no attempt counted.
+  function back_to_waiting(job)
+    leave(job)
+    put(job, 'processedOn', nil)
+    enter_waiting(job)
+  end
+
+  local function release(queue, args)
+    for i = 2, #args - 1, 2 do
+      local job = find(queue, args[i])
+      if job and job.h.state == 'active' and job.h.ser == args[i + 1] then
+        tell('released', job, { worker = job.h.own })
+        back_to_waiting(job)
+        forget_lease(job)
+      end
+    end
+  end
+
+  verb('release', '(id serial)*', release)
+
+  -- Give back what is leased to `owner` now, but for the ids in `keep`. One call, so that a claim that the same owner
+  -- sends right behind it is not taken for an old one.
+  local function release_leases(queue, args)
+    local owner, keep, released = args[2], {}, {}
+    for i = 3, #args do keep[args[i]] = true end
+    for _, id in ipairs(call('ZRANGE', queue.p .. ':hr:active', 0, -1)) do
+      if not keep[id] and call('HGET', queue.p .. ':job:' .. id, 'own') == owner then
+        local job = find(queue, id)
+        if job.h.state == 'active' then
+          tell('released', job, { worker = owner })
+          back_to_waiting(job)
+          forget_lease(job)
+          released[#released + 1] = id
+        end
+      end
+    end
+    return { #released }
+  end
+
+  verb('releaseLeases', 'owner id*', release_leases)
+
+  -- Renew leases or note heartbeats: per job its id, token, duration (or empty) and 1 to renew without a token.
+  local function extend(queue, args)
+    local renewed = {}
+    for i = 2, #args - 3, 4 do
+      local job, token, duration = find(queue, args[i]), args[i + 1], tonumber(args[i + 2])
+      local is_ok = job and job.h.state == 'active' and job.h.hb and (token == '' or job.h.tok == token)
+      if is_ok and job.h.revoked == '1' then
+        fail_for_good(job, 'revoked') -- who holds it learns it from this answer
+        is_ok = false
+      end
+      renewed[#renewed + 1] = is_ok and 1 or 0
+      if is_ok then
+        put(job, 'hb', str(NOW))
+        put(job, 'lastActive', str(NOW))
+        if token ~= '' or args[i + 3] == '1' then
+          if duration then put(job, 'len', str(math.floor(duration))) end
+          put(job, 'until', str(NOW + number(job, 'len')))
+          put(job, 'lastActive', str(math.max(NOW, NOW + number(job, 'len') - NODE_LOCK)))
+        end
+        watch(job)
+      end
+    end
+    return { renewed }
+  end
+
+  verb('extend', 'Renewal*', extend)
+
+  -- -- what time does -----------------------------------------------------------------------------------------------------
+
+  local function tell_stall(job, is_last)
+    tell('stalled', job, { stalls = number(job, 'stalledCount'), worker = job.h.own, action = is_last and 'dlq' or 'retry' })
+    announce(job.queue, 'stalled', job.id)
+  end
+
+  -- The holder did not renew in time: hand the job to somebody else, without backoff.
+  local function expire_lease(job)
+    put(job, 'stalledCount', str(number(job, 'stalledCount') + 1))
+    local attempts, token = number(job, 'attemptsMade') + 1, job.h.tok
+    local is_last = attempts >= settings(job).maxAttempts
+    tell_stall(job, is_last)
+    if is_last then
+      end_attempt(job, 'Lock expired at max attempts (' .. attempts .. ')', 'stalled', 0, true)
+      return
+    end
+    put(job, 'attemptsMade', str(attempts))
+    note(job, 'waiting', { error = 'lock expired', attempt = attempts + 1 })
+    back_to_waiting(job)
+    end_lease(job, token, false)
+  end
+
+  local function stall(job, luck)
+    put(job, 'stalledCount', str(number(job, 'stalledCount') + 1))
+    local stalls, attempts = number(job, 'stalledCount'), number(job, 'attemptsMade') + 1
+    local is_hopeless = stalls >= stall_config(job.queue).maxStalls
+    local is_last = attempts >= settings(job).maxAttempts
+    tell_stall(job, is_hopeless or is_last)
+    if is_hopeless then
+      end_attempt(job, 'Job stalled ' .. stalls .. ' times', 'stalled', luck, true)
+    elseif is_last then
+      end_attempt(job, 'Job stalled at max attempts (' .. attempts .. ')', 'max_attempts_exceeded', luck, true)
+    else
+      end_attempt(job, 'stalled', 'stalled', luck)
+    end
+  end
+
+  local function look_at(job, luck)
+    local stalls_at = stall_at(job)
+    if job.h.tmo and number(job, 'tmo') <= NOW then
+      end_attempt(job, 'Job timeout exceeded', 'timeout', luck)
+    elseif job.h.tok and number(job, 'until') <= NOW then
+      expire_lease(job)
+    elseif stalls_at and stalls_at <= NOW then
+      stall(job, luck)
+    else
+      watch(job)
+    end
+  end
+
+  local function tend_active(queue, luck)
+    for _, id in ipairs(call('ZRANGEBYSCORE', queue.p .. ':hr:active', '-inf', str(NOW), 'LIMIT', 0, PROMOTE_SLICE)) do
+      local job = find(queue, id)
+      if job and job.h.state == 'active' and job.h.hb then look_at(job, luck) else call('ZREM', queue.p .. ':hr:active', id) end
+    end
+  end
+
+  local function tend_dead_letters(queue)
+    for _, id in ipairs(call('ZRANGEBYSCORE', queue.p .. ':hr:burials', '-inf', str(NOW), 'LIMIT', 0, PROMOTE_SLICE)) do
+      local job = find(queue, id)
+      local burial = job and job.h.state == 'failed' and job.h.hh and history(job).burial
+      if not burial then
+        call('ZREM', queue.p .. ':hr:burials', id)
+      elseif burial.expires_at and burial.expires_at <= NOW then
+        tell('removed', job, { prev = 'failed' })
+        remove(job)
+      elseif burial.next_retry_at and burial.next_retry_at <= NOW then
+        if not revive_dead_letter(job) then
+          burial.next_retry_at = NOW + math.floor(dlq_config(queue).autoRetryInterval)
+          watch_burial(job)
+        end
+      else
+        watch_burial(job)
+      end
+    end
+  end
+
+  local function expire_rate_limit(queue)
+    local ends = tonumber(meta(queue).hrLimitUntil)
+    if not ends then return end
+    if ends > NOW then
+      due_at(ends)
+      return
+    end
+    call('HDEL', queue.p .. ':meta', 'rateLimitMax', 'rateLimitDuration', 'hrLimitUntil')
+    call('HDEL', queue.p .. ':hr:buckets', '')
+    wake(queue)
+  end
+
+  -- The earliest moment at which the queue needs a sweep.
+  local function next_due(queue)
+    for _, key in ipairs({ ':scheduled', ':hr:delayed', ':hr:active', ':hr:burials', ':ratelimited' }) do
+      local head = call('ZRANGE', queue.p .. key, 0, 0, 'WITHSCORES')
+      local at = tonumber(head[2])
+      if at and at < BAND then due_at(at) end
+    end
+  end
+
+  -- Do what time demands of one queue; the ids whose lookup keys may go.
+  local function sweep(queue, args)
+    local luck = tonumber(args[2])
+    promote_due(queue)
+    promote_rate_limited(queue)
+    tend_active(queue, luck)
+    tend_dead_letters(queue)
+    expire_rate_limit(queue)
+    flush()
+    next_due(queue)
+    return { call('LRANGE', queue.p .. ':hr:gone', 0, 99) }
+  end
+
+  verb('sweep', 'luck', sweep)
+
+  -- Jobs that somebody else (a Node worker) took and gave no sign of life: through the stream's pending entries, following
+  -- the cursor. Ours have leases and are left to `sweep`.
+  local function reclaim(queue, args)
+    local idle, most, cursor = args[2], tonumber(args[3]), args[4]
+    local reply = redis.pcall('XAUTOCLAIM', queue.p .. ':stream', GROUP, args[5], idle, cursor, 'COUNT', 100)
+    if reply.err then return { '0-0', 0 } end
+    local touched = 0
+    for _, entry in ipairs(reply[2]) do
+      local job = find(queue, field_of(entry, 'jobId') or '')
+      if not job then
+        call('XACK', queue.p .. ':stream', GROUP, entry[1])
+        call('XDEL', queue.p .. ':stream', entry[1])
+      elseif not job.h.hb and NOW - number(job, 'lastActive') >= (settings(job).lockDuration or tonumber(idle)) then
+        touched = touched + 1
+        put(job, 'entry', entry[1])
+        put(job, 'stalledCount', str(number(job, 'stalledCount') + 1))
+        job.h.state = 'active'
+        if number(job, 'stalledCount') > most then
+          tell_stall(job, true)
+          fail_for_good(job, 'job stalled more than maxStalledCount')
+        else
+          tell_stall(job, false)
+          put(job, 'lastActive', nil)
+          back_to_waiting(job)
+        end
+      end
+    end
+    return { reply[1], touched }
+  end
+
+  verb('reclaim', 'idleMs maxStalls cursor broker', reclaim)
+end

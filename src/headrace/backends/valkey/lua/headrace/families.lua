@@ -1,0 +1,256 @@
+-- Who waits for whom. A waiting job knows what is pending in its history; hr:dependents:<id> lists those who wait for a
+-- job, as `<queue prefix> <job id>`. Families may span queues (not in a cluster, where the client refuses them).
+
+local contains, wait_for, unblock, after_drop, child_done, bury_or_remove, child_failed, hear_of_failures,
+  adopt_child, children, cut_tie
+do
+  local function dependents_key(job_or_queue, id)
+    return job_or_queue.p .. ':hr:dependents:' .. id
+  end
+
+  local function member(job)
+    return job.queue.p .. ' ' .. job.id
+  end
+
+  local function by_member(text)
+    local prefix, id = string.match(text, '^(%S+) (.*)$')
+    return prefix and find(queue_at(prefix), id) or nil
+  end
+
+  local function waiting_for(job)
+    if not job.h.dep then return {} end
+    return call('LRANGE', dependents_key(job.queue, job.id), 0, -1)
+  end
+
+  local function remove_value(list, value)
+    for i, one in ipairs(list or {}) do
+      if one == value then
+        table.remove(list, i)
+        return true
+      end
+    end
+    return false
+  end
+
+  function contains(list, value)
+    for _, one in ipairs(list or {}) do
+      if one == value then return true end
+    end
+    return false
+  end
+
+  -- Where a pending dependency of `job` is: the prefix of its queue is remembered beside its id.
+  local function home_of(job, id)
+    local homes = history(job).homes
+    return queue_at(homes and homes[id] or job.queue.p)
+  end
+
+  function wait_for(job, target)
+    local past = history(job)
+    past.pending = past.pending or {}
+    past.pending[#past.pending + 1] = target.id
+    if target.queue ~= job.queue then
+      past.homes = past.homes or {}
+      past.homes[target.id] = target.queue.p
+    end
+    call('RPUSH', dependents_key(target.queue, target.id), member(job))
+    put(target, 'dep', '1')
+  end
+
+  local function drop_dependency(parent, id)
+    local home = home_of(parent, id)
+    remove_value(history(parent).pending, id)
+    call('LREM', dependents_key(home, id), 0, member(parent))
+  end
+
+  forget_ties = function(job)
+    if not job.h.hh then return end
+    local past = history(job)
+    for _, id in ipairs(past.pending or {}) do
+      call('LREM', dependents_key(home_of(job, id), id), 0, member(job))
+    end
+  end
+
+  -- Nothing is left to wait for: the job waits for a worker, or for its time.
+  function unblock(job, is_quiet)
+    leave(job)
+    enter_queued(job)
+    note(job, word(job))
+    if is_quiet then return end
+    tell('waiting', job, { prev = 'waiting-children' })
+    announce(job.queue, 'active', job.id)
+  end
+
+  function after_drop(parent)
+    if parent.h.state == 'waiting-children' and #(history(parent).pending or {}) == 0 then unblock(parent) end
+  end
+
+  -- glide-mq's own book about a parent, so that Node sees the same family.
+  local function count_child(parent, child)
+    local p = parent.queue.p
+    local done = child.queue.p .. ':' .. child.id
+    if call('SISMEMBER', p .. ':deps:' .. parent.id, done) == 0 then return nil end
+    if parent.h['depdone:' .. done] == nil then
+      put(parent, 'depdone:' .. done, '1')
+      put(parent, 'depsCompleted', str(number(parent, 'depsCompleted') + 1))
+    end
+    return call('SCARD', p .. ':deps:' .. parent.id) - number(parent, 'depsCompleted')
+  end
+
+  local function flow_parent(child)
+    local id, queue = child.h.parentId, child.h.parentQueue
+    if not id or not queue or is_ours(child) then return nil end
+    -- The protocol's text calls it a prefix, Node writes a name: both are understood.
+    local prefix = string.find(queue, '{', 1, true) and queue or string.match(child.queue.p, '^(.*):{') .. ':{' .. queue .. '}'
+    return find(queue_at(prefix), id)
+  end
+
+  -- A parent that a flow of glide-mq made: its last child is done, so its own delay and priority count.
+  local function unblock_flow_parent(parent)
+    leave(parent)
+    local delay, priority = number(parent, 'delay'), number(parent, 'priority')
+    if delay > 0 then
+      put(parent, 'run', str(NOW + delay))
+      enter_delayed(parent)
+    elseif priority > 0 then
+      put(parent, 'state', 'prioritized')
+      call('ZADD', parent.queue.p .. ':scheduled', str(priority * BAND), parent.id)
+      wake(parent.queue)
+    else
+      enter_waiting(parent)
+    end
+    announce(parent.queue, 'active', parent.id)
+    tell('waiting', parent, { prev = 'waiting-children' })
+  end
+
+  local function settle_flow_child(child)
+    local parent = flow_parent(child)
+    if not parent then return end
+    local left = count_child(parent, child)
+    if left and left <= 0 and parent.h.state == 'waiting-children' then unblock_flow_parent(parent) end
+  end
+
+  function child_done(job)
+    settle_flow_child(job)
+    local waiting = waiting_for(job)
+    if #waiting == 0 then return end
+    call('UNLINK', dependents_key(job.queue, job.id))
+    for _, text in ipairs(waiting) do
+      local parent = by_member(text)
+      if parent and remove_value(history(parent).pending, job.id) then
+        local past = history(parent)
+        past.children_completed = (past.children_completed or 0) + 1
+        after_drop(parent)
+      end
+    end
+  end
+
+  -- -- failures of children -----------------------------------------------------------------------------------------------
+
+
+  local function fail_parent(parent, text)
+    if parent.h.state ~= 'waiting-children' then return end
+    tell('failed', parent, { error = text, terminal = true })
+    note(parent, 'failed', { error = text })
+    bury_or_remove(parent, 'unknown', text)
+  end
+
+  -- The policy of a child in a flow of glide-mq, which stands in its options.
+  local function apply_flow_policy(child, text)
+    local parent, policy = flow_parent(child), settings(child)
+    if not parent or parent.h.state ~= 'waiting-children' then return end
+    if policy.failParentOnFailure then
+      fail_parent(parent, 'Child job ' .. child.id .. ' failed: ' .. text)
+    elseif policy.continueParentOnFailure then
+      unblock_flow_parent(parent)
+    elseif policy.ignoreDependencyOnFailure or policy.removeDependencyOnFailure then
+      settle_flow_child(child)
+    end
+  end
+
+  -- Apply the child's failure policy to everything that waits for it. Without one they stay blocked.
+  local function apply_policy(child, text)
+    local policy = settings(child)
+    apply_flow_policy(child, text)
+    local key = child.queue.name .. ':' .. child.id
+    for _, waiting in ipairs(waiting_for(child)) do
+      local parent = by_member(waiting)
+      if parent then
+        local past = history(parent)
+        if policy.failParentOnFailure then
+          drop_dependency(parent, child.id)
+          fail_parent(parent, 'Child job ' .. child.id .. ' failed: ' .. text)
+        elseif policy.continueParentOnFailure then
+          past.failed_children = past.failed_children or {}
+          past.failed_children[key] = text
+          for _, id in ipairs({ unpack(past.pending or {}) }) do drop_dependency(parent, id) end
+          after_drop(parent)
+        elseif policy.ignoreDependencyOnFailure then
+          past.ignored_children = past.ignored_children or {}
+          past.ignored_children[key] = text
+          drop_dependency(parent, child.id)
+          after_drop(parent)
+        elseif policy.removeDependencyOnFailure then
+          drop_dependency(parent, child.id)
+          after_drop(parent)
+        end
+      end
+    end
+  end
+
+  -- A parent that fails for its child is news for its own parents; chains are long, so this is a list and no recursion.
+  function child_failed(job, text)
+    if BAD_NEWS then
+      BAD_NEWS[#BAD_NEWS + 1] = { job, text }
+      return
+    end
+    BAD_NEWS = { { job, text } }
+    local i = 1
+    while BAD_NEWS[i] do
+      apply_policy(BAD_NEWS[i][1], BAD_NEWS[i][2] or 'failed')
+      i = i + 1
+    end
+    BAD_NEWS = nil
+  end
+
+  -- Children may have failed for good before anybody waited for them: their policy counts all the same.
+  function hear_of_failures(targets)
+    for _, target in ipairs(targets) do
+      if not target.is_gone and target.h.state == 'failed' then child_failed(target, failed_reason(target)) end
+    end
+  end
+
+  function adopt_child(child, parent)
+    local ties = own_links(parent)
+    ties.childrenIds = ties.childrenIds or {}
+    if not contains(ties.childrenIds, child.id) then ties.childrenIds[#ties.childrenIds + 1] = child.id end
+    if child.queue ~= parent.queue then
+      local past = history(parent)
+      past.homes = past.homes or {}
+      past.homes[child.id] = child.queue.p
+    end
+    if parent.h.state ~= 'waiting-children' or child.h.state == 'completed' then return end
+    ties.dependsOn = ties.dependsOn or {}
+    if contains(history(parent).pending, child.id) or contains(ties.dependsOn, child.id) then return end
+    ties.dependsOn[#ties.dependsOn + 1] = child.id
+    wait_for(parent, child)
+  end
+
+  function children(parent)
+    local found = {}
+    for _, id in ipairs(links(parent).childrenIds or {}) do
+      local homes = has_history(parent) and history(parent).homes or nil
+      local child = find(queue_at(homes and homes[id] or parent.queue.p), id)
+      if child then found[#found + 1] = child end
+    end
+    return found
+  end
+
+  function cut_tie(parent, child)
+    local ties = own_links(parent)
+    local known = remove_value(ties.childrenIds, child.id)
+    known = remove_value(ties.dependsOn, child.id) or known
+    drop_dependency(parent, child.id)
+    return known
+  end
+end

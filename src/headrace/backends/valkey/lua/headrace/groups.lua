@@ -1,0 +1,289 @@
+-- Limits: token buckets, the groups of the bunqueue protocol, and the ordering groups of glide-mq.
+
+local read_bucket, save_bucket, bucket_wait, queue_bucket, active_count, room, group_config, held_until,
+  group_may_run, step_back, pass_gates, promote_rate_limited
+do
+  local DUST = 1e-9
+
+  -- A bucket is `<tokens> <stamp> <max> <duration>` in hr:buckets; another limit begins with a full one.
+  function read_bucket(queue, name, max, duration)
+    local text = call('HGET', queue.p .. ':hr:buckets', name)
+    local tokens, stamp, old_max, old_duration
+    if text then tokens, stamp, old_max, old_duration = string.match(text, '^(%S+) (%S+) (%S+) (%S+)$') end
+    local bucket = { name = name, max = max, duration = duration, tokens = max }
+    if tokens and tonumber(old_max) == max and tonumber(old_duration) == duration then
+      local passed = math.max(0, NOW - tonumber(stamp))
+      bucket.tokens = math.min(max, tonumber(tokens) + passed * max / duration)
+    end
+    return bucket
+  end
+
+  function save_bucket(queue, bucket)
+    local text = string.format('%.9f %.0f %.14g %.14g', bucket.tokens, NOW, bucket.max, bucket.duration)
+    call('HSET', queue.p .. ':hr:buckets', bucket.name, text)
+  end
+
+  -- ms until the next token; nil when there will be none.
+  function bucket_wait(bucket)
+    local missing = 1 - bucket.tokens
+    if missing <= DUST then return 0 end
+    if bucket.max < 1 or bucket.duration <= 0 then return nil end
+    return math.ceil((missing - DUST) / (bucket.max / bucket.duration))
+  end
+
+  function queue_bucket(queue)
+    local m = meta(queue)
+    local max, duration, ends = tonumber(m.rateLimitMax), tonumber(m.rateLimitDuration), tonumber(m.hrLimitUntil)
+    if not max or not duration or (ends and ends <= NOW) then return nil end
+    return read_bucket(queue, '', max, duration)
+  end
+
+  function active_count(queue)
+    local done, pending = pcall(call, 'XPENDING', queue.p .. ':stream', GROUP)
+    local in_stream = done and type(pending) == 'table' and tonumber(pending[1]) or 0
+    return in_stream + (tonumber(call('GET', queue.p .. ':list-active')) or 0)
+  end
+
+  -- How many jobs the limits of the queue let out now, its bucket, and when to try again.
+  function room(queue, wanted)
+    if meta(queue).hrHold then return 0, nil end
+    local concurrency = tonumber(meta(queue).globalConcurrency)
+    if concurrency and concurrency > 0 then wanted = math.min(wanted, concurrency - active_count(queue)) end
+    local bucket = queue_bucket(queue)
+    if not bucket then return wanted, nil end
+    wanted = math.min(wanted, math.floor(bucket.tokens + DUST))
+    if wanted <= 0 then
+      local wait = bucket_wait(bucket)
+      if wait then due_at(NOW + math.max(1, wait)) end
+    end
+    return wanted, bucket
+  end
+
+  -- -- groups of the bunqueue protocol ------------------------------------------------------------------------------------
+
+  function group_config(queue, group)
+    local text = call('HGET', queue.p .. ':hr:group-config', group)
+    return text and cjson.decode(text) or {}
+  end
+
+  function held_until(queue, group)
+    return tonumber(call('HGET', queue.p .. ':hr:held', group)) or 0
+  end
+
+  -- Whether a job of the group may run now; takes a token of its rate.
+  function group_may_run(queue, group, demand)
+    local set = group_config(queue, group)
+    if set.paused then return false end
+    local held = held_until(queue, group)
+    if held > NOW then
+      due_at(held)
+      return false
+    end
+    local concurrency = set.concurrency or demand.concurrency
+    if concurrency and (tonumber(call('HGET', queue.p .. ':hr:groups-active', group)) or 0) >= concurrency then return false end
+    local max, duration = set.max or demand.limitMax, set.duration or demand.limitDuration
+    if not max or not duration then return true end
+    local bucket = read_bucket(queue, 'group ' .. group, max, duration)
+    if bucket.tokens + DUST < 1 then
+      local wait = bucket_wait(bucket)
+      if wait then due_at(NOW + math.max(1, wait)) end
+      return false
+    end
+    bucket.tokens = math.max(0, bucket.tokens - 1)
+    save_bucket(queue, bucket)
+    return true
+  end
+
+  -- -- ordering groups of glide-mq ----------------------------------------------------------------------------------------
+
+  local function ordering(job)
+    local key = job.h.groupKey or job.h.orderingKey
+    return key and key ~= '' and key or nil
+  end
+
+  local function hash(key)
+    local flat, fields = call('HGETALL', key), {}
+    for i = 1, #flat, 2 do fields[flat[i]] = flat[i + 1] end
+    return fields
+  end
+
+  local function ordered_group(queue, key)
+    local g = hash(queue.p .. ':group:' .. key)
+    g.key = queue.p .. ':group:' .. key
+    return g
+  end
+
+  -- Sequence numbers whose jobs are gone are passed over.
+  local function skip_holes(g)
+    local seq = tonumber(g.nextSeq) or 1
+    while g['skip:' .. seq] do
+      call('HDEL', g.key, 'skip:' .. seq)
+      g['skip:' .. seq] = nil
+      seq = seq + 1
+    end
+    if tostring(seq) ~= g.nextSeq then
+      g.nextSeq = str(seq)
+      call('HSET', g.key, 'nextSeq', g.nextSeq)
+    end
+    return seq
+  end
+
+  local function refill(g)
+    local capacity, rate = tonumber(g.tbCapacity) or 0, tonumber(g.tbRefillRate) or 0
+    if capacity <= 0 then return nil end
+    local tokens, remainder = tonumber(g.tbTokens) or capacity, tonumber(g.tbRefillRemainder) or 0
+    if rate > 0 then
+      local passed = math.min(math.max(0, NOW - (tonumber(g.tbLastRefill) or NOW)), math.ceil(capacity * 1000 / rate))
+      local raw = passed * rate + remainder
+      tokens, remainder = tokens + math.floor(raw / 1000), raw % 1000
+    end
+    if tokens >= capacity then tokens, remainder = capacity, 0 end
+    return { capacity = capacity, rate = rate, tokens = tokens, remainder = remainder }
+  end
+
+  local function window_wait(g)
+    local max, duration = tonumber(g.rateMax) or 0, tonumber(g.rateDuration) or 0
+    if max <= 0 or duration <= 0 then return 0 end
+    local ends = (tonumber(g.rateWindowStart) or 0) + duration
+    if NOW >= ends or (tonumber(g.rateCount) or 0) < max then return 0 end
+    return ends - NOW
+  end
+
+  local function cost_of(job)
+    local cost = number(job, 'cost')
+    return cost > 0 and cost or 1000
+  end
+
+  -- ms to wait for tokens and window, 0 when both allow; `false` when the cost can never be met.
+  local function limits_wait(g, cost)
+    local bucket = refill(g)
+    local wait = window_wait(g)
+    if bucket then
+      if cost > bucket.capacity then return false, bucket end
+      if bucket.tokens < cost then
+        local tokens_wait = bucket.rate > 0 and math.ceil((cost - bucket.tokens) * 1000 / bucket.rate) or 86400000
+        wait = math.max(wait, tokens_wait)
+      end
+    end
+    return wait, bucket
+  end
+
+  -- An entry that was read stands among the pending ones; leaving `waiting` does not take it from there.
+  function step_back(job)
+    if job.source == 's' then call('XACK', job.queue.p .. ':stream', GROUP, job.h.entry) end
+  end
+
+  local function park(job, wait)
+    local queue, key = job.queue, ordering(job)
+    step_back(job)
+    leave(job)
+    put(job, 'state', 'group-waiting')
+    call('ZADD', queue.p .. ':groupq:' .. key, number(job, 'orderingSeq'), job.id)
+    call('SADD', queue.p .. ':hr:parked', job.id)
+    if wait and wait > 0 then
+      call('ZADD', queue.p .. ':ratelimited', str(NOW + wait), key)
+      due_at(NOW + wait)
+    end
+  end
+
+  -- Let parked jobs of the group back into the stream, as many as its limits allow.
+  local function promote_group(queue, key, g)
+    local parked = queue.p .. ':groupq:' .. key
+    local expected = skip_holes(g)
+    local free = math.max(1, tonumber(g.maxConcurrency) or 1) - (tonumber(g.active) or 0)
+    local external = tonumber(call('ZSCORE', queue.p .. ':ratelimited', key) or '') or 0
+    while free > 0 do
+      local head = call('ZRANGE', parked, 0, 0, 'WITHSCORES')
+      if not head[1] then return end
+      local job = find(queue, head[1])
+      if not job or job.h.state ~= 'group-waiting' then
+        call('ZREM', parked, head[1])
+      else
+        if tonumber(head[2]) > expected then return end
+        local wait = limits_wait(g, cost_of(job))
+        if external > NOW or (wait and wait > 0) then
+          if external <= NOW then call('ZADD', queue.p .. ':ratelimited', str(NOW + wait), key) end
+          due_at(math.max(external, NOW + (wait or 0)))
+          return
+        end
+        leave(job)
+        put(job, 'state', 'waiting')
+        append(job)
+        wake(queue)
+        expected = expected + 1
+        free = free - 1
+      end
+    end
+  end
+
+  -- The slot of an ordered job is free again.
+  release_ordered_slot = function(job)
+    local key = ordering(job)
+    if not key or not job.h.gslot then return end
+    put(job, 'gslot', nil)
+    local g = ordered_group(job.queue, key)
+    g.active = str(math.max(0, (tonumber(g.active) or 0) - 1))
+    call('HSET', g.key, 'active', g.active)
+    promote_group(job.queue, key, g)
+  end
+
+  -- The job is gone before it ran: its place in the order must not hold up those behind it.
+  leave_hole = function(job)
+    local key, state = ordering(job), job.h.state
+    if not key or state == 'active' or state == 'completed' or state == 'failed' then return end
+    local g = ordered_group(job.queue, key)
+    local seq = number(job, 'orderingSeq')
+    if seq < (tonumber(g.nextSeq) or 1) then return end
+    call('HSET', g.key, 'skip:' .. str(seq), '1')
+    g['skip:' .. str(seq)] = '1'
+    promote_group(job.queue, key, g)
+  end
+
+  -- Whether an ordered job may become active now; else it is parked (or failed) and nil.
+  function pass_gates(job, fail_for_good)
+    local key = ordering(job)
+    if not key then return true end
+    local queue, g = job.queue, ordered_group(job.queue, key)
+    local seq, expected = number(job, 'orderingSeq'), skip_holes(g)
+    local is_returning = seq < expected
+    if not is_returning and (seq > expected or (tonumber(g.active) or 0) >= math.max(1, tonumber(g.maxConcurrency) or 1)) then
+      park(job)
+      return nil
+    end
+    local external = tonumber(call('ZSCORE', queue.p .. ':ratelimited', key) or '') or 0
+    local wait, bucket = limits_wait(g, cost_of(job))
+    if wait == false then
+      step_back(job)
+      fail_for_good(job, 'cost exceeds token bucket capacity')
+      return nil
+    end
+    if external > NOW then wait = math.max(wait, external - NOW) end
+    if wait > 0 then
+      park(job, wait)
+      return nil
+    end
+    local set = { 'active', str((tonumber(g.active) or 0) + (job.h.gslot and 0 or 1)) }
+    if not is_returning then set[#set + 1], set[#set + 2] = 'nextSeq', str(seq + 1) end
+    if bucket then
+      for _, pair in ipairs({ { 'tbTokens', str(bucket.tokens - cost_of(job)) }, { 'tbLastRefill', str(NOW) }, { 'tbRefillRemainder', str(bucket.remainder) } }) do
+        set[#set + 1], set[#set + 2] = pair[1], pair[2]
+      end
+    end
+    if (tonumber(g.rateMax) or 0) > 0 then
+      local is_over = NOW >= (tonumber(g.rateWindowStart) or 0) + (tonumber(g.rateDuration) or 0)
+      set[#set + 1], set[#set + 2] = 'rateCount', is_over and '1' or str((tonumber(g.rateCount) or 0) + 1)
+      if is_over then set[#set + 1], set[#set + 2] = 'rateWindowStart', str(NOW) end
+    end
+    call('HSET', g.key, unpack(set))
+    put(job, 'gslot', '1')
+    return true
+  end
+
+  function promote_rate_limited(queue)
+    local due = call('ZRANGEBYSCORE', queue.p .. ':ratelimited', '-inf', str(NOW), 'LIMIT', 0, 100)
+    for _, key in ipairs(due) do
+      call('ZREM', queue.p .. ':ratelimited', key)
+      promote_group(queue, key, ordered_group(queue, key))
+    end
+  end
+end

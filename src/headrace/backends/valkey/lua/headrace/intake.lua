@@ -1,0 +1,245 @@
+-- How jobs come in. Order inside one push: an existing custom id or a held unique key answers first and nothing is
+-- stored; then the job is made, takes its keys, and waits, is delayed, or waits for what it depends on.
+
+local make, tell_pushed
+do
+  -- How Node workers are told of the default settings of a job.
+  local DEFAULT_OPTS = '{"attempts":3,"backoff":{"type":"exponential","delay":1000}}'
+  local JOB_ARGS = 10 -- fields of the record `NewJob`
+
+  local function read_new(args, at, keys)
+    local extra = args[at + 9]
+    return {
+      queue = queue_of_key(keys[tonumber(args[at])]),
+      id = args[at + 1],
+      name = args[at + 2],
+      data = args[at + 3],
+      raw = args[at + 4],
+      created = args[at + 5],
+      run = args[at + 6],
+      priority = args[at + 7],
+      max_attempts = args[at + 8],
+      extra = extra ~= '' and cmsgpack.unpack(extra) or nil,
+    }
+  end
+
+  local function target_of(tie, queue)
+    local home = tie.queue and queue_at(tie.queue) or queue
+    return find(home, tie.id) or (function()
+      local id = call('HGET', queue.p .. ':hr:ids', tie.id)
+      return id and find(queue, id) or nil
+    end)()
+  end
+
+  local function is_satisfied(tie, queue)
+    local home = tie.queue or queue.p
+    return call('ZSCORE', home .. ':hr:satisfied', tie.id) or call('ZSCORE', queue.p .. ':hr:satisfied', tie.id)
+  end
+
+  -- Everything that can refuse a push, before anything of the batch is stored.
+  local function check_family(new, in_batch)
+    for _, tie in ipairs(new.extra.dependsOn or {}) do
+      if tie.id == new.extra.customId then refuse('invalid_command', 'Job cannot depend on itself: ' .. tie.id) end
+      if not in_batch[tie.id] and not target_of(tie, new.queue) and not is_satisfied(tie, new.queue) then
+        refuse('not_found', 'Dependency job not found: ' .. tie.id)
+      end
+    end
+    local parent = new.extra.parent
+    if parent and not find(parent.queue and queue_at(parent.queue) or new.queue, parent.id) then
+      refuse('not_found', 'Parent job not found: ' .. parent.id)
+    end
+  end
+
+  local function check_batch(news, is_flow)
+    local in_batch = {}
+    for _, new in ipairs(news) do
+      if new.extra and new.extra.customId then in_batch[new.extra.customId] = true end
+      if is_flow then
+        in_batch[new.id] = true
+        if find(new.queue, new.id) then refuse('refused', 'flow job id already exists: ' .. new.id) end
+      end
+    end
+    if is_flow then return end
+    for i, new in ipairs(news) do
+      if new.extra then
+        local ok, problem = pcall(check_family, new, in_batch)
+        if not ok and problem.kind then refuse(problem.kind, (#news > 1 and 'jobs[' .. (i - 1) .. ']: ' or '') .. problem.text) end
+        if not ok then error(problem, 0) end
+      end
+    end
+  end
+
+  -- -- custom ids and unique keys -------------------------------------------------------------------------------------
+
+  local function replace_owner(owner)
+    if owner.h.state == 'active' then
+      release_key(owner)
+      history(owner).key_released = true
+    else
+      tell('removed', owner, { prev = word(owner) })
+      announce(owner.queue, 'removed', owner.id)
+      remove(owner)
+    end
+  end
+
+  local function key_owner(new)
+    local key, dedup = new.extra.uniqueKey, new.extra.links and new.extra.links.dedup
+    local holder = key and living_holder(new.queue, key)
+    local owner = holder and find(new.queue, holder.id)
+    if not owner then return nil end
+    if type(dedup) == 'table' then
+      if dedup.replace then
+        replace_owner(owner)
+        return nil
+      end
+      if dedup.extend and tonumber(dedup.ttl) and tonumber(dedup.ttl) > 0 then
+        local expires = NOW + math.floor(dedup.ttl)
+        history(owner).key_expires = expires
+        hold_key(new.queue, key, owner.id, expires)
+      end
+    end
+    return owner
+  end
+
+  local function known_job(new)
+    local custom = new.extra.customId
+    local id = custom and call('HGET', new.queue.p .. ':hr:ids', custom)
+    local known = id and find(new.queue, id) or nil
+    if known and known.h.state ~= 'completed' and known.h.state ~= 'failed' then return known end
+    local owner = key_owner(new)
+    if not owner and known then
+      tell('removed', known, { prev = word(known) })
+      remove(known)
+    end
+    return owner
+  end
+
+  -- -- one job --------------------------------------------------------------------------------------------------------
+
+  function make(new)
+    local extra = new.extra
+    local job = adopt(new.queue, new.id, {})
+    local fields = {
+      id = new.id,
+      name = new.name,
+      data = new.data,
+      opts = extra and extra.opts or DEFAULT_OPTS,
+      timestamp = new.created,
+      attemptsMade = '0',
+      delay = str(math.max(0, tonumber(new.run) - tonumber(new.created))),
+      priority = '0',
+      maxAttempts = new.max_attempts,
+      hv = '1',
+    }
+    if new.raw ~= '' then fields.hd = new.raw end
+    if new.run ~= new.created then fields.run = new.run end
+    if new.priority ~= '0' then fields.hp = new.priority end
+    if extra then
+      fields.birth, fields.hg, fields.uk, fields.ci = extra.birth, extra.groupId, extra.uniqueKey, extra.customId
+      fields.hs = extra.settings and to_text(extra.settings) or nil
+      fields.hl = extra.links and to_text(extra.links) or nil
+    end
+    for field, value in pairs(fields) do put(job, field, value) end
+    return job
+  end
+
+  function tell_pushed(job, new)
+    local ties = links(job)
+    tell('pushed', job, {
+      bytes = new.extra and new.extra.size or nil,
+      priority = number(job, 'hp'),
+      delay = run_at(job) > NOW and run_at(job) - NOW or nil,
+      parent = ties.parentId,
+      group = ties.groupId,
+      tags = ties.tags,
+    })
+  end
+
+  -- Register what a new job still waits for, link it to its parent, and let it go if nothing is left.
+  local function resolve_family(job, extra)
+    if extra.parent then
+      local parent = find(extra.parent.queue and queue_at(extra.parent.queue) or job.queue, extra.parent.id)
+      if parent then adopt_child(job, parent) end
+    end
+    if job.h.state ~= 'waiting-children' then return end
+    local past, targets = history(job), {}
+    past.pending = {}
+    for _, tie in ipairs(extra.dependsOn or {}) do
+      local target = target_of(tie, job.queue)
+      if target and target.h.state ~= 'completed' then
+        if not contains(past.pending, target.id) then wait_for(job, target) end
+        targets[#targets + 1] = target
+      elseif target then
+        past.children_completed = (past.children_completed or 0) + 1
+      end
+    end
+    if #past.pending == 0 then unblock(job, true) else hear_of_failures(targets) end
+  end
+
+  -- Store one job, or give the one that its id or key already stands for.
+  local function admit(new)
+    local extra = new.extra
+    if extra then
+      local known = known_job(new)
+      if known then
+        tell('duplicated', known)
+        return known, false
+      end
+      if extra.customId and extra.isIdFree and not find(new.queue, extra.customId) then new.id = extra.customId end
+    end
+    local job = make(new)
+    if extra then take_keys(job) end
+    if extra and extra.dependsOn then
+      history(job).timeline = { { state = 'waiting-children', timestamp = tonumber(new.created) } }
+      history(job).pending = {}
+      enter_blocked(job)
+    elseif run_at(job) > NOW then
+      enter_delayed(job)
+    else
+      enter_waiting(job, run_at(job) == NOW)
+    end
+    write(job)
+    announce(job.queue, 'added', job.id, 'name', job.h.name)
+    return job, true
+  end
+
+  -- The jobs of one push; `told` is false where the caller makes the events itself (plain jobs).
+  local function insert(_, args, keys)
+    local is_flow, is_told = args[2] == 'flow', args[2] ~= 'plain'
+    local news, ids, related = {}, {}, {}
+    for at = 3, #args - JOB_ARGS + 1, JOB_ARGS do news[#news + 1] = read_new(args, at, keys) end
+    if is_told then check_batch(news, is_flow) end
+    for i, new in ipairs(news) do
+      local job, is_new = admit(new)
+      ids[i] = job.id
+      if is_new and is_told then
+        tell_pushed(job, new)
+        if new.extra then related[#related + 1] = { job, new.extra } end
+      end
+    end
+    for _, pair in ipairs(related) do resolve_family(pair[1], pair[2]) end
+    return { ids }
+  end
+
+  verb('insert', 'mode NewJob*', insert)
+
+  -- Store the advanced schedule and push its job in one step; nothing happens when the slot was fired by somebody else.
+  local function fire_cron(queue, args, keys)
+    local name, slot, entry = args[2], tonumber(args[3]), args[4]
+    local fired = call('HGET', queue.p .. ':hr:cron-slots', name)
+    if not fired or tonumber(fired) >= slot then return { '' } end
+    call('HSET', queue.p .. ':hr:cron-slots', name, str(slot))
+    call('HSET', queue.p .. ':hr:crons', name, entry)
+    if not args[5] then return { '' } end
+    local new = read_new(args, 5, keys)
+    local job, is_new = admit(new)
+    if is_new then
+      tell_pushed(job, new)
+      if new.extra then resolve_family(job, new.extra) end
+    end
+    tell('cron-fired', job, { action = name })
+    return { job.id }
+  end
+
+  verb('fireCron', 'name slot entry NewJob?', fire_cron)
+end

@@ -1,0 +1,190 @@
+-- A job in hand: its hash, what is changed of it, its settings, links and history.
+-- Fields of glide-mq keep their names; those of our own are short and listed in docs/valkey.md.
+
+local adopt, find, get, put, number, run_at, is_ours, word, birth, settings, change_setting, links, own_links,
+  history, has_history, note, failed_reason, write
+do
+  local NO_LINKS = {}
+
+  function adopt(queue, id, h)
+    local job = { queue = queue, id = id, h = h, w = {} }
+    JOBS[queue.p .. ' ' .. id] = job
+    return job
+  end
+
+  -- The job, or nil. One call sees one object per job, whoever asks for it.
+  function find(queue, id)
+    local known = JOBS[queue.p .. ' ' .. id]
+    if known ~= nil then return known or nil end
+    local flat = call('HGETALL', queue.p .. ':job:' .. id)
+    if #flat == 0 then return nil end
+    local h = {}
+    for i = 1, #flat, 2 do h[flat[i]] = flat[i + 1] end
+    return adopt(queue, id, h)
+  end
+
+  function get(queue, id, text)
+    return find(queue, id) or refuse('not_found', text or 'Job not found')
+  end
+
+  function put(job, field, value)
+    job.h[field] = value
+    if next(job.w) == nil then TOUCHED[#TOUCHED + 1] = job end
+    job.w[field] = true
+  end
+
+  function number(job, field)
+    return tonumber(job.h[field] or '') or 0
+  end
+
+  function run_at(job)
+    return tonumber(job.h.run or job.h.timestamp) or 0
+  end
+
+  function is_ours(job)
+    return job.h.hv ~= nil
+  end
+
+  function word(job)
+    local state = job.h.state
+    if state == 'prioritized' or state == 'group-waiting' then return 'waiting' end
+    return state
+  end
+
+  -- 36 characters that sort by age within a queue.
+  function birth(job)
+    local text = job.h.birth or job.id
+    if #text == 36 then return text end
+    return string.sub(string.rep('0', 36 - #text) .. text, 1, 36)
+  end
+
+  -- -- settings -----------------------------------------------------------------------------------------------------------
+
+  -- What a job of a Node producer asks for, in our words.
+  local function settings_of_opts(job)
+    local ok, opts = pcall(cjson.decode, job.h.opts or '{}')
+    if not ok or type(opts) ~= 'table' then opts = {} end
+    local settings = { maxAttempts = math.max(1, tonumber(opts.attempts) or 1), backoff = 0, ttl = nil }
+    if type(opts.backoff) == 'table' then
+      settings.backoff = { type = opts.backoff.type or 'fixed', delay = tonumber(opts.backoff.delay) or 0 }
+      settings.jitter = tonumber(opts.backoff.jitter) or 0
+    end
+    settings.timeout = tonumber(opts.timeout)
+    settings.removeOnComplete = opts.removeOnComplete
+    settings.removeOnFail = opts.removeOnFail
+    settings.lockDuration = tonumber(opts.lockDuration)
+    for _, policy in ipairs({ 'fail', 'continue' }) do
+      settings[policy .. 'ParentOnFailure'] = opts[policy .. 'ParentOnFailure'] == true
+    end
+    for _, policy in ipairs({ 'ignore', 'remove' }) do
+      settings[policy .. 'DependencyOnFailure'] = opts[policy .. 'DependencyOnFailure'] == true
+    end
+    return settings
+  end
+
+  local DEFAULTS = { maxAttempts = 3, backoff = 1000, stackTraceLimit = 10 }
+
+  function settings(job)
+    if not job.settings then
+      if not is_ours(job) then
+        job.settings = settings_of_opts(job)
+      elseif job.h.hs then
+        job.settings = setmetatable(cjson.decode(job.h.hs), { __index = DEFAULTS })
+      else
+        job.settings = DEFAULTS
+      end
+    end
+    return job.settings
+  end
+
+  function change_setting(job, name, value)
+    local own = job.h.hs and cjson.decode(job.h.hs) or {}
+    own[name] = value
+    put(job, 'hs', to_text(own))
+    job.settings = nil
+  end
+
+  -- -- links and history --------------------------------------------------------------------------------------------------
+
+  function links(job)
+    if not job.links then job.links = job.h.hl and cjson.decode(job.h.hl) or NO_LINKS end
+    return job.links
+  end
+
+  function own_links(job)
+    if links(job) == NO_LINKS then job.links = {} end
+    job.links_changed = true
+    put(job, 'hl', '')
+    return job.links
+  end
+
+  -- The history, begun now if there was none: from here on the timeline is written down.
+  function history(job)
+    if not job.history then
+      if job.h.hh then
+        job.history = cjson.decode(job.h.hh)
+      else
+        local created = tonumber(job.h.timestamp) or 0
+        local first = run_at(job) > created and 'delayed' or 'waiting'
+        local timeline = { { state = first, timestamp = created } }
+        if job.h.processedOn then timeline[2] = { state = 'active', timestamp = tonumber(job.h.processedOn), worker = job.h.own } end
+        if job.h.finishedOn then timeline[#timeline + 1] = { state = 'completed', timestamp = tonumber(job.h.finishedOn) } end
+        job.history = { timeline = timeline }
+      end
+    end
+    job.history_changed = true
+    put(job, 'hh', job.h.hh or '')
+    return job.history
+  end
+
+  function has_history(job)
+    return job.history ~= nil or job.h.hh ~= nil
+  end
+
+  function note(job, state, extra)
+    local timeline = history(job).timeline
+    local entry = extra or {}
+    entry.state = state
+    entry.timestamp = NOW
+    timeline[#timeline + 1] = entry
+    if #timeline > MAX_TIMELINE then table.remove(timeline, 2) end
+  end
+
+  function failed_reason(job)
+    if not has_history(job) then return job.h.failedReason end
+    local past = history(job)
+    if past.burial and past.burial.error then return past.burial.error end
+    for i = #past.timeline, 1, -1 do
+      if past.timeline[i].error then return past.timeline[i].error end
+    end
+  end
+
+  -- -- writing ------------------------------------------------------------------------------------------------------------
+
+  function write(job)
+    if job.links_changed then job.h.hl = to_text(job.links) end
+    if job.history_changed then job.h.hh = to_text(job.history) end
+    local set, gone = {}, {}
+    for field in pairs(job.w) do
+      local value = job.h[field]
+      if value == nil then
+        gone[#gone + 1] = field
+      else
+        set[#set + 1] = field
+        set[#set + 1] = value
+      end
+    end
+    local key = job.queue.p .. ':job:' .. job.id
+    if #gone > 0 then call('HDEL', key, unpack(gone)) end
+    if #set > 0 then call('HSET', key, unpack(set)) end
+    job.w, job.links_changed, job.history_changed = {}, nil, nil
+  end
+
+  flush = function()
+    local i = 1
+    while TOUCHED[i] do
+      if not TOUCHED[i].is_gone then write(TOUCHED[i]) end
+      i = i + 1
+    end
+  end
+end

@@ -1,0 +1,452 @@
+-- How jobs end: complete, fail, retry, bury, and what that means for parents, keys and groups.
+
+local check_token, end_lease, forget_lease, dlq_config, watch_burial, plan_auto_retry, retry, end_attempt,
+  revive_dead_letter
+do
+  local MAX_FAILURES = 100
+  local MAX_SATISFIED = 10000
+  local DLQ_DEFAULTS = { autoRetry = false, autoRetryInterval = 3600000, maxAutoRetries = 3, maxAge = 604800000, maxEntries = 10000 }
+
+  local function count_minute(queue, kind, run_ms)
+    local key, minute = queue.p .. ':metrics:' .. kind, 'm:' .. str(NOW - NOW % 60000)
+    local count = call('HINCRBY', key, minute .. ':c', 1)
+    if run_ms and run_ms > 0 then call('HINCRBY', key, minute .. ':d', str(run_ms)) end
+    if count % 1000 ~= 0 then return end
+    for _, field in ipairs(call('HKEYS', key)) do
+      local at = tonumber(string.match(field, '^m:(%d+):'))
+      if at and at < NOW - 86400000 then call('HDEL', key, field) end
+    end
+  end
+
+  -- -- leases -------------------------------------------------------------------------------------------------------------
+
+  -- The job if the caller may end its attempt; false if that attempt was finalised before. A lease that merely ran out
+  -- still counts for a completion while nobody else has the job.
+  local function check_lease(queue, id, token, is_late_allowed)
+    local job = find(queue, id)
+    local unknown = 'Job not found or not in processing state: ' .. id
+    if not job then refuse('not_found', unknown) end
+    local h = job.h
+    if h.state == 'active' and h.revoked == '1' then refuse('lease_lost', 'Job was revoked: ' .. id) end
+    if h.state == 'active' and h.hb then
+      if not h.tok or h.tok == token then return job end
+      if token == '' then refuse('lease_lost', 'Lock token required for job ' .. id) end
+      refuse('lease_lost', 'Invalid or expired lock token for job ' .. id)
+    end
+    if not h.ef or (h.et or h.tok or '') ~= token then refuse('not_found', unknown) end
+    local may_end = is_late_allowed and (h.state == 'waiting' or h.state == 'delayed')
+    return h.ef == '0' and may_end and job or false
+  end
+
+  function check_token(job, token)
+    if job.h.state ~= 'active' or not job.h.tok or job.h.tok == token then return end
+    if token == '' then refuse('lease_lost', 'Lock token required for job ' .. job.id) end
+    refuse('lease_lost', 'Invalid or expired lock token for job ' .. job.id)
+  end
+
+  -- Remember a lease that is over, to answer late calls with its token.
+  function end_lease(job, token, is_final)
+    put(job, 'et', token or '')
+    put(job, 'ef', is_final and '1' or '0')
+  end
+
+  function forget_lease(job)
+    if job.h.et then put(job, 'et', nil) end
+    if job.h.ef then put(job, 'ef', nil) end
+  end
+
+  -- -- retention ----------------------------------------------------------------------------------------------------------
+
+  local function remember_satisfied(job)
+    local key = job.queue.p .. ':hr:satisfied'
+    call('ZADD', key, str(NOW), job.id)
+    if call('ZCARD', key) > MAX_SATISFIED then call('ZPOPMIN', key, 100) end
+  end
+
+  -- What a Node producer asked to keep: true, a number, or {age, count}.
+  local function retain(job, kind, keep)
+    local queue = job.queue
+    if keep == true then
+      remove(job)
+      return
+    end
+    local count, age = tonumber(keep), nil
+    if type(keep) == 'table' then count, age = tonumber(keep.count), tonumber(keep.age) end
+    local old = {}
+    if age then old = call('ZRANGEBYSCORE', queue.p .. ':' .. kind, '-inf', str(NOW - age * 1000), 'LIMIT', 0, 1000) end
+    if count and #old == 0 then
+      local over = call('ZCARD', queue.p .. ':' .. kind) - count
+      if over > 0 then old = call('ZRANGE', queue.p .. ':' .. kind, 0, math.min(over, 1000) - 1) end
+    end
+    for _, id in ipairs(old) do
+      local other = find(queue, id)
+      if other then remove(other) else call('ZREM', queue.p .. ':' .. kind, id) end
+    end
+  end
+
+  -- -- completing ---------------------------------------------------------------------------------------------------------
+
+  local ACK_ARGS = 6 -- fields of the record `Completion`
+
+  local function read_ack(args, at, keys)
+    return {
+      queue = queue_of_key(keys[tonumber(args[at])]),
+      id = args[at + 1],
+      token = args[at + 2],
+      value = args[at + 3],
+      raw = args[at + 4],
+      remove = args[at + 5],
+    }
+  end
+
+  local function should_remove(job, told)
+    if told ~= '' then return told == '1' end
+    return settings(job).removeOnComplete
+  end
+
+  local function succeed(job, plan)
+    local ties = {}
+    for name, value in pairs(links(job)) do ties[name] = value end
+    ties['repeat'] = plan.repeat_
+    ties.customId, ties.dependsOn, ties.childrenIds = nil, nil, nil
+    local successor = make({
+      queue = job.queue,
+      id = plan.id,
+      name = job.h.name,
+      data = job.h.data,
+      raw = job.h.hd or '',
+      created = str(NOW),
+      run = str(plan.run),
+      priority = job.h.hp or '0',
+      max_attempts = job.h.maxAttempts,
+      extra = { opts = job.h.opts, groupId = job.h.hg, uniqueKey = job.h.uk, links = ties },
+    })
+    put(successor, 'hs', job.h.hs)
+    put(job, 'next', successor.id)
+    if run_at(successor) > NOW then enter_delayed(successor) else enter_waiting(successor) end
+    history(successor).timeline = { { state = successor.h.state, timestamp = NOW } }
+    take_keys(successor)
+    write(successor)
+    announce(job.queue, 'added', successor.id, 'name', successor.h.name)
+    tell_pushed(successor, { extra = { size = plan.size } })
+  end
+
+  local function complete_one(job, ack)
+    local queue, token, worker = job.queue, job.h.tok or ack.token, job.h.own
+    if has_history(job) then note(job, 'completed') end
+    release_key(job)
+    leave(job)
+    release_ordered_slot(job)
+    enter_finished(job, 'completed')
+    put(job, 'returnvalue', ack.value ~= '' and ack.value or 'null')
+    put(job, 'hr', ack.raw ~= '' and ack.raw or nil)
+    put(job, 'hn', ack.value == '' and ack.raw == '' and '1' or nil)
+    if token and token ~= '' then end_lease(job, token, true) end
+    local started = tonumber(job.h.processedOn)
+    tell('completed', job, { attempt = number(job, 'attemptsMade') + 1, worker = worker, delay = started and NOW - started or nil })
+    announce(queue, 'completed', job.id, 'returnvalue', job.h.returnvalue)
+    count_minute(queue, 'completed', started and NOW - started or nil)
+    if ack.plan and ack.plan.run then succeed(job, ack.plan) end
+    child_done(job)
+    local keep = should_remove(job, ack.remove)
+    if keep == true then
+      remember_satisfied(job)
+      remove(job)
+    elseif keep then
+      write(job)
+      retain(job, 'completed', keep)
+    end
+  end
+
+  -- A completed repeat job pushes its successor: the client computes when, so it is asked once with the links.
+  local function needs_successor(acks, jobs)
+    local asked = {}
+    for i, job in ipairs(jobs) do
+      if job and job.h.hl and links(job)['repeat'] and not acks[i].plan and not has_key_rival(job) then
+        asked[#asked + 1] = i - 1
+      end
+    end
+    return asked
+  end
+
+  local PLAIN_FIELDS = { 'state', 'tok', 'entry', 'hv', 'name', 'attemptsMade', 'own', 'processedOn', 'hh', 'hs', 'hl', 'hg', 'dep', 'revoked', 'groupKey' }
+  local LAST_OF_PLAIN = 8 -- a job that has any of the fields behind it is not plain
+
+  -- What `complete_plain` needs of a job, if it is plain and the caller holds it; else nil.
+  local function plain_lease(ack)
+    local found = call('HMGET', ack.queue.p .. ':job:' .. ack.id, unpack(PLAIN_FIELDS))
+    if found[1] ~= 'active' or not found[3] or not found[4] or ack.remove ~= '' then return nil end
+    if found[2] and found[2] ~= ack.token then return nil end
+    for i = LAST_OF_PLAIN + 1, #PLAIN_FIELDS do
+      if found[i] then return nil end
+    end
+    return found
+  end
+
+  -- `complete_one` spelled out for what nearly every completion is. The client makes the event of it.
+  local function complete_plain(ack, lease)
+    local queue, id, now = ack.queue, ack.id, NOW_TEXT
+    local p, key = queue.p, queue.p .. ':job:' .. ack.id
+    local value = ack.value ~= '' and ack.value or 'null'
+    call('XACK', p .. ':stream', GROUP, lease[3])
+    call('XDEL', p .. ':stream', lease[3])
+    call('ZREM', p .. ':hr:active', id)
+    call('ZADD', p .. ':completed', now, id)
+    local set = { 'state', 'completed', 'finishedOn', now, 'returnvalue', value }
+    if lease[2] then set[7], set[8] = 'ef', '1' end
+    if ack.raw ~= '' then set[#set + 1], set[#set + 2] = 'hr', ack.raw end
+    if ack.value == '' and ack.raw == '' then set[#set + 1], set[#set + 2] = 'hn', '1' end
+    call('HSET', key, unpack(set))
+    call('HDEL', key, 'entry', 'own', 'until', 'len', 'hb', 'ser', 'lastActive')
+    announce(queue, 'completed', id, 'returnvalue', value)
+    local started = tonumber(lease[8])
+    count_minute(queue, 'completed', started and NOW - started or nil)
+    if meta(queue).globalConcurrency then wake(queue) end
+    if meta(queue).hrAwaited then publish_end({ event = 'completed', queue = queue.name }, { queue = queue, id = id, h = { returnvalue = value, hr = ack.raw ~= '' and ack.raw or nil } }) end
+    return { lease[5] or '', lease[6] or '0', lease[7] or '', lease[8] or '' }
+  end
+
+  local function read_acks(args, keys)
+    local acks = {}
+    local plans = args[3] ~= '' and cmsgpack.unpack(args[3]) or {}
+    for at = 4, #args - ACK_ARGS + 1, ACK_ARGS do
+      local ack = read_ack(args, at, keys)
+      ack.plan = plans[ack.id]
+      acks[#acks + 1] = ack
+    end
+    return acks
+  end
+
+  -- Apply completions: `all` or none of them, or `each` by itself. Per job: 1 done, 0 ended before, or why it was refused.
+  local function complete(_, args, keys)
+    local is_each, acks, jobs, seen, problems = args[2] == 'each', read_acks(args, keys), {}, {}, {}
+    local plain = {}
+    for i, ack in ipairs(acks) do
+      local ok, job = true, nil
+      if not seen[ack.id] then plain[i] = plain_lease(ack) end
+      if plain[i] then job = false else ok, job = pcall(check_lease, ack.queue, ack.id, ack.token, true) end
+      if ok and job and seen[ack.id] then
+        ok, job = false, { kind = 'not_found', text = 'Job not found or not in processing state: ' .. ack.id }
+      end
+      if not ok and (not is_each or not job.kind) then error(job, 0) end
+      if not ok then problems[i] = job end
+      jobs[i] = ok and job or false
+      seen[ack.id] = true
+    end
+    local asked = needs_successor(acks, jobs)
+    if #asked > 0 then return { 'repeat', asked } end
+    local outcomes = {}
+    for i, ack in ipairs(acks) do
+      if problems[i] then
+        outcomes[i] = { problems[i].kind, problems[i].text }
+      elseif plain[i] then
+        outcomes[i] = complete_plain(ack, plain[i])
+      else
+        outcomes[i] = jobs[i] and 1 or 0
+        if jobs[i] then
+          complete_one(jobs[i], ack)
+        end
+      end
+    end
+    return { 'done', outcomes }
+  end
+
+  verb('complete', 'mode plans Completion*', complete)
+
+  -- -- burying ------------------------------------------------------------------------------------------------------------
+
+  function dlq_config(queue)
+    local own = config(queue, 'hrDlq')
+    if not own then return DLQ_DEFAULTS end
+    if own.maxAge == cjson.null then own.maxAge = nil end
+    return own
+  end
+
+  function watch_burial(job)
+    local burial, due = history(job).burial, nil
+    if not burial then return end
+    for _, at in ipairs({ burial.next_retry_at or false, burial.expires_at or false }) do
+      if at and (not due or at < due) then due = at end
+    end
+    if due then
+      call('ZADD', job.queue.p .. ':hr:burials', str(due), job.id)
+      due_at(due)
+    else
+      call('ZREM', job.queue.p .. ':hr:burials', job.id)
+    end
+  end
+
+  function plan_auto_retry(burial, set)
+    burial.next_retry_at = nil
+    if set.autoRetry and burial.retry_count < set.maxAutoRetries then
+      burial.next_retry_at = NOW + math.floor(set.autoRetryInterval * 2 ^ math.max(0, burial.retry_count - 1))
+    end
+  end
+
+  local function bury(job, reason, text)
+    local past, set, queue = history(job), dlq_config(job.queue), job.queue
+    local previous = past.burial or {}
+    past.burial = {
+      entered_at = NOW,
+      reason = reason,
+      error = text,
+      retry_count = previous.retry_count or 0,
+      last_retry_at = previous.last_retry_at,
+      expires_at = set.maxAge and NOW + math.floor(set.maxAge) or nil,
+    }
+    plan_auto_retry(past.burial, set)
+    leave(job)
+    release_ordered_slot(job)
+    enter_finished(job, 'failed')
+    put(job, 'failedReason', text or 'failed')
+    watch_burial(job)
+    while call('ZCARD', queue.p .. ':failed') > set.maxEntries do
+      local oldest = call('ZRANGE', queue.p .. ':failed', 0, 0)[1]
+      local other = find(queue, oldest)
+      if other then remove(other) else call('ZREM', queue.p .. ':failed', oldest) end
+    end
+  end
+
+  -- The end without success: parents hear of it, then the job is buried or, if so asked, dropped.
+  bury_or_remove = function(job, reason, text, told)
+    local queue = job.queue
+    count_minute(queue, 'failed', nil)
+    release_key(job)
+    local keep = settings(job).removeOnFail
+    if told == '1' then keep = true elseif told == '0' then keep = false end
+    leave_hole(job)
+    announce(queue, 'failed', job.id, 'failedReason', text or 'failed')
+    if keep == true then
+      child_failed(job, text)
+      remove(job)
+      return
+    end
+    bury(job, reason, text)
+    child_failed(job, text)
+    if keep then
+      write(job)
+      retain(job, 'failed', keep)
+    end
+  end
+
+  -- -- failing ------------------------------------------------------------------------------------------------------------
+
+  local function backoff_ms(job, luck)
+    local wanted, attempts = settings(job).backoff, number(job, 'attemptsMade')
+    if not is_ours(job) then
+      if type(wanted) ~= 'table' then return 0 end
+      local delay = wanted.type == 'exponential' and 2 ^ (attempts - 1) * wanted.delay or wanted.delay
+      return math.floor(delay + luck * (settings(job).jitter or 0) * delay + 0.5)
+    end
+    local delay, kind, cap = wanted, 'exponential', 3600000
+    if type(wanted) == 'table' then
+      delay, kind, cap = wanted.delay, wanted.type, tonumber(wanted.maxDelay) or 3600000
+    end
+    local raw = kind == 'fixed' and delay * (0.8 + 0.4 * luck) or delay * 2 ^ math.min(attempts, 62) * (0.5 + luck)
+    return math.floor(math.min(raw, cap) + 0.5)
+  end
+
+  function retry(job, luck)
+    local wait = backoff_ms(job, luck)
+    put(job, 'run', str(NOW + wait))
+    leave(job)
+    enter_queued(job)
+    put(job, 'processedOn', nil)
+    local attempt = number(job, 'attemptsMade') + 1
+    note(job, 'waiting', { attempt = attempt })
+    tell('retried', job, { prev = 'failed', attempt = attempt, delay = wait })
+    announce(job.queue, 'retrying', job.id, 'failedReason', job.h.failedReason or '', 'attemptsMade', job.h.attemptsMade, 'delay', str(wait))
+  end
+
+  local function record_failure(job, reason, text)
+    local past, started = history(job), tonumber(job.h.processedOn)
+    past.failures = past.failures or {}
+    past.failures[#past.failures + 1] = {
+      attempt = number(job, 'attemptsMade'),
+      started_at = started,
+      failed_at = NOW,
+      reason = reason,
+      error = text,
+      duration = started and NOW - started or 0,
+    }
+    if #past.failures > MAX_FAILURES then table.remove(past.failures, 1) end
+    note(job, 'failed', { error = text, attempt = number(job, 'attemptsMade') })
+  end
+
+  -- One attempt is over without success: another one after the backoff, or the dead-letter queue.
+  function end_attempt(job, text, reason, luck, is_terminal, told)
+    local token, worker = job.h.tok, job.h.own
+    put(job, 'attemptsMade', str(number(job, 'attemptsMade') + 1))
+    put(job, 'failedReason', text or '')
+    record_failure(job, reason, text)
+    is_terminal = is_terminal or number(job, 'attemptsMade') >= settings(job).maxAttempts
+    tell('failed', job, { attempt = number(job, 'attemptsMade'), worker = worker, error = text, terminal = is_terminal })
+    end_lease(job, token, true)
+    if is_terminal then
+      bury_or_remove(job, reason == 'explicit_fail' and 'max_attempts_exceeded' or reason, text, told)
+    else
+      retry(job, luck)
+    end
+  end
+
+  local function fail(queue, args)
+    local id, token, text, stack, is_terminal, told, luck = unpack(args, 2, 8)
+    local job = check_lease(queue, id, token, false)
+    if not job then return { 0 } end
+    if stack ~= '' then history(job).stacktrace = cmsgpack.unpack(stack) end
+    local reason = args[9] == '1' and text or nil
+    end_attempt(job, reason, 'explicit_fail', tonumber(luck), is_terminal == '1', told)
+    return { 1 }
+  end
+
+  verb('fail', 'id token error stack isTerminal remove luck hasError', fail)
+
+  -- -- coming back --------------------------------------------------------------------------------------------------------
+
+  -- Back to waiting with a clean slate, from completed or failed.
+  local function revive(job)
+    history(job)
+    leave(job)
+    for field, value in pairs({ attemptsMade = '0', stalledCount = '0', run = str(NOW) }) do put(job, field, value) end
+    for _, field in ipairs({ 'finishedOn', 'processedOn', 'returnvalue', 'hr', 'hn', 'failedReason' }) do put(job, field, nil) end
+    forget_lease(job)
+    enter_waiting(job)
+    take_keys(job)
+    note(job, 'waiting')
+  end
+
+  function revive_dead_letter(job)
+    if has_key_rival(job) then return false end
+    local burial = history(job).burial
+    if burial then
+      burial.retry_count = burial.retry_count + 1
+      burial.last_retry_at = NOW
+      burial.next_retry_at = nil
+    end
+    revive(job)
+    tell('dlq-retried', job, { prev = 'failed' })
+    return true
+  end
+
+  -- `state` and ids: those of the jobs that are still in it come back.
+  local function revive_many(queue, args)
+    local state, revived = args[2], 0
+    for i = 3, #args do
+      local job = find(queue, args[i])
+      if job and job.h.state == state then
+        if state == 'failed' then
+          if revive_dead_letter(job) then revived = revived + 1 end
+        elseif not has_key_rival(job) then
+          if has_history(job) then history(job).progress = nil end
+          revive(job)
+          tell('waiting', job, { prev = 'completed' })
+          revived = revived + 1
+        end
+      end
+    end
+    if revived > 0 then announce(queue, 'retried', str(revived)) end
+    return { revived }
+  end
+
+  verb('revive', 'state id*', revive_many)
+end

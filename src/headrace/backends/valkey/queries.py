@@ -1,0 +1,291 @@
+"""What clients ask: jobs, states, counts, children, dead letters, figures. Nothing here changes a job's state."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any, Final
+
+from msgspec import Raw
+
+from headrace.backends.base import (
+    Counts,
+    DeadLetter,
+    DlqStats,
+    Failure,
+    MinuteMetrics,
+    Outcome,
+    QueueFigures,
+    QueueSummary,
+    Totals,
+)
+from headrace.backends.valkey.control import Control
+from headrace.backends.valkey.hashes import Buried, StoredJob, letter, show_whole
+from headrace.errors import NotFound, ReplyTooLarge
+from headrace.model import DAY_MS, MAX_FRAME_BYTES, DeadLetterReason, DlqFilter
+
+_REPLY_ROOM: Final = MAX_FRAME_BYTES - 65_536
+_TOO_LARGE: Final = "Reply exceeds 64 MB: ask for fewer jobs with a lower limit"
+_STATES: Final = ("waiting", "delayed", "active", "completed", "failed", "waiting-children")
+_RANK_LENGTH: Final = 60
+
+
+class Queries(Control):
+    # -- one job -------------------------------------------------------------------------------------------------------
+
+    async def job(self, job_id: str) -> Raw:
+        return show_whole(await self._get(job_id))
+
+    async def job_by_custom_id(self, custom_id: str) -> Raw:
+        job = await self._find(custom_id)
+        if job is None or job.links is None or job.links.custom_id != custom_id:
+            job = await self._by_custom_id(custom_id)
+        if job is None:
+            raise NotFound("Job not found")
+        return show_whole(job)
+
+    async def _by_custom_id(self, custom_id: str) -> StoredJob | None:
+        names = await self._queue_names()
+        keys = [f"{self._keys.of(name)}:hr:ids" for name in names]
+        found = await self._server.call_many([(key, ("HGET", key, custom_id)) for key in keys])
+        for name, job_id in zip(names, found, strict=True):
+            if job_id is not None:
+                return await self._read(name, job_id.decode())
+        return None
+
+    async def state(self, job_id: str) -> str:
+        job = await self._find(job_id)
+        return "unknown" if job is None else job.state
+
+    async def result(self, job_id: str) -> bytes | None:
+        job = await self._find(job_id)
+        return None if job is None else job.result
+
+    async def outcome(self, job_id: str) -> Outcome:
+        job = await self._get(job_id)
+        return Outcome(job.state, job.result, job.failed_reason)
+
+    # -- lists and counts ----------------------------------------------------------------------------------------------
+
+    async def _ids_in(self, queue: str, state: str) -> list[str]:
+        p, meta = self._keys.of(queue), self._keys.meta(queue)
+        if state == "waiting":
+            return await self._waiting_ids(queue)
+        if state == "active":
+            return await self._active_ids(queue)
+        if state == "delayed":
+            asked = [(meta, ("ZRANGE", f"{p}:scheduled", 0, -1)), (meta, ("ZRANGE", f"{p}:hr:delayed", 0, -1))]
+            both = await self._server.call_many(asked)
+            return [job_id.decode() for job_id in itertools.chain(*both)]
+        if state == "waiting-children":
+            return [job_id.decode() for job_id in await self._server.call(meta, "SMEMBERS", f"{p}:hr:blocked")]
+        return [job_id.decode() for job_id in await self._server.call(meta, "ZRANGE", f"{p}:{state}", 0, -1)]
+
+    async def _waiting_ids(self, queue: str) -> list[str]:
+        p, meta = self._keys.of(queue), self._keys.meta(queue)
+        ready, lifo, priority, scheduled, entries, parked = await self._server.call_many(
+            [
+                (meta, ("ZRANGE", f"{p}:hr:ready", 0, -1)),
+                (meta, ("LRANGE", f"{p}:lifo", 0, -1)),
+                (meta, ("LRANGE", f"{p}:priority", 0, -1)),
+                (meta, ("ZRANGEBYSCORE", f"{p}:scheduled", 2**42, "+inf")),
+                (meta, ("XRANGE", f"{p}:stream", "-", "+")),
+                (meta, ("SMEMBERS", f"{p}:hr:parked")),
+            ]
+        )
+        streamed = [_job_of(entry) for entry in entries]
+        listed = [job_id.decode() for job_id in (*lifo, *priority, *scheduled, *parked)]
+        return [*(member[_RANK_LENGTH:].decode() for member in ready), *listed, *streamed]
+
+    async def _active_ids(self, queue: str) -> list[str]:
+        p, meta = self._keys.of(queue), self._keys.meta(queue)
+        active, entries = await self._server.call_many(
+            [(meta, ("ZRANGE", f"{p}:hr:active", 0, -1)), (meta, ("XRANGE", f"{p}:stream", "-", "+"))]
+        )
+        return list(dict.fromkeys([*(job_id.decode() for job_id in active), *map(_job_of, entries)]))
+
+    async def _jobs_in(self, queue: str, states: Sequence[str]) -> list[StoredJob]:
+        ids: dict[str, None] = {}
+        for state in states:
+            ids.update(dict.fromkeys(await self._ids_in(queue, state)))
+        return [job for job in await self._read_many(queue, list(ids)) if job.state in states]
+
+    async def jobs(self, queue: str, states: Sequence[str] | None, offset: int, limit: int, asc: bool) -> list[Raw]:
+        if limit <= 0:
+            return []
+        chosen = await self._chosen(queue, list(_STATES) if states is None else states)
+        page = sorted(chosen, key=lambda job: job.order, reverse=not asc)[offset : offset + limit]
+        shown, size = [], 0
+        for job in page:
+            raw = show_whole(job)
+            size += len(bytes(raw))
+            if size > _REPLY_ROOM:
+                raise ReplyTooLarge(_TOO_LARGE)
+            shown.append(raw)
+        return shown
+
+    async def _chosen(self, queue: str, words: Sequence[str]) -> list[StoredJob]:
+        states = {word for word in words if word in _STATES}
+        if "wait" in words:
+            states.add("waiting")
+        only_prioritized = "prioritized" in words and "waiting" not in states
+        jobs = await self._jobs_in(queue, sorted(states | ({"waiting"} if only_prioritized else set())))
+        return [job for job in jobs if not (only_prioritized and job.state == "waiting" and job.priority <= 0)]
+
+    async def counts(self, queue: str) -> Counts:
+        return _as_counts((await self._call("counts", queue))[0])
+
+    async def counts_per_priority(self, queue: str) -> dict[str, int]:
+        counts: dict[str, int] = {}
+        for job in await self._jobs_in(queue, ["waiting", "delayed"]):
+            counts[str(job.priority)] = counts.get(str(job.priority), 0) + 1
+        return counts
+
+    async def queues(self) -> list[QueueSummary]:
+        return [await self._summary(name) for name in await self._queue_names()]
+
+    async def _summary(self, name: str) -> QueueSummary:
+        found = (await self._call("counts", name))[0]
+        figures = self._figures_of(name)
+        failed_today = figures.failed_on_day if figures.day == self._clock.now_ms() // DAY_MS else 0
+        concurrency = None if found[8] < 0 else int(found[8])
+        return QueueSummary(name, _as_counts(found), bool(found[7]), concurrency, failed_today)
+
+    # -- children ------------------------------------------------------------------------------------------------------
+
+    async def children_values(self, job_id: str) -> dict[str, Raw]:
+        parent = await self._find(job_id)
+        values: dict[str, Raw] = {}
+        for child_id in parent.links.children_ids if parent is not None and parent.links is not None else []:
+            child = await self._find(child_id)
+            if child is not None and child.result is not None:
+                values[f"{child.queue}:{child.id}"] = Raw(child.result)
+        return values
+
+    async def children_failures(self, job_id: str, *, ignored: bool) -> dict[str, str]:
+        job = await self._find(job_id)
+        if job is None or job.past is None:
+            return {}
+        return job.past.ignored_children if ignored else job.past.failed_children
+
+    # -- dead letters --------------------------------------------------------------------------------------------------
+
+    async def dead_letters(self, queue: str, wanted: DlqFilter, count: int | None) -> list[DeadLetter]:
+        shown, size = [], 0
+        for job in await self._chosen_letters(queue, wanted, count):
+            one = letter(job)
+            size += 2 * len(bytes(one.job))
+            if size > _REPLY_ROOM:
+                raise ReplyTooLarge(_TOO_LARGE.replace("limit", "count"))
+            shown.append(one)
+        return shown
+
+    async def _letters(self, queue: str) -> list[StoredJob]:
+        return await self._jobs_in(queue, ["failed"])
+
+    async def _chosen_letters(self, queue: str, wanted: DlqFilter, count: int | None) -> list[StoredJob]:
+        now = self._clock.now_ms()
+        matching = [job for job in await self._letters(queue) if _matches(job, wanted, now)]
+        start = wanted.offset or 0
+        limits = [n for n in (count, wanted.limit) if n is not None]
+        return matching[start : start + min(limits) if limits else None]
+
+    async def retry_dlq(self, queue: str, job_id: str | None, count: int | None, wanted: DlqFilter | None) -> int:
+        if job_id is not None:
+            place = await self._place(job_id)
+            return await self._revive(queue, "failed", [place[1]]) if place is not None and place[0] == queue else 0
+        chosen = await self._chosen_letters(queue, wanted or DlqFilter(), count)
+        return await self._revive(queue, "failed", [job.id for job in chosen])
+
+    async def purge_dlq(self, queue: str) -> int:
+        ids = await self._ids_in(queue, "failed")
+        return len(await self._remove(queue, "failed", ids, is_told=True))
+
+    async def remove_dead_letter(self, queue: str, job_id: str) -> bool:
+        place = await self._place(job_id)
+        if place is None or place[0] != queue:
+            return False
+        return bool(await self._remove(queue, "failed", [place[1]], is_told=True))
+
+    async def dlq_stats(self, queue: str) -> DlqStats:
+        letters = [_burial(job) for job in await self._letters(queue)]
+        now = self._clock.now_ms()
+        by_reason = {reason.value: 0 for reason in DeadLetterReason}
+        for burial in letters:
+            by_reason[burial.reason] += 1
+        entered = [burial.entered_at for burial in letters]
+        return DlqStats(
+            total=len(letters),
+            by_reason=by_reason,
+            by_queue={queue: len(letters)} if letters else {},
+            pending_retry=sum(1 for b in letters if b.next_retry_at is not None),
+            expired=sum(1 for b in letters if b.expires_at is not None and b.expires_at <= now),
+            oldest_entry=min(entered, default=None),
+            newest_entry=max(entered, default=None),
+        )
+
+    async def retry_completed(self, queue: str, job_id: str | None, count: int | None, before_ms: float | None) -> int:
+        if job_id is not None:
+            place = await self._place(job_id)
+            return await self._revive(queue, "completed", [place[1]]) if place is not None and place[0] == queue else 0
+        key, most = f"{self._keys.of(queue)}:completed", "+inf" if before_ms is None else str(int(before_ms))
+        ids = await self._server.call(key, "ZRANGEBYSCORE", key, "-inf", most)
+        return await self._revive(queue, "completed", [job_id.decode() for job_id in ids][:count])
+
+    async def latest_failures(self, queue: str | None, limit: int) -> tuple[list[Failure], int]:
+        newest: list[StoredJob] = []
+        total = 0
+        for name in await self._queue_names() if queue is None else [queue]:
+            key = f"{self._keys.of(name)}:failed"
+            ids, count = await self._server.call_many(
+                [(key, ("ZREVRANGE", key, 0, max(0, limit - 1))), (key, ("ZCARD", key))]
+            )
+            newest += await self._read_many(name, [job_id.decode() for job_id in ids])
+            total += count
+        newest.sort(key=lambda job: -(job.finished or 0))
+        shown = [Failure(job.shown_id(), job.queue, float(job.finished or 0), job.failed_reason) for job in newest]
+        return shown[:limit], total
+
+    # -- figures -------------------------------------------------------------------------------------------------------
+
+    def totals(self) -> Totals:
+        return self._totals
+
+    def queue_figures(self) -> dict[str, QueueFigures]:
+        return self._figures
+
+    def minute_metrics(self, queue: str, kind: str) -> MinuteMetrics:
+        minutes = self._minutes.get((queue, kind), {})
+        this = self._clock.now_ms() // 60_000
+        first = min(minutes, default=this)
+        data = [minutes.get(m, 0) for m in range(this, first - 1, -1)] if minutes else []
+        return MinuteMetrics(sum(minutes.values()), float((this - 1) * 60_000), minutes.get(this - 1, 0), data)
+
+
+def _job_of(entry: Any) -> str:
+    fields = entry[1]
+    return str(fields[fields.index(b"jobId") + 1].decode())
+
+
+def _as_counts(n: Sequence[int]) -> Counts:
+    return Counts(
+        waiting=n[0], delayed=n[1], active=n[2], completed=n[3], failed=n[4], waiting_children=n[5], prioritized=n[6]
+    )
+
+
+def _burial(job: StoredJob) -> Buried:
+    known = job.past.burial if job.past is not None else None
+    return known or Buried(float(job.finished or 0), "unknown", job.failed_reason)
+
+
+def _matches(job: StoredJob, wanted: DlqFilter, now: int) -> bool:
+    burial = _burial(job)
+    expired = burial.expires_at is not None and burial.expires_at <= now
+    tests = (
+        wanted.reason is None or burial.reason == wanted.reason,
+        wanted.older_than is None or burial.entered_at < wanted.older_than,
+        wanted.newer_than is None or burial.entered_at > wanted.newer_than,
+        wanted.retriable is None or (not expired) == wanted.retriable,
+        wanted.expired is None or expired == wanted.expired,
+    )
+    return all(tests)

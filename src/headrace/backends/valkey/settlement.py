@@ -1,0 +1,173 @@
+"""How jobs end: complete, fail, dead letters, and coming back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+from msgspec import Raw
+
+from headrace.backends.base import Ack
+from headrace.backends.valkey.arguments import Completion, Failing, Successor, Text, flat, pack
+from headrace.backends.valkey.hashes import StoredJob, to_fields
+from headrace.backends.valkey.intake import Intake
+from headrace.backends.valkey.keys import marked
+from headrace.errors import HeadraceError, NotFound, error_of
+from headrace.model import Event, JobLinks
+from headrace.schedules import next_repeat
+
+_PLAIN_OUTCOME: Final = 4
+"""Parts of the outcome of a plain completion; a refusal has two, anything else is a number."""
+
+
+class Settlement(Intake):
+    # -- completing ----------------------------------------------------------------------------------------------------
+
+    async def complete(self, acks: Sequence[Ack]) -> list[int]:
+        if not acks:
+            return []
+        outcomes = await self._complete(acks, "all")
+        return [i for i, outcome in enumerate(outcomes) if outcome is False]
+
+    async def complete_each(self, acks: Sequence[Ack]) -> list[bool | HeadraceError]:
+        return await self._complete(acks, "each") if acks else []
+
+    async def _complete(self, acks: Sequence[Ack], mode: str) -> list[bool | HeadraceError]:
+        places: list[tuple[str, str] | None] = [await self._place(ack.id) for ack in acks]
+        outcomes: list[bool | HeadraceError] = [False] * len(acks)
+        for i, place in enumerate(places):
+            if place is None:
+                error = NotFound(f"Job not found or not in processing state: {acks[i].id}")
+                if mode == "all":
+                    raise error
+                outcomes[i] = error
+        for members in self._by_call([None if place is None else place[0] for place in places]):
+            chosen = [(acks[i], places[i]) for i in members]
+            for i, outcome in zip(members, await self._complete_some(chosen, mode), strict=True):
+                outcomes[i] = outcome
+        return outcomes
+
+    def _by_call(self, queues: list[str | None]) -> list[list[int]]:
+        """Which acknowledgements one call takes: all of them, or in a cluster those of one queue."""
+        groups: dict[str, list[int]] = {}
+        for i, queue in enumerate(queues):
+            if queue is not None:
+                groups.setdefault(queue if self._server.is_cluster else "", []).append(i)
+        return list(groups.values())
+
+    async def _complete_some(
+        self, chosen: Sequence[tuple[Ack, Any]], mode: str, plans: dict[str, Successor] | None = None
+    ) -> list[bool | HeadraceError]:
+        queues = list(dict.fromkeys(place[0] for _, place in chosen))
+        args: list[Text] = [mode, pack(plans) if plans else ""]
+        for ack, (queue, job_id) in chosen:
+            value, raw = (b"", b"") if ack.result is None else to_fields(ack.result, "Result")
+            args += flat(Completion(queues.index(queue) + 1, job_id, ack.token or None, value, raw, ack.remove))
+        first = len(self._events)
+        status, found = await self._call("complete", queues[0], *args, others=queues[1:])
+        if status == b"repeat":
+            return await self._complete_some(chosen, mode, await self._plans([chosen[i] for i in found]))
+        for (_, (queue, job_id)), outcome in zip(chosen, found, strict=True):
+            if isinstance(outcome, list) and len(outcome) == _PLAIN_OUTCOME:
+                self._tell_completed(queue, job_id, outcome)
+        self._attach_results(self._events[first:], {place[1]: ack for ack, place in chosen})
+        return [self._ended(ack, outcome) for (ack, _), outcome in zip(chosen, found, strict=True)]
+
+    def _ended(self, ack: Ack, outcome: Any) -> bool | HeadraceError:
+        if isinstance(outcome, list) and len(outcome) != _PLAIN_OUTCOME:
+            return error_of(outcome[0].decode(), outcome[1].decode())
+        self._let_go(ack.id)
+        return bool(outcome)
+
+    def _tell_completed(self, queue: str, job_id: str, outcome: list[bytes]) -> None:
+        """The event of a plain completion, for which the function only gives name, attempts, owner and start."""
+        name, attempts, owner, started = outcome
+        now = self._clock.now_ms()
+        event = self._emit("completed", queue, now, job_id, name.decode() or None)
+        event.attempt = int(attempts) + 1
+        event.worker = owner.decode() or None
+        event.delay = now - int(started) if started else None
+        self._count(event)
+        event.delay = None
+
+    def _attach_results(self, events: Sequence[Event], acks: dict[str, Ack]) -> None:
+        for event in events:
+            ack = acks.get(event.job) if event.event == "completed" else None
+            if ack is not None and ack.result is not None:
+                event.bytes = len(ack.result)
+                self._attach(event, ack.result)
+
+    # -- repetition ----------------------------------------------------------------------------------------------------
+
+    async def _plans(self, chosen: Sequence[tuple[Ack, Any]]) -> dict[str, Successor]:
+        """When the successors of these repeat jobs run; the functions cannot compute schedules."""
+        plans = {}
+        for _, place in chosen:
+            job = await self._read(*place)
+            if job is not None:
+                plans[job.id] = self._plan(job)
+        return plans
+
+    def _plan(self, job: StoredJob) -> Successor:
+        repeat = (job.links or JobLinks()).repeat
+        if repeat is None:
+            return Successor()
+        now = self._clock.now_ms()
+        planned = repeat.prev_millis if repeat.prev_millis is not None else float(job.run_at)
+        run_at = next_repeat(msgspec.structs.replace(repeat, prev_millis=planned), now)
+        if run_at is None:
+            return Successor()
+        following = msgspec.structs.replace(repeat, count=repeat.count + 1, prev_millis=float(run_at))
+        return Successor(int(run_at), marked(self.ids.at(now), job.queue), following, job.size)
+
+    # -- failing -------------------------------------------------------------------------------------------------------
+
+    async def fail(
+        self,
+        job_id: str,
+        *,
+        token: str | None,
+        error: str | None,
+        stack: list[str] | None,
+        unrecoverable: bool,
+        remove: bool | None,
+    ) -> bool:
+        queue, own_id = await self._locate(job_id, f"Job not found or not in processing state: {job_id}")
+        lines = [line.strip() for text in stack or [] for line in text.splitlines() if line.strip()]
+        body: bytes | None = None
+        job = None
+        if lines or self._wants_bodies(queue):
+            job = await self._read(queue, own_id)
+        if job is not None:
+            body, lines = job.data, lines[: job.settings.stack_trace_limit]
+        asked = Failing(
+            own_id,
+            token or None,
+            error,
+            pack(lines) if lines else b"",
+            unrecoverable,
+            remove,
+            self._rng(),
+            error is not None,
+        )
+        first = len(self._events)
+        reply = await self._call("fail", queue, *flat(asked))
+        for event in self._events[first:]:
+            if event.event == "failed" and event.job == own_id:
+                self._attach(event, body)
+        self._let_go(job_id)
+        return bool(reply[0])
+
+    # -- coming back ---------------------------------------------------------------------------------------------------
+
+    async def _revive(self, queue: str, state: str, ids: Sequence[str]) -> int:
+        revived = 0
+        for start in range(0, len(ids), 200):
+            reply = await self._call("revive", queue, state, *ids[start : start + 200])
+            revived += reply[0]
+        return revived
+
+
+def payload(data: Raw) -> tuple[bytes, bytes]:
+    return to_fields(bytes(data))

@@ -1,0 +1,325 @@
+"""What all verbs on Valkey are made of: calling a function, taking in its news, knowing which queue a job is in.
+
+Rules:
+- A verb is one function call; nothing about a job is remembered here but where it is. Whatever is kept in memory (known
+  queues, places of jobs, next looks) is a hint that another broker may have outrun.
+- Every reply ends with the news of the call (events, queues with jobs to hand out, when to look again): `_call` takes
+  it in.
+- Events are numbered by this broker alone: they tell what it did, not what all did.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct
+
+from headrace.backends.base import DURATION_BUCKETS, Counts, QueueFigures, Totals
+from headrace.backends.valkey.arguments import Text
+from headrace.backends.valkey.hashes import StoredJob, read_hash
+from headrace.backends.valkey.keys import Keys, mark, mark_of
+from headrace.backends.valkey.transport import FunctionMissing, Transport
+from headrace.clock import Alarm, Clock
+from headrace.errors import NotFound, error_of
+from headrace.ids import IdSource
+from headrace.model import DAY_MS, Event
+
+_LEAVING: Final = frozenset(("completed", "failed", "stalled", "released", "delayed", "waiting-children", "removed"))
+_MAX_PLACES: Final = 200_000
+
+
+class News(Struct):
+    """One event as a function tells it."""
+
+    event: str
+    queue: str
+    ts: int
+    job: str = ""
+    name: str | None = None
+    attempt: int | None = None
+    worker: str | None = None
+    priority: int = 0
+    delay: int | None = None
+    progress: float | None = None
+    error: str | None = None
+    parent: str | None = None
+    group: str | None = None
+    tags: list[str] | None = None
+    bytes: int | None = None
+    prev: str | None = None
+    terminal: bool | None = None
+    stalls: int | None = None
+    action: str | None = None
+
+
+_decode_news: Final = msgspec.msgpack.Decoder(tuple[list[News], list[str], float | bool]).decode
+_PARTICULARS: Final = News.__struct_fields__[3:]
+
+
+class Store:
+    def __init__(self, transport: Transport, prefix: str, clock: Clock, rng: Callable[[], float]) -> None:
+        self._server = transport
+        self._keys = Keys(prefix)
+        self._clock = clock
+        self._rng = rng
+        self.ids = IdSource(clock)
+        self.alarm = Alarm()
+        self.broker = f"headrace-{secrets.token_hex(6)}"
+        self._serial = 0
+        self._registered: set[str] = set()
+        """Queues that this broker has entered in the list of all queues."""
+        self._seen: dict[str, None] = {}
+        """Queues that this broker looks after."""
+        self._marks: dict[str, list[str]] = {}
+        self._places: dict[str, str] = {}
+        self._holders: dict[str, dict[str, int]] = {}
+        """Who counts a job among those it holds: taken off when the job leaves its hands."""
+        self._dues: dict[str, int] = {}
+        self._claimed_at: dict[str, int] = {}
+        self._next_registration = 0
+        self._ready: set[str] = set()
+        self._event_seq = 0
+        self._epoch = 1
+        self._events: list[Event] = []
+        self._bodies: dict[int, bytes] = {}
+        self._watched: dict[str, int] = {}
+        self.wants_bodies = False
+        self._waiting_until: dict[str, int] = {}
+        """Until when other brokers know that somebody waits here: for jobs of a queue, or (with !) for ends of jobs."""
+        self._totals = Totals()
+        self._counted: dict[str, Counts] = {}
+        """Jobs of each queue by state, as the slow round last saw them."""
+        self._round: list[str] = []
+        self._figures: dict[str, QueueFigures] = {"": QueueFigures()}
+        self._minutes: dict[tuple[str, str], dict[int, int]] = {}
+
+    # -- calling -------------------------------------------------------------------------------------------------------
+
+    async def _call(
+        self,
+        verb: str,
+        queue: str,
+        *args: Text,
+        others: Sequence[str] = (),
+        is_synced: bool = False,
+        now: int | None = None,
+    ) -> list[Any]:
+        """One function call on one queue: its reply without the news, which is taken in."""
+        keys = [self._keys.meta(name) for name in (queue, *others)]
+        call = self._server.fcall_synced if is_synced else self._server.fcall
+        given = (str(self._clock.now_ms() if now is None else now), *args)
+        try:
+            reply = await call(f"headrace_{verb}", keys, given)
+        except FunctionMissing:
+            # Somebody flushed the functions, or this is another server than before. Nothing was done yet.
+            await self.load_libraries()
+            reply = await call(f"headrace_{verb}", keys, given)
+        if reply[0] == b"!":
+            raise error_of(reply[1].decode(), reply[2].decode())
+        self._see(queue)
+        news = reply.pop()
+        if news:
+            self._take_news(queue, news)
+        return list(reply)
+
+    async def load_libraries(self) -> None:
+        raise NotImplementedError
+
+    def _take_news(self, queue: str, blob: bytes) -> None:
+        events, ready, due = _decode_news(blob)
+        for one in events:
+            self._record(one)
+        self._ready.update(ready)
+        if due is not False:
+            self._look_at(queue, int(due))
+
+    def _look_at(self, queue: str, wall_ms: int) -> None:
+        """Have the queue swept at that wall time."""
+        known = self._dues.get(queue)
+        if known is None or wall_ms < known:
+            self._dues[queue] = wall_ms
+        self.alarm.ring_by(wall_ms - self._clock.now_ms() + self._clock.monotonic_ms())
+
+    # -- events --------------------------------------------------------------------------------------------------------
+
+    def _emit(self, word: str, queue: str, ts: int, job: str = "", name: str | None = None) -> Event:
+        self._event_seq += 1
+        event = Event(self._event_seq, ts, word, self._epoch, queue, job, name)
+        self._events.append(event)
+        return event
+
+    def _record(self, news: News) -> Event:
+        event = self._emit(news.event, news.queue, news.ts, news.job)
+        for field in _PARTICULARS:
+            setattr(event, field, getattr(news, field))
+        self._count(event)
+        if event.event == "completed":
+            event.delay = None
+        if event.event in _LEAVING:
+            self._let_go(event.job)
+        return event
+
+    def _let_go(self, job_id: str) -> None:
+        holder = self._holders.pop(job_id, None)
+        if holder is not None:
+            holder.pop(job_id, None)
+
+    def _attach(self, event: Event, body: bytes | None) -> None:
+        if body is not None and self._wants_bodies(event.queue):
+            self._bodies[event.seq] = body
+
+    def _wants_bodies(self, queue: str) -> bool:
+        return self.wants_bodies or bool(self._watched.get(queue))
+
+    def watch(self, queue: str, change: int) -> None:
+        """A live subscriber of the queue came (+1) or went (-1)."""
+        self._watched[queue] = self._watched.get(queue, 0) + change
+
+    # -- figures -------------------------------------------------------------------------------------------------------
+
+    def _figures_of(self, queue: str) -> QueueFigures:
+        figures = self._figures.get(queue)
+        if figures is None:
+            figures = self._figures[queue] = QueueFigures()
+        return figures
+
+    def _count(self, event: Event) -> None:
+        figures, overall, totals = self._figures_of(event.queue), self._figures[""], self._totals
+        if event.event == "pushed":
+            totals.pushed += 1
+            figures.pushed += 1
+        elif event.event == "completed":
+            totals.completed += 1
+            figures.completed += 1
+            self._count_run(figures, event.delay)
+            self._count_minute(event.queue, "completed", event.ts)
+        elif event.event == "failed" and event.terminal:
+            totals.failed += 1
+            self._count_failure(figures, event.ts)
+            self._count_minute(event.queue, "failed", event.ts)
+        elif event.event == "retried":
+            figures.retried += 1
+            overall.retried += 1
+        elif event.event == "duplicated":
+            figures.duplicated += 1
+            overall.duplicated += 1
+        elif event.event == "stalled":
+            figures.stalled += 1
+            overall.stalled += 1
+
+    def _count_run(self, figures: QueueFigures, ran: int | None) -> None:
+        if ran is not None and ran >= 0:
+            self._totals.run_ms += ran
+            figures.run_ms += ran
+            figures.run[min(ran.bit_length(), DURATION_BUCKETS - 1)] += 1
+
+    def _count_wait(self, queue: str, waited: int) -> None:
+        figures, waited = self._figures_of(queue), max(0, waited)
+        self._totals.pulled += 1
+        self._totals.wait_ms += waited
+        figures.wait_ms += waited
+        figures.wait[min(waited.bit_length(), DURATION_BUCKETS - 1)] += 1
+
+    @staticmethod
+    def _count_failure(figures: QueueFigures, ts: int) -> None:
+        today = ts // DAY_MS
+        figures.failed += 1
+        figures.failed_on_day = figures.failed_on_day + 1 if figures.day == today else 1
+        figures.day = today
+
+    def _count_minute(self, queue: str, kind: str, ts: int) -> None:
+        minutes = self._minutes.setdefault((queue, kind), {})
+        minute = ts // 60_000
+        minutes[minute] = minutes.get(minute, 0) + 1
+        if len(minutes) > 1440:
+            del minutes[next(iter(minutes))]
+
+    # -- which queue ---------------------------------------------------------------------------------------------------
+
+    def _see(self, queue: str) -> None:
+        if queue not in self._seen:
+            self._seen[queue] = None
+            self._marks.setdefault(mark(queue), []).append(queue)
+
+    async def _register(self, queue: str) -> None:
+        """Enter a queue in the list of all queues, once."""
+        if queue not in self._registered:
+            await self._server.call(self._keys.queues, "SADD", self._keys.queues, queue)
+            self._registered.add(queue)
+            self._see(queue)
+
+    async def _queue_names(self) -> list[str]:
+        """All queues that any broker has entered."""
+        names = sorted(
+            name.decode() for name in await self._server.call(self._keys.queues, "SMEMBERS", self._keys.queues)
+        )
+        self._registered = set(names)
+        for name in names:
+            self._see(name)
+        return names
+
+    def _remember(self, job_id: str, queue: str) -> None:
+        if len(self._places) >= _MAX_PLACES:
+            self._places.clear()
+        self._places[job_id] = queue
+
+    async def _place(self, job_id: str) -> tuple[str, str] | None:
+        """The queue of a job and its id there; None when it cannot be told."""
+        queue = self._places.get(job_id)
+        if queue is None:
+            queue = await self._marked_queue(job_id) or await self._noted_queue(job_id)
+        if queue is not None:
+            return queue, job_id
+        name, _, number = job_id.rpartition(":")
+        return (name, number) if name and number.isdigit() else None
+
+    async def _marked_queue(self, job_id: str) -> str | None:
+        sign = mark_of(job_id)
+        if sign is None:
+            return None
+        if sign not in self._marks:
+            await self._queue_names()
+        names = self._marks.get(sign, [])
+        if len(names) < 2:
+            return names[0] if names else None
+        for name in names:
+            if await self._server.call(self._keys.meta(name), "EXISTS", self._keys.job(name, job_id)):
+                return name
+        return None
+
+    async def _noted_queue(self, job_id: str) -> str | None:
+        key = self._keys.lookup(job_id)
+        noted = await self._server.call(key, "GET", key)
+        return None if noted is None else str(noted.decode())
+
+    async def _locate(self, job_id: str, text: str = "Job not found") -> tuple[str, str]:
+        place = await self._place(job_id)
+        if place is None:
+            raise NotFound(text)
+        return place
+
+    async def _read(self, queue: str, job_id: str) -> StoredJob | None:
+        key = self._keys.job(queue, job_id)
+        return read_hash(queue, await self._server.call(key, "HGETALL", key))
+
+    async def _read_many(self, queue: str, ids: Sequence[str]) -> list[StoredJob]:
+        """Those of the jobs that are there, in the order of the ids."""
+        found: list[StoredJob] = []
+        for start in range(0, len(ids), 500):
+            keys = [self._keys.job(queue, job_id) for job_id in ids[start : start + 500]]
+            replies = await self._server.call_many([(key, ("HGETALL", key)) for key in keys])
+            found += [job for reply in replies if (job := read_hash(queue, reply)) is not None]
+        return found
+
+    async def _find(self, job_id: str) -> StoredJob | None:
+        place = await self._place(job_id)
+        return None if place is None else await self._read(*place)
+
+    async def _get(self, job_id: str, text: str = "Job not found") -> StoredJob:
+        job = await self._find(job_id)
+        if job is None:
+            raise NotFound(text)
+        return job

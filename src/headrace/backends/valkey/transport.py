@@ -1,0 +1,95 @@
+"""Where a call goes: to the one server, or to the primary of a cluster that has the slot of its key."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from headrace.backends.valkey.connection import Argument, Connection, ServerError
+from headrace.backends.valkey.url import ValkeyUrl
+from headrace.errors import StorageUnavailable
+
+Command = tuple[Argument, ...]
+
+
+class Transport(Protocol):
+    is_cluster: bool
+
+    async def open(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    def primaries(self) -> list[Connection]: ...
+
+    async def call(self, key: str, *command: Argument) -> Any:
+        """One command, sent where `key` is."""
+
+    async def call_many(self, commands: Sequence[tuple[str, Command]]) -> list[Any]:
+        """Several commands, each with the key that says where; errors of the server are raised."""
+
+    async def fcall(self, function: str, keys: Sequence[str], args: Sequence[Argument]) -> Any: ...
+
+    async def fcall_synced(self, function: str, keys: Sequence[str], args: Sequence[Argument]) -> Any:
+        """`fcall` that returns when the server's append-only file has the writes."""
+
+
+class Standalone:
+    is_cluster = False
+
+    def __init__(self, url: ValkeyUrl) -> None:
+        self._connection = Connection(url, *url.hosts[0])
+        self._syncing = Connection(url, *url.hosts[0])
+
+    async def open(self) -> None:
+        await self._connection.call("PING")
+
+    async def close(self) -> None:
+        await self._connection.close()
+        await self._syncing.close()
+
+    def primaries(self) -> list[Connection]:
+        return [self._connection]
+
+    async def call(self, key: str, *command: Argument) -> Any:
+        return await answer(self._connection.call(*command))
+
+    async def call_many(self, commands: Sequence[tuple[str, Command]]) -> list[Any]:
+        replies = await self._connection.call_many([command for _, command in commands])
+        for reply in replies:
+            if isinstance(reply, ServerError):
+                raise refusal(reply) from reply
+        return replies
+
+    async def fcall(self, function: str, keys: Sequence[str], args: Sequence[Argument]) -> Any:
+        return await answer(self._connection.call("FCALL", function, len(keys), *keys, *args))
+
+    async def fcall_synced(self, function: str, keys: Sequence[str], args: Sequence[Argument]) -> Any:
+        return await call_synced(self._syncing, ("FCALL", function, len(keys), *keys, *args))
+
+
+async def call_synced(connection: Connection, command: Command) -> Any:
+    """On a connection of its own: waiting for the disk holds up everything behind it."""
+    wait = ("WAITAOF", 1, 0, int(connection.timeout_s * 1000) - 100)
+    reply, synced = await connection.call_many([command, wait])
+    for one in (reply, synced):
+        if isinstance(one, ServerError):
+            raise refusal(one) from one
+    if synced[0] < 1:
+        raise StorageUnavailable("Storage error: not synced to disk in time")
+    return reply
+
+
+async def answer(work: Any) -> Any:
+    try:
+        return await work
+    except ServerError as error:
+        raise refusal(error) from error
+
+
+class FunctionMissing(StorageUnavailable):
+    """The server does not have our functions (any more)."""
+
+
+def refusal(error: Exception) -> StorageUnavailable:
+    kind = FunctionMissing if "Function not found" in str(error) else StorageUnavailable
+    return kind(f"Valkey refused: {error}")

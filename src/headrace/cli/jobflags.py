@@ -1,0 +1,126 @@
+"""The options of a job as flags, and values as people write them on a command line.
+
+JOB_FLAGS has one entry for every option of `headrace.client.options.Options`; a test keeps the two equal.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from headrace.cli.session import UsageError, advised
+
+if TYPE_CHECKING:
+    from headrace.client.options import Options
+
+JOB_FLAGS: Final[dict[str, dict[str, Any]]] = {
+    "priority": {"type": int, "metavar": "N", "help": "higher goes first (default: 0)"},
+    "delay": {"metavar": "SPAN", "help": "run it after this time: 250ms, 30s, 10m, 1h30m, 7d"},
+    "at": {"metavar": "TIME", "help": "run it then: 2030-12-24T18:00, or with a zone: 2030-12-24T18:00+01:00"},
+    "attempts": {"type": int, "metavar": "N", "help": "how often it is tried in all (default: 3)"},
+    "backoff": {"metavar": "HOW", "help": "pause between attempts: 5s, exponential:1s or exponential:1s:10m"},
+    "timeout": {"metavar": "SPAN", "help": "how long one attempt may take"},
+    "ttl": {"metavar": "SPAN", "help": "how long it may wait before it is too late to run it"},
+    "job_id": {"metavar": "ID", "help": "an id of your own; adding it again gives the job that is there"},
+    "dedup": {"metavar": "KEY", "help": "no second job with this key while the first one has not ended"},
+    "group": {"metavar": "NAME", "help": "jobs of a group share limits"},
+    "tags": {"flag": "--tag", "action": "append", "metavar": "TAG", "help": "may be given several times"},
+    "lifo": {"action": "store_true", "help": "ahead of those that wait with the same priority"},
+    "durable": {"action": "store_true", "help": "answer only when the disk has it: survives a power cut"},
+    "depends_on": {"action": "append", "metavar": "ID", "help": "wait for this job; may be given several times"},
+    "parent": {"metavar": "ID", "help": "the job that waits for this one"},
+    "remove_on_complete": {"action": "store_true", "help": "do not keep it once it completed"},
+    "remove_on_fail": {"action": "store_true", "help": "do not keep it once it failed for good"},
+    "keep_logs": {"type": int, "metavar": "N", "help": "lines of its log that are kept"},
+    "stall_timeout": {"metavar": "SPAN", "help": "silence after which its worker counts as lost"},
+}
+
+
+def add_job_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("options of the job")
+    for name, settings in JOB_FLAGS.items():
+        rest = {key: value for key, value in settings.items() if key != "flag"}
+        group.add_argument(settings.get("flag", f"--{name.replace('_', '-')}"), dest=name, default=None, **rest)
+    group.add_argument(
+        "--dedup-mode",
+        choices=("simple", "throttle", "debounce"),
+        default="simple",
+        help="throttle: none for the time of --dedup-ttl; debounce: the newest replaces the one that waits",
+    )
+    group.add_argument("--dedup-ttl", metavar="SPAN", help="how long the key is kept (throttle, debounce)")
+
+
+def job_options(arguments: argparse.Namespace) -> Options:
+    """The options that were given."""
+    given: Any = {name: getattr(arguments, name) for name in JOB_FLAGS if getattr(arguments, name) is not None}
+    for name, convert in _CONVERTED.items():
+        if name in given:
+            given[name] = convert(given[name], arguments)
+    return given  # type: ignore[no-any-return]
+
+
+def _moment(text: str, arguments: argparse.Namespace) -> datetime:
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise UsageError(f"--at {text!r} is no time: write for example 2030-12-24T18:00 or 2030-12-24T18:00Z") from None
+    return moment if moment.tzinfo is not None else moment.astimezone()
+
+
+def _backoff(text: str, arguments: argparse.Namespace) -> Any:
+    from headrace.client.options import Backoff
+
+    kind, *spans = text.split(":")
+    if not spans:
+        return text
+    if kind == "fixed" and len(spans) == 1:
+        return Backoff.fixed(spans[0])
+    if kind == "exponential" and len(spans) <= 2:
+        return Backoff.exponential(*spans)
+    raise UsageError(f"--backoff {text!r} is not understood: write 5s, exponential:1s or exponential:1s:10m")
+
+
+def _dedup(key: str, arguments: argparse.Namespace) -> Any:
+    from headrace.client.options import Dedup
+
+    return Dedup(key, arguments.dedup_mode, arguments.dedup_ttl)
+
+
+_CONVERTED: Final[dict[str, Callable[[str, argparse.Namespace], Any]]] = {
+    "at": _moment,
+    "backoff": _backoff,
+    "dedup": _dedup,
+}
+
+
+# -- values ------------------------------------------------------------------------------------------------------------
+
+
+def looks_like_data(text: str) -> bool:
+    """Whether somebody who left the name out means this as data."""
+    return text == "-" or text[:1] in ("{", "[", '"', "@")
+
+
+def read_data(text: str | None, what: str = "DATA") -> Any:
+    """The JSON value of an argument: the text itself, a file (@file) or stdin (-)."""
+    import msgspec
+
+    if text is None:
+        return None
+    content = sys.stdin.buffer.read() if text == "-" else _file(text[1:]) if text.startswith("@") else text
+    try:
+        return msgspec.json.decode(content)
+    except (msgspec.DecodeError, UnicodeError) as error:
+        hint = f"write JSON, a text with its quotes: '\"{text[:20]}\"'; @FILE reads a file, - reads stdin"
+        raise advised(UsageError(f"{what} is no JSON: {error}"), hint) from None
+
+
+def _file(path: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from None

@@ -1,0 +1,248 @@
+"""`headrace pipeline`: the jobs of the data pipeline. Spark is imported only when one of them runs.
+
+To add one: a function that takes the parsed arguments, and its parser in `add_pipeline`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headrace.errors import HeadraceError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from headrace.pipeline.lake import Lake
+
+_LAKE = "folder of the lake (default: ./lake)"
+
+
+def prepare(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        'Learn from the history of jobs, and move jobs by the table. Needs Spark: pip install "headrace[spark]" and '
+        "Java 17. docs/pipeline.md tells when that pays."
+    )
+    jobs = parser.add_subparsers(title="jobs", metavar="JOB", required=True)
+    ingest = _job(jobs, "ingest", _ingest, "stream captured events into the lake")
+    _add_source(ingest)
+    ingest.add_argument("--continuous", metavar="SECONDS", type=float, help="go on, with a batch this often")
+    ingest.add_argument("--max-events", metavar="N", type=int, default=2_000_000, help="per batch (default: 2000000)")
+    ingest.add_argument("--accept-loss", action="store_true", help="go on behind events that are kept no longer")
+    facts = _job(jobs, "facts", _facts, "make jobs and facts of what was ingested since the last run")
+    _add_facts(facts)
+    run = _job(jobs, "run", _run, "ingest what there is, then make facts")
+    _add_source(run)
+    _add_facts(run)
+    run.set_defaults(max_events=2_000_000, continuous=None, accept_loss=False)
+    report = _job(jobs, "report", _report, "write a report as one HTML file")
+    report.add_argument("--out", metavar="FILE", default="report.html", help="(default: report.html)")
+    report.add_argument("--days", metavar="N", type=int, default=7, help="how far back (default: 7)")
+    report.add_argument("--queue", metavar="NAME", help="one queue only")
+    redrive = _job(jobs, "redrive", _redrive, "enqueue dead letters again, chosen by SQL")
+    redrive.add_argument(
+        "--where", metavar="SQL", default="true", help="which jobs of silver, such as \"queue = 'mail'\""
+    )
+    redrive.add_argument("--name", required=True, help="name of this redrive: repeated under it, nothing comes twice")
+    redrive.add_argument("--url", metavar="URL", help="server (default: headrace://localhost:6789)")
+    redrive.add_argument("--to-queue", metavar="NAME", help="another queue than the one that they were in")
+    redrive.add_argument("--rate", metavar="N", type=float, help="jobs per second at most")
+    redrive.add_argument("--dry-run", action="store_true", help="only count, by queue and error")
+    enqueue = _job(jobs, "enqueue", _enqueue, "make a job of every row of a table")
+    enqueue.add_argument("table", metavar="PATH", help="Parquet, JSON lines or CSV")
+    enqueue.add_argument("--to-queue", metavar="NAME", required=True)
+    enqueue.add_argument("--id-columns", metavar="A,B", required=True, help="what tells one row from another")
+    enqueue.add_argument("--name", default="enqueue", help="name of this load; part of the jobs' ids")
+    enqueue.add_argument("--url", metavar="URL", help="server (default: headrace://localhost:6789)")
+    enqueue.add_argument("--dry-run", action="store_true", help="only count")
+    verify = _job(jobs, "verify", _verify, "check the lake: gaps, repeats, counts")
+    verify.add_argument("--url", metavar="URL", help="compare with the counters of this server, too")
+    status = _job(jobs, "status", _status, "what the lake holds and how far behind it is; needs no Spark")
+    _add_source(status)
+
+
+def _job(jobs: Any, name: str, run: Any, text: str) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = jobs.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+    parser.add_argument("--lake", metavar="DIR", default="lake", help=_LAKE)
+    parser.add_argument("--master", metavar="URL", help="Spark master (default: SPARK_MASTER, or local[*])")
+    parser.add_argument("--conf", metavar="KEY=VALUE", action="append", default=[], help="setting of Spark; repeatable")
+    parser.set_defaults(run=run)
+    return parser
+
+
+def _add_source(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--url", metavar="URL", help="server to read from (default: headrace://localhost:6789)")
+    parser.add_argument("--capture", metavar="DIR", help="read this capture folder and not a server")
+
+
+def _add_facts(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--rebuild", action="store_true", help="make everything anew from bronze")
+    parser.add_argument(
+        "--sla", metavar="[QUEUE=]MS", action="append", help="the longest wait that is in order; repeatable, remembered"
+    )
+
+
+def _say(text: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
+
+
+def _lake(arguments: argparse.Namespace) -> Lake:
+    from headrace.pipeline.lake import Lake
+
+    return Lake(Path(arguments.lake))
+
+
+@contextmanager
+def _session(arguments: argparse.Namespace) -> Iterator[SparkSession]:
+    from headrace.pipeline.session import check_spark, start_session
+
+    wrong = [pair for pair in arguments.conf if "=" not in pair]
+    if wrong:
+        raise HeadraceError(f"--conf needs KEY=VALUE, not {wrong[0]!r}")
+    check_spark()
+    _say("starting Spark")
+    settings = dict(pair.split("=", 1) for pair in arguments.conf)
+    spark = start_session("headrace pipeline", master=arguments.master, settings=settings)
+    try:
+        yield spark
+    except HeadraceError:
+        raise
+    except Exception as error:
+        # Spark wraps what went wrong in pages of Java; the first lines have what a person can use.
+        raise HeadraceError(_essence(str(error))) from error
+    finally:
+        spark.stop()
+
+
+def _essence(text: str) -> str:
+    """Our own error, if Spark only carries it, or the first line of Spark's."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    ours = [line.partition(": ")[2] for line in lines if line.startswith("headrace.")]
+    return ours[0] if ours else lines[0] if lines else "Spark failed without a reason"
+
+
+def _source(arguments: argparse.Namespace) -> dict[str, str]:
+    if arguments.capture:
+        return {"path": str(Path(arguments.capture).absolute())}
+    return {"url": arguments.url} if arguments.url else {}
+
+
+def _ingest(arguments: argparse.Namespace) -> int:
+    with _session(arguments) as spark:
+        _ingest_with(spark, arguments)
+    return 0
+
+
+def _ingest_with(spark: SparkSession, arguments: argparse.Namespace) -> None:
+    from headrace.pipeline.runs import ingest
+
+    source = {**_source(arguments), "maxEventsPerTrigger": str(arguments.max_events)}
+    source["failOnDataLoss"] = str(not arguments.accept_loss).lower()
+    summary = ingest(spark, _lake(arguments), source, interval_s=arguments.continuous, say=_say)
+    _say(f"{summary.events:,} events in {summary.batches} batches")
+
+
+def _facts(arguments: argparse.Namespace) -> int:
+    with _session(arguments) as spark:
+        _facts_with(spark, arguments)
+    return 0
+
+
+def _facts_with(spark: SparkSession, arguments: argparse.Namespace) -> None:
+    from headrace.pipeline.runs import tell
+
+    promises = _promises(arguments.sla)
+    summary = tell(spark, _lake(arguments), sla_ms=promises, rebuild=arguments.rebuild, say=_say)
+    if summary.since is not None:
+        _say(f"run {summary.run}: {summary.events:,} events, facts made anew since {summary.since}")
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    with _session(arguments) as spark:
+        _ingest_with(spark, arguments)
+        _facts_with(spark, arguments)
+    return 0
+
+
+def _promises(given: list[str] | None) -> dict[str, int] | None:
+    """--sla 5000 and --sla mail=2000 as milliseconds by queue; None when nothing was said."""
+    if given is None:
+        return None
+    promises = {}
+    for text in given:
+        queue, _, ms = text.rpartition("=")
+        if not ms.isdigit():
+            raise HeadraceError(f"--sla needs milliseconds, such as 5000 or mail=2000, not {text!r}")
+        promises[queue or "*"] = int(ms)
+    return promises
+
+
+def _report(arguments: argparse.Namespace) -> int:
+    from headrace.pipeline.report import write_report
+
+    out = Path(arguments.out)
+    write_report(_lake(arguments), out, days=arguments.days, queue=arguments.queue)
+    _say(f"wrote {out} ({out.stat().st_size // 1024} kB)")
+    return 0
+
+
+def _redrive(arguments: argparse.Namespace) -> int:
+    with _session(arguments) as spark:
+        from headrace.pipeline.redrive import Redrive
+
+        plan = Redrive(spark, _lake(arguments), arguments.name, arguments.where, arguments.url)
+        for line in plan.counts():
+            print(f"  {line}")
+        if not arguments.dry_run:
+            sent = plan.send(to_queue=arguments.to_queue, rate=arguments.rate, say=_say)
+            _say(f"{sent:,} jobs are enqueued again under the name {arguments.name}")
+    return 0
+
+
+def _enqueue(arguments: argparse.Namespace) -> int:
+    from headrace.pipeline.connection import default_url
+
+    with _session(arguments) as spark:
+        table = _read_table(spark, arguments.table)
+        _say(f"{table.count():,} rows in {arguments.table}")
+        if not arguments.dry_run:
+            writer = table.write.format("headrace").mode("append").option("url", arguments.url or default_url())
+            options = {"queue": arguments.to_queue, "idColumns": arguments.id_columns, "pipeline": arguments.name}
+            writer.options(**options).save()
+            _say(f"all of them are jobs of {arguments.to_queue}; run again, they stay the same jobs")
+    return 0
+
+
+def _read_table(spark: SparkSession, path: str) -> Any:
+    kinds = {".parquet": "parquet", ".csv": "csv", ".json": "json", ".jsonl": "json"}
+    names = [path, *(str(found) for found in Path(path).rglob("*.*"))] if os.path.isdir(path) else [path]
+    kind = next((kinds[Path(name).suffix] for name in names if Path(name).suffix in kinds), None)
+    if kind is None:
+        raise HeadraceError(f"{path} is neither Parquet nor JSON lines nor CSV, by its name")
+    return spark.read.format(kind).option("header", True).option("inferSchema", True).load(path)
+
+
+def _verify(arguments: argparse.Namespace) -> int:
+    with _session(arguments) as spark:
+        from headrace.pipeline.verify import examine
+
+        found = examine(spark, _lake(arguments), arguments.url)
+    for line in found.facts:
+        print(f"  {line}")
+    for problem in found.problems:
+        print(f"! {problem}")
+    print("the lake is in order" if not found.problems else f"{len(found.problems)} problem(s) found")
+    return 1 if found.problems else 0
+
+
+def _status(arguments: argparse.Namespace) -> int:
+    from headrace.pipeline.status import lines
+
+    for line in lines(_lake(arguments), _source(arguments)):
+        print(line)
+    return 0

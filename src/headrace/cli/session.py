@@ -1,0 +1,177 @@
+"""What every client command shares: which server is meant, the connection, exit codes and how errors read.
+
+An error is told in two lines: what happened and why, then what to do. To give an error a hint or an exit code add its
+class to _VERDICTS; the first row that fits wins.
+"""
+
+from __future__ import annotations
+
+import argparse
+import enum
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Final
+from urllib.parse import parse_qs, urlsplit
+
+from headrace import errors
+
+if TYPE_CHECKING:
+    from headrace.client.client import Client
+
+DEFAULT_URL: Final = "headrace://localhost:6789"
+EMBEDDED: Final = ("sqlite", "memory")
+SERVERS: Final = ("headrace", "bunqueue")
+"""Schemes of connections; with an `s` behind them they use TLS."""
+BULK_S: Final = 600.0
+"""How long a command that touches a whole queue may take."""
+_CLOSING_S: Final = 10.0
+
+
+class Exit(enum.IntEnum):
+    """Exit codes. 2 is also argparse's for a command line that it does not understand."""
+
+    OK = 0
+    FAILED = 1
+    USAGE = 2
+    NOT_FOUND = 3
+    NO_CONNECTION = 4
+    INTERRUPTED = 130
+
+
+EXIT_CODES: Final[dict[Exit, str]] = {
+    Exit.OK: "done",
+    Exit.FAILED: "refused or failed: the job failed, the state does not allow it, the server is not healthy",
+    Exit.USAGE: "the command line or a value in it is wrong",
+    Exit.NOT_FOUND: "no such job, schedule or dead letter",
+    Exit.NO_CONNECTION: "no connection, no answer in time, or a token that is not accepted",
+    Exit.INTERRUPTED: "interrupted with Ctrl-C",
+}
+
+
+class UsageError(errors.HeadraceError):
+    """The command line asks for something that makes no sense."""
+
+    code = "usage"
+
+
+def advised(error: errors.HeadraceError, hint: str) -> errors.HeadraceError:
+    """The error with a line that says what to do about it."""
+    error.add_note(hint)
+    return error
+
+
+_NO_SERVER: Final = "start a server with `headrace serve`, or name another one with --url or HEADRACE_URL"
+_NO_TOKEN: Final = "set HEADRACE_TOKEN, or write it into the URL: headrace://host:6789?token=..."
+_SILENCE: Final = "it may have been carried out all the same: look before you repeat it"
+
+_VERDICTS: Final[tuple[tuple[type[Exception], Exit, str], ...]] = (
+    (errors.NotAuthenticated, Exit.NO_CONNECTION, _NO_TOKEN),
+    (errors.ConnectionLost, Exit.NO_CONNECTION, _NO_SERVER),
+    (errors.CommandTimeout, Exit.NO_CONNECTION, _SILENCE),
+    (errors.NotFound, Exit.NOT_FOUND, ""),
+    (errors.InvalidCommand, Exit.USAGE, ""),
+    (UsageError, Exit.USAGE, ""),
+    (errors.StorageUnavailable, Exit.FAILED, "the disk of the server refuses writes: `headrace health` tells why"),
+)
+
+
+def verdict(error: errors.HeadraceError) -> tuple[Exit, list[str]]:
+    """The exit code of an error, and what its reader can do."""
+    own: list[str] = getattr(error, "__notes__", [])
+    for kind, code, hint in _VERDICTS:
+        if isinstance(error, kind):
+            return code, own or [hint][: bool(hint)]
+    return (Exit.USAGE if error.code == "config" else Exit.FAILED), own
+
+
+def report(error: errors.HeadraceError, as_json: bool) -> int:
+    """Tell of an error on stderr; the exit code that belongs to it."""
+    code, hints = verdict(error)
+    if as_json:
+        told = {"error": str(error), "code": error.code, "exit": int(code), "hints": hints}
+        print(json.dumps(told, ensure_ascii=False), file=sys.stderr)
+        return code
+    from headrace.notation import harmless
+
+    print(f"headrace: {harmless(str(error))}", file=sys.stderr)
+    for hint in hints:
+        print(f"          {hint}", file=sys.stderr)
+    return code
+
+
+def abandon_stdout() -> None:
+    """What is still buffered must not raise once more when the process ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+# -- which server ------------------------------------------------------------------------------------------------------
+
+
+def add_client_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags of every command that talks to a server. Their defaults are those of the top parser."""
+    shared = parser.add_argument_group("connection and output")
+    shared.add_argument(
+        "--url",
+        metavar="URL",
+        default=argparse.SUPPRESS,
+        help=f"server or file (default: HEADRACE_URL, else {DEFAULT_URL}); sqlite:///jobs.db opens a file directly",
+    )
+    shared.add_argument(
+        "--json", action="store_true", default=argparse.SUPPRESS, dest="as_json", help="JSON for machines on stdout"
+    )
+
+
+def add_yes_flag(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--yes", "-y", action="store_true", help="do not ask")
+
+
+def url_of(arguments: argparse.Namespace) -> str:
+    return arguments.url or os.environ.get("HEADRACE_URL") or DEFAULT_URL
+
+
+def is_embedded(arguments: argparse.Namespace) -> bool:
+    return urlsplit(url_of(arguments)).scheme in EMBEDDED
+
+
+def require_server(arguments: argparse.Namespace, why: str) -> None:
+    """Some things make sense only when the server outlives this command."""
+    if is_embedded(arguments):
+        raise advised(UsageError(why), "run `headrace serve` on that file and leave --url out")
+
+
+@contextmanager
+def connected(arguments: argparse.Namespace, patience_s: float | None = None) -> Iterator[Client]:
+    """A client that can be asked, closed in order at the end; `patience_s` bounds how long connecting may take."""
+    from headrace.connect import open_client, release_client
+
+    url = url_of(arguments)
+    parts = urlsplit(url)
+    options: dict[str, object] = {}
+    if parts.scheme.removesuffix("s") in SERVERS:
+        given = parse_qs(parts.query)
+        if "token" not in given and os.environ.get("HEADRACE_TOKEN"):
+            options["token"] = os.environ["HEADRACE_TOKEN"]
+        if "pool_size" not in given:
+            options["pool_size"] = 1  # a command asks one thing after the other
+        if patience_s is not None:
+            options["connect_timeout"] = patience_s
+    client = open_client(url, **options)
+    try:
+        _connect(client, parts.scheme in EMBEDDED)
+        yield client
+    finally:
+        if release_client(client):
+            with suppress(TimeoutError):  # the process ends now, and with it the connection
+                client.close().result(_CLOSING_S)
+
+
+def _connect(client: Client, is_file: bool) -> None:
+    try:
+        client.connect().result()
+    except errors.StorageUnavailable as error:  # a store that is asked without a server between
+        if is_file:
+            raise errors.Refused(str(error)) from None
+        raise advised(errors.ConnectionLost(str(error)), "start it, or name another one with --url") from None

@@ -1,0 +1,72 @@
+"""Serving parked pulls on a remote backend: one loop of claims per queue, for as long as somebody waits there.
+
+A claim that is under way is never cancelled. If who waited for it is gone when it lands, its jobs are given back.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, Final
+
+from headrace.engine.waiters import Waiters
+from headrace.errors import HeadraceError
+
+if TYPE_CHECKING:
+    from headrace.backends import AnyBackend
+
+log: Final = logging.getLogger("headrace.engine")
+
+
+class ClaimLoops:
+    def __init__(
+        self, backend: AnyBackend, waiters: Waiters, start: Callable[[Coroutine[Any, Any, None]], None]
+    ) -> None:
+        self._backend = backend
+        self._waiters = waiters
+        self._start = start
+        self._running: set[str] = set()
+        self._again: set[str] = set()
+
+    def wake(self, queue: str) -> None:
+        """The queue may have jobs: claim for those who wait, unless that is under way already."""
+        if queue in self._running:
+            self._again.add(queue)
+        elif self._waiters.parked_pulls(queue):
+            self._running.add(queue)
+            self._start(self._run(queue))
+
+    async def _run(self, queue: str) -> None:
+        try:
+            while True:
+                self._again.discard(queue)
+                await self._serve(queue)
+                if queue not in self._again:
+                    break
+        finally:
+            self._running.discard(queue)
+            self._end_tick()
+
+    def _end_tick(self) -> None:
+        """A claim without jobs may have learned when the next one is due: the timer has to hear of it."""
+        if not self._backend.is_local:
+            self._backend.on_wake()
+
+    async def _serve(self, queue: str) -> None:
+        assert not self._backend.is_local
+        for waiter in self._waiters.parked_pulls(queue):
+            assert waiter.demand is not None
+            if waiter.is_over:
+                continue  # it was served or gave up while we claimed for those before it
+            try:
+                claims = await self._backend.claim(queue, waiter.demand)
+            except HeadraceError as error:
+                log.warning("parked pulls of %s wait on: %s", queue, error)
+                return
+            if not claims:
+                if waiter.demand.group is None:
+                    return
+            elif waiter in self._waiters.parked_pulls(queue):
+                self._waiters.serve(waiter, claims)
+            else:
+                await self._backend.release_claims(queue, claims)

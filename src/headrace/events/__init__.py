@@ -1,0 +1,45 @@
+"""Typed events with replies, on queues: emit here, handle anywhere, get the answer back.
+
+Reading order: `definitions` and `message` (what an event is), `subscription` (what its emitter holds), `context` (what
+its handler is given), `queues`, `completion`, `groups`, `receipts` and `schedules` (the parts), `provider` (the parts
+put together), `app` (what users hold in their hands). `idempotency` and `testing` stand beside them.
+"""
+
+from headrace.events.app import BlockingEvents, Emitter, Events
+from headrace.events.completion import CompletionTracker
+from headrace.events.context import EventContext
+from headrace.events.definitions import EventCatalogue, EventDefinition, EventRegistry, event
+from headrace.events.idempotency import EventIdempotency, Processed
+from headrace.events.message import EVENT_MESSAGE_VERSION, EmitOptions, EventMessage
+from headrace.events.provider import DEFAULT_TIMEOUT_MS, EventProvider
+from headrace.events.queues import QueueManager, QueueMetrics
+from headrace.events.schedules import ScheduledEventManager, ScheduleInfo
+from headrace.events.subscription import EventSubscription
+from headrace.propagation import Retry, current_meta, propagate
+
+__all__ = [
+    "DEFAULT_TIMEOUT_MS",
+    "EVENT_MESSAGE_VERSION",
+    "BlockingEvents",
+    "CompletionTracker",
+    "EmitOptions",
+    "Emitter",
+    "EventCatalogue",
+    "EventContext",
+    "EventDefinition",
+    "EventIdempotency",
+    "EventMessage",
+    "EventProvider",
+    "EventRegistry",
+    "EventSubscription",
+    "Events",
+    "Processed",
+    "QueueManager",
+    "QueueMetrics",
+    "Retry",
+    "ScheduleInfo",
+    "ScheduledEventManager",
+    "current_meta",
+    "event",
+    "propagate",
+]

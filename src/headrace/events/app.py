@@ -1,0 +1,429 @@
+"""Events: the object that applications hold. Typed emissions, handlers by decorator, one lifetime.
+
+    events = Events("sqlite:///jobs.db")
+
+    @events.on(fraud_check)
+    async def check(ctx: EventContext[Order]) -> Verdict: ...
+
+    async with events:
+        verdict = await events.emit(fraud_check, order, timeout=5)
+
+The URL decides where events live: memory://, sqlite:///file.db or headrace://host. Each handler of an event is a group
+of its own: every group gets every event, and workers of one group, in however many processes, share them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import threading
+from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, Protocol, TypeVar, overload
+
+from headrace.client.payloads import decode_payload
+from headrace.connect import open_client, release_client
+from headrace.durations import Duration
+from headrace.errors import InvalidCommand
+from headrace.events.context import EventContext, context_of, current_cause, set_cause
+from headrace.events.definitions import AnyEvent, EventCatalogue, EventDefinition
+from headrace.events.message import EmitOptions, EventMessage
+from headrace.events.provider import DEFAULT_TIMEOUT_MS, EventProvider
+from headrace.events.queues import EventWorker
+from headrace.events.schedules import ScheduleInfo
+from headrace.events.subscription import EventSubscription
+from headrace.propagation import PropagationMeta, Retry, capture, restored
+from headrace.worker.context import JobContext
+
+D = TypeVar("D")
+R = TypeVar("R")
+T = TypeVar("T")
+H = TypeVar("H", bound=Callable[..., Any])
+log: Final = logging.getLogger("headrace.events")
+
+
+class Emitter(Protocol):
+    """What a service needs to emit: no lifetime, no handlers."""
+
+    def emit(self, definition: EventDefinition[D, R], data: D = ..., **options: Any) -> EventSubscription[R]: ...
+
+
+@dataclass(frozen=True)
+class Consumer:
+    """One handler of an event and how it is run."""
+
+    definition: AnyEvent
+    handler: Callable[..., Any]
+    group: str | None
+    retry: Retry | None
+    is_sync: bool
+    on_success: Callable[[EventContext[Any], Any], Any] | None
+    on_error: Callable[[EventContext[Any] | None, BaseException], Any] | None
+    logger_name: str | None
+    worker_options: dict[str, Any]
+
+
+class Events:
+    def __init__(
+        self,
+        url: str = "memory://",
+        *,
+        registry: EventCatalogue | None = None,
+        default_timeout: Duration = DEFAULT_TIMEOUT_MS / 1000,
+        default_meta: PropagationMeta | None = None,
+        provider: Callable[[Any], EventProvider] | None = None,
+        on_registration_error: Callable[[BaseException], object] | None = None,
+        **provider_options: Any,
+    ) -> None:
+        """With a registry only its events are known. `provider` makes another one for a client."""
+        self.url = url
+        self.registry = registry
+        self.default_meta: PropagationMeta = dict(default_meta or {})
+        self._make_provider = provider or partial(EventProvider, default_timeout=default_timeout, **provider_options)
+        self._on_registration_error = on_registration_error
+        self._consumers: dict[tuple[str, str | None], Consumer] = {}
+        self._begun: set[tuple[str, str | None]] = set()
+        self._definitions: dict[str, AnyEvent] = dict(registry or {})
+        self._provider: EventProvider | None = None
+        self._starting: asyncio.Future[None] | None = None
+        self._late: set[asyncio.Task[None]] = set()
+        self.loop: asyncio.AbstractEventLoop | None = None
+
+    # -- lifetime ------------------------------------------------------------------------------------------------------
+
+    @property
+    def provider(self) -> EventProvider:
+        if self._provider is None:
+            self._provider = self._make_provider(open_client(self.url))
+        return self._provider
+
+    async def __aenter__(self) -> Events:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
+        """Connect and ready all handlers. Failures are raised together; starting again tries what failed."""
+        if self._starting is None or self._starting.done():
+            self._starting = asyncio.ensure_future(self._start())
+        await asyncio.shield(self._starting)
+
+    async def _start(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        for definition in self._definitions.values():
+            if definition.ttl is not None:
+                self.provider.configure_event(definition.name, ttl=definition.ttl)
+        await self.provider.start()
+        waiting = [consumer for key, consumer in self._consumers.items() if key not in self._begun]
+        outcomes = await asyncio.gather(*map(self._subscribe, waiting), return_exceptions=True)
+        failures = [outcome for outcome in outcomes if isinstance(outcome, Exception)]
+        if failures:
+            raise ExceptionGroup(f"{len(failures)} event handler(s) could not begin", failures)
+
+    async def stop(self) -> None:
+        """Let what runs end, then leave; whoever still waits for an answer is told."""
+        provider, self._provider = self._provider, None
+        if provider is None:
+            return
+        self._begun.clear()
+        await provider.stop()
+        client = provider._client
+        if release_client(client):
+            await asyncio.wrap_future(client.close())
+
+    # -- handling ------------------------------------------------------------------------------------------------------
+
+    def on(
+        self,
+        definition: AnyEvent | str,
+        *,
+        group: str | None = None,
+        retry: Retry | None = None,
+        sync: bool | None = None,
+        on_success: Callable[[EventContext[Any], Any], Any] | None = None,
+        on_error: Callable[[EventContext[Any] | None, BaseException], Any] | None = None,
+        logger_name: str | None = None,
+        **worker_options: Any,
+    ) -> Callable[[H], H]:
+        """Handle an event; plain functions run in threads. `concurrency`, `lease` and `drain` go to its worker."""
+        known = self._known(definition)
+        if group is not None and (not group or not group.replace("-", "").replace("_", "").isalnum()):
+            raise InvalidCommand(f"group {group!r}: use letters, digits, dashes and underscores")
+
+        def register(handler: H) -> H:
+            is_sync = not inspect.iscoroutinefunction(handler) if sync is None else sync
+            key = (known.name, group)
+            if key in self._consumers:
+                raise InvalidCommand(f"event {known.name!r} has a handler of group {group or 'default'} here already")
+            consumer = Consumer(
+                known, handler, group, retry, is_sync, on_success, on_error, logger_name, worker_options
+            )
+            self._consumers[key] = consumer
+            if self._provider is not None and self._provider.is_started:
+                self._begin_late(consumer)
+            return handler
+
+        return register
+
+    def handlers(self, definition: AnyEvent) -> int:
+        """How many handlers an event has here."""
+        return sum(name == definition.name for name, _ in self._consumers)
+
+    def _begin_late(self, consumer: Consumer) -> None:
+        """A handler that came after the start: its failure goes to the callback or the log."""
+
+        def ended(task: asyncio.Task[None]) -> None:
+            self._late.discard(task)
+            error = None if task.cancelled() else task.exception()
+            if error is None:
+                return
+            log.error("the handler of %s could not begin: %s", consumer.definition.name, error)
+            if self._on_registration_error is not None:
+                try:
+                    self._on_registration_error(error)
+                except Exception:
+                    log.exception("on_registration_error failed")
+
+        task = asyncio.ensure_future(self._subscribe(consumer))
+        self._late.add(task)
+        task.add_done_callback(ended)
+
+    async def _subscribe(self, consumer: Consumer) -> None:
+        await self.provider.subscribe(
+            consumer.definition.name,
+            partial(self._handle, consumer),
+            group=consumer.group,
+            retry=consumer.retry,
+            **consumer.worker_options,
+        )
+        self._begun.add((consumer.definition.name, consumer.group))
+
+    async def _handle(self, consumer: Consumer, message: EventMessage, job: JobContext, worker: EventWorker) -> Any:
+        set_cause(message.event_id)
+        with restored(message.meta):
+            context: EventContext[Any] | None = None
+            try:
+                data = consumer.definition.read_data(decode_payload(message.payload))
+                context = context_of(message, data, job, self, consumer.logger_name)
+                run_in: Any = "thread" if consumer.is_sync else "loop"
+                found = await worker.run_in_place(run_in, partial(consumer.handler, context))
+                result = consumer.definition.check_result(found)
+                await _hook(consumer.on_success, context, result)
+                return result
+            except Exception as error:
+                await _hook(consumer.on_error, context, error)
+                raise
+
+    # -- emitting ------------------------------------------------------------------------------------------------------
+
+    @overload
+    def emit(
+        self,
+        definition: EventDefinition[D, R],
+        data: D,
+        *,
+        delay: Duration | None = ...,
+        timeout: Duration | None = ...,
+        expires: Duration | None = ...,
+        key: str | None = ...,
+        causation_id: str | None = ...,
+        meta: PropagationMeta | None = ...,
+        expects_result: bool | None = ...,
+    ) -> EventSubscription[R]: ...
+    @overload
+    def emit(
+        self,
+        definition: AnyEvent | str,
+        data: Any = ...,
+        *,
+        delay: Duration | None = ...,
+        timeout: Duration | None = ...,
+        expires: Duration | None = ...,
+        key: str | None = ...,
+        causation_id: str | None = ...,
+        meta: PropagationMeta | None = ...,
+        expects_result: bool | None = ...,
+    ) -> EventSubscription[Any]: ...
+    def emit(
+        self,
+        definition: Any,
+        data: Any = None,
+        *,
+        delay: Duration | None = None,
+        timeout: Duration | None = None,
+        expires: Duration | None = None,
+        key: str | None = None,
+        causation_id: str | None = None,
+        meta: PropagationMeta | None = None,
+        expects_result: bool | None = None,
+    ) -> EventSubscription[Any]:
+        """Emit an event. Awaiting it gives the answer; for one without a result type, the word that it is stored."""
+        known = self._known(definition)
+        _check_loop()
+        payload = known.encode_data(data)
+        if key is None and known.key is not None:
+            key = known.key(data)
+        options = EmitOptions(
+            delay=delay,
+            causation_id=causation_id or current_cause(),
+            timeout=timeout,
+            idempotency_key=key,
+            expects_result=known.expects_result if expects_result is None else expects_result,
+            expires=expires,
+        )
+        subscription = self.provider.emit(known.name, payload, self._meta(meta), options)
+        return _typed(subscription, known) if known.expects_result else subscription
+
+    async def emit_many(self, definition: EventDefinition[D, Any], data: Iterable[D]) -> int:
+        """Emit many events in few commands, without asking for answers; how many."""
+        known = self._known(definition)
+        key = known.key
+        entries = ((known.encode_data(one), None if key is None else key(one)) for one in data)
+        return await self.provider.emit_many(known.name, entries, self._meta(None))
+
+    def _meta(self, given: PropagationMeta | None) -> dict[str, Any]:
+        return {**self.default_meta, **capture(), **(given or {})}
+
+    async def cancel(self, definition: AnyEvent | str, key: str) -> bool:
+        """Withdraw an event by its key. False: it is unknown, or was delivered already."""
+        return await self.provider.cancel(self._known(definition).name, key)
+
+    # -- schedules -----------------------------------------------------------------------------------------------------
+
+    async def schedule_event(
+        self,
+        definition: EventDefinition[D, Any],
+        schedule_id: str,
+        *,
+        cron: str | None = None,
+        every: Duration | None = None,
+        tz: str | None = None,
+        payload: D | None = None,
+        catch_up: bool = False,
+    ) -> ScheduleInfo:
+        """Emit an event by the clock; an id that is there already is replaced."""
+        known = self._known(definition)
+        return await self.provider.schedule_event(
+            known.name,
+            schedule_id,
+            cron=cron,
+            every=every,
+            tz=tz,
+            payload=known.encode_data(payload),
+            meta=self._meta(None),
+            catch_up=catch_up,
+        )
+
+    async def unschedule_event(self, definition: AnyEvent | str, schedule_id: str) -> bool:
+        """False when there was no such schedule."""
+        return await self.provider.unschedule_event(self._known(definition).name, schedule_id)
+
+    async def get_schedules(self, definition: AnyEvent | str) -> list[ScheduleInfo]:
+        """The schedules of an event, as the store has them."""
+        return await self.provider.get_schedules(self._known(definition).name)
+
+    # -- the rest ------------------------------------------------------------------------------------------------------
+
+    @property
+    def blocking(self) -> BlockingEvents:
+        """The same for threads: `with events.blocking as e: e.emit(...)`."""
+        return BlockingEvents(self)
+
+    def _known(self, definition: AnyEvent | str) -> AnyEvent:
+        name = definition if isinstance(definition, str) else definition.name
+        if self.registry is not None:
+            return self.registry[name]
+        if isinstance(definition, str):
+            raise InvalidCommand(f"event {name!r} by its name alone needs a registry: Events(url, registry=...)")
+        return self._definitions.setdefault(name, definition)
+
+
+def _typed(subscription: EventSubscription[Any], definition: AnyEvent) -> EventSubscription[Any]:
+    """A subscription that settles with the answer as the type that was declared."""
+    typed: EventSubscription[Any] = EventSubscription(subscription.id, subscription.event_id)
+
+    def resolved(value: Any) -> None:
+        try:
+            typed.resolve(None if value is None else definition.read_result(value))
+        except Exception as error:
+            typed.reject(error)
+
+    subscription.subscribe(resolved).on_error(typed.reject)
+    return typed
+
+
+async def _hook(hook: Callable[..., Any] | None, *told: Any) -> None:
+    if hook is not None:
+        found = hook(*told)
+        if inspect.isawaitable(found):
+            await found
+
+
+def _check_loop() -> None:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        raise RuntimeError("emit was called where no loop runs; in threads use events.blocking.emit(...)") from None
+
+
+class BlockingEvents:
+    """Events for threads. Entering it runs them on a loop in the background, unless they run on one already."""
+
+    def __init__(self, events: Events) -> None:
+        self._events = events
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> BlockingEvents:
+        if self._events.loop is None or not self._events.loop.is_running():
+            loop = asyncio.new_event_loop()
+            self._events.loop = loop
+            self._thread = threading.Thread(target=loop.run_forever, name="headrace-events", daemon=True)
+            self._thread.start()
+            self._run(self._events.start())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        loop = self._events.loop
+        if self._thread is not None and loop is not None:
+            self._run(self._events.stop())
+            loop.call_soon_threadsafe(loop.stop)
+            self._thread.join(timeout=5)
+            loop.close()
+            self._events.loop = self._thread = None
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        loop = self._events.loop
+        if loop is None:
+            work.close()
+            raise RuntimeError("the events do not run: use `with events.blocking as e:`")
+        return asyncio.run_coroutine_threadsafe(work, loop).result()
+
+    def emit(self, definition: EventDefinition[D, R], data: D, **options: Any) -> R:
+        """Emit an event and wait for its answer, or for the word that it is stored."""
+        given = {**options, "meta": self._events._meta(options.get("meta"))}
+        given.setdefault("causation_id", current_cause())
+
+        async def emitted() -> R:
+            subscription: EventSubscription[R] = self._events.emit(definition, data, **given)
+            return await subscription
+
+        return self._run(emitted())
+
+    def emit_many(self, definition: EventDefinition[D, Any], data: Iterable[D]) -> int:
+        return self._run(self._events.emit_many(definition, data))
+
+    def cancel(self, definition: AnyEvent, key: str) -> bool:
+        return self._run(self._events.cancel(definition, key))
+
+    def schedule_event(self, definition: AnyEvent, schedule_id: str, **schedule: Any) -> ScheduleInfo:
+        return self._run(self._events.schedule_event(definition, schedule_id, **schedule))
+
+    def unschedule_event(self, definition: AnyEvent, schedule_id: str) -> bool:
+        return self._run(self._events.unschedule_event(definition, schedule_id))
+
+    def get_schedules(self, definition: AnyEvent) -> list[ScheduleInfo]:
+        return self._run(self._events.get_schedules(definition))

@@ -1,0 +1,116 @@
+"""Which groups want an event: a small registry in the store, read by whoever emits.
+
+Each group is a job that nobody takes, in a queue of its own, so it lives wherever jobs live. Emitters keep a copy and
+hear of changes as they happen. A group that joins gets the events that are emitted from then on; it stays until it is
+told to leave, so its events wait for it while none of its workers runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct
+
+from headrace.client.client import Client
+from headrace.client.events import QueueEvents
+from headrace.client.options import Backoff
+from headrace.client.queue import Queue
+from headrace.errors import HeadraceError
+from headrace.propagation import Retry
+
+log: Final = logging.getLogger("headrace.events")
+_PAGE: Final = 1000
+_MAX_GROUPS: Final = 100_000
+
+
+class Subscriber(Struct, rename="camel", omit_defaults=True):
+    """One group of one event. `group` is None for the default one. The retry policy is its handler's wish."""
+
+    event: str
+    group: str | None = None
+    attempts: int | None = None
+    backoff: str | None = None
+    delay_ms: float | None = None
+    max_delay_ms: float | None = None
+
+    def options(self) -> dict[str, Any]:
+        if self.attempts is None:
+            return {}
+        longest = None if self.max_delay_ms is None else self.max_delay_ms / 1000
+        kind: Any = self.backoff
+        return {"attempts": self.attempts, "backoff": Backoff(kind, (self.delay_ms or 0) / 1000, longest)}
+
+
+def subscriber(event: str, group: str | None, retry: Retry | None) -> Subscriber:
+    if retry is None:
+        return Subscriber(event, group)
+    backoff = Backoff(retry.backoff, retry.delay, retry.max_delay).wire()
+    return Subscriber(event, group, retry.attempts, retry.backoff, backoff.delay, backoff.max_delay)
+
+
+class GroupRegistry:
+    def __init__(self, client: Client, queue: str) -> None:
+        self._client = client
+        self._queue = Queue(client, queue)
+        self._groups: dict[str, tuple[Subscriber, ...]] = {}
+        self._listener: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        listening: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._listener = asyncio.ensure_future(self._listen(listening))
+        await listening
+
+    def of(self, event_name: str) -> tuple[Subscriber, ...]:
+        """The groups of an event, the default one first, then in the order in which they joined."""
+        return self._groups.get(event_name, ())
+
+    async def join(self, wanted: Subscriber) -> None:
+        job = await self._queue.add("group", wanted, job_id=self._id(wanted.event, wanted.group))
+        await job.update(wanted)
+        await self._load()
+
+    async def leave(self, event_name: str, group: str | None) -> bool:
+        job = self._queue.job(self._id(event_name, group))
+        left = await job.state() != "unknown" and await job.cancel()
+        await self._load()
+        return left
+
+    def _id(self, event_name: str, group: str | None) -> str:
+        return f"{group or ''}@{event_name}@{self._queue.name}"
+
+    async def _listen(self, listening: asyncio.Future[None]) -> None:
+        try:
+            async with QueueEvents(self._client, self._queue.name) as events:
+                await self._load()
+                listening.set_result(None)
+                async for _ in events:
+                    with contextlib.suppress(HeadraceError):  # the next event, or the gap after it, brings another try
+                        await self._load()
+        except HeadraceError as error:
+            if listening.done():
+                log.warning("changes of event groups are not heard any more: %s", error)
+            else:
+                listening.set_exception(error)
+
+    async def _load(self) -> None:
+        found: dict[str, list[Subscriber]] = {}
+        for offset in range(0, _MAX_GROUPS, _PAGE):
+            page = await self._queue.get_jobs(limit=_PAGE, offset=offset)
+            for job in page:
+                known = msgspec.convert(job.data, Subscriber, strict=False)
+                found.setdefault(known.event, []).append(known)
+            if len(page) < _PAGE:
+                break
+        self._groups = {
+            event: tuple(sorted(groups, key=lambda known: known.group is not None)) for event, groups in found.items()
+        }
+
+    async def stop(self) -> None:
+        if self._listener is not None:
+            self._listener.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._listener

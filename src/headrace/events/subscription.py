@@ -1,0 +1,146 @@
+"""What an emitter holds: a cell that is settled once, with an answer or with an error.
+
+It can be awaited by many, now or later, or by nobody: nothing complains about an error that was not looked at. Waiting
+with a time limit, and being cancelled while waiting, concern the one who waits; the event goes on. A subscription
+belongs to the loop it was made on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Generator
+from typing import Any, Final, Generic, TypeVar, cast
+from uuid import uuid4
+
+from headrace.durations import Duration, seconds
+from headrace.errors import EventTimeoutError
+
+R = TypeVar("R")
+log: Final = logging.getLogger("headrace.events")
+_PENDING: Final = object()
+
+
+class EventSubscription(Generic[R]):
+    def __init__(self, subscription_id: str | None = None, event_id: str = "") -> None:
+        self.id = subscription_id or str(uuid4())
+        self.event_id = event_id
+        self._value: Any = _PENDING
+        self._error: BaseException | None = None
+        self._on_value: Callable[[R], object] | None = None
+        self._on_error: Callable[[BaseException], object] | None = None
+        self._on_end: list[Callable[[EventSubscription[R]], object]] = []
+        self._waiters: list[asyncio.Future[None]] = []
+
+    # -- looking -------------------------------------------------------------------------------------------------------
+
+    @property
+    def is_resolved(self) -> bool:
+        return self._value is not _PENDING
+
+    @property
+    def is_rejected(self) -> bool:
+        return self._error is not None
+
+    @property
+    def is_settled(self) -> bool:
+        return self.is_resolved or self.is_rejected
+
+    def result(self) -> R:
+        """The answer, or the error raised; InvalidStateError while there is neither."""
+        if self._error is not None:
+            raise self._error
+        if not self.is_resolved:
+            raise asyncio.InvalidStateError("the event has not been answered yet")
+        return cast("R", self._value)
+
+    # -- settling ------------------------------------------------------------------------------------------------------
+
+    def resolve(self, value: R) -> None:
+        """The first settlement counts; later ones are ignored."""
+        if not self.is_settled:
+            self._value = value
+            self._settled()
+
+    def reject(self, error: BaseException) -> None:
+        if not self.is_settled:
+            self._error = error
+            self._settled()
+
+    def _settled(self) -> None:
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        self._tell_value()
+        self._tell_error()
+        callbacks, self._on_end = self._on_end, []
+        for callback in callbacks:
+            _guarded(callback, self)
+
+    def _tell_value(self) -> None:
+        callback = self._on_value
+        if self.is_resolved and callback is not None:
+            self._on_value = None
+            _guarded(callback, self._value)
+
+    def _tell_error(self) -> None:
+        callback = self._on_error
+        if self._error is not None and callback is not None:
+            self._on_error = None
+            _guarded(callback, self._error)
+
+    # -- hearing of it -------------------------------------------------------------------------------------------------
+
+    def subscribe(self, callback: Callable[[R], object]) -> EventSubscription[R]:
+        """Call back with the answer; the last callback given counts."""
+        self._on_value = callback
+        self._tell_value()
+        return self
+
+    def on_error(self, callback: Callable[[BaseException], object]) -> EventSubscription[R]:
+        self._on_error = callback
+        self._tell_error()
+        return self
+
+    catch = on_error
+
+    def add_done_callback(self, callback: Callable[[EventSubscription[R]], object]) -> None:
+        """Call back with this subscription once it is settled; any number of them."""
+        if self.is_settled:
+            _guarded(callback, self)
+        else:
+            self._on_end.append(callback)
+
+    def __await__(self) -> Generator[Any, None, R]:
+        return self.wait().__await__()
+
+    async def wait(self, timeout: Duration | None = None) -> R:
+        """The answer. A timeout is the patience of this waiter alone; 0 and less mean none."""
+        if self.is_settled:
+            return self.result()
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        limit = _limit(timeout)
+        try:
+            async with asyncio.timeout(limit):
+                await waiter
+        except TimeoutError:
+            raise EventTimeoutError(f"EventSubscription timeout after {(limit or 0) * 1000:g}ms") from None
+        finally:
+            if waiter in self._waiters:
+                self._waiters.remove(waiter)
+        return self.result()
+
+
+def _limit(timeout: Duration | None) -> float | None:
+    if timeout is None or (isinstance(timeout, int | float) and timeout <= 0):
+        return None
+    return seconds(timeout, "timeout") or None
+
+
+def _guarded(callback: Callable[[Any], object], argument: Any) -> None:
+    try:
+        callback(argument)
+    except Exception:
+        log.exception("a callback of an event's subscription failed")

@@ -1,0 +1,136 @@
+"""Between what the wire carries and Arrow batches: event lines, jobs, results, dead letters."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.json as pj
+
+from headrace.pipeline.schemas import EVENTS, arrow
+
+_NAMES: Final = {
+    "job_id": "job",
+    "job_name": "name",
+    "delay_ms": "delay",
+    "parent_id": "parent",
+    "group_id": "group",
+    "first_seq": "first",
+    "last_seq": "last",
+}
+"""Columns whose field in the log is called otherwise."""
+_MADE: Final = ("shard", "ts", "payload_bytes", "result_bytes", "extra")
+"""Columns that are more than a field of the log."""
+_schema: Final = arrow(EVENTS)
+_LINE_FIELDS: Final = pa.schema(
+    [(_NAMES.get(field.name, field.name), field.type) for field in _schema if field.name not in _MADE]
+    + [("ts", pa.int64()), ("bytes", pa.int64())]
+)
+_encode_json: Final = msgspec.json.Encoder(enc_hook=str).encode
+
+
+def events_table(lines: bytes, shard: int) -> Any:
+    """Event lines as a table of all columns."""
+    read = pj.ReadOptions(use_threads=False, block_size=len(lines) + 1)
+    try:
+        found = pj.read_json(pa.BufferReader(lines), read, _parsing("infer"))
+    except pa.ArrowInvalid:
+        # Fields that a newer server added and that look different from line to line.
+        found = pj.read_json(pa.BufferReader(lines), read, _parsing("ignore"))
+    kind, size = found["event"], found["bytes"]
+    made = {
+        "shard": pa.array([shard], pa.int32()).take(pa.array([0] * len(found))),
+        "ts": pc.multiply(found["ts"], 1000).cast(pa.timestamp("us", "UTC")),
+        "job_id": found["job"],
+        "payload_bytes": _where(pc.is_in(kind, pa.array(["pushed", "updated"])), size),
+        "result_bytes": _where(pc.equal(kind, "completed"), size),
+        "priority": pc.fill_null(found["priority"], 0),
+        "extra": _unknown_fields(found),
+    }
+    columns = [made[name] if name in made else found[_NAMES.get(name, name)] for name in _schema.names]
+    return pa.table(columns, schema=_schema)
+
+
+def _parsing(unexpected: str) -> Any:
+    return pj.ParseOptions(explicit_schema=_LINE_FIELDS, unexpected_field_behavior=unexpected)
+
+
+def _where(condition: Any, value: Any) -> Any:
+    return pc.if_else(condition, value, pa.scalar(None, value.type))
+
+
+def _unknown_fields(found: Any) -> Any:
+    unknown = [name for name in found.column_names if name not in _LINE_FIELDS.names]
+    if not unknown:
+        return pa.nulls(len(found), pa.string())
+    rows = found.select(unknown).to_pylist()
+    known = ({name: value for name, value in row.items() if value is not None} for row in rows)
+    return pa.array([_encode_json(fields).decode() if fields else None for fields in known], pa.string())
+
+
+def chosen(table: Any, after: int, until: int, queue: str | None) -> Any:
+    """The rows with after < seq <= until, of one queue if it is named."""
+    seq = table["seq"]
+    wanted = pc.and_(pc.greater(seq, after), pc.less_equal(seq, until))
+    if queue is not None:
+        wanted = pc.and_(wanted, pc.equal(table["queue"], queue))
+    return table.filter(wanted)
+
+
+def json_text(value: Any) -> str | None:
+    """A payload as JSON; what JSON has no word for becomes text."""
+    return None if value is None else _encode_json(value).decode()
+
+
+def _time(value: Any) -> int | None:
+    return None if value is None else int(value * 1000)
+
+
+def job_row(job: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "queue": job["queue"],
+        "job_id": job["id"],
+        "job_name": job.get("name"),
+        "state": job.get("state"),
+        "data": json_text(job.get("data")),
+        "result": json_text(job.get("returnvalue")),
+        "failed_reason": job.get("failedReason"),
+        "priority": int(job["priority"]),
+        "attempts": int(job["attempts"]),
+        "max_attempts": int(job["maxAttempts"]),
+        "created_at": _time(job["createdAt"]),
+        "run_at": _time(job["runAt"]),
+        "started_at": _time(job.get("startedAt")),
+        "finished_at": _time(job.get("completedAt")),
+        "parent_id": job.get("parentId"),
+        "group_id": job.get("groupId"),
+        "tags": job.get("tags") or None,
+    }
+
+
+def result_row(result: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "queue": result["queue"],
+        "job_id": result["id"],
+        "job_name": result.get("name"),
+        "finished_at": _time(result["finishedAt"]),
+        "result": json_text(result.get("result")),
+    }
+
+
+def letter_row(letter: dict[str, Any]) -> dict[str, Any]:
+    job = letter["job"]
+    return {
+        "queue": job["queue"],
+        "job_id": job["id"],
+        "job_name": job.get("name"),
+        "data": json_text(job.get("data")),
+        "reason": letter["reason"],
+        "error": letter["error"],
+        "entered_at": _time(letter["enteredAt"]),
+        "attempts": len(letter["attempts"]),
+        "retry_count": int(letter["retryCount"]),
+        "expires_at": _time(letter.get("expiresAt")),
+    }

@@ -1,0 +1,199 @@
+"""From jobs and attempts to facts: per queue and minute, hour or day; errors by signature; workers. Pure.
+
+Percentiles are nearest rank (`percentile_disc`: the smallest value that at least p of all values do not exceed), always
+computed from the jobs of the window and never from other percentiles; `..._n` beside them says of how many values.
+
+`since` leaves out windows that begin before it. The jobs and attempts given must then contain all that ended at or
+after `since` and all that have not ended; older ones may be left out, which is what makes a recomputation cheap.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Final
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as f
+
+from headrace.pipeline.schemas import ERRORS, FACTS, WORKERS, conform, union
+
+UNITS: Final = ("minute", "hour", "day")
+_WINDOW: Final = ("unit", "queue", "window_start")
+_MINUTE_MS: Final = 60_000
+_COUNTS: Final = (
+    "added", "started", "completed", "failed_attempts", "retried", "dlq", "stalled", "removed", "expired",
+    "wait_n", "run_n", "total_n", "sla_breaches", "ended", "first_runs", "came", "went",
+)  # fmt: skip
+_MEASURES: Final = tuple(f"{what}_{p}" for what in ("wait", "run", "total") for p in ("p50", "p95", "p99"))
+
+
+def _percentiles(what: str, column: str) -> list[Column]:
+    ranks = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
+    picked = [f.expr(f"percentile_disc({q}) WITHIN GROUP (ORDER BY {column})") for q in ranks.values()]
+    named = [column.cast("bigint").alias(f"{what}_{p}") for column, p in zip(picked, ranks, strict=True)]
+    return [*named, f.count(column).alias(f"{what}_n")]
+
+
+def _count(condition: Column) -> Column:
+    return f.sum(condition.cast("bigint"))
+
+
+def queue_facts(
+    jobs: DataFrame, attempts: DataFrame, *, sla_ms: dict[str, int] | None = None, since: datetime | None = None
+) -> DataFrame:
+    """What happened in each queue per minute, hour and day (`unit`), each computed from the jobs themselves.
+
+    `sla_ms` has the longest wait that is in order by queue, "*" for all others.
+    """
+    targets = _targets(sla_ms or {})
+    parts = union(*_job_parts(jobs, targets, since), *_attempt_parts(attempts, since))
+    merged = parts.groupBy(*_WINDOW).agg(
+        *(f.coalesce(f.sum(name), f.lit(0)).alias(name) for name in _COUNTS),
+        *(f.max(name).alias(name) for name in _MEASURES),
+    )
+    return conform(_with_backlog(merged, jobs, since).select("*", *_ratios(targets)), f"unit string, {FACTS}")
+
+
+def _at(frame: DataFrame, moment: str, since: datetime | None) -> DataFrame:
+    """Every row once per unit, with the window that its moment lies in."""
+    windows = f.array(*(f.struct(f.lit(u).alias("unit"), f.date_trunc(u, moment).alias("window_start")) for u in UNITS))
+    known = frame.where(f.col(moment).isNotNull() if since is None else f.col(moment) >= f.lit(since))
+    return known.withColumn("w", f.explode(windows)).select("*", "w.unit", "w.window_start")
+
+
+def _job_parts(jobs: DataFrame, target: Column, since: datetime | None) -> list[DataFrame]:
+    ended_by_work = f.when(f.col("outcome").isin("completed", "dlq"), f.col("total_ms"))
+    added = _at(jobs.select("queue", "added_at"), "added_at", since)
+    active = _at(jobs.select("queue", "first_active_at", "wait_ms"), "first_active_at", since)
+    over = _at(
+        jobs.select("queue", "finished_at", "outcome", "added_at", ended_by_work.alias("ms")), "finished_at", since
+    )
+    return [
+        added.groupBy(*_WINDOW).agg(f.count("*").alias("added"), f.count("*").alias("came")),
+        active.groupBy(*_WINDOW).agg(
+            *_percentiles("wait", "wait_ms"), _count(f.col("wait_ms") > target).alias("sla_breaches")
+        ),
+        over.groupBy(*_WINDOW).agg(
+            *(_count(f.col("outcome") == word).alias(word) for word in ("completed", "dlq", "removed", "expired")),
+            *_percentiles("total", "ms"),
+            f.count("added_at").alias("went"),
+        ),
+    ]
+
+
+def _attempt_parts(attempts: DataFrame, since: datetime | None) -> list[DataFrame]:
+    is_done = f.col("outcome").isin("completed", "failed", "stalled")
+    started = _at(attempts.select("queue", "job_id", "round", "started_at"), "started_at", since)
+    ended = attempts.select("queue", "ended_at", "outcome", f.when(is_done, f.col("run_ms")).alias("ms"))
+    per_job = started.groupBy(*_WINDOW, "job_id").agg(
+        f.count("*").alias("started"), _count(f.col("round") > 1).alias("retried")
+    )
+    return [
+        per_job.groupBy(*_WINDOW).agg(
+            f.sum("started").alias("started"), f.sum("retried").alias("retried"), f.count("*").alias("first_runs")
+        ),
+        _at(ended, "ended_at", since)
+        .groupBy(*_WINDOW)
+        .agg(
+            _count(f.col("outcome") == "failed").alias("failed_attempts"),
+            _count(f.col("outcome") == "stalled").alias("stalled"),
+            _count(is_done).alias("ended"),
+            *_percentiles("run", "ms"),
+        ),
+    ]
+
+
+def _with_backlog(facts: DataFrame, jobs: DataFrame, since: datetime | None) -> DataFrame:
+    """Jobs that were there at the end of the window: all that came minus all that went, from the very beginning."""
+    so_far = Window.partitionBy("unit", "queue").orderBy("window_start")
+    change = f.sum(f.col("came") - f.col("went")).over(so_far)
+    if since is None:
+        return facts.withColumn("backlog_end", change)
+    older = jobs.where(f.col("added_at") < f.lit(since)).groupBy("queue").agg(f.count("*").alias("older"))
+    joined = facts.join(f.broadcast(older), "queue", "left")
+    return joined.withColumn("backlog_end", change + f.coalesce(f.col("older"), f.lit(0)))
+
+
+def _ratios(target: Column) -> list[Column]:
+    failed = f.col("failed_attempts") + f.col("stalled")
+    return [
+        f.when(f.col("ended") > 0, failed / f.col("ended")).alias("failure_rate"),
+        f.when(f.col("first_runs") > 0, f.col("started") / f.col("first_runs")).alias("retry_amplification"),
+        target.alias("sla_target_ms"),
+        f.to_date("window_start").alias("window_date"),
+    ]
+
+
+def _targets(sla_ms: dict[str, int]) -> Column:
+    """The promised wait of the row's queue; null where nothing was promised."""
+    named = {queue: ms for queue, ms in sla_ms.items() if queue != "*"}
+    fallback = f.lit(sla_ms.get("*")).cast("bigint")
+    if not named:
+        return fallback
+    by_queue = f.create_map(*(f.lit(part) for pair in named.items() for part in pair))
+    return f.coalesce(by_queue[f.col("queue")].cast("bigint"), fallback)
+
+
+def error_facts(attempts: DataFrame, *, since: datetime | None = None) -> DataFrame:
+    """Failed attempts by the signature of their error, per queue and hour."""
+    failed = attempts.where(f.col("error_signature").isNotNull()).withColumn(
+        "window_start", f.date_trunc("hour", "ended_at")
+    )
+    if since is not None:
+        failed = failed.where(f.col("window_start") >= f.lit(since))
+    first = f.min(f.struct("ended_at", "first_seq", "job_id", "error"))
+    grouped = failed.groupBy("queue", "window_start", f.col("error_signature").alias("signature")).agg(
+        f.count("*").alias("count"),
+        f.count_distinct("job_id").alias("jobs"),
+        f.min("ended_at").alias("first_seen"),
+        f.max("ended_at").alias("last_seen"),
+        first.getField("job_id").alias("sample_job_id"),
+        first.getField("error").alias("sample_error"),
+    )
+    return conform(
+        grouped.select(
+            "*", f.xxhash64("signature").alias("signature_id"), f.to_date("window_start").alias("window_date")
+        ),
+        ERRORS,
+    )
+
+
+def worker_facts(attempts: DataFrame, *, since: datetime | None = None) -> DataFrame:
+    """How busy each worker was per minute. An attempt counts in every minute that it touches, for its part of it.
+
+    `slots` is how many jobs the worker had at once at most on that day: the log does not tell how many it could have.
+    """
+    done = attempts.where(
+        f.col("worker").isNotNull() & f.col("ended_at").isNotNull() & (f.col("ended_at") >= f.col("started_at"))
+    )
+    minute = f.explode(
+        f.sequence(
+            f.date_trunc("minute", "started_at"), f.date_trunc("minute", "ended_at"), f.expr("INTERVAL 1 MINUTE")
+        )
+    )
+    split = done.select("worker", "queue", "job_id", "started_at", "ended_at", minute.alias("window_start"))
+    if since is not None:
+        split = split.where(f.col("window_start") >= f.lit(since))
+    opens, closes = f.unix_millis("window_start"), f.unix_millis("window_start") + _MINUTE_MS
+    overlap = f.least(f.unix_millis("ended_at"), closes) - f.greatest(f.unix_millis("started_at"), opens)
+    busy = split.groupBy("worker", "window_start").agg(
+        f.sum(overlap).alias("busy_ms"), f.count_distinct("queue", "job_id").alias("jobs")
+    )
+    slots = _slots(done, since)
+    joined = busy.withColumn("window_date", f.to_date("window_start")).join(slots, ["worker", "window_date"])
+    return conform(
+        joined.withColumn("utilisation", f.col("busy_ms") / (f.col("slots") * _MINUTE_MS)),
+        WORKERS,
+    )
+
+
+def _slots(done: DataFrame, since: datetime | None) -> DataFrame:
+    """The most jobs that each worker had at once per day, by counting starts and ends in their order."""
+    edges = union(
+        done.select("worker", f.col("started_at").alias("at"), f.lit(1).alias("change")),
+        done.select("worker", f.col("ended_at").alias("at"), f.lit(-1).alias("change")),
+    )
+    in_order = Window.partitionBy("worker").orderBy("at", "change").rowsBetween(Window.unboundedPreceding, 0)
+    held = edges.select("worker", f.to_date("at").alias("window_date"), f.sum("change").over(in_order).alias("held"))
+    most = held.groupBy("worker", "window_date").agg(f.greatest(f.lit(1), f.max("held")).alias("slots"))
+    return most if since is None else most.where(f.col("window_date") >= f.to_date(f.lit(since)))

@@ -1,0 +1,115 @@
+"""The options of the data source `headrace`, checked in one place. Names are Spark's: any case, values are text.
+
+To add one: a field here with its default, its row in docs/pipeline.md, and whoever reads it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+from headrace.errors import HeadraceError
+from headrace.model import DAY_MS
+from headrace.pipeline.connection import default_url
+from headrace.pipeline.eventsource import BEGINNING, Position
+
+KINDS: Final = ("events", "jobs", "results", "dlq")
+
+
+_OF_SPARK: Final = ("checkpointlocation", "queryname")
+"""Options of streaming queries, which Spark hands on to the source."""
+
+
+class BadOption(HeadraceError):
+    code = "option"
+
+
+class Options(msgspec.Struct, frozen=True, rename=lambda name: name.replace("_", ""), forbid_unknown_fields=True):
+    """What a reader or writer was told."""
+
+    kind: str = "events"
+    path: str | None = None
+    url: str | None = None
+    token: str | None = None
+    token_env: str = "HEADRACE_TOKEN"
+    queue: str | None = None
+    state: str | None = None
+    starting_offset: str = "earliest"
+    ending_offset: str = "latest"
+    max_events_per_trigger: int | None = None
+    min_events_per_trigger: int | None = None
+    max_trigger_delay: float = 60.0
+    max_bytes_per_trigger: int | None = None
+    fail_on_data_loss: bool = True
+    num_partitions: int = 0
+    fetch_size: int = 1000
+    columns: str | None = None
+    consumer: str | None = None
+    id_columns: str | None = None
+    pipeline: str = "headrace"
+    data_column: str | None = None
+    id_ttl: int = DAY_MS
+    batch_size: int = 1000
+    max_in_flight: int = 8
+
+    @classmethod
+    def parse(cls, given: Mapping[str, str]) -> Options:
+        values = {name.lower(): value for name, value in given.items() if name.lower() not in _OF_SPARK}
+        try:
+            options = msgspec.convert(values, cls, strict=False)
+        except msgspec.ValidationError as error:
+            raise BadOption(f"the data source headrace was given a wrong option: {error}") from None
+        options._check()
+        return options
+
+    def _check(self) -> None:
+        if self.kind not in KINDS:
+            raise BadOption(f"the option kind must be one of {', '.join(KINDS)}, not {self.kind!r}")
+        if self.path is not None and (self.url is not None or self.kind != "events"):
+            raise BadOption("the option path names a capture folder, which has events only: give either path or url")
+        for name in ("max_events_per_trigger", "min_events_per_trigger", "max_bytes_per_trigger"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise BadOption(f"the option {_spark_name(name)} must be at least 1")
+        for name in ("fetch_size", "batch_size", "max_in_flight"):
+            if not 1 <= getattr(self, name) <= 10_000:
+                raise BadOption(f"the option {_spark_name(name)} must be between 1 and 10000")
+
+    @property
+    def place(self) -> dict[str, str]:
+        """What `open_source` needs. The token is looked up where it is used, so that it is not shipped with tasks."""
+        if self.path is not None:
+            return {"path": self.path}
+        return {"url": self.url or default_url()}
+
+    @property
+    def access_token(self) -> str | None:
+        return self.token or os.environ.get(self.token_env)
+
+    def position(self, which: str, newest: Position) -> Position:
+        """`earliest`, `latest` or {"0": {"epoch": 1, "seq": 42}} as a position."""
+        if which in ("earliest", "latest"):
+            return BEGINNING if which == "earliest" else newest
+        try:
+            return from_offset(json.loads(which))
+        except (ValueError, KeyError, TypeError):
+            raise BadOption(
+                f'an offset is earliest, latest or JSON such as {{"0": {{"epoch": 1, "seq": 42}}}}, not {which!r}'
+            ) from None
+
+
+def _spark_name(name: str) -> str:
+    first, *rest = name.split("_")
+    return first + "".join(word.capitalize() for word in rest)
+
+
+def to_offset(position: Position) -> dict[str, dict[str, int]]:
+    """A position as Spark keeps it in its checkpoint: per shard."""
+    return {"0": {"epoch": position.epoch, "seq": position.seq}}
+
+
+def from_offset(offset: Mapping[str, Mapping[str, int]]) -> Position:
+    return Position(int(offset["0"]["epoch"]), int(offset["0"]["seq"]))

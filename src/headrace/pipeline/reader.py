@@ -1,0 +1,170 @@
+"""Reading with Spark: events by position, and jobs, results and dead letters by number. Batches of Arrow, no rows.
+
+Readers are pickled and sent to the executors: they hold options only, and open what they need when they read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+
+from headrace.pipeline.connection import Address, Connection
+from headrace.pipeline.eventsource import (
+    EventsLost,
+    EventSource,
+    Slice,
+    check_kept,
+    open_source,
+    shared_out,
+    slices_between,
+)
+from headrace.pipeline.options import Options
+from headrace.pipeline.schemas import EVENTS, JOB_ROWS, LETTER_ROWS, RESULT_ROWS, arrow, columns
+
+ROWS_PER_BATCH = 20_000
+EVENTS_PER_PARTITION = 500_000
+
+
+def open_place(options: Options) -> EventSource:
+    token = options.access_token
+    return open_source(options.place if token is None else {**options.place, "token": token})
+
+
+class EventsPartition(InputPartition):
+    """A stretch of the log for one task."""
+
+    def __init__(self, slices: list[Slice]) -> None:
+        super().__init__(slices)
+        self.slices = slices
+
+
+def partitions_of(slices: list[Slice], options: Options) -> list[EventsPartition]:
+    total = sum(piece.count for piece in slices)
+    count = options.num_partitions or max(1, -(-total // EVENTS_PER_PARTITION))
+    return [EventsPartition(part) for part in shared_out(slices, count)]
+
+
+def read_events(partition: EventsPartition, options: Options) -> Iterator[Any]:
+    """The partition's events as Arrow batches."""
+    from headrace.pipeline.arrow import chosen, events_table
+
+    source = open_place(options)
+    wanted = chosen_columns(options, EVENTS)
+    for piece in partition.slices:
+        for lines in _blocks(source, piece, options):
+            table = events_table(lines, piece.segment.shard)
+            kept = chosen(table, piece.after, piece.until, options.queue).select(wanted)
+            yield from kept.to_batches(max_chunksize=ROWS_PER_BATCH)
+
+
+def _blocks(source: EventSource, piece: Slice, options: Options) -> Iterator[bytes]:
+    try:
+        yield from source.blocks(piece.segment, piece.after, piece.until)
+    except EventsLost:
+        if options.fail_on_data_loss:
+            raise
+
+
+def chosen_columns(options: Options, table: str) -> list[str]:
+    """The columns that were asked for: Spark does not tell sources which ones a query needs."""
+    known = list(columns(table))
+    if options.columns is None:
+        return known
+    wanted = [name.strip() for name in options.columns.split(",") if name.strip()]
+    unknown = [name for name in wanted if name not in known]
+    if unknown or not wanted:
+        from headrace.pipeline.options import BadOption
+
+        raise BadOption(f"the option columns names {unknown or 'nothing'}; there are {', '.join(known)}")
+    return [name for name in known if name in wanted]
+
+
+class EventsReader(DataSourceReader):
+    """Events between two positions, as they were when the query was planned."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+
+    def partitions(self) -> Sequence[InputPartition]:
+        options = self._options
+        source = open_place(options)
+        newest = source.newest()
+        start = options.position(options.starting_offset, newest)
+        end = options.position(options.ending_offset, newest)
+        window = source.window(start)
+        check_kept(window, start, fail=options.fail_on_data_loss)
+        return partitions_of(slices_between(window.segments, start, end), options)
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        assert isinstance(partition, EventsPartition)
+        return read_events(partition, self._options)
+
+
+class Scan(NamedTuple):
+    """How a kind of rows is asked for: the command, the field of its reply, the table, and a row of it."""
+
+    command: str
+    field: str
+    table: str
+    row: str
+
+
+SCANS = {
+    "jobs": Scan("ScanJobs", "jobs", JOB_ROWS, "job_row"),
+    "results": Scan("ScanResults", "results", RESULT_ROWS, "result_row"),
+    "dlq": Scan("ScanDlq", "entries", LETTER_ROWS, "letter_row"),
+}
+
+
+class NumbersPartition(InputPartition):
+    """Jobs with after < number <= until."""
+
+    def __init__(self, after: int, until: int) -> None:
+        super().__init__((after, until))
+        self.after = after
+        self.until = until
+
+
+class ScanReader(DataSourceReader):
+    """Jobs, results or dead letters as the server has them now."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._scan = SCANS[options.kind]
+
+    def _connect(self) -> Connection:
+        return Connection(Address.parse(self._options.place["url"], self._options.access_token))
+
+    def partitions(self) -> Sequence[InputPartition]:
+        with self._connect() as connection:
+            newest = connection.call(self._scan.command, limit=1, until=0)["newest"]
+        count = max(1, self._options.num_partitions or 2)
+        bounds = [newest * part // count for part in range(count + 1)]
+        return [NumbersPartition(after, until) for after, until in pairwise(bounds) if until > after]
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        assert isinstance(partition, NumbersPartition)
+        import pyarrow as pa
+
+        from headrace.pipeline import arrow as rows
+
+        make: Callable[[dict[str, Any]], dict[str, Any]] = getattr(rows, self._scan.row)
+        schema = arrow(self._scan.table, chosen_columns(self._options, self._scan.table))
+        for page in self._pages(partition):
+            yield pa.RecordBatch.from_pylist([make(found) for found in page], schema=schema)
+
+    def _pages(self, partition: NumbersPartition) -> Iterator[list[dict[str, Any]]]:
+        options = self._options
+        wanted: dict[str, Any] = {"until": partition.until, "limit": options.fetch_size}
+        wanted |= {"queue": options.queue} if options.queue else {}
+        wanted |= {"state": options.state} if options.state and options.kind == "jobs" else {}
+        after: int | None = partition.after
+        with self._connect() as connection:
+            while after is not None:
+                reply = connection.call(self._scan.command, after=after, **wanted)
+                if reply[self._scan.field]:
+                    yield reply[self._scan.field]
+                after = reply.get("next")

@@ -1,0 +1,106 @@
+"""Dead letters that run again: chosen by SQL over silver, enqueued as new jobs with their data, once per name.
+
+The lake knows what failed and why, the server has the data: what is enqueued is what both know. The new job's id is
+made from the old id and the name of the redrive, so a redrive that is repeated under its name adds nothing. What was
+sent is written down in `audit/redrive` of the lake.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from pyspark.errors import AnalysisException, ParseException
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as f
+
+from headrace.errors import HeadraceError
+from headrace.pipeline.connection import default_url
+from headrace.pipeline.lake import Lake
+from headrace.pipeline.runs import read_jobs
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_SLICE = 1000
+
+
+class Redrive:
+    """One redrive: what it would take, and doing it."""
+
+    def __init__(self, spark: SparkSession, lake: Lake, name: str, where: str, url: str | None) -> None:
+        self._spark = spark
+        self._lake = lake
+        self._name = name
+        self._url = url or default_url()
+        self._chosen = self._choose(where).persist()
+
+    def _choose(self, where: str) -> DataFrame:
+        failed = read_jobs(self._spark, self._lake).where(f.col("outcome") == "dlq")
+        try:
+            wanted = failed.where(where)
+        except (AnalysisException, ParseException) as error:
+            raise HeadraceError(f"--where is no condition on the columns of silver jobs: {error}") from None
+        letters = self._spark.read.format("headrace").options(kind="dlq", url=self._url).load()
+        newest = wanted.groupBy("queue", "job_id").agg(
+            f.max("finished_at").alias("failed_at"),
+            f.max_by("error_signature", "finished_at").alias("signature"),
+            f.max_by("priority", "finished_at").alias("priority"),
+        )
+        return newest.join(letters.select("queue", "job_id", "job_name", "data"), ["queue", "job_id"], "left")
+
+    def counts(self) -> list[str]:
+        """How many jobs, by queue and error, and how many of them the server has no data of any more."""
+        counted = self._chosen.groupBy("queue", "signature").agg(
+            f.count("*").alias("jobs"), f.sum(f.col("data").isNull().cast("int")).alias("gone")
+        )
+        rows = counted.orderBy(f.desc("jobs"), "queue", "signature").limit(100).collect()
+        gone = sum(row["gone"] for row in rows)
+        lines = [f"{row['jobs']:>8,}  {row['queue']:<24}  {row['signature'] or '(no error text)'}" for row in rows]
+        if gone:
+            lines.append(f"{gone:,} of them are no dead letters of the server any more: their data is gone")
+        return lines or ["no dead letter fits"]
+
+    def send(self, *, to_queue: str | None, rate: float | None, say: Callable[[str], None]) -> int:
+        """Enqueue them, at most `rate` a second; how many."""
+        ready = self._chosen.where(f.col("data").isNotNull()).withColumn(
+            "queue", f.lit(to_queue) if to_queue else f.col("queue")
+        )
+        rows = ready.select("queue", "job_id", "job_name", "priority", "data").orderBy("queue", "job_id")
+        sent = 0
+        for part in self._parts(rows, rate):
+            began = time.monotonic()
+            count = part.count()
+            options = {
+                "url": self._url,
+                "idColumns": "job_id",
+                "pipeline": f"redrive:{self._name}",
+                "dataColumn": "data",
+            }
+            part.write.format("headrace").mode("append").options(**options).save()
+            sent += count
+            if rate is not None:
+                say(f"{sent:,} jobs")
+                time.sleep(max(0.0, count / rate - (time.monotonic() - began)))
+        self._write_down(rows)
+        return sent
+
+    def _parts(self, rows: DataFrame, rate: float | None) -> list[DataFrame]:
+        """All at once, or in pieces of about a second when there is a rate to keep."""
+        if rate is None:
+            return [rows]
+        kept = rows.persist()
+        size = max(1, min(_SLICE, int(rate)))
+        count = -(-kept.count() // size)
+        return kept.randomSplit([1.0] * count, seed=7) if count > 1 else [kept]
+
+    def _write_down(self, rows: DataFrame) -> None:
+        audit = rows.select(
+            f.lit(self._name).alias("redrive"),
+            f.lit(datetime.now(UTC)).alias("sent_at"),
+            "queue",
+            f.col("job_id").alias("old_job_id"),
+        )
+        audit.write.mode("append").parquet(str(self._lake.path("audit/redrive")))

@@ -1,0 +1,441 @@
+"""`headrace pipeline report`: one HTML file about what happened, made from the facts of a lake. Needs no Spark.
+
+First what was found, in sentences with numbers; then the charts that show it. Each says its window and its n.
+Percentiles of fewer than MIN_N values are not shown: `None` leaves a gap.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from datetime import date, datetime, timedelta
+from html import escape
+from importlib import resources
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow.dataset as ds
+
+from headrace import __version__
+from headrace.errors import HeadraceError
+from headrace.pipeline.charts import Point, Series, count, duration, heat_map, moment, percent, sparkline, time_chart
+from headrace.pipeline.lake import Lake
+
+MIN_N: Final = 100
+MAX_QUEUES: Final = 12
+_NOTABLE_BACKLOG: Final = 0.05
+"""A backlog below this share of what came lately is nothing to speak of."""
+_UNIT_MS: Final = {"minute": 60_000, "hour": 3_600_000, "day": 86_400_000}
+_WORDS: Final = {"minute": "per minute", "hour": "per hour", "day": "per day"}
+
+Row = dict[str, Any]
+
+
+def write_report(lake: Lake, out: Path, *, days: int = 7, queue: str | None = None) -> None:
+    """The report of the last `days` days that the lake has facts of."""
+    facts = Facts(lake, days, queue)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    temporary = out.with_name(f".{out.name}.tmp")
+    temporary.write_text(Page(facts).html(), encoding="utf-8")
+    temporary.replace(out)
+
+
+class Facts:
+    """What the report is about, read from gold."""
+
+    def __init__(self, lake: Lake, days: int, queue: str | None) -> None:
+        newest = _newest_date(lake)
+        self.lake = lake
+        self.queue = queue
+        self._since = newest - timedelta(days=days - 1)
+        self.by_unit = {unit: self._read(f"queue_{unit}") for unit in _UNIT_MS}
+        self.errors = self._read("error_signature_hour")
+        self.workers = [] if queue else self._read("worker_minute")
+        self.gaps = _read_all(lake.committed("silver/gaps"))
+        minutes = [row["window_start"] for row in self.by_unit["minute"]]
+        if not minutes:
+            raise HeadraceError(f"{lake.root} has no facts" + (f" of the queue {queue}" if queue else ""))
+        self.start, self.end = min(minutes), max(minutes) + _UNIT_MS["minute"]
+        self.unit = "minute" if self.end - self.start <= 6 * _UNIT_MS["hour"] else "hour"
+        totals: dict[str, int] = defaultdict(int)
+        for row in self.by_unit["day"]:
+            totals[row["queue"]] += row["added"] + row["started"]
+        self.queues = sorted(totals, key=lambda name: -totals[name])
+
+    def _read(self, table: str) -> list[Row]:
+        folder = self.lake.path(f"gold/{table}")
+        if next(folder.rglob("*.parquet"), None) is None:
+            return []
+        data = ds.dataset(folder, partitioning="hive", format="parquet")
+        wanted = ds.field("window_date").cast("string") >= self._since.isoformat()
+        if self.queue is not None and "queue" in data.schema.names:
+            wanted = wanted & (ds.field("queue") == self.queue)
+        rows: list[Row] = data.to_table(filter=wanted).to_pylist()
+        return sorted(map(_in_ms, rows), key=lambda row: row["window_start"])
+
+    def of(self, queue: str, unit: str | None = None) -> list[Row]:
+        return [row for row in self.by_unit[unit or self.unit] if row["queue"] == queue]
+
+    @property
+    def span(self) -> tuple[float, float]:
+        return self.start, self.end
+
+    def filled(self, queue: str, value: Callable[[Row], float | None]) -> list[Point]:
+        """A point per window, with 0 where nothing happened. The last one is left out if it is not over yet."""
+        step = _UNIT_MS[self.unit]
+        known = {row["window_start"]: value(row) for row in self.of(queue)}
+        first, last = self.start - self.start % step, self.end - self.end % step
+        return [(at, known.get(at, 0)) for at in range(first, last if last > first + step else self.end, step)]
+
+    def carried(self, queue: str, name: str) -> list[Point]:
+        """A level per window: where nothing happened it stays as it was."""
+        step, level = _UNIT_MS[self.unit], 0
+        known = {row["window_start"]: row[name] for row in self.of(queue)}
+        points: list[Point] = []
+        for at in range(self.start - self.start % step, self.end, step):
+            level = known.get(at, level)
+            points.append((at, level))
+        return points
+
+    def percentile(self, queue: str, what: str, rank: str, unit: str) -> list[Point]:
+        """Percentiles with gaps: where there are too few values, and where windows are missing."""
+        step, points = _UNIT_MS[unit], []
+        known = {row["window_start"]: row for row in self.of(queue, unit)}
+        first = self.start - self.start % step
+        for at in range(first, self.end, step):
+            row = known.get(at)
+            enough = row is not None and row[f"{what}_n"] >= MIN_N
+            points.append((max(at, self.start), row[f"{what}_{rank}"] if row is not None and enough else None))
+        return points
+
+    def finest_unit(self, queue: str, what: str) -> str | None:
+        """The shortest windows of which most have enough values for percentiles; None if none has."""
+        for unit in ("minute", "hour", "day"):
+            if unit == "minute" and self.unit != "minute":
+                continue
+            counts = [row[f"{what}_n"] for row in self.of(queue, unit) if row[f"{what}_n"]]
+            if counts and 2 * sum(n >= MIN_N for n in counts) >= len(counts):
+                return unit
+        return None
+
+
+def _newest_date(lake: Lake) -> date:
+    dates = [path.name.partition("=")[2] for path in lake.path("gold/queue_day").glob("window_date=*")]
+    if not dates:
+        raise HeadraceError(f"{lake.root} has no facts yet: run `headrace pipeline run --lake {lake.root}` first")
+    return date.fromisoformat(max(dates))
+
+
+def _read_all(folders: Iterable[Path]) -> list[Row]:
+    return [row for folder in folders for row in ds.dataset(folder, format="parquet").to_table().to_pylist()]
+
+
+def _in_ms(row: Row) -> Row:
+    return {k: int(v.timestamp() * 1000) if isinstance(v, datetime) else v for k, v in row.items()}
+
+
+# -- what was found -------------------------------------------------------------------------------------------------
+
+
+def findings(facts: Facts) -> list[str]:
+    """Sentences with numbers, worst first. HTML."""
+    found = [_falling_behind(facts, queue) for queue in facts.queues]
+    found += [_broken_promise(facts, queue) for queue in facts.queues]
+    found += [_slowest_hour(facts, queue) for queue in facts.queues]
+    found += [_main_error(facts), _retries(facts), _busiest_worker(facts), _gaps(facts)]
+    told = [text for text in found if text]
+    return told or ["Nothing stands out: all queues kept up, no promise was broken and nothing failed."]
+
+
+def _name(queue: str) -> str:
+    return f"<b>{escape(queue)}</b>"
+
+
+def _falling_behind(facts: Facts, queue: str) -> str | None:
+    rows = facts.of(queue)
+    level = facts.carried(queue, "backlog_end")
+    last, middle = level[-1][1] or 0, level[len(level) // 2][1] or 0
+    since = level[len(level) // 2][0]
+    recent = [row for row in rows if row["window_start"] >= since]
+    came, went = sum(row["added"] for row in recent), sum(row["completed"] + row["dlq"] for row in recent)
+    if last < 10 or last <= 1.2 * middle or last < _NOTABLE_BACKLOG * came:
+        return None
+    return (
+        f"{_name(queue)} is falling behind: its backlog rose from {count(middle)} to {count(last)} jobs since "
+        f"{moment(since)}; {count(came)} came in that time and {count(went)} were done."
+    )
+
+
+def _broken_promise(facts: Facts, queue: str) -> str | None:
+    rows = facts.of(queue, "day")
+    broken, waits = sum(row["sla_breaches"] for row in rows), sum(row["wait_n"] for row in rows)
+    target = next((row["sla_target_ms"] for row in rows if row["sla_target_ms"]), None)
+    if not broken or target is None:
+        return None
+    return (
+        f"{count(broken)} of {count(waits)} jobs of {_name(queue)} ({percent(broken / waits)}) waited longer than the "
+        f"promised {duration(target)}."
+    )
+
+
+def _slowest_hour(facts: Facts, queue: str) -> str | None:
+    rows = [row for row in facts.of(queue, "hour") if row["wait_n"] >= MIN_N]
+    if len(rows) < 2:
+        return None
+    worst = max(rows, key=lambda row: row["wait_p95"])
+    usual = sorted(row["wait_p95"] for row in rows)[len(rows) // 2]
+    if worst["wait_p95"] < 2 * max(usual, 50):
+        return None
+    when = moment(worst["window_start"])
+    return (
+        f"p95 wait of {_name(queue)} was {duration(worst['wait_p95'])} in the hour from {when} "
+        f"(n = {count(worst['wait_n'])}); in a usual hour it is {duration(usual)}."
+    )
+
+
+def _main_error(facts: Facts) -> str | None:
+    counts: dict[str, int] = defaultdict(int)
+    for row in facts.errors:
+        counts[row["signature"]] += row["count"]
+    if not counts:
+        return None
+    worst, total = max(counts, key=lambda text: counts[text]), sum(counts.values())
+    return (
+        f"{count(total)} attempts failed with an error; {percent(counts[worst] / total)} of them say "
+        f"<code>{escape(worst[:120])}</code>."
+    )
+
+
+def _retries(facts: Facts) -> str | None:
+    rows = facts.by_unit["day"]
+    started, retried = sum(row["started"] for row in rows), sum(row["retried"] for row in rows)
+    dead = sum(row["dlq"] for row in rows)
+    if not retried and not dead:
+        return None
+    return (
+        f"{percent(retried / max(1, started))} of all {count(started)} attempts were repetitions, and "
+        f"{count(dead)} jobs became dead letters."
+    )
+
+
+def _busiest_worker(facts: Facts) -> str | None:
+    busy: dict[str, list[float]] = defaultdict(lambda: [0, 0])
+    for row in facts.workers:
+        busy[row["worker"]][0] += row["busy_ms"]
+        busy[row["worker"]][1] += row["slots"] * _UNIT_MS["minute"]
+    if not busy:
+        return None
+    name = max(busy, key=lambda worker: busy[worker][0] / busy[worker][1])
+    used = busy[name][0] / busy[name][1]
+    return f"The busiest of {len(busy)} workers, {_name(name)}, used {percent(used)} of its slots while it had work."
+
+
+def _gaps(facts: Facts) -> str | None:
+    if not facts.gaps:
+        return None
+    lost = sum(gap["last_seq"] - gap["first_seq"] + 1 for gap in facts.gaps)
+    return f"The log has {len(facts.gaps)} gaps: {count(lost)} events are missing, and so are the jobs in them."
+
+
+# -- the page -------------------------------------------------------------------------------------------------------
+
+
+class Page:
+    def __init__(self, facts: Facts) -> None:
+        self._facts = facts
+        self._shown = facts.queues[:MAX_QUEUES]
+
+    def html(self) -> str:
+        facts = self._facts
+        what = f"Queue {facts.queue}" if facts.queue else f"{len(facts.queues)} queues"
+        title = f"{what}, {moment(facts.start)} to {moment(facts.end)} UTC"
+        sections = [
+            self._summary(),
+            self._multiples("Arrivals, completions and backlog", self._flow),
+            self._multiples("Wait for a worker", lambda queue: self._times(queue, "wait")),
+            self._waits_by_hour(),
+            self._multiples("Run time of an attempt", lambda queue: self._times(queue, "run")),
+            self._multiples("Failed attempts", self._failures),
+            self._error_table(),
+            self._worker_table(),
+            self._origin(),
+        ]
+        body = "".join(section for section in sections if section)
+        fresh = f"facts up to {moment(facts.end)} UTC"
+        return _PAGE.format(title=escape(title), fresh=escape(fresh), style=_style(), body=body, version=__version__)
+
+    def _summary(self) -> str:
+        lines = "".join(f"<li>{text}</li>" for text in findings(self._facts))
+        return f'<section><h2>What happened</h2><ul class="findings">{lines}</ul>{self._queue_table()}</section>'
+
+    def _queue_table(self) -> str:
+        heads = ("Queue", "Added", "Done", "Dead", "Backlog", "Failed attempts", "Course of the backlog")
+        rows = []
+        for queue in self._shown:
+            days = self._facts.of(queue, "day")
+            totals = [sum(row[name] for row in days) for name in ("added", "completed", "dlq")]
+            ended = sum(row["run_n"] for row in days)
+            failed = sum(row["failed_attempts"] + row["stalled"] for row in days)
+            level = [value or 0 for _, value in self._facts.carried(queue, "backlog_end")]
+            rate = percent(failed / ended) if ended else "none"
+            cells = [*map(count, totals), count(level[-1]), rate]
+            figures = "".join(f'<td class="n">{cell}</td>' for cell in cells)
+            rows.append(f"<tr><th>{escape(queue)}</th>{figures}<td>{sparkline(level, 'waiting')}</td></tr>")
+        head = "".join(f"<th{'' if n in (0, 6) else ' class=n'}>{name}</th>" for n, name in enumerate(heads))
+        more = len(self._facts.queues) - len(self._shown)
+        note = f'<p class="note">{more} smaller queues are left out.</p>' if more > 0 else ""
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>{note}"
+
+    def _multiples(self, title: str, draw: Callable[[str], str]) -> str:
+        charts = [chart for chart in map(draw, self._shown) if chart]
+        if not charts:
+            return ""
+        return f'<section><h2>{title}</h2><div class="multiples">{"".join(charts)}</div></section>'
+
+    def _flow(self, queue: str) -> str:
+        facts = self._facts
+        added = Series("added", "waiting", facts.filled(queue, lambda row: row["added"]))
+        ended = facts.filled(queue, lambda row: row["completed"] + row["dlq"])
+        done = Series("done", "completed", ended, is_area=True)
+        backlog = Series("backlog at the end", "waiting", facts.carried(queue, "backlog_end"), is_area=True)
+        total = sum(row["added"] for row in facts.of(queue, "day"))
+        caption = f"jobs {_WORDS[facts.unit]}, n = {count(total)} added"
+        upper = time_chart([done, added], facts.span, count, height=90)
+        lower = time_chart([backlog], facts.span, count, height=50)
+        return _figure(queue, caption, [added, done, backlog], upper + lower)
+
+    def _times(self, queue: str, what: str) -> str:
+        facts = self._facts
+        unit = facts.finest_unit(queue, what)
+        n = sum(row[f"{what}_n"] for row in facts.of(queue, "day"))
+        if unit is None:
+            text = f"n = {count(n)}: fewer than {MIN_N} in every window, too few for percentiles"
+            return _figure(queue, text, [], "") if n else ""
+        ranks = {"p50": "active", "p95": "delayed", "p99": "failed"}
+        lines = [Series(rank, kind, facts.percentile(queue, what, rank, unit)) for rank, kind in ranks.items()]
+        target = next((row["sla_target_ms"] for row in facts.of(queue, "day") if row["sla_target_ms"]), None)
+        rule = (float(target), f"promised {duration(target)}") if what == "wait" and target else None
+        left_out = sum(0 < row[f"{what}_n"] < MIN_N for row in facts.of(queue, unit))
+        caption = f"{_WORDS[unit]}, log scale, n = {count(n)}"
+        caption += f"; {left_out} windows with n < {MIN_N} are left out" if left_out else ""
+        return _figure(queue, caption, lines, time_chart(lines, facts.span, duration, is_log=True, rule=rule))
+
+    def _failures(self, queue: str) -> str:
+        facts = self._facts
+        failed = Series(
+            "failed or stalled", "failed", facts.filled(queue, lambda r: r["failed_attempts"] + r["stalled"])
+        )
+        dead = Series("dead letters", "dead", facts.filled(queue, lambda row: row["dlq"]))
+        days = facts.of(queue, "day")
+        total = sum(row["failed_attempts"] + row["stalled"] for row in days)
+        if not total:
+            return ""
+        started = sum(row["started"] for row in days)
+        retried = sum(row["retried"] for row in days)
+        caption = f"attempts {_WORDS[facts.unit]}, n = {count(total)} of {count(started)}; "
+        caption += f"{started / max(1, started - retried):.2f} attempts per job"
+        return _figure(queue, caption, [failed, dead], time_chart([failed, dead], facts.span, count, height=90))
+
+    def _waits_by_hour(self) -> str:
+        facts, step = self._facts, _UNIT_MS["hour"]
+        first = facts.start - facts.start % step
+        hours = list(range(first, facts.end, step))
+        if len(hours) < 3:
+            return ""
+        rows = []
+        for queue in self._shown:
+            known = {row["window_start"]: row for row in facts.of(queue, "hour") if row["wait_n"] >= MIN_N}
+            if known:
+                rows.append((queue, [known[at]["wait_p95"] if at in known else None for at in hours]))
+        if not rows:
+            return ""
+        labels = [f"{moment(at)[:3]} {moment(at, with_day=False)}" for at in hours]
+        map_ = heat_map(rows, labels, duration, label_every=max(1, -(-len(hours) // 10)))
+        note = (
+            f"p95 wait per queue and hour, darker is longer; empty: fewer than {MIN_N} jobs. Point at a cell to read."
+        )
+        return f'<section><h2>When did jobs wait?</h2>{map_}<p class="note">{note}</p></section>'
+
+    def _error_table(self) -> str:
+        grouped: dict[str, list[Row]] = defaultdict(list)
+        for row in self._facts.errors:
+            grouped[row["signature"]].append(row)
+        if not grouped:
+            return ""
+        worst = sorted(grouped.items(), key=lambda item: -sum(row["count"] for row in item[1]))[:15]
+        rows = "".join(self._error_row(signature, found) for signature, found in worst)
+        head = (
+            "<tr><th>Error</th><th class=n>Attempts</th><th>Queues</th><th>Course</th><th>First</th><th>Last</th></tr>"
+        )
+        note = (
+            f"The {len(worst)} most frequent of {len(grouped)} signatures: numbers, ids and quoted text are left out."
+        )
+        table = f"<table><thead>{head}</thead><tbody>{rows}</tbody></table>"
+        return f'<section><h2>Errors by signature</h2>{table}<p class="note">{note}</p></section>'
+
+    def _error_row(self, signature: str, rows: list[Row]) -> str:
+        step = _UNIT_MS["hour"]
+        by_hour: dict[int, int] = defaultdict(int)
+        for row in rows:
+            by_hour[row["window_start"]] += row["count"]
+        first = self._facts.start - self._facts.start % step
+        course = [by_hour.get(at, 0) for at in range(first, self._facts.end, step)]
+        queues = ", ".join(sorted({row["queue"] for row in rows})[:4])
+        seen = (moment(min(row["first_seen"] for row in rows)), moment(max(row["last_seen"] for row in rows)))
+        sample = escape(f"{rows[0]['sample_error']}\njob {rows[0]['sample_job_id']}")
+        line = sparkline(course, "failed") if len(course) > 1 else ""
+        return (
+            f'<tr><td><code title="{sample}">{escape(signature[:160])}</code></td>'
+            f'<td class="n">{count(sum(row["count"] for row in rows))}</td><td>{escape(queues)}</td>'
+            f"<td>{line}</td><td>{seen[0]}</td><td>{seen[1]}</td></tr>"
+        )
+
+    def _worker_table(self) -> str:
+        grouped: dict[str, list[Row]] = defaultdict(list)
+        for row in self._facts.workers:
+            grouped[row["worker"]].append(row)
+        if not grouped:
+            return ""
+        by_work = sorted(grouped.items(), key=lambda item: -sum(row["busy_ms"] for row in item[1]))[:20]
+        rows = "".join(self._worker_row(worker, found) for worker, found in by_work)
+        head = "<tr><th>Worker</th><th class=n>Busy</th><th class=n>Slots</th><th class=n>Used</th><th>Course</th></tr>"
+        note = "Slots: the most jobs that a worker had at once on a day. Used: of its slots, in minutes with work."
+        table = f"<table><thead>{head}</thead><tbody>{rows}</tbody></table>"
+        return f'<section><h2>Workers</h2>{table}<p class="note">{note}</p></section>'
+
+    def _worker_row(self, worker: str, rows: list[Row]) -> str:
+        busy = sum(row["busy_ms"] for row in rows)
+        room = sum(row["slots"] for row in rows) * _UNIT_MS["minute"]
+        step = max(_UNIT_MS["minute"], (self._facts.end - self._facts.start) // 60)
+        course = [0.0] * ((self._facts.end - self._facts.start) // step + 1)
+        for row in rows:
+            course[max(0, row["window_start"] - self._facts.start) // step] += row["busy_ms"]
+        cells = (duration(busy), str(max(row["slots"] for row in rows)), percent(busy / room))
+        figures = "".join(f'<td class="n">{cell}</td>' for cell in cells)
+        return f"<tr><th>{escape(worker)}</th>{figures}<td>{sparkline(course, 'active')}</td></tr>"
+
+    def _origin(self) -> str:
+        facts, pointer = self._facts, self._facts.lake.pointer()
+        waiting = len(facts.lake.batches_after(pointer.batch))
+        lines = [f"Facts of run {pointer.run}, from {facts.lake.root.name}; up to {moment(facts.end)} UTC."]
+        lines.append(f"{waiting} ingested batches are not in it yet." if waiting else "All ingested batches are in it.")
+        lines.append("The log names no gaps." if not facts.gaps else _gaps(facts) or "")
+        lines.append("Percentiles are nearest rank. A wait counts when it ends, without the delay that was asked for.")
+        return f'<section class="origin"><h2>Where this comes from</h2><p>{" ".join(lines)}</p></section>'
+
+
+def _style() -> str:
+    return (resources.files("headrace.pipeline") / "report.css").read_text(encoding="utf-8")
+
+
+def _figure(queue: str, caption: str, series: list[Series], chart: str) -> str:
+    keys = "".join(f'<span class="key {one.kind}">{one.name}</span>' for one in series)
+    return f"<figure><figcaption><b>{escape(queue)}</b> {keys}<small>{caption}</small></figcaption>{chart}</figure>"
+
+
+_PAGE: Final = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title} · Headrace report</title><style>{style}</style></head>
+<body><header><h1>{title}</h1><p class="fresh">Headrace {version}, {fresh}</p></header>
+<main>{body}</main></body></html>
+"""

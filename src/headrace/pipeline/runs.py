@@ -1,0 +1,313 @@
+"""The jobs of the pipeline: where paths, sessions and transforms meet.
+
+`ingest` streams events into bronze. `tell` makes silver of the batches that are new since the last run and gold of the
+dates that they touch. Both can be killed at any moment and started again: what they had not finished is done anew.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable
+from datetime import UTC, date, datetime
+from datetime import time as time_of_day
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+from pyspark.sql import DataFrame, Row
+from pyspark.sql import functions as f
+from pyspark.storagelevel import StorageLevel
+
+from headrace.errors import HeadraceError
+from headrace.pipeline import gold, silver
+from headrace.pipeline.bronze import bronze_of
+from headrace.pipeline.lake import EVERYTHING, GOLD, Lake, Pointer
+from headrace.pipeline.schemas import ATTEMPTS, BRONZE, JOBS, columns, union
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+Say = Callable[[str], None]
+_POLL_S: Final = 0.5
+
+
+def _silent(_text: str) -> None:
+    return None
+
+
+# -- events to bronze ----------------------------------------------------------------------------------------------
+
+
+class IngestSummary(msgspec.Struct):
+    batches: int = 0
+    events: int = 0
+
+
+def start_ingest(
+    spark: SparkSession, lake: Lake, source: dict[str, str], *, interval_s: float | None, say: Say = _silent
+) -> tuple[StreamingQuery, IngestSummary]:
+    """Begin to stream events into bronze: all that there are (`interval_s` None), or on and on."""
+    summary = IngestSummary()
+
+    def keep(batch: DataFrame, number: int) -> None:
+        began = time.monotonic()
+        count = _write_batch(lake, batch, number)
+        summary.batches += 1
+        summary.events += count
+        say(f"batch {number}: {count:,} events in {time.monotonic() - began:.1f} s")
+
+    stream = spark.readStream.format("headrace").options(**{"consumer": "lake", **source}).load()
+    writer = stream.writeStream.foreachBatch(keep).option("checkpointLocation", str(lake.checkpoint))
+    writer = writer.queryName("headrace-ingest")
+    pause = f"{int((interval_s or 0) * 1000)} milliseconds"
+    trigger: dict[str, Any] = {"availableNow": True} if interval_s is None else {"processingTime": pause}
+    return writer.trigger(**trigger).start(), summary
+
+
+def ingest(
+    spark: SparkSession,
+    lake: Lake,
+    source: dict[str, str],
+    *,
+    interval_s: float | None = None,
+    say: Say = _silent,
+) -> IngestSummary:
+    """Stream events into bronze until there are no more, or with an interval until somebody stops it."""
+    with lake.locked("ingest"):
+        query, summary = start_ingest(spark, lake, source, interval_s=interval_s, say=say)
+        try:
+            query.awaitTermination()
+        finally:
+            query.stop()
+    return summary
+
+
+def _write_batch(lake: Lake, batch: DataFrame, number: int) -> int:
+    """Bronze of one micro-batch, in a folder that is named after it: a repeated batch replaces itself."""
+    staged = lake.staging_batch(number)
+    shutil.rmtree(staged, ignore_errors=True)
+    bronze_of(batch).write.partitionBy("event_date").parquet(str(staged))
+    count = batch.sparkSession.read.schema(_ddl(BRONZE)).parquet(str(staged)).count()  # from the files' footers
+    lake.publish_batch(number, staged)
+    return count
+
+
+# -- bronze to silver and gold -------------------------------------------------------------------------------------
+
+
+class TellSummary(msgspec.Struct):
+    """What a run did. `since` is the first date whose facts were made anew, None when nothing was new."""
+
+    run: int
+    batches: int
+    events: int = 0
+    jobs: int = 0
+    open_jobs: int = 0
+    since: date | None = None
+    rebuilt: bool = False
+    seconds: dict[str, float] = {}
+
+
+def tell(
+    spark: SparkSession,
+    lake: Lake,
+    *,
+    sla_ms: dict[str, int] | None = None,
+    rebuild: bool = False,
+    say: Say = _silent,
+) -> TellSummary:
+    """Silver and gold of everything in bronze that no run has told yet, or of everything (`rebuild`)."""
+    with lake.locked("tell"):
+        return _Telling(spark, lake, sla_ms, rebuild, say).run()
+
+
+class _Telling:
+    """One run, step by step."""
+
+    def __init__(self, spark: SparkSession, lake: Lake, sla_ms: dict[str, int] | None, rebuild: bool, say: Say) -> None:
+        self.spark = spark
+        self.lake = lake
+        self.say = say
+        self.before = lake.pointer()
+        self.sla_ms = self.before.sla_ms if sla_ms is None else sla_ms
+        self.is_rebuild = rebuild or self.before.run == 0
+        self.summary = TellSummary(self.before.run, 0)
+
+    def run(self) -> TellSummary:
+        self.lake.clean_up(self.before)
+        batches = self.lake.batches_after(-1 if self.is_rebuild else self.before.batch)
+        if not batches:
+            self.say("nothing new in bronze")
+            self._make_facts(self.before)
+            return self.summary
+        events = self._bronze(list(map(str, batches.values())))
+        facts = self._look_at(events)
+        epochs = {str(row["shard"]): int(row["epoch"]) for row in facts}
+        if not self.is_rebuild and any(epoch > self.before.epochs.get(s, epoch) for s, epoch in epochs.items()):
+            self.say("the log was taken back to an older state: telling everything anew")
+            self.is_rebuild = True
+            return self.run()
+        self.summary.batches, self.summary.rebuilt = len(batches), self.is_rebuild
+        self.summary.events = sum(row["events"] for row in facts)
+        since = self._silver(events, has_clearings=any(row["clearings"] for row in facts), facts=facts)
+        after = Pointer(self.before.run + 1, max(batches), {**self.before.epochs, **epochs}, self.before.sla_ms)
+        after.facts_due = EVERYTHING if self.is_rebuild else _earlier(self.before.facts_due, since.isoformat())
+        self.lake.publish(after, replaces_all=self.is_rebuild)
+        self.summary.run, self.summary.since = after.run, since
+        self._make_facts(after)
+        return self.summary
+
+    def _timed(self, what: str, began: float) -> None:
+        self.summary.seconds[what] = time.monotonic() - began
+        self.say(f"{what} in {self.summary.seconds[what]:.1f} s")
+
+    def _bronze(self, paths: list[str]) -> DataFrame:
+        read = self.spark.read.schema(_ddl(BRONZE)).option("basePath", str(self.lake.path("bronze/events")))
+        return read.parquet(*paths)
+
+    def _look_at(self, events: DataFrame) -> list[Row]:
+        """A glance at the new events, from few columns: how many, of which epochs, since when."""
+        return (
+            events.groupBy("shard", "epoch")
+            .agg(
+                f.count("*").alias("events"),
+                f.to_date(f.min("ts")).alias("oldest"),
+                f.sum(f.col("event").isin(*silver.CLEARING).cast("int")).alias("clearings"),
+                f.sum(silver.is_trailing().cast("int")).alias("late"),
+                f.sum((f.col("event") == "gap").cast("int")).alias("gaps"),
+            )
+            .orderBy("shard", "epoch")
+            .collect()
+        )
+
+    def _silver(self, events: DataFrame, *, has_clearings: bool, facts: list[Row]) -> date:
+        began = time.monotonic()
+        if len({(row["shard"], row["epoch"]) for row in facts}) > len({row["shard"] for row in facts}):
+            events = silver.without_retracted(events)
+        needed = [name for name in columns(BRONZE) if name not in ("extra", "progress", "event_date", "schema_version")]
+        carried = self._carried()
+        everything = events.select(*needed) if carried is None else union(events.select(*needed), carried)
+        told = silver.told(everything).persist(StorageLevel.MEMORY_AND_DISK)
+        cleared = silver.clearings(events) if has_clearings else None
+        runs = silver.judged(silver.runs_of(told), cleared).persist(StorageLevel.MEMORY_AND_DISK)
+        is_over = f.col("finished_at").isNotNull()
+        over, lasting = runs.where(is_over), runs.where(~is_over)
+        self._stage(silver.jobs_of(over), "silver/jobs", "finished_date")
+        self._stage(silver.attempts_of(over), "silver/attempts", "ended_date")
+        self._stage(silver.jobs_of(lasting).drop("finished_date"), "silver/open_jobs")
+        self._stage(silver.attempts_of(lasting).drop("ended_date"), "silver/open_attempts")
+        self._stage(silver.carried(told, runs, needed, has_clearings=has_clearings), "state/open_events")
+        if any(row["late"] for row in facts):
+            self._stage(silver.late_of(events), "silver/late_events")
+        if any(row["gaps"] for row in facts):
+            self._stage(silver.gaps_of(events), "silver/gaps")
+        told.unpersist()
+        runs.unpersist()
+        self._timed("silver", began)
+        return self._since(facts)
+
+    def _carried(self) -> DataFrame | None:
+        folders = [] if self.is_rebuild else self.lake.committed("state/open_events")
+        return self.spark.read.parquet(*map(str, folders)) if folders else None
+
+    def _stage(self, frame: DataFrame, table: str, *partitions: str) -> None:
+        frame.write.mode("overwrite").partitionBy(*partitions).parquet(str(self.lake.staging(table)))
+
+    def _since(self, facts: list[Row]) -> date:
+        """The first date whose facts may have changed: of the oldest new event, or of an attempt that ended now."""
+        dates: list[date | None] = [row["oldest"] for row in facts]
+        attempts = self._staged("silver/attempts", ATTEMPTS)
+        first = attempts.agg(f.to_date(f.min("started_at")).alias("oldest")).first() if attempts is not None else None
+        dates.append(first["oldest"] if first is not None else None)
+        return min(day for day in dates if day is not None)
+
+    def _staged(self, table: str, schema: str) -> DataFrame | None:
+        folder = self.lake.staging(table)
+        if next(folder.rglob("*.parquet"), None) is None:
+            return None
+        return self.spark.read.schema(_ddl(schema)).parquet(str(folder))
+
+    # -- gold ----------------------------------------------------------------------------------------------------------
+
+    def _make_facts(self, pointer: Pointer) -> None:
+        """Facts that are due. The pointer remembers them until they are made, should this run die before."""
+        due = EVERYTHING if self.sla_ms != pointer.sla_ms else pointer.facts_due
+        if due is None:
+            return
+        self._gold(None if due == EVERYTHING else date.fromisoformat(due))
+        self.lake.store_pointer(msgspec.structs.replace(pointer, sla_ms=self.sla_ms, facts_due=None))
+
+    def _gold(self, since: date | None) -> None:
+        began = time.monotonic()
+        jobs = self._table("silver/jobs", "silver/open_jobs", JOBS, "finished_date", since)
+        attempts = self._table("silver/attempts", "silver/open_attempts", ATTEMPTS, "ended_date", since)
+        moment = None if since is None else datetime.combine(since, time_of_day(), UTC)
+        facts = gold.queue_facts(jobs, attempts, sla_ms=self.sla_ms, since=moment)
+        self._stage(facts.repartition(1), "gold/queue", "unit", "window_date")
+        self._stage(gold.error_facts(attempts, since=moment).repartition(1), "gold/error_signature_hour", "window_date")
+        self._stage(gold.worker_facts(attempts, since=moment).repartition(1), "gold/worker_minute", "window_date")
+        for name in GOLD:
+            kind, _, unit = name.partition("_")
+            staged = (
+                self.lake.staging("gold/queue") / f"unit={unit}"
+                if kind == "queue"
+                else self.lake.staging(f"gold/{name}")
+            )
+            self.lake.publish_dates(f"gold/{name}", staged, None if since is None else since.isoformat())
+        self._timed("gold", began)
+
+    def _table(self, ended: str, lasting: str, schema: str, partition: str, since: date | None) -> DataFrame:
+        """What ended on or after `since`, and what has not ended."""
+        return read_silver(self.spark, self.lake, ended, lasting, schema, partition, since)
+
+
+def read_silver(
+    spark: SparkSession,
+    lake: Lake,
+    ended: str,
+    lasting: str,
+    schema: str,
+    partition: str,
+    since: date | None = None,
+) -> DataFrame:
+    frames = [spark.createDataFrame([], _ddl(schema))]
+    if folders := lake.committed(ended):
+        read = spark.read.schema(_ddl(schema)).option("basePath", str(lake.path(ended)))
+        frame = read.parquet(*map(str, folders))
+        frames.append(frame if since is None else frame.where(f.col(partition) >= f.lit(since)))
+    if folders := lake.committed(lasting):
+        frames.append(spark.read.parquet(*map(str, folders)))
+    return union(*frames)
+
+
+def read_bronze(spark: SparkSession, lake: Lake) -> DataFrame | None:
+    """Every event of the lake; None when there is none."""
+    folders = [str(path) for path in lake.numbered("bronze/events").values()]
+    if not folders:
+        return None
+    return spark.read.schema(_ddl(BRONZE)).option("basePath", str(lake.path("bronze/events"))).parquet(*folders)
+
+
+def read_jobs(spark: SparkSession, lake: Lake) -> DataFrame:
+    """Every job of the lake, over or not."""
+    return read_silver(spark, lake, "silver/jobs", "silver/open_jobs", JOBS, "finished_date")
+
+
+def read_attempts(spark: SparkSession, lake: Lake) -> DataFrame:
+    return read_silver(spark, lake, "silver/attempts", "silver/open_attempts", ATTEMPTS, "ended_date")
+
+
+def read_gold(spark: SparkSession, lake: Lake, name: str) -> DataFrame:
+    folder = lake.path(f"gold/{name}")
+    if next(folder.rglob("*.parquet"), None) is None:
+        raise HeadraceError(f"{lake.root} has no facts yet: run `headrace pipeline run --lake {lake.root}` first")
+    return spark.read.parquet(str(folder))
+
+
+def _earlier(due: str | None, since: str) -> str:
+    return since if due is None else min(due, since)
+
+
+def _ddl(table: str) -> str:
+    return ", ".join(f"{name} {kind}" for name, kind in columns(table).items())

@@ -1,0 +1,83 @@
+"""A Spark session as the pipeline wants it, and plain words when this machine cannot have one."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from headrace.errors import HeadraceError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+LEAST_JAVA: Final = 17
+
+
+class SparkMissing(HeadraceError):
+    """Spark, or what it needs, is not installed."""
+
+
+def check_java() -> None:
+    """SparkMissing, with what to do, when there is no Java that Spark runs on."""
+    home = os.environ.get("JAVA_HOME")
+    java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
+    advice = f"Spark needs Java {LEAST_JAVA} or newer: install openjdk-17-jre-headless, or set JAVA_HOME"
+    if java is None or not Path(java).exists():
+        raise SparkMissing(f"{advice}. No Java was found" + (f" at {java}." if java else "."))
+    told = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
+    found = re.search(r'version "(\d+)', told)
+    if found is None or int(found[1]) < LEAST_JAVA:
+        raise SparkMissing(f"{advice}. {java} says: {told.splitlines()[0] if told else 'nothing'}")
+
+
+def check_spark() -> None:
+    try:
+        import pyspark  # noqa: F401
+    except ImportError:
+        raise SparkMissing('PySpark is not installed: pip install "headrace[spark]"') from None
+    check_java()
+
+
+def start_session(
+    name: str = "headrace", *, master: str | None = None, settings: dict[str, str] | None = None
+) -> SparkSession:
+    """A session with UTC times, the data source registered, and no page or progress bar of its own."""
+    check_spark()
+    from pyspark.sql import SparkSession
+
+    from headrace.pipeline import register
+
+    # Without it the data source is looked for, and run, in whatever `python3` means on this machine.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder = SparkSession.builder.appName(name).master(master or os.environ.get("SPARK_MASTER", "local[*]"))
+    for key, value in {**_settings(master), **(settings or {})}.items():
+        builder = builder.config(key, value)
+    spark = builder.getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+    # It prints the whole Java stack of an error that is raised to us anyway.
+    logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
+    register(spark)
+    return spark
+
+
+def _settings(master: str | None) -> dict[str, str]:
+    settings = {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.sources.partitionOverwriteMode": "static",
+        "spark.sql.execution.arrow.pyspark.enabled": "true",
+    }
+    if master is None or master.startswith("local"):
+        settings |= {
+            "spark.driver.host": "127.0.0.1",
+            "spark.driver.bindAddress": "127.0.0.1",
+            "spark.sql.shuffle.partitions": str(4 * (os.cpu_count() or 1)),
+        }
+    return settings

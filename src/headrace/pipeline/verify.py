@@ -1,0 +1,93 @@
+"""Whether a lake is in order: nothing missing, nothing twice, and the tables agree with each other and the server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from pyspark.sql import Window
+from pyspark.sql import functions as f
+
+from headrace.pipeline.connection import Address, Connection
+from headrace.pipeline.lake import Lake
+from headrace.pipeline.runs import read_bronze, read_jobs
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+@dataclass
+class Findings:
+    facts: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+
+def examine(spark: SparkSession, lake: Lake, url: str | None) -> Findings:
+    found = Findings()
+    events = read_bronze(spark, lake)
+    if events is None:
+        found.problems.append(f"{lake.root} has no events: run `headrace pipeline ingest` first")
+        return found
+    _check_bronze(events, found)
+    _check_silver(spark, lake, events, found)
+    if url is not None:
+        _check_server(events, url, found)
+    return found
+
+
+def _check_bronze(events: DataFrame, found: Findings) -> None:
+    """Every (shard, epoch, seq) once, without holes that the log does not name itself."""
+    keys = events.groupBy("shard", "epoch", "seq").agg(f.count("*").alias("times"))
+    in_order = Window.partitionBy("shard").orderBy("epoch", "seq")
+    placed = keys.select("*", f.lag("seq").over(in_order).alias("before"), f.lag("epoch").over(in_order).alias("old"))
+    hole = (f.col("seq") > f.col("before") + 1) & (f.col("epoch") == f.col("old"))
+    row = placed.agg(
+        f.count("*").alias("events"),
+        f.sum((f.col("times") > 1).cast("int")).alias("repeated"),
+        f.collect_list(f.when(hole, f.struct("shard", "epoch", "before", "seq"))).alias("holes"),
+    ).first()
+    assert row is not None
+    gaps = {(gap["shard"], gap["first_seq"]) for gap in events.where("event = 'gap'").collect()}
+    found.facts.append(f"bronze: {row['events']:,} events, {len(gaps)} gaps named by the log")
+    if row["repeated"]:
+        found.problems.append(f"bronze: {row['repeated']:,} events are there more than once")
+    for hole_found in row["holes"]:
+        if (hole_found["shard"], hole_found["before"] + 1) not in gaps:
+            bounds = f"{hole_found['before'] + 1}..{hole_found['seq'] - 1}"
+            found.problems.append(f"bronze: events {bounds} of shard {hole_found['shard']} are missing")
+
+
+def _check_silver(spark: SparkSession, lake: Lake, events: DataFrame, found: Findings) -> None:
+    """What bronze says completed must have completed in silver, as far as runs have told it."""
+    waiting = len(lake.batches_after(lake.pointer().batch))
+    if waiting:
+        found.facts.append(f"silver: {waiting} batches of bronze are not told yet; run `headrace pipeline facts`")
+        return
+    outcomes = {row["outcome"]: row["jobs"] for row in read_jobs(spark, lake).groupBy("outcome").agg(
+        f.count("*").alias("jobs")).collect()}  # fmt: skip
+    told = events.agg(
+        f.sum((f.col("event") == "completed").cast("int")).alias("completed"),
+        f.sum(((f.col("event") == "failed") & f.col("terminal")).cast("int")).alias("dlq"),
+    ).first()
+    assert told is not None
+    found.facts.append("silver: " + ", ".join(f"{count:,} {name or 'open'}" for name, count in outcomes.items()))
+    for outcome in ("completed", "dlq"):
+        if (told[outcome] or 0) != outcomes.get(outcome, 0):
+            counts = f"{told[outcome]:,} events and {outcomes.get(outcome, 0):,} jobs"
+            found.problems.append(f"silver: {counts} say {outcome}")
+
+
+def _check_server(events: DataFrame, url: str, found: Findings) -> None:
+    """The counters of the server count what was ever completed; so does a lake that has everything."""
+    with Connection(Address.parse(url)) as connection:
+        metrics = connection.call("Metrics")["metrics"]
+        newest = connection.call("EventSegments", limit=0)["last"]
+    row = events.agg(
+        f.max("seq").alias("newest"), f.sum((f.col("event") == "completed").cast("int")).alias("completed")
+    ).first()
+    assert row is not None
+    found.facts.append(f"server: event {newest:,} is the newest, the lake has them up to {row['newest']:,}")
+    if row["newest"] == newest and row["completed"] != metrics["totalCompleted"]:
+        found.problems.append(
+            f"server: {metrics['totalCompleted']:,} jobs completed in its life, the lake has {row['completed']:,}"
+        )

@@ -1,0 +1,184 @@
+"""Writing with Spark: every row becomes one job, however often its task is repeated.
+
+The id of a job is a hash of the pipeline's name and the row's `idColumns`, so a row that is written again (a retried
+or speculative task, a replayed micro-batch, a run that was started twice) has the same id. The server refuses an id
+that it knows, and with `idTtl` it knows it even when the job is long done and gone. Nothing here may depend on the
+task, the time or chance.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+
+from headrace.pipeline.connection import Address, Connection
+from headrace.pipeline.options import BadOption, Options
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+JOB_COLUMNS: Final = {
+    "priority": "priority",
+    "delay_ms": "delay",
+    "max_attempts": "maxAttempts",
+    "job_name": "name",
+    "tags": "tags",
+    "group_id": "groupId",
+}
+"""Columns that say how the job is run; all others are its data, unless `dataColumn` names the one that is."""
+_BATCH_BYTES: Final = 8 << 20
+_encode_json: Final = msgspec.json.Encoder(enc_hook=str, order="deterministic").encode
+_decode_json: Final = msgspec.json.decode
+
+
+@dataclass
+class Written(WriterCommitMessage):
+    """How many rows a task sent."""
+
+    rows: int
+
+
+class RowsToJobs:
+    """How rows become jobs: the same for batches and streams."""
+
+    def __init__(self, options: Options, names: Sequence[str]) -> None:
+        if options.queue is None and "queue" not in names:
+            raise BadOption("to write, name the queue: the option queue, or a column called queue")
+        if not options.id_columns:
+            raise BadOption(
+                "to write, name the columns that tell one row from another: the option idColumns, such as order_id. "
+                "The job's id is made from them, so that a repeated task adds nothing twice"
+            )
+        self.options = options
+        self.ids = [name.strip() for name in options.id_columns.split(",")]
+        needed = [*self.ids, *([options.data_column] if options.data_column else [])]
+        missing = [name for name in needed if name not in names]
+        if missing:
+            raise BadOption(f"the columns {', '.join(missing)} are not in the data: {', '.join(names)}")
+        self.data = [name for name in names if name not in JOB_COLUMNS and name != "queue"]
+
+    def jobs(self, columns: dict[str, list[Any]]) -> list[dict[str, Any]]:
+        """The jobs of rows that are given as columns of plain values."""
+        options = self.options
+        made: dict[str, Iterable[Any]] = {"data": self._payloads(columns), "customId": self._ids(columns)}
+        made |= {wire: columns[name] for name, wire in JOB_COLUMNS.items() if name in columns}
+        names = list(made)
+        jobs = [dict(zip(names, values, strict=True)) for values in zip(*made.values(), strict=True)]
+        for job in jobs:
+            if options.id_ttl:
+                job["idTtl"] = options.id_ttl
+            for name in names[2:]:
+                if job[name] is None:
+                    del job[name]
+        return jobs
+
+    def _ids(self, columns: dict[str, list[Any]]) -> Iterator[str]:
+        name = self.options.pipeline
+        for values in zip(*(columns[column] for column in self.ids), strict=True):
+            yield hashlib.blake2b(_encode_json([name, *values]), digest_size=16).hexdigest()
+
+    def _payloads(self, columns: dict[str, list[Any]]) -> Iterable[Any]:
+        column = self.options.data_column
+        if column is not None:
+            return map(_as_json, columns[column])
+        values = zip(*(columns[name] for name in self.data), strict=True)
+        return (dict(zip(self.data, row, strict=True)) for row in values)
+
+    def batches(self, records: Iterable[Any]) -> Iterator[dict[str, Any]]:
+        """PUSHB commands of at most `batchSize` jobs, one queue each."""
+        waiting: dict[str, list[dict[str, Any]]] = {}
+        size = self.options.batch_size
+        for batch in records:
+            columns = {name: _plain_values(batch.column(name)) for name in batch.schema.names}
+            queues = columns.pop("queue", None)
+            jobs = self.jobs(columns)
+            for queue, share in _by_queue(jobs, self.options.queue, queues).items():
+                ready = waiting.setdefault(queue, [])
+                ready += share
+                whole = len(ready) - len(ready) % size
+                for start in range(0, whole, size):
+                    yield from _within_frames(queue, ready[start : start + size])
+                del ready[:whole]
+        for queue, rest in waiting.items():
+            if rest:
+                yield from _within_frames(queue, rest)
+
+
+def _plain_values(column: Any) -> list[Any]:
+    """What a job's data may be is what JSON can say: dates, decimals, bytes and the like become text."""
+    import pyarrow.types as kinds
+
+    values: list[Any] = column.to_pylist()
+    kind = column.type
+    if kinds.is_integer(kind) or kinds.is_floating(kind) or kinds.is_boolean(kind) or kinds.is_string(kind):
+        return values
+    decoded: list[Any] = _decode_json(_encode_json(values))
+    return decoded
+
+
+def _as_json(value: Any) -> Any:
+    """Text that is JSON stands for what it says; other text, and other values, for themselves."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return _decode_json(value)
+    except msgspec.DecodeError:
+        return value
+
+
+def _by_queue(
+    jobs: list[dict[str, Any]], chosen: str | None, queues: list[Any] | None
+) -> dict[str, list[dict[str, Any]]]:
+    if chosen is not None or queues is None:
+        return {str(chosen): jobs}
+    shares: dict[str, list[dict[str, Any]]] = {}
+    for queue, job in zip(queues, jobs, strict=True):
+        shares.setdefault(str(queue), []).append(job)
+    return shares
+
+
+def _within_frames(queue: str, jobs: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """One command, or several when the data is large."""
+    encoded = msgspec.msgpack.encode(jobs)
+    if len(encoded) <= _BATCH_BYTES or len(jobs) == 1:
+        yield {"cmd": "PUSHB", "queue": queue, "jobs": msgspec.Raw(encoded)}
+        return
+    half = len(jobs) // 2
+    yield from _within_frames(queue, jobs[:half])
+    yield from _within_frames(queue, jobs[half:])
+
+
+def send(rows: RowsToJobs, records: Iterator[Any]) -> Written:
+    options = rows.options
+    sent = 0
+    with Connection(Address.parse(options.place["url"], options.access_token)) as connection:
+        for reply in connection.stream(rows.batches(records), options.max_in_flight):
+            sent += len(reply["ids"])
+    return Written(sent)
+
+
+class JobsWriter(DataSourceArrowWriter):
+    def __init__(self, options: Options, schema: StructType) -> None:
+        self._rows = RowsToJobs(options, schema.fieldNames())
+
+    def write(self, iterator: Iterator[Any]) -> Written:
+        return send(self._rows, iterator)
+
+
+class JobsStreamWriter(DataSourceStreamArrowWriter):
+    def __init__(self, options: Options, schema: StructType) -> None:
+        self._rows = RowsToJobs(options, schema.fieldNames())
+
+    def write(self, iterator: Iterator[Any]) -> Written:
+        return send(self._rows, iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """Jobs are there when their task ends: there is nothing left to make visible."""
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """Jobs that were written stay. The batch is tried again, and then they are known already."""

@@ -1,0 +1,33 @@
+"""The command line against a real server."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cli.terminal import WARM, Cli
+from tests.serverprocess import ServerProcess
+
+
+@pytest.fixture(scope="package")
+def warm() -> Iterator[subprocess.Popen[str]]:
+    root = Path(__file__).resolve().parents[2]
+    with subprocess.Popen(WARM, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=root) as process:
+        yield process
+        assert process.stdin is not None
+        process.stdin.close()
+        process.wait(10)
+
+
+@pytest.fixture
+def cli(server: ServerProcess, tmp_path: Path, warm: subprocess.Popen[str]) -> Cli:
+    return Cli(f"headrace://127.0.0.1:{server.port}", tmp_path, warm)
+
+
+@pytest.fixture
+def offline(tmp_path: Path, warm: subprocess.Popen[str]) -> Cli:
+    """No server is named: for what needs none."""
+    return Cli(None, tmp_path, warm)

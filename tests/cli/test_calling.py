@@ -1,0 +1,210 @@
+"""`headrace call`, and what all commands share: which server is meant, exit codes, errors, how fast they start."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from headrace.cli.main import COMMANDS, _parser
+from headrace.cli.session import EXIT_CODES, Exit
+from headrace.commands import REGISTRY, Flag
+from tests.cli.terminal import COMMAND, Cli, environment
+from tests.cli.test_jobs import push
+from tests.scale import scaled
+from tests.serverprocess import ServerProcess
+from tests.wireclient import Client
+
+# -- call --------------------------------------------------------------------------------------------------------------
+
+
+def test_any_command_can_be_sent_with_typed_fields(cli: Cli, client: Client, queue: str) -> None:
+    (cli.folder / "data.json").write_text('{"from": "file"}')
+    fields = (f"queue={queue}", "data=@data.json", "name=1", "priority=5", 'tags=["a","b"]', "durable=true")
+    pushed = cli.ok("call", "PUSH", *fields).document
+    job = client.ok("GetJob", id=pushed["id"])["job"]
+    assert (job["data"], job["name"], job["priority"], job["tags"]) == ({"from": "file"}, "1", 5, ["a", "b"])
+    listed = cli.ok("call", "getjobs", f"queue={queue}", "state=waiting", "limit=1").document
+    assert [found["id"] for found in listed["jobs"]] == [pushed["id"]]
+    wide = cli.ok("call", "PUSH", f"queue={queue}", "data=12345678901").document
+    assert client.ok("GetJob", id=wide["id"])["job"]["data"] == 12345678901
+
+
+def test_a_command_that_waits_may_wait_longer_than_others(cli: Cli, queue: str) -> None:
+    url = f"{cli.url}?command_timeout=300ms"
+    assert cli.ok("call", "PULL", f"queue={queue}", "timeout=900", "--url", url).document["job"] is None
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("PUSH", "queue=q", "data=1", "priority=high"), "priority must be a number"),
+        (("PUSH", "queue=q", "data=1", "priority=1.5"), "priority must be an integer"),
+        (("PUSH", "data=1"), "Queue name is required"),
+        (("PUSH", "queue=a b", "data=1"), "Queue name contains invalid characters"),
+        (("PUSH", "nix=1"), "PUSH takes: data, queue, name"),
+        (("PUSH", "queue"), "'queue' is no field of PUSH"),
+        (("PUSSH",), "did you mean PUSH"),
+        (("SubscribeEvents", "queue=q"), "headrace events"),
+        (("Ping", "x=1"), "Ping takes: no fields"),
+    ],
+)
+def test_what_is_wrong_with_a_field_is_told_in_its_name(cli: Cli, words: tuple[str, ...], said: str) -> None:
+    done = cli("call", *words)
+    assert done.code == 2
+    assert said in done.err
+
+
+def test_the_registry_is_listed_and_every_command_describes_itself(offline: Cli) -> None:
+    listed = {line["command"]: line for line in offline.ok("call", "--json").lines}
+    assert set(listed) == set(REGISTRY)
+    assert all(line["summary"] for line in listed.values())
+    sendable = [name for name, spec in REGISTRY.items() if not spec.flags & (Flag.CONNECTION | Flag.OPEN)]
+    for name in sendable[:: scaled(10, 1)]:
+        fields = {line["field"] for line in offline.ok("call", name, "--fields", "--json").lines}
+        declared = set(REGISTRY[name].type.__struct_encode_fields__) - {"reqId"}
+        assert fields == declared
+
+
+# -- which server ------------------------------------------------------------------------------------------------------
+
+
+def test_a_token_comes_from_the_environment_or_the_url(offline: Cli, tmp_path: Path) -> None:
+    with ServerProcess(tmp_path / "headrace.db", "--auth-tokens", "secret-1") as server:
+        url = f"headrace://127.0.0.1:{server.port}"
+        without = offline("stats", "--url", url)
+        assert without.code == 4
+        assert "HEADRACE_TOKEN" in without.err
+        wrong = offline("stats", "--url", f"{url}?token=secret-2")
+        assert wrong.code == 4
+        assert "secret-2" not in wrong.err
+        assert offline("stats", "--url", url, env={"HEADRACE_TOKEN": "secret-1"}).code == 0
+        assert offline("stats", env={"HEADRACE_TOKEN": "wrong", "HEADRACE_URL": f"{url}?token=secret-1"}).code == 0
+
+
+def test_the_flag_wins_over_the_environment_before_and_behind_an_action(cli: Cli, queue: str) -> None:
+    nowhere = {"HEADRACE_URL": "headrace://127.0.0.1:1"}
+    assert cli.url is not None
+    assert cli("queues", env=nowhere).code == 4
+    assert cli("queues", "--url", cli.url, env=nowhere).code == 0
+    assert cli("queues", "--url", cli.url, "pause", queue, env=nowhere).code == 0
+    assert cli("queues", "resume", queue, "--url", cli.url, "--json", env=nowhere).document["paused"] is False
+
+
+@pytest.mark.parametrize(
+    ("url", "code", "said"),
+    [
+        ("headrace://127.0.0.1:1", Exit.NO_CONNECTION, "headrace serve"),
+        ("headrace://127.0.0.1:notaport", Exit.USAGE, "is no address"),
+        ("valkey://127.0.0.1:1", Exit.NO_CONNECTION, "cannot be reached"),
+        ("amqp://127.0.0.1", Exit.USAGE, "is no URL of a queue"),
+        ("sqlite://jobs.db", Exit.USAGE, "two slashes"),
+        ("headrace://127.0.0.1:1?pool=4", Exit.USAGE, "unknown connection option 'pool'"),
+    ],
+)
+def test_a_server_that_cannot_be_had_is_told(offline: Cli, url: str, code: Exit, said: str) -> None:
+    done = offline("stats", "--url", url)
+    assert done.code == code
+    assert said in done.err
+
+
+def test_two_commands_cannot_have_one_file_open(offline: Cli, server: ServerProcess) -> None:
+    done = offline("stats", "--url", f"sqlite:///{server.data_path}")
+    assert done.code == 1
+    assert str(server.pid) in done.err
+    assert "disk" not in done.err
+
+
+def test_doctor_tells_machines_too(offline: Cli) -> None:
+    offline.ok("push", "mail", "n", "1", "--url", "sqlite:///own.db")
+    report = offline.ok("doctor", "--data-path", "own.db", "--json").document
+    assert report["healthy"] is True
+    assert any("mail: 1 waiting" in fact for fact in report["facts"])
+    assert offline("doctor", "--data-path", "gone.db", "--json").code == 1
+
+
+# -- errors ------------------------------------------------------------------------------------------------------------
+
+
+def test_with_json_an_error_is_json_too(cli: Cli) -> None:
+    done = cli("job", "nobody", "--json")
+    told = json.loads(done.err)
+    assert (done.code, done.out) == (3, "")
+    assert (told["error"], told["code"], told["exit"]) == ("there is no job nobody", "not_found", 3)
+    assert told["hints"]
+
+
+def test_output_that_cannot_be_written_is_told(cli: Cli) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [*COMMAND, "stats"], stdout=full, stderr=subprocess.PIPE, text=True, env=environment(cli.url), timeout=30
+        )
+    assert (done.returncode, done.stderr) == (1, "headrace: [Errno 28] No space left on device\n")
+
+
+def test_every_exit_code_is_described_on_the_page() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs/cli.md").read_text()
+    for code, meaning in EXIT_CODES.items():
+        assert f"| {int(code)} | {meaning} |" in page
+
+
+def test_an_unknown_command_ends_with_2(offline: Cli) -> None:
+    assert offline("pusch").code == 2
+    assert offline().code == 2
+    assert offline("queues", "explode", "q").code == 2
+
+
+# -- starting ----------------------------------------------------------------------------------------------------------
+
+
+def test_every_command_explains_itself(offline: Cli) -> None:
+    for name in COMMANDS:
+        shown = offline.ok(name, "--help").out
+        assert shown.startswith(f"usage: headrace {name}")
+    shown = offline.ok("--help").out
+    assert all(f"    {name} " in shown for name in COMMANDS)
+
+
+def test_every_client_command_takes_json() -> None:
+    parser = _parser(COMMANDS)
+    (actions,) = [action for action in parser._actions if hasattr(action, "choices") and action.choices]
+    for name, command in actions.choices.items():  # type: ignore[union-attr]
+        if name in ("serve", "worker", "valkey"):
+            continue
+        flags = command.format_help()  # type: ignore[attr-defined]
+        assert "--json" in flags or name == "cron", name
+
+
+def spent(words: list[str]) -> float:
+    """CPU seconds of a command, from its start to its end."""
+    with subprocess.Popen(words, stdout=subprocess.DEVNULL, env=environment(None)) as process:
+        _, status, used = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    assert process.returncode == 0
+    return used.ru_utime + used.ru_stime
+
+
+def test_help_costs_less_than_120_ms() -> None:
+    assert statistics.median(spent([sys.executable, "-m", "headrace", "--help"]) for _ in range(5)) < 0.120
+
+
+def test_rich_is_loaded_on_terminals_only(cli: Cli, client: Client, queue: str) -> None:
+    push(client, queue)
+    program = "import sys; from headrace.cli import main; main(sys.argv[1:]); print('rich' in sys.modules)"
+    for words in (["queues"], ["jobs", queue], ["top", "--once"], ["job", push(client, queue)]):
+        done = subprocess.run(
+            [sys.executable, "-c", program, *words],
+            env=environment(cli.url),
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=30,
+        )
+        assert done.stdout.splitlines()[-1] == "False", words
+    loaded = "import sys, headrace, headrace.connect, headrace.client.queue; print('rich' in sys.modules)"
+    assert subprocess.check_output([sys.executable, "-c", loaded], text=True).strip() == "False"

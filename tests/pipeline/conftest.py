@@ -1,0 +1,69 @@
+"""One Spark session for all tests of the pipeline, and a real history that they share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from headrace.pipeline.lake import Lake
+from tests.pipeline.cluster import HASTE
+from tests.pipeline.history import Story, rig_at, seal
+from tests.scale import scaled
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from headrace.pipeline.runs import TellSummary
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """Two cores; a task may be tried three times (local[2] alone would not try again)."""
+    from headrace.pipeline.session import start_session
+
+    settings = {
+        "spark.sql.shuffle.partitions": "2",
+        "spark.driver.memory": "1g",
+        "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
+        # With a handful of rows, planning anew and compiling cost more than they save. The tests that start
+        # `headrace pipeline` as a process run with the defaults.
+        "spark.sql.adaptive.enabled": "false",
+        "spark.sql.codegen.wholeStage": "false",
+        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+        "spark.driver.extraJavaOptions": HASTE,
+    }
+    session = start_session("tests", master="local[2,3]", settings=settings)
+    yield session
+    session.stop()
+
+
+@dataclass
+class Chronicle:
+    """A captured history, the lake that was made of it in two runs, and what those runs said."""
+
+    log: Path
+    lake: Lake
+    runs: list[TellSummary]
+
+
+@pytest.fixture(scope="session")
+def chronicle(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Chronicle:
+    from headrace.pipeline import runs
+
+    folder = tmp_path_factory.mktemp("chronicle")
+    lake = Lake(folder / "lake")
+    rig = rig_at(folder)
+    story = Story(rig, seed=11)
+    source = {"path": str(folder / "log"), "maxEventsPerTrigger": "1500"}
+    said = []
+    for _ in range(2):
+        story.go(scaled(1_500, 15_000))
+        seal(rig)
+        runs.ingest(spark, lake, source)
+        said.append(runs.tell(spark, lake, sla_ms={"mail": 2_000, "*": 60_000}))
+    rig.close()
+    return Chronicle(folder / "log", lake, said)

@@ -1,0 +1,148 @@
+"""The same answers from another engine: DuckDB, straight from the captured files, with SQL of its own.
+
+Nothing of the pipeline is used here. The queries follow docs/pipeline.md, not the transforms.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import duckdb
+
+_EVENTS = """
+CREATE TABLE events AS
+SELECT seq, ts, event, epoch, queue, coalesce(job, '') AS job, name, attempt, worker, coalesce(priority, 0) AS priority,
+       delay, error, prev, coalesce(terminal, false) AS terminal, "last" AS reached
+FROM read_json('{files}', format = 'newline_delimited', compression = 'zstd', columns = {{
+    seq: 'BIGINT', ts: 'BIGINT', event: 'VARCHAR', epoch: 'BIGINT', queue: 'VARCHAR', job: 'VARCHAR', name: 'VARCHAR',
+    attempt: 'INTEGER', worker: 'VARCHAR', priority: 'INTEGER', delay: 'BIGINT', error: 'VARCHAR', prev: 'VARCHAR',
+    terminal: 'BOOLEAN', "last": 'BIGINT'}})
+"""
+
+_TOLD = """
+CREATE TABLE told AS
+WITH life_events AS (
+    SELECT *, event IN ('pushed', 'dlq-retried') OR (event = 'waiting' AND prev = 'completed') AS begins,
+           event IN ('completed', 'expired', 'removed') OR (event = 'failed' AND terminal) AS ends
+    FROM events
+    WHERE job <> '' AND event IN ('pushed', 'retried', 'delayed', 'promoted', 'released', 'stalled', 'dlq-retried',
+        'waiting', 'failed', 'pulled', 'completed', 'expired', 'removed', 'waiting-children')
+      AND NOT (event = 'removed' AND prev IN ('completed', 'failed'))
+), lives AS (
+    SELECT *, count(*) FILTER (begins) OVER (PARTITION BY queue, job ORDER BY epoch, seq) AS life FROM life_events
+)
+SELECT *, count(*) FILTER (event = 'pulled') OVER (PARTITION BY queue, job, life ORDER BY epoch, seq) AS round
+FROM lives
+"""
+
+_ATTEMPTS = """
+CREATE TABLE attempts AS
+WITH rounds AS (
+    SELECT queue, job, life, round, min(ts) FILTER (event = 'pulled') AS started,
+           any_value(worker) FILTER (event = 'pulled') AS worker,
+           any_value(attempt) FILTER (event = 'pulled') AS attempt,
+           min({'seq': seq, 'ts': ts, 'event': event}) FILTER (event IN ('completed', 'failed', 'stalled', 'released',
+               'delayed', 'waiting-children', 'removed', 'expired')) AS ended,
+           arg_max(error, seq) FILTER (event = 'failed' AND error IS NOT NULL) AS error,
+           max(seq) AS newest, max(ts) AS newest_ts
+    FROM told WHERE round > 0 GROUP BY ALL
+)
+SELECT r.* EXCLUDE (ended, newest, newest_ts), coalesce(ended.ts, j.finished) AS ended,
+       coalesce(ended.event, CASE WHEN j.finished IS NOT NULL THEN 'removed' END) AS outcome
+FROM rounds r JOIN ends j USING (queue, job, life)
+"""
+
+_ENDS = """
+CREATE TABLE ends AS
+WITH lives AS (
+    SELECT queue, job, life, max(seq) AS newest, max(ts) AS newest_ts, arg_max(event, seq) AS newest_event,
+           min({'seq': seq, 'ts': ts, 'event': event}) FILTER (ends) AS own_end
+    FROM told GROUP BY ALL
+), placed AS (
+    SELECT *, life < max(life) OVER (PARTITION BY queue, job) AS has_successor FROM lives
+), cleared AS (
+    SELECT l.queue, l.job, l.life, arg_min(e.ts, e.seq) AS ts
+    FROM placed l JOIN events e ON e.queue = l.queue AND e.event IN ('drained', 'obliterated') AND e.reached >= l.newest
+    WHERE own_end IS NULL
+      AND (e.event = 'obliterated' OR newest_event NOT IN ('pulled', 'waiting-children'))
+    GROUP BY ALL
+)
+SELECT l.queue, l.job, l.life,
+       coalesce(own_end.ts, c.ts, CASE WHEN has_successor THEN newest_ts END) AS finished,
+       coalesce(CASE own_end.event WHEN 'failed' THEN 'dlq' ELSE own_end.event END,
+                CASE WHEN c.ts IS NOT NULL OR has_successor THEN 'removed' END) AS outcome
+FROM placed l LEFT JOIN cleared c USING (queue, job, life)
+"""
+
+_JOBS = """
+CREATE TABLE jobs AS
+WITH lives AS (
+    SELECT queue, job, life, min(seq) AS first_seq, max(name) AS name, min(ts) FILTER (begins) AS added,
+           max(delay) FILTER (event = 'pushed') AS delay, max(priority) FILTER (event = 'pushed') AS priority,
+           max(ts) FILTER (event = 'waiting' AND prev = 'waiting-children') AS unblocked,
+           count(*) FILTER (event = 'failed') AS failures, count(*) FILTER (event = 'stalled') AS stalls,
+           sum(delay) FILTER (event = 'retried') AS backoff,
+           arg_max(error, seq) FILTER (event = 'failed' AND error IS NOT NULL) AS last_error
+    FROM told GROUP BY ALL
+), work AS (
+    SELECT queue, job, life, min(started) AS first_active, max(started) AS last_active,
+           count(*) FILTER (outcome IS DISTINCT FROM 'released') AS attempts,
+           arg_max(worker, round) AS last_worker
+    FROM attempts GROUP BY ALL
+)
+SELECT l.*, e.finished, e.outcome, w.first_active, w.last_active, coalesce(w.attempts, 0) AS attempts, w.last_worker,
+       CASE WHEN added IS NOT NULL AND first_active IS NOT NULL THEN
+           greatest(0, first_active - greatest(added + coalesce(delay, 0), coalesce(unblocked, 0))) END AS wait,
+       CASE WHEN added IS NOT NULL AND finished IS NOT NULL THEN greatest(0, finished - added) END AS total
+FROM lives l JOIN ends e USING (queue, job, life) LEFT JOIN work w USING (queue, job, life)
+"""
+
+
+def ask(log: Path) -> duckdb.DuckDBPyConnection:
+    """A database with the tables events, jobs and attempts, made from a capture folder."""
+    db = duckdb.connect()
+    db.execute("SET TimeZone = 'UTC'")
+    db.execute(_EVENTS.format(files=log / "shard=0" / "seg-*.jsonl.zst"))
+    for statement in (_TOLD, _ENDS, _ATTEMPTS, _JOBS):
+        db.execute(statement)
+    return db
+
+
+def facts(db: duckdb.DuckDBPyConnection, unit: str) -> list[tuple[object, ...]]:
+    """Facts per queue and window, as a list of rows in order."""
+    window = f"epoch_ms(date_trunc('{unit}', make_timestamp({{0}} * 1000)))"
+    rows = db.execute(
+        f"""
+        WITH added AS (SELECT queue, {window.format("added")} AS w, count(*) AS added FROM jobs
+                       WHERE added IS NOT NULL GROUP BY ALL),
+        waits AS (SELECT queue, {window.format("first_active")} AS w, count(wait) AS n,
+                         quantile_disc(wait, [0.5, 0.95, 0.99]) AS p
+                  FROM jobs WHERE first_active IS NOT NULL GROUP BY ALL),
+        ends AS (SELECT queue, {window.format("finished")} AS w, count(*) FILTER (outcome = 'completed') AS completed,
+                        count(*) FILTER (outcome = 'dlq') AS dlq, count(*) FILTER (outcome = 'removed') AS removed,
+                        count(*) FILTER (outcome = 'expired') AS expired,
+                        quantile_disc(total, [0.5, 0.95, 0.99]) FILTER (outcome IN ('completed', 'dlq')) AS p
+                 FROM jobs WHERE finished IS NOT NULL GROUP BY ALL),
+        starts AS (SELECT queue, {window.format("started")} AS w, count(*) AS started,
+                          count(*) FILTER (round > 1) AS retried, count(DISTINCT job) AS jobs
+                   FROM attempts GROUP BY ALL),
+        runs AS (SELECT queue, {window.format("ended")} AS w, count(*) FILTER (outcome = 'failed') AS failed,
+                        count(*) FILTER (outcome = 'stalled') AS stalled,
+                        quantile_disc(ended - started, [0.5, 0.95, 0.99])
+                            FILTER (outcome IN ('completed', 'failed', 'stalled')) AS p
+                 FROM attempts WHERE ended IS NOT NULL GROUP BY ALL),
+        windows AS (SELECT queue, w FROM added UNION SELECT queue, w FROM waits UNION SELECT queue, w FROM ends
+                    UNION SELECT queue, w FROM starts UNION SELECT queue, w FROM runs)
+        SELECT queue, w, coalesce(added, 0), coalesce(started, 0), coalesce(completed, 0), coalesce(runs.failed, 0),
+               coalesce(retried, 0), coalesce(dlq, 0), coalesce(stalled, 0), coalesce(removed, 0), coalesce(expired, 0),
+               coalesce(waits.n, 0), waits.p[1], waits.p[2], waits.p[3], runs.p[1], runs.p[2], runs.p[3],
+               ends.p[1], ends.p[2], ends.p[3], round(started / jobs, 6),
+               (SELECT count(*) FILTER (epoch_ms(date_trunc('{unit}', make_timestamp(j.added * 1000))) <= windows.w)
+                     - count(*) FILTER (epoch_ms(date_trunc('{unit}', make_timestamp(j.finished * 1000))) <= windows.w)
+                FROM jobs j WHERE j.queue = windows.queue AND j.added IS NOT NULL)
+        FROM windows LEFT JOIN added USING (queue, w) LEFT JOIN waits USING (queue, w) LEFT JOIN ends USING (queue, w)
+             LEFT JOIN starts USING (queue, w) LEFT JOIN runs USING (queue, w)
+        ORDER BY queue, w
+        """
+    )
+    return rows.fetchall()

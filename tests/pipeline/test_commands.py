@@ -1,0 +1,226 @@
+"""`headrace pipeline` without Spark: what it says when something is missing or wrong, the report, the status."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from headrace.errors import HeadraceError
+from headrace.pipeline import charts
+from headrace.pipeline.lake import Lake, LakeBusy, Pointer
+from tests.pipeline.conftest import Chronicle
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def pipeline(*arguments: str, **environment: str) -> tuple[int, str]:
+    command = [sys.executable, "-m", "headrace", "pipeline", *arguments]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=60, check=False, env={**os.environ, **environment}
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_a_missing_java_is_named_with_what_to_do(tmp_path: Path) -> None:
+    code, text = pipeline("facts", "--lake", str(tmp_path), JAVA_HOME=str(tmp_path))
+    assert code == 1
+    assert "Spark needs Java 17 or newer: install openjdk-17-jre-headless, or set JAVA_HOME" in text
+    assert "Traceback" not in text
+
+
+def test_an_old_java_is_refused(tmp_path: Path) -> None:
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
+    java.write_text("#!/bin/sh\necho 'openjdk version \"11.0.2\"' >&2\n")
+    java.chmod(0o755)
+    code, text = pipeline("facts", JAVA_HOME=str(tmp_path))
+    assert code == 1
+    assert 'version "11.0.2"' in text
+
+
+def test_a_missing_pyspark_is_named_with_what_to_do() -> None:
+    hide = "import sys; sys.modules['pyspark'] = None"
+    code = f"{hide}; from headrace.cli import main; sys.exit(main(['pipeline', 'facts']))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert 'PySpark is not installed: pip install "headrace[spark]"' in done.stderr
+
+
+def test_wrong_settings_are_refused_before_spark_starts() -> None:
+    assert "--conf needs KEY=VALUE, not 'x'" in pipeline("facts", "--conf", "x")[1]
+
+
+def test_a_report_of_nothing_says_what_to_run_first(tmp_path: Path) -> None:
+    code, text = pipeline("report", "--lake", str(tmp_path))
+    assert code == 1
+    assert "has no facts yet: run `headrace pipeline run" in text
+
+
+def test_the_status_of_an_empty_lake_tells_what_is_missing(tmp_path: Path) -> None:
+    code, text = pipeline("status", "--lake", str(tmp_path), "--capture", str(tmp_path / "nowhere"))
+    assert code == 0
+    assert "nothing yet: run `headrace pipeline facts`" in text
+    assert "is no capture folder" in text
+
+
+def test_the_status_tells_how_far_behind_the_lake_is(chronicle: Chronicle) -> None:
+    code, text = pipeline("status", "--lake", str(chronicle.lake.root), "--capture", str(chronicle.log))
+    assert code == 0
+    assert "the lake is 0 events behind" in text
+    assert "run 2" in text
+
+
+def test_one_run_at_a_time(tmp_path: Path) -> None:
+    lake = Lake(tmp_path)
+    with lake.locked("tell"), pytest.raises(LakeBusy, match="another `tell` works on"), lake.locked("tell"):
+        raise AssertionError
+
+
+def test_what_a_dead_run_left_is_removed(tmp_path: Path) -> None:
+    lake = Lake(tmp_path)
+    for run in (1, 2):
+        folder = lake.path("silver/jobs") / f"run={run}"
+        folder.mkdir(parents=True)
+        (folder / "part.parquet").touch()
+    lake.store_pointer(Pointer(run=1))
+    assert [path.name for path in lake.committed("silver/jobs")] == ["run=1"]
+    lake.clean_up(lake.pointer())
+    assert list(lake.numbered("silver/jobs")) == [1]
+
+
+def test_a_broken_pointer_is_named(tmp_path: Path) -> None:
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "pointer.json").write_text("{")
+    with pytest.raises(HeadraceError, match=r"pointer\.json is unreadable"):
+        Lake(tmp_path).pointer()
+
+
+# -- the report ----------------------------------------------------------------------------------------------------
+
+
+class Tags(HTMLParser):
+    """Every tag with its attributes; open tags must be closed in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+        if tag not in ("meta", "line", "rect", "polyline", "polygon", "circle"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+@pytest.fixture(scope="module")
+def report(chronicle: Chronicle, tmp_path_factory: pytest.TempPathFactory) -> str:
+    from headrace.pipeline.report import write_report
+
+    out = tmp_path_factory.mktemp("report") / "report.html"
+    write_report(chronicle.lake, out)
+    return out.read_text()
+
+
+def test_the_report_is_one_whole_file_that_needs_nothing_else(report: str) -> None:
+    tags = Tags()
+    tags.feed(report)
+    assert tags.open == []
+    names = {name for name, _ in tags.found}
+    assert "script" not in names
+    assert "img" not in names
+    assert not [value for _, attributes in tags.found for value in attributes.values() if value and "//" in value]
+    assert len(report) < 500_000
+
+
+def test_every_chart_tells_its_n(report: str) -> None:
+    captions = re.findall(r"<figcaption>(.*?)</figcaption>", report)
+    assert len(captions) >= 6
+    assert [caption for caption in captions if "n = " not in caption] == []
+
+
+def test_no_percentile_is_shown_for_few_values(chronicle: Chronicle) -> None:
+    from headrace.pipeline.report import MIN_N, Facts
+
+    facts = Facts(chronicle.lake, 7, None)
+    shown = 0
+    for queue in facts.queues:
+        for unit in ("minute", "hour", "day"):
+            counts = {row["window_start"]: row["wait_n"] for row in facts.of(queue, unit)}
+            for at, value in facts.percentile(queue, "wait", "p95", unit):
+                assert (
+                    value is None
+                    or max(counts.get(at, 0), counts.get(at - at % 3_600_000, 0), *counts.values()) >= MIN_N
+                )
+                shown += value is not None
+    assert shown
+
+
+def test_findings_are_sentences_with_numbers(report: str) -> None:
+    found = re.findall(r"<li>(.*?)</li>", report)
+    assert any("waited longer than the promised" in text for text in found)
+    assert any("attempts failed with an error" in text for text in found)
+    assert [text for text in found if not re.search(r"\d", text)] == []
+
+
+def test_a_report_of_one_queue_is_about_that_queue(chronicle: Chronicle, tmp_path: Path) -> None:
+    from headrace.pipeline.report import write_report
+
+    write_report(chronicle.lake, tmp_path / "mail.html", queue="mail")
+    text = (tmp_path / "mail.html").read_text()
+    assert "<h1>Queue mail," in text
+    assert "<b>image</b>" not in text
+    with pytest.raises(HeadraceError, match="no facts of the queue nobody"):
+        write_report(chronicle.lake, tmp_path / "x.html", queue="nobody")
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "0 ms"), (850, "850 ms"), (999.9, "1 s"), (12_000, "12 s"), (180_000, "3 min"), (7_200_000, "2 h")],
+)
+def test_durations_are_written_as_on_the_dashboard(value: float, text: str) -> None:
+    assert charts.duration(value) == text
+
+
+@pytest.mark.parametrize(("value", "text"), [(0, "0"), (1234, "1,234"), (12_340, "12.3 k"), (4_100_000, "4.1 M")])
+def test_counts_are_written_as_on_the_dashboard(value: float, text: str) -> None:
+    assert charts.count(value) == text
+
+
+def test_a_line_has_gaps_where_nothing_is_known() -> None:
+    points = [(0, 1.0), (1, None), (2, 3.0), (3, 4.0)]
+    drawn = charts.time_chart([charts.Series("a", "active", points)], (0, 3), charts.count)
+    assert drawn.count("<polyline") == 1
+    assert drawn.count("<circle") == 1
+
+
+# -- the lake is in order, and is found out when it is not -----------------------------------------------------------
+
+
+def test_verify_finds_missing_and_repeated_events(spark: SparkSession, chronicle: Chronicle, tmp_path: Path) -> None:
+    import shutil
+
+    from headrace.pipeline.verify import examine
+
+    assert examine(spark, chronicle.lake, None).problems == []
+    copy = Lake(tmp_path / "lake")
+    shutil.copytree(chronicle.lake.root, copy.root)
+    batches = copy.numbered("bronze/events")
+    shutil.rmtree(batches[1])
+    shutil.copytree(batches[0], copy.path("bronze/events") / f"batch={max(batches) + 1}")
+    problems = examine(spark, copy, None).problems
+    assert any("more than once" in problem for problem in problems)
+    assert any("are missing" in problem for problem in problems)

@@ -1,0 +1,140 @@
+"""Positions, slices and limits of the event log, and reading a folder: no Spark needed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from headrace.errors import HeadraceError
+from headrace.pipeline.eventsource import (
+    BEGINNING,
+    CaptureFolder,
+    EventsLost,
+    EventWindow,
+    Position,
+    Segment,
+    Slice,
+    check_kept,
+    farthest,
+    shared_out,
+    slices_between,
+)
+from headrace.pipeline.options import BadOption, Options, from_offset, to_offset
+from tests.pipeline.history import Story, rig_at, seal
+
+
+def segment(first: int, last: int, epoch: int = 1, raw_bytes: int = 0) -> Segment:
+    return Segment(0, epoch, first, last, raw_bytes or 100 * (last - first + 1), True)
+
+
+LOG = [segment(1, 10), segment(11, 30), segment(31, 40)]
+CUT = [segment(1, 10), segment(11, 14), segment(15, 40, epoch=2)]  # 15.. of epoch 1 were taken back
+
+
+def bounds(slices: list[Slice]) -> list[tuple[int, int, int]]:
+    return [(piece.segment.epoch, piece.after, piece.until) for piece in slices]
+
+
+def test_slices_begin_and_end_inside_segments() -> None:
+    assert bounds(slices_between(LOG, Position(1, 5), Position(1, 33))) == [(1, 5, 10), (1, 10, 30), (1, 30, 33)]
+    assert slices_between(LOG, Position(1, 33), Position(1, 33)) == []
+    assert bounds(slices_between(LOG, BEGINNING, Position(1, 3))) == [(1, 0, 3)]
+
+
+def test_a_new_epoch_is_read_from_where_it_begins() -> None:
+    """The reader had come to event 20 of what was taken back: it goes on with event 15 of the new epoch."""
+    assert bounds(slices_between(CUT, Position(1, 20), Position(2, 40))) == [(2, 14, 40)]
+    assert bounds(slices_between(CUT, Position(1, 12), Position(2, 16))) == [(1, 12, 14), (2, 14, 16)]
+    assert bounds(slices_between(CUT, Position(1, 12), Position(1, 14))) == [(1, 12, 14)]
+
+
+@pytest.mark.parametrize(("most", "reached"), [(1, 6), (5, 10), (6, 11), (1000, 40), (None, 40)])
+def test_a_batch_reaches_as_far_as_it_may(most: int | None, reached: int) -> None:
+    assert farthest(LOG, Position(1, 5), max_events=most) == Position(1, reached)
+
+
+def test_a_batch_is_bounded_by_bytes_but_never_empty() -> None:
+    assert farthest(LOG, BEGINNING, max_bytes=1_550) == Position(1, 15)
+    assert farthest(LOG, BEGINNING, max_bytes=1) == Position(1, 1)
+    assert farthest([], Position(1, 7), max_events=5) == Position(1, 7)
+
+
+def test_slices_are_shared_out_evenly_and_whole() -> None:
+    parts = shared_out(slices_between(LOG, BEGINNING, Position(1, 40)), 3)
+    assert [sum(piece.count for piece in part) for part in parts] == [14, 14, 12]
+    events = [seq for part in parts for piece in part for seq in range(piece.after + 1, piece.until + 1)]
+    assert events == list(range(1, 41))
+    assert shared_out([], 4) == []
+
+
+def test_dropped_events_are_an_error_unless_accepted() -> None:
+    window = EventWindow([segment(21, 40)], 21, Position(1, 40))
+    with pytest.raises(EventsLost, match=r"events 6\.\.20 were dropped"):
+        check_kept(window, Position(1, 5), fail=True)
+    check_kept(window, Position(1, 5), fail=False)
+    check_kept(window, Position(1, 20), fail=True)
+    check_kept(window, BEGINNING, fail=True)  # whoever begins now has missed nothing
+
+
+def test_a_folder_gives_exactly_the_lines_that_are_asked_for(tmp_path: Path) -> None:
+    rig = rig_at(tmp_path, segment_bytes=2_000)
+    Story(rig, 3).go(120)
+    seal(rig)
+    rig.close()
+    folder = CaptureFolder(tmp_path / "log")
+    window = folder.window(BEGINNING)
+    assert len(window.segments) > 3
+    last = window.newest.seq
+    for start, end in ((0, last), (7, 8), (last - 1, last), (3, last - 3)):
+        found = []
+        for piece in slices_between(window.segments, Position(1, start), Position(1, end)):
+            for block in folder.blocks(piece.segment, piece.after, piece.until):
+                seqs = [json.loads(line)["seq"] for line in block.splitlines()]
+                found += [seq for seq in seqs if piece.after < seq <= piece.until]
+        assert found == list(range(start + 1, end + 1))
+    (tmp_path / "log" / "shard=0" / "manifest.jsonl").rename(tmp_path / "away")
+    assert folder.window(BEGINNING).segments == []
+    with pytest.raises(HeadraceError, match="no capture folder"):
+        CaptureFolder(tmp_path / "nowhere").window(BEGINNING)
+
+
+def test_a_segment_that_is_gone_is_lost_and_not_empty(tmp_path: Path) -> None:
+    with pytest.raises(EventsLost, match=r"events 1\.\.9 are lost"):
+        list(CaptureFolder(tmp_path).blocks(segment(1, 9), 0, 9))
+
+
+def test_offsets_are_written_per_shard() -> None:
+    assert to_offset(Position(2, 7)) == {"0": {"epoch": 2, "seq": 7}}
+    assert from_offset(to_offset(Position(2, 7))) == Position(2, 7)
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"kind": "jbos"}, "kind must be one of events, jobs, results, dlq"),
+        ({"nonsense": "1"}, "nonsense"),
+        ({"maxEventsPerTrigger": "0"}, "maxEventsPerTrigger must be at least 1"),
+        ({"maxEventsPerTrigger": "many"}, "wrong option"),
+        ({"path": "a", "url": "headrace://b"}, "either path or url"),
+        ({"path": "a", "kind": "jobs"}, "events only"),
+        ({"batchSize": "0"}, "batchSize must be between 1 and 10000"),
+    ],
+)
+def test_a_wrong_option_is_named(given: dict[str, str], text: str) -> None:
+    with pytest.raises(BadOption, match=text):
+        Options.parse(given)
+
+
+def test_a_wrong_offset_is_shown_with_a_right_one() -> None:
+    with pytest.raises(BadOption, match='"epoch": 1, "seq": 42'):
+        Options.parse({"startingOffset": "yesterday"}).position("yesterday", BEGINNING)
+
+
+def test_importing_headrace_imports_no_spark() -> None:
+    modules = "headrace, headrace.pipeline, headrace.cli.pipeline, headrace.pipeline.status, headrace.pipeline.lake"
+    code = f"import sys, {modules}; sys.exit('pyspark' in sys.modules or 'pyarrow' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

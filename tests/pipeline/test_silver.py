@@ -1,0 +1,235 @@
+"""What becomes of single jobs in silver. All of them are told in one go; each test looks at its own."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from headrace.pipeline.schemas import EVENTS, columns
+from tests.pipeline.conftest import Chronicle
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+MIDNIGHT = 1_793_491_200_000  # 2026-11-01 00:00 UTC
+
+
+def event(job: str, seq: int, word: str, at: int, **more: Any) -> dict[str, Any]:
+    moment = datetime.fromtimestamp((MIDNIGHT + at) / 1000, UTC)
+    return {"shard": 0, "epoch": 1, "seq": seq, "ts": moment, "event": word, "queue": "q", "job_id": job, **more}
+
+
+def frame(spark: SparkSession, events: list[dict[str, Any]]) -> DataFrame:
+    rows = [tuple(one.get(name) for name in columns(EVENTS)) for one in events]
+    ddl = ", ".join(f"{name} {kind}" for name, kind in columns(EVENTS).items())
+    return spark.createDataFrame(rows, ddl)
+
+
+CASES: dict[str, list[dict[str, Any]]] = {
+    "plain": [
+        event("plain", 1, "pushed", 0, priority=3, payload_bytes=7),
+        event("plain", 2, "pulled", 40, attempt=1, worker="w"),
+        event("plain", 3, "completed", 140, attempt=1, worker="w"),
+    ],
+    "buried": [
+        event("buried", 10, "pushed", 0),
+        event("buried", 11, "pulled", 5, attempt=1, worker="first"),
+        event("buried", 12, "failed", 10, attempt=1, worker="first", error="E: 1", terminal=False),
+        event("buried", 13, "retried", 10, attempt=2, delay_ms=500),
+        event("buried", 14, "promoted", 510),
+        event("buried", 15, "pulled", 600, attempt=2, worker="second"),
+        event("buried", 16, "failed", 700, attempt=2, error="E: 2", terminal=True),
+    ],
+    "delayed": [
+        event("delayed", 20, "pushed", 0, delay_ms=1_000),
+        event("delayed", 21, "promoted", 1_000),
+        event("delayed", 22, "pulled", 1_250, attempt=1),
+        event("delayed", 23, "completed", 1_251, attempt=1),
+    ],
+    "blocked": [
+        event("blocked", 30, "pushed", 0),
+        event("blocked", 31, "waiting", 5_000, prev="waiting-children"),
+        event("blocked", 32, "pulled", 5_100, attempt=1),
+    ],
+    "released": [
+        event("released", 40, "pushed", 0),
+        event("released", 41, "pulled", 1, attempt=1, worker="a"),
+        event("released", 42, "released", 2, attempt=1, worker="a"),
+        event("released", 43, "pulled", 3, attempt=1, worker="b"),
+        event("released", 44, "completed", 4, attempt=1),
+    ],
+    "stalled": [
+        event("stalled", 50, "pushed", 0),
+        event("stalled", 51, "pulled", 0, attempt=1, worker="a"),
+        event("stalled", 52, "stalled", 30_000, attempt=1, stalls=1, action="retry"),
+        event("stalled", 53, "completed", 31_000, attempt=2),  # late, and nobody else had it
+    ],
+    "revived": [
+        event("revived", 60, "pushed", 0),
+        event("revived", 61, "pulled", 1, attempt=1),
+        event("revived", 62, "failed", 2, attempt=1, error="E", terminal=True),
+        event("revived", 63, "dlq-retried", 90_000, prev="failed"),
+        event("revived", 64, "pulled", 90_010, attempt=1),
+        event("revived", 65, "completed", 90_020, attempt=1),
+    ],
+    "cut": [event("cut", 70, "pulled", 5, attempt=2), event("cut", 71, "completed", 9, attempt=2)],
+    "cancelled": [event("cancelled", 80, "pushed", 0), event("cancelled", 81, "removed", 7, prev="waiting")],
+    "cleaned": [
+        event("cleaned", 90, "pushed", 0),
+        event("cleaned", 91, "pulled", 1, attempt=1),
+        event("cleaned", 92, "completed", 2, attempt=1),
+        event("cleaned", 93, "removed", 99_000, prev="completed"),
+    ],
+    "emptied": [
+        event("drained", 100, "pushed", 0, queue="gone"),
+        event("at work", 101, "pushed", 0, queue="gone"),
+        event("at work", 102, "pulled", 1, queue="gone", attempt=1),
+        event("", 103, "drained", 50, queue="gone", last_seq=102),
+        event("after", 104, "pushed", 60, queue="gone"),
+        event("", 105, "obliterated", 70, queue="gone", last_seq=103),
+    ],
+    "midnight": [
+        event("midnight", 110, "pushed", -60_000),
+        event("midnight", 111, "pulled", -1_000, attempt=1, worker="night"),
+        event("midnight", 112, "completed", 2_000, attempt=1),
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def told(spark: SparkSession) -> dict[str, dict[str, list[Any]]]:
+    """Jobs and attempts by job id, in order. Every event comes three times and in no order."""
+    from headrace.pipeline import silver
+
+    events = frame(spark, [one for case in CASES.values() for one in case for _ in range(3)])
+    shuffled = events.orderBy("queue", "event", "seq")
+    runs = silver.judged(silver.runs_of(silver.told(shuffled)), silver.clearings(shuffled)).persist()
+    made = {"jobs": silver.jobs_of(runs), "attempts": silver.attempts_of(runs)}
+    found: dict[str, dict[str, list[Any]]] = {"jobs": {}, "attempts": {}}
+    for name, table in made.items():
+        for row in table.orderBy("first_seq").collect():
+            found[name].setdefault(row["job_id"], []).append(row)
+    runs.unpersist()
+    return found
+
+
+def only(rows: list[Any]) -> Any:
+    (row,) = rows
+    return row
+
+
+def test_a_plain_job_has_its_times(told: Any) -> None:
+    job = only(told["jobs"]["plain"])
+    assert (job.outcome, job.wait_ms, job.run_ms, job.busy_ms, job.total_ms) == ("completed", 40, 100, 100, 140)
+    assert (job.attempts, job.failures, job.stalls, job.priority, job.last_worker) == (1, 0, 0, 3, "w")
+    assert (job.first_seq, job.last_seq, job.payload_bytes) == (1, 3, 7)
+
+
+def test_a_dead_letter_keeps_its_last_worker_and_error(told: Any) -> None:
+    job = only(told["jobs"]["buried"])
+    assert (job.outcome, job.last_worker, job.last_error) == ("dlq", "second", "E: 2")
+    assert (job.attempts, job.failures, job.run_ms, job.busy_ms, job.backoff_ms) == (2, 2, 100, 105, 500)
+    assert job.error_signature == "E: <n>"
+
+
+def test_a_retry_counts_once_and_has_its_own_attempt(told: Any) -> None:
+    first, second = told["attempts"]["buried"]
+    assert (first.round, first.attempt, first.worker, first.outcome, first.run_ms) == (1, 1, "first", "failed", 5)
+    assert (second.round, second.attempt, second.worker, second.outcome, second.run_ms) == (
+        2,
+        2,
+        "second",
+        "failed",
+        100,
+    )
+    assert (first.error, second.error) == ("E: 1", "E: 2")
+
+
+def test_the_delay_that_was_asked_for_is_no_wait(told: Any) -> None:
+    job = only(told["jobs"]["delayed"])
+    assert (job.wait_ms, job.delay_ms, job.total_ms) == (250, 1_000, 1_251)
+
+
+def test_waiting_for_children_is_no_wait_for_a_worker(told: Any) -> None:
+    job = only(told["jobs"]["blocked"])
+    assert (job.wait_ms, job.outcome, job.finished_at) == (100, None, None)
+    assert only(told["attempts"]["blocked"]).ended_at is None
+
+
+def test_a_job_given_back_was_not_attempted(told: Any) -> None:
+    job = only(told["jobs"]["released"])
+    assert (job.attempts, job.outcome, job.last_worker) == (1, "completed", "b")
+    assert [row.outcome for row in told["attempts"]["released"]] == ["released", "completed"]
+
+
+def test_a_stalled_attempt_ends_with_the_stall_even_if_the_job_completes_late(told: Any) -> None:
+    job = only(told["jobs"]["stalled"])
+    assert (job.outcome, job.stalls, job.total_ms) == ("completed", 1, 31_000)
+    attempt = only(told["attempts"]["stalled"])
+    assert (attempt.outcome, attempt.run_ms) == ("stalled", 30_000)
+
+
+def test_a_revived_dead_letter_begins_a_second_life(told: Any) -> None:
+    first, second = told["jobs"]["revived"]
+    assert (first.outcome, second.outcome) == ("dlq", "completed")
+    assert (first.first_seq, second.first_seq) == (60, 63)
+    assert (second.wait_ms, second.total_ms, second.last_error) == (10, 20, None)
+    assert [row.life_seq for row in told["attempts"]["revived"]] == [60, 63]
+
+
+def test_a_job_whose_beginning_is_not_in_the_log_has_no_wait(told: Any) -> None:
+    job = only(told["jobs"]["cut"])
+    assert (job.added_at, job.wait_ms, job.total_ms, job.run_ms, job.outcome) == (None, None, None, 4, "completed")
+
+
+def test_a_cancelled_job_was_removed_and_never_ran(told: Any) -> None:
+    job = only(told["jobs"]["cancelled"])
+    assert (job.outcome, job.total_ms, job.attempts, job.wait_ms) == ("removed", 7, 0, None)
+    assert "cancelled" not in told["attempts"]
+
+
+def test_cleaning_up_afterwards_changes_nothing(told: Any) -> None:
+    job = only(told["jobs"]["cleaned"])
+    assert (job.outcome, job.total_ms, job.last_seq) == ("completed", 2, 92)
+
+
+def test_emptying_a_queue_ends_the_jobs_that_were_in_it(told: Any) -> None:
+    drained, at_work, after = (only(told["jobs"][name]) for name in ("drained", "at work", "after"))
+    assert (drained.outcome, drained.total_ms) == ("removed", 50)
+    assert (at_work.outcome, at_work.total_ms) == ("removed", 70)  # not drained, but obliterated
+    assert only(told["attempts"]["at work"]).outcome == "removed"
+    assert after.outcome is None  # pushed while the queue was being emptied
+
+
+def test_a_job_belongs_to_the_day_on_which_it_ended_in_utc(told: Any) -> None:
+    assert str(only(told["jobs"]["midnight"]).finished_date) == "2026-11-01"
+    assert str(only(told["attempts"]["midnight"]).ended_date) == "2026-11-01"
+
+
+def test_what_was_taken_back_is_left_out(spark: SparkSession) -> None:
+    from headrace.pipeline import silver
+
+    events = [event("a", seq, "pushed", seq) for seq in (1, 2, 3, 4)]
+    events += [event("b", 3, "pushed", 9) | {"epoch": 2}, event("b", 4, "pulled", 10) | {"epoch": 2}]
+    kept = silver.without_retracted(frame(spark, events)).select("epoch", "seq").collect()
+    assert sorted((row.epoch, row.seq) for row in kept) == [(1, 1), (1, 2), (2, 3), (2, 4)]
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_order_and_repetition_of_events_change_nothing(spark: SparkSession, chronicle: Chronicle, seed: int) -> None:
+    from pyspark.sql import functions as f
+
+    from headrace.pipeline import runs, silver
+
+    events = runs.read_bronze(spark, chronicle.lake)
+    assert events is not None
+    again = events.unionByName(events.sample(0.3, seed=seed)).orderBy(f.rand(seed))
+    told = silver.judged(silver.runs_of(silver.told(again)), silver.clearings(events)).persist()
+    for table, make in (("jobs", silver.jobs_of), ("attempts", silver.attempts_of)):
+        expected = (runs.read_jobs if table == "jobs" else runs.read_attempts)(spark, chronicle.lake)
+        ours, theirs = make(told).drop("finished_date", "ended_date"), expected.drop("finished_date", "ended_date")
+        assert ours.columns == theirs.select(*ours.columns).columns
+        assert {*map(repr, ours.collect())} == {*map(repr, theirs.select(*ours.columns).collect())}
+    told.unpersist()

@@ -1,0 +1,36 @@
+"""The tests of the bunqueue protocol once more, against a server whose queues are on Valkey (see `server` in conftest).
+
+What differs by design is in headrace.backends.valkey.differences and left out here by name.
+"""
+
+from __future__ import annotations
+
+from tests.protocol import (
+    test_control,
+    test_core,
+    test_cron,
+    test_dedup,
+    test_dlq,
+    test_families,
+    test_groups,
+    test_limits,
+    test_logs,
+    test_queries,
+    test_queues,
+    test_workers,
+)
+
+DIFFERENT = {
+    "test_data_of_ten_megabytes_passes_and_more_is_refused",  # payload size
+    "test_search_finds_jobs_by_what_is_in_them_page_by_page",  # search
+    "test_a_lease_is_resumed_in_a_queue_that_serves_groups_in_turn",  # claims: no lease is ever forgotten
+}
+_MODULES = (
+    *(test_control, test_core, test_cron, test_dedup, test_dlq, test_families),
+    *(test_groups, test_limits, test_logs, test_queries, test_queues, test_workers),
+)
+
+for _module in _MODULES:
+    for _name, _value in vars(_module).items():
+        if _name.startswith(("test_", "Test")) and _name not in DIFFERENT:
+            globals()[f"{_name}__{_module.__name__.rpartition('_')[2]}"] = _value

@@ -1,0 +1,201 @@
+"""What glide-mq's own library (version 93) gets wrong and ours must not: one test per known weakness.
+
+Some are shown elsewhere: pause and flows in test_producers, revocation and dead workers in test_workers, concurrency
+over several brokers in test_fleet.
+"""
+
+from __future__ import annotations
+
+import re
+from importlib.resources import files
+
+import pytest
+
+from headrace.errors import LeaseLost, NotFound
+from tests.conformance.rig import Rig, spec
+from tests.valkey.foreign import Foreign
+
+
+class TestOrder:
+    def test_equal_priorities_leave_in_the_order_of_their_coming(self, rig: Rig, foreign: Foreign) -> None:
+        ids = [foreign.add(priority=5) for _ in range(12)]
+        assert rig.pulled_ids() == [f"q:{job_id}" for job_id in ids]
+
+    def test_an_urgent_job_that_comes_late_goes_first(self, rig: Rig, foreign: Foreign) -> None:
+        late = [foreign.add(priority=9) for _ in range(5)]
+        first = rig.take().id
+        urgent = foreign.add(priority=1)
+        assert first == f"q:{late[0]}"
+        assert rig.take().id == f"q:{urgent}"
+
+    def test_priorities_delays_and_lists_of_both_conventions_in_one_queue(self, rig: Rig, foreign: Foreign) -> None:
+        plain = foreign.add()
+        lifo = foreign.add(more=("1",))
+        glide = foreign.add(priority=2)
+        ours_high, ours_low = rig.push(priority=1), rig.push(priority=-1)
+        assert rig.pulled_ids() == [ours_high, f"q:{glide}", f"q:{lifo}", f"q:{plain}", ours_low]
+
+    def test_a_job_is_claimable_the_moment_it_is_due(self, rig: Rig, foreign: Foreign) -> None:
+        job_id, urgent = foreign.add(delay=100), foreign.add(delay=100, priority=3)
+        assert rig.pull(count=2) == []
+        assert rig.backend.next_due_ms() == rig.clock.monotonic_ms() + 100
+        rig.clock.advance(100)
+        assert sorted(rig.pulled_ids()) == sorted([f"q:{job_id}", f"q:{urgent}"])
+
+
+class TestOrderedGroups:
+    def test_jobs_of_a_key_run_one_after_the_other(self, rig: Rig, foreign: Foreign) -> None:
+        ids = [foreign.add(ordering="k") for _ in range(5)]
+        order = []
+        for _ in ids:
+            (held,) = rig.pull(count=5)
+            assert rig.pull(count=5) == []
+            order.append(held.id)
+            rig.ack(held)
+        assert order == [f"q:{job_id}" for job_id in ids]
+
+    def test_a_concurrency_of_two_lets_two_run(self, rig: Rig, foreign: Foreign) -> None:
+        for _ in range(5):
+            foreign.add(ordering="k", concurrency=2)
+        held = rig.pull(count=5)
+        assert len(held) == 2
+        rig.ack(held[0])
+        assert len(rig.pull(count=5)) == 1
+
+    def test_waiting_members_are_counted(self, rig: Rig, foreign: Foreign) -> None:
+        for _ in range(4):
+            foreign.add(ordering="k")
+        rig.pull(count=4)
+        assert rig.count() == {"waiting": 3, "active": 1}
+        assert len(rig.ids_in("waiting")) == 3
+
+    @pytest.mark.parametrize("way", ["cost", "cancel", "ttl", "revoked", "drain"])
+    def test_a_member_that_never_runs_holds_nobody_up(self, rig: Rig, foreign: Foreign, way: str) -> None:
+        given = {"ordering": "k", "capacity": 5000, "refill": 5000}
+        first = foreign.add(**given)
+        doomed = foreign.add(**given, cost=9000 if way == "cost" else 0, ttl=50 if way == "ttl" else 0)
+        if way != "drain":
+            last = foreign.add(**given)
+        held = rig.take()
+        assert held.id == f"q:{first}"
+        if way == "cancel":
+            rig.cancel(f"q:{doomed}")
+        elif way == "revoked":
+            foreign.client.hset(foreign.key(f"job:{doomed}"), "revoked", "1")
+        elif way == "drain":
+            rig.drain("q")
+            last = foreign.add(**given)
+        rig.advance(60)
+        rig.ack(held)
+        assert rig.pulled_ids() == [f"q:{last}"]
+
+    def test_a_retry_keeps_its_place(self, rig: Rig, foreign: Foreign) -> None:
+        opts = '{"attempts":2,"backoff":{"type":"fixed","delay":100}}'
+        first, second = foreign.add(ordering="k", opts=opts), foreign.add(ordering="k")
+        rig.nack(rig.take())
+        assert rig.pull() == []
+        rig.advance(100)
+        held = rig.take()
+        assert held.id == f"q:{first}"
+        rig.ack(held)
+        assert rig.pulled_ids() == [f"q:{second}"]
+
+    def test_a_limit_from_outside_is_consulted_when_a_job_would_start(self, rig: Rig, foreign: Foreign) -> None:
+        until = rig.clock.now_ms() + 2000
+        foreign.client.zadd(foreign.key("ratelimited"), {"k": until})
+        job_id = foreign.add(ordering="k")
+        assert rig.pull() == []
+        rig.advance(1999)
+        assert rig.pull() == []
+        rig.advance(1)
+        assert rig.pulled_ids() == [f"q:{job_id}"]
+
+    def test_a_token_bucket_paces_the_group(self, rig: Rig, foreign: Foreign) -> None:
+        for _ in range(4):
+            foreign.add(ordering="k", concurrency=10, capacity=2000, refill=4000)
+        starts = []
+        for _ in range(60):
+            starts += [rig.clock.now_ms() for _ in rig.pull(count=4)]
+            rig.advance(10)
+        begun = [at - starts[0] for at in starts]
+        assert begun == [0, 0, 250, 500]
+
+    def test_a_window_limits_the_group(self, rig: Rig, foreign: Foreign) -> None:
+        for _ in range(5):
+            foreign.add(ordering="k", concurrency=10, rate_max=2, rate_duration=1000)
+        starts = []
+        for _ in range(25):
+            starts += [rig.clock.now_ms() for _ in rig.pull(count=5)]
+            rig.advance(100)
+        assert [at - starts[0] for at in starts] == [0, 0, 1000, 1000, 2000]
+
+
+class TestFencing:
+    def test_a_removed_job_does_not_come_back(self, rig: Rig, foreign: Foreign) -> None:
+        job_id = foreign.add()
+        foreign.client.delete(foreign.key(f"job:{job_id}"))  # as library 93 removes: its stream entry stays
+        assert rig.pull() == []
+        assert foreign.client.xlen(foreign.key("stream")) == 0
+        assert foreign.client.zcard(foreign.key("completed")) == 0
+        assert foreign.hash(job_id) == {}
+
+    def test_a_job_cannot_be_completed_twice_or_failed_afterwards(self, rig: Rig, foreign: Foreign) -> None:
+        foreign.add()
+        held = rig.take()
+        rig.ack(held, 1)
+        assert rig.ack(held, 2) == [0]
+        assert rig.nack(held) is False
+        assert foreign.hash("1")["returnvalue"] == "1"
+        assert [event["event"] for event in foreign.events()].count("completed") == 1
+        assert foreign.counts() == {"waiting": 0, "active": 0, "delayed": 0, "completed": 1, "failed": 0}
+
+    def test_a_completion_after_a_stall_is_refused_when_somebody_else_has_the_job(
+        self, rig: Rig, foreign: Foreign
+    ) -> None:
+        foreign.add(opts='{"attempts":3}')
+        late = rig.take(lease_ms=1000)
+        rig.advance(1001)
+        current = rig.take()
+        with pytest.raises(LeaseLost):
+            rig.ack(late)
+        rig.ack(current)
+        assert foreign.counts()["completed"] == 1
+
+    def test_a_missing_job_leaves_no_stub(self, rig: Rig, foreign: Foreign) -> None:
+        foreign.add()
+        held = rig.take()
+        foreign.client.delete(foreign.key("job:1"))
+        with pytest.raises(NotFound):
+            rig.ack(held)
+        assert foreign.hash("1") == {}
+        assert foreign.client.zcard(foreign.key("completed")) == 0
+
+
+class TestCost:
+    def test_no_function_walks_the_keyspace(self) -> None:
+        folder = files("headrace.backends.valkey").joinpath("lua")
+        sources = [path.read_text() for path in (*folder.joinpath("headrace").iterdir(), folder / "glidemq.lua")]
+        assert not [found for text in sources for found in re.findall(r"'(?:SCAN|KEYS|RANDOMKEY)'", text)]
+
+    @pytest.mark.parametrize("verb", ["cancel", "change_priority", "move_to_delayed", "discard"])
+    def test_a_job_in_a_long_stream_is_reached_without_reading_it(self, rig: Rig, foreign: Foreign, verb: str) -> None:
+        ids = rig.push_many(*(spec(n) for n in range(2000)))
+        foreign.client.config_resetstat()
+        arguments = {"change_priority": (3, None), "move_to_delayed": (1000, None), "discard": (None,)}.get(verb, ())
+        getattr(rig, verb)(ids[1000], *arguments)
+        stats = foreign.client.info("commandstats")
+        assert "cmdstat_xrange" not in stats
+        assert sum(row["calls"] for name, row in stats.items() if name != "cmdstat_info") < 25
+
+    def test_nothing_of_a_removed_job_stays(self, rig: Rig, foreign: Foreign) -> None:
+        job_id = rig.push(unique_key="k", custom_id="c", depends_on=[rig.push()], remove_on_complete=True)
+        rig.add_log(job_id, "line", "info")
+        rig.run()
+        rig.run()
+        rig.drain("q")
+        rig.clean("q", 0, "completed", 10)
+        rig.advance(1000)
+        rig.look_after()
+        left = {key.partition("}:")[2] or key for key in foreign.client.keys(f"{foreign.prefix}:*")}
+        assert not [key for key in left if re.match(r"job:|log:|deps:|hr:dependents|hr:keys|hr:ids|hr:gone", key)], left
+        assert not [key for key in left if "queue-of" in key]

@@ -1,0 +1,70 @@
+"""Python on shared queues without any broker: the engine runs in the process, the queues are on Valkey."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from headrace.client.client import Client
+from headrace.commands import REGISTRY
+from headrace.commands.jobs import PushEntry
+from headrace.config import ConfigError
+from headrace.connect import open_client
+from headrace.errors import StorageUnavailable
+from tests.conformance.rig import pack
+from tests.valkeyserver import free_port, shared_server
+
+
+def command(name: str, **fields: Any) -> Any:
+    return REGISTRY[name].type(**fields)
+
+
+@pytest.fixture
+async def clients() -> AsyncIterator[list[Client]]:
+    """Two, as in two processes: the options differ, so they share nothing."""
+    shared_server().client().flushall()
+    opened = [open_client(f"{shared_server().url}?timeout={n}") for n in (5, 6)]
+    yield opened
+    for client in opened:
+        await asyncio.wrap_future(client.close())
+
+
+async def test_one_process_adds_and_the_other_works(clients: list[Client]) -> None:
+    producer, worker = clients
+    pulling = asyncio.create_task(worker.ask(command("PULL", queue="q", owner="w", timeout=10_000), 15))
+    await asyncio.sleep(0.1)
+    added = await producer.ask(command("PUSH", queue="q", data=pack({"n": 1})))
+    pulled = await pulling
+    assert msgspec.msgpack.decode(bytes(pulled.job))["data"] == {"n": 1}
+    waiting = asyncio.create_task(producer.ask(command("WaitJob", id=added.id, timeout=10_000), 15))
+    await asyncio.sleep(0.1)
+    await worker.ask(command("ACK", id=added.id, token=pulled.token, result=pack("done")))
+    assert msgspec.msgpack.decode(bytes((await waiting).result)) == "done"
+
+
+async def test_a_server_that_is_not_there_is_named() -> None:
+    client = open_client(f"valkey://127.0.0.1:{free_port()}?timeout=1")
+    with pytest.raises(StorageUnavailable, match="cannot be reached"):
+        await client.ask(command("PUSH", queue="q", data=pack(1)))
+    await asyncio.wrap_future(client.close())
+
+
+def test_a_wrong_url_says_what_to_write() -> None:
+    with pytest.raises(ConfigError, match="valkey://host:6379"):
+        open_client("valkeyy://host")
+
+
+async def test_a_worker_that_reports_back_and_pulls_at_once_gets_each_job_once(clients: list[Client]) -> None:
+    """Both commands are under way together: what the second one takes must not be given back by the first."""
+    worker = clients[0]
+    await worker.ask(command("PUSHB", queue="q", jobs=[PushEntry(data=pack(n)) for n in range(4)]))
+    release = command("ReleaseLeases", owner="w", queues=["q"])
+    pull = command("PULLB", queue="q", count=4, owner="w")
+    released, pulled = await asyncio.gather(worker.ask(release), worker.ask(pull))
+    assert (released.count, len(pulled.jobs)) == (0, 4)
+    assert (await worker.ask(command("PULLB", queue="q", count=4, owner="w"))).jobs == []
+    assert (await worker.ask(release)).count == 4

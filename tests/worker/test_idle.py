@@ -1,0 +1,73 @@
+"""What a worker costs while nothing happens, and how soon it begins when something does."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from headrace import Headrace, JobContext, Worker
+from tests.client.proxy import Proxy
+from tests.scale import scaled
+from tests.serverprocess import ServerProcess
+from tests.worker.steps import eventually
+from tests.worker.workerprocess import Marks, WorkerProcess
+
+
+@pytest.mark.parametrize("queues", [1, 3])
+async def test_an_idle_worker_begins_a_job_within_two_milliseconds(app: Headrace, queue: str, queues: int) -> None:
+    names = [f"{queue}.{n}" for n in range(queues)]
+    waits: list[float] = []
+
+    async def handle(job: JobContext) -> None:
+        waits.append(time.perf_counter() - job.data)
+
+    async def sample(count: int) -> float:
+        waits.clear()
+        for n in range(count):
+            job = await app.queue(names[n % queues]).add("j", time.perf_counter())
+            assert await job.wait(timeout=10)
+        return statistics.median(waits)
+
+    async with Worker(app.client, names, handle):
+        await sample(20)
+        # A shared machine may be busy for a moment; that is not the worker's doing.
+        best = min([await sample(40) for _ in range(5)])
+    assert best < 0.002
+
+
+class CountingProxy(Proxy):
+    """Knows how much went through."""
+
+    def __init__(self, target: int) -> None:
+        super().__init__(target)
+        self.chunks = 0
+
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65536):
+            self.chunks += 1
+            writer.write(data)
+        writer.close()
+
+
+async def test_an_idle_worker_says_nothing_but_that_it_lives(
+    server: ServerProcess, marks: Marks, queue: str, tmp_path: Path
+) -> None:
+    """One heartbeat and its answer in ten seconds; nothing is polled, however many queues there are."""
+    seconds = scaled(6, 30)
+    async with CountingProxy(server.port) as proxy:
+        queues = ",".join(f"{queue}.{n}" for n in range(3))
+        with WorkerProcess(f"headrace://127.0.0.1:{proxy.port}", marks, "--queues", queues) as worker:
+            await eventually(lambda: "works on" in worker.said(), 20)
+            await asyncio.sleep(1)  # what it says on its arrival
+            process = psutil.Process(worker.pid)
+            cpu, chunks = sum(process.cpu_times()[:2]), proxy.chunks
+            await asyncio.sleep(seconds)
+            spent = sum(process.cpu_times()[:2]) - cpu
+            assert proxy.chunks - chunks <= 2 * (1 + seconds // 10)
+            # psutil counts in hundredths of a second: one of them is not 0.5 % of the quick run.
+            assert spent <= max(0.005 * seconds, 0.03)

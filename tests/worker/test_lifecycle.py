@@ -1,0 +1,166 @@
+"""Worker processes from start to end: waiting for the server, draining, Ctrl-C, supervisors, the command itself."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from headrace import Headrace
+from tests.serverprocess import ServerProcess
+from tests.worker import program
+from tests.worker.steps import eventually
+from tests.worker.workerprocess import ROOT, Marks, WorkerProcess
+
+
+def url_of(server: ServerProcess) -> str:
+    return f"headrace://127.0.0.1:{server.port}"
+
+
+@pytest.fixture
+async def producer(server: ServerProcess, queue: str) -> AsyncIterator[Headrace]:
+    async with Headrace(url_of(server), queue=queue, attempts=50, backoff=0) as app:
+        yield app
+
+
+async def add(producer: Headrace, n: int, seconds: float = 0.0, task: str = "work") -> str:
+    return (await producer.queue().add(task, {"args": [n, seconds]})).id
+
+
+async def test_a_worker_started_before_its_server_waits_for_it(tmp_path: Path, marks: Marks) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with WorkerProcess(f"headrace://127.0.0.1:{port}", marks) as worker:
+        await eventually(lambda: "trying again" in worker.said())
+        server = ServerProcess(tmp_path / "late.db")
+        server.port = port
+        with server:
+            async with Headrace(url_of(server), queue=marks.queue) as app:
+                job = await app.queue().add("work", {"args": [1]})
+                assert await job.result(timeout=20) == 1
+            assert worker.stop() == 0
+
+
+async def test_a_worker_whose_server_never_comes_can_be_stopped(marks: Marks) -> None:
+    with WorkerProcess("headrace://127.0.0.1:1", marks) as worker:
+        await eventually(lambda: "trying again" in worker.said())
+        assert worker.stop(timeout=10) == 0
+        assert "Traceback" not in worker.said()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "Ctrl-C"])
+async def test_a_stop_lets_running_jobs_end_and_takes_no_more(
+    server: ServerProcess, producer: Headrace, marks: Marks, number: int
+) -> None:
+    with WorkerProcess(url_of(server), marks, "--concurrency", "2") as worker:
+        for n in range(4):
+            await add(producer, n, 0.7)
+        await eventually(lambda: len(marks.begun()) == 2)
+        worker.signal(number)
+        assert worker.wait(20) == 0
+    assert sorted(marks.ended()) == [0, 1]
+    counts = await producer.queue().counts()
+    assert (counts["completed"], counts["waiting"], counts["active"]) == (2, 2, 0)
+
+
+@pytest.mark.parametrize("task", ["work", "work_in_thread", "work_in_process"])
+async def test_what_runs_after_the_drain_is_given_back_at_once(
+    server: ServerProcess, producer: Headrace, marks: Marks, task: str
+) -> None:
+    """The lease has 30 s to run: only a release explains that the next worker gets the job at once."""
+    with WorkerProcess(url_of(server), marks, "--drain", "300ms") as worker:
+        job_id = await add(producer, 1, 25.0, task)
+        await eventually(lambda: marks.begun() == [1], 20)
+        began = time.monotonic()
+        assert worker.stop() == 0
+        assert time.monotonic() - began < 5
+        assert "gives 1 jobs back" in worker.said()
+    info = await producer.queue().job(job_id).info()
+    assert (info.state, info.attempts, info.stall_count) == ("waiting", 0, 0)
+    assert not psutil.pid_exists(marks.all()[0].pid)
+    with WorkerProcess(url_of(server), marks):
+        await eventually(lambda: marks.begun() == [1, 1], 20)
+    assert [mark.attempt for mark in marks.all()] == [1, 1]
+
+
+async def test_a_supervisor_replaces_a_process_that_was_killed_and_stops_all(
+    server: ServerProcess, producer: Headrace, marks: Marks
+) -> None:
+    async def pids() -> set[int]:
+        return {worker.pid for worker in await producer.queue().workers()}
+
+    async def are_two() -> bool:
+        return len(await pids()) == 2
+
+    with WorkerProcess(url_of(server), marks, "--processes", "2", "--lease", "1s") as supervisor:
+        await eventually(are_two, 20)
+        before = await pids()
+        assert before == {child.pid for child in supervisor.children}
+        victim = next(iter(before))
+        psutil.Process(victim).kill()
+
+        async def is_replaced() -> bool:
+            now = await pids()
+            return len(now) == 2 and victim not in now
+
+        await eventually(is_replaced, 20)
+        assert f"worker process {victim} ended with code -9" in supervisor.said()
+        await add(producer, 1)
+        await eventually(lambda: marks.ended() == [1])
+        children = await pids()
+        assert supervisor.stop() == 0
+        assert not any(psutil.pid_exists(pid) for pid in children)
+
+
+async def test_processes_of_handlers_end_with_a_worker_that_is_killed(
+    server: ServerProcess, producer: Headrace, marks: Marks
+) -> None:
+    with WorkerProcess(url_of(server), marks) as worker:
+        await add(producer, 1, 25.0, "work_in_process")
+        await eventually(lambda: marks.begun() == [1], 20)
+        worker.kill()
+        await eventually(lambda: not psutil.pid_exists(marks.all()[0].pid))
+
+
+# -- the command -------------------------------------------------------------------------------------------------------
+
+
+def _worker_command(*words: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "headrace", "worker", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False, cwd=cwd)
+
+
+def test_check_shows_the_tasks_without_a_server() -> None:
+    shown = _worker_command("tests.worker.program:app", "--check")
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert [line.split() for line in shown.stdout.splitlines()[1:]] == [
+        ["marks", "work", "loop"],
+        ["marks", "work_in_process", "process"],
+        ["marks", "work_in_thread", "thread"],
+    ]
+    assert set(program.app.tasks) == {"work", "work_in_thread", "work_in_process"}
+
+
+@pytest.mark.parametrize(
+    ("place", "says"),
+    [
+        ("nowhere:app", "cannot import 'nowhere'"),
+        ("tests.worker.program:application", "is no Headrace app; it has tests.worker.program:app"),
+        ("tests.worker.steps:app", "is no Headrace app"),
+        ("empty:app", "empty:app has no tasks"),
+    ],
+)
+def test_what_is_no_app_is_refused_with_a_hint(place: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / "empty.py").write_text("from headrace import Headrace\napp = Headrace('memory://')\n")
+    refused = _worker_command(place, cwd=tmp_path if place.startswith("empty") else ROOT)
+    assert refused.returncode == 1
+    assert says in refused.stderr
+    assert "Traceback" not in refused.stderr

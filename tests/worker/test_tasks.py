@@ -1,0 +1,402 @@
+"""Functions as jobs: arguments and results by annotation, contexts, middleware, lifespans, schedules, flows."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import subprocess
+import sys
+import textwrap
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import msgspec
+import pytest
+
+from headrace import Flow, Headrace, JobContext, JobFailed, RateLimit, current_job
+from headrace.errors import InvalidCommand
+from headrace.tasks.app import Next
+from tests.worker.conftest import MakeApp
+from tests.worker.steps import eventually
+
+
+class Colour(enum.Enum):
+    RED = "red"
+
+
+@dataclass
+class Order:
+    number: int
+    at: datetime
+    colour: Colour
+
+
+class Receipt(msgspec.Struct):
+    order: Order
+    total: float
+
+
+class Model:
+    """Looks like a pydantic model, as far as anybody here looks."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def model_dump(self, mode: str) -> dict[str, str]:
+        return {"name": self.name}
+
+    @classmethod
+    def model_validate(cls, value: dict[str, str]) -> Model:
+        return cls(value["name"])
+
+
+ORDER = Order(7, datetime(2026, 3, 1, 12, tzinfo=UTC), Colour.RED)
+
+
+# -- arguments and results ---------------------------------------------------------------------------------------------
+
+
+async def test_arguments_and_results_are_what_the_annotations_say(app: Headrace) -> None:
+    seen: list[Any] = []
+
+    @app.task()
+    async def pay(order: Order, *more: int, model: Model, by: timedelta = timedelta(0), **rest: float) -> Receipt:
+        seen.append((order, more, model.name, by, rest))
+        return Receipt(order, 9.5)
+
+    async with app.worker():
+        job = await pay.enqueue(ORDER, 1, 2, model=Model("m"), by=timedelta(seconds=5), tax=0.5)
+        assert await job.result(timeout=10) == Receipt(ORDER, 9.5)
+    assert seen == [(ORDER, (1, 2), "m", timedelta(seconds=5), {"tax": 0.5})]
+
+
+async def test_a_task_is_still_the_function_it_was(app: Headrace) -> None:
+    @app.task()
+    def add(a: int, b: int = 1) -> int:
+        """Adds."""
+        return a + b
+
+    @app.task()
+    def noisy(ctx: JobContext, a: int) -> int:
+        ctx.progress(50)
+        ctx.log("said to nobody")
+        return a
+
+    assert add(1, b=2) == 3
+    assert add.__doc__ == "Adds."
+    assert noisy(4) == 4
+    assert await app.queue().count() == 0
+
+
+async def test_a_call_that_the_function_would_refuse_is_refused_where_it_is_made(app: Headrace) -> None:
+    @app.task()
+    def add(a: int, b: int = 1) -> int:
+        return a + b
+
+    with pytest.raises(InvalidCommand, match=r"add\(a: 'int', b: 'int' = 1\).*unexpected keyword argument 'c'"):
+        await add.enqueue(1, c=2)  # type: ignore[call-arg]
+    with pytest.raises(InvalidCommand, match="plain values only"):
+        await add.enqueue(object())  # type: ignore[arg-type]
+    assert await app.queue().count() == 0
+
+
+async def test_data_that_does_not_fit_makes_a_dead_letter_that_names_the_parameter(app: Headrace) -> None:
+    runs = []
+
+    @app.task(attempts=5)
+    def add(a: int, order: Order | None = None) -> None:
+        runs.append(a)
+
+    wrong = [
+        ({"args": ["one"]}, "argument 'a' of .*add: Expected `int`, got `str`"),
+        ({"args": [1], "kwargs": {"order": {"number": "x"}}}, "argument 'order' of .*add: .*number"),
+        ({}, "does not fit .*missing a required argument: 'a'"),
+        ({"args": 5}, "does not fit"),
+        ({"args": [1], "kwargs": [2]}, "does not fit"),
+        ("text", "does not fit"),
+    ]
+    jobs = [await app.queue().add("add", data, attempts=5) for data, _ in wrong]
+    async with app.worker():
+        for job, (_, reason) in zip(jobs, wrong, strict=True):
+            with pytest.raises(JobFailed, match=reason):
+                await job.result(timeout=10)
+    assert runs == []
+    assert len(await app.queue().dlq.list()) == len(wrong)
+
+
+async def test_an_unknown_task_is_a_dead_letter_that_says_so(app: Headrace) -> None:
+    @app.task()
+    def known() -> None: ...
+
+    async with app.worker():
+        job = await app.queue().add("renamed", attempts=5)
+        with pytest.raises(JobFailed, match="unknown task 'renamed': this worker knows known"):
+            await job.result(timeout=10)
+    assert (await job.info()).attempts == 1
+    (letter,) = await app.queue().dlq.list()
+    assert letter.error is not None
+    assert "unknown task" in letter.error
+
+
+async def test_many_calls_go_in_few_commands_and_keep_their_order(app: Headrace) -> None:
+    seen: list[int] = []
+
+    @app.task()
+    async def note(n: int) -> int:
+        seen.append(n)
+        return n
+
+    jobs = await note.enqueue_many([(n,) if n % 2 else {"n": n} for n in range(1200)])
+    async with app.worker(concurrency=1):
+        assert await jobs[-1].result(timeout=30) == 1199
+    assert seen == list(range(1200))
+
+
+async def test_options_of_app_task_and_call_add_up(make_app: MakeApp) -> None:
+    app = make_app(attempts=7, priority=1)
+
+    @app.task(priority=2, timeout="3s")
+    def work() -> None: ...
+
+    info = await (await work.options(priority=5, tags=["a"]).enqueue()).info()
+    assert (info.max_attempts, info.priority, info.timeout, info.tags) == (7, 5, 3000, ["a"])
+    later = await (await work.schedule(datetime.now(UTC) + timedelta(hours=1))).info()
+    assert later.state == "delayed"
+    with pytest.raises(InvalidCommand, match="zone"):
+        await work.schedule(datetime.now())
+
+
+async def test_a_thread_enqueues_with_the_sync_face(app: Headrace) -> None:
+    @app.task()
+    def add(a: int, b: int) -> int:
+        return a + b
+
+    def script() -> list[int]:
+        sync = app.sync()
+        jobs = [sync.enqueue(add, 1, b=2), sync.enqueue(add.options(priority=3), 3, 4)]
+        return [job.result(timeout=10) for job in jobs]
+
+    async with app.worker():
+        assert await asyncio.to_thread(script) == [3, 7]
+
+
+async def test_declarations_that_cannot_work_are_refused(app: Headrace) -> None:
+    @app.task(name="taken")
+    def first() -> None: ...
+
+    with pytest.raises(InvalidCommand, match="there is a task 'taken' already"):
+
+        @app.task(name="taken")
+        def second() -> None: ...
+
+    with pytest.raises(InvalidCommand, match="an async function runs on the loop"):
+
+        @app.task(run_in="process")
+        async def third() -> None: ...
+
+    with pytest.raises(InvalidCommand, match="top of a module"):
+
+        @app.task(run_in="process")
+        def fourth() -> None: ...
+
+    @dataclass
+    class Local: ...
+
+    with pytest.raises(InvalidCommand, match=r"annotations of .*fifth cannot be read: name 'Local' is not defined"):
+
+        @app.task()
+        def fifth(value: Local) -> None: ...
+
+
+# -- the context -------------------------------------------------------------------------------------------------------
+
+
+async def test_the_context_comes_first_or_by_keyword_and_from_anywhere_below(app: Headrace) -> None:
+    @app.task()
+    async def first(ctx: JobContext, n: int) -> list[Any]:
+        return [ctx.name, n, current_job() is ctx]
+
+    @app.task()
+    def by_keyword(n: int, *, job: JobContext) -> list[Any]:
+        return [job.name, n, current_job() is job]
+
+    @app.task()
+    def in_the_middle(n: int, ctx: JobContext, m: int = 3) -> list[Any]:
+        return [ctx.name, n, m]
+
+    async with app.worker():
+        assert await (await first.enqueue(1)).result(timeout=10) == ["first", 1, True]
+        assert await (await by_keyword.enqueue(2)).result(timeout=10) == ["by_keyword", 2, True]  # type: ignore[call-arg]
+        assert await (await in_the_middle.enqueue(2, m=4)).result(timeout=10) == ["in_the_middle", 2, 4]  # type: ignore[call-arg]
+
+
+async def test_middleware_surrounds_every_job_the_first_outermost(app: Headrace) -> None:
+    steps: list[str] = []
+
+    @app.middleware
+    async def outer(ctx: JobContext, call_next: Next) -> Any:
+        steps.append("outer in")
+        try:
+            return await call_next()
+        finally:
+            steps.append("outer out")
+
+    @app.middleware
+    async def inner(ctx: JobContext, call_next: Next) -> Any:
+        steps.append("inner in")
+        return [await call_next(), "and more"]
+
+    @app.task()
+    def work(fail: bool) -> str:
+        steps.append("work")
+        if fail:
+            raise ValueError("no")
+        return "done"
+
+    async with app.worker():
+        assert await app.queue().job((await work.enqueue(False)).id).result(timeout=10) == ["done", "and more"]
+        with pytest.raises(JobFailed):
+            await (await work.options(attempts=1).enqueue(True)).result(timeout=10)
+    assert steps == ["outer in", "inner in", "work", "outer out"] * 2
+
+
+async def test_a_lifespan_surrounds_the_worker_and_its_state_reaches_jobs(make_app: MakeApp) -> None:
+    steps: list[str] = []
+
+    @asynccontextmanager
+    async def lifespan(app: Headrace) -> AsyncIterator[dict[str, int]]:
+        steps.append("open")
+        yield {"pool": 5}
+        steps.append("closed")
+
+    app = make_app(lifespan=lifespan)
+
+    @app.task()
+    def work(ctx: JobContext) -> int:
+        steps.append("work")
+        return int(ctx.state["pool"])
+
+    async with app.worker():
+        assert await (await work.enqueue()).result(timeout=10) == 5
+    assert steps == ["open", "work", "closed"]
+
+
+async def test_a_worker_left_while_its_lifespan_opens_ends(make_app: MakeApp) -> None:
+    @asynccontextmanager
+    async def lifespan(app: Headrace) -> AsyncIterator[None]:
+        await asyncio.sleep(0.1)
+        yield
+
+    app = make_app(lifespan=lifespan)
+    app.task()(print)
+    async with asyncio.timeout(10):
+        async with app.worker():
+            pass
+
+
+# -- schedules, limits, flows ------------------------------------------------------------------------------------------
+
+
+async def test_schedules_are_entered_by_workers_and_keep_their_phase(app: Headrace) -> None:
+    runs: list[int] = []
+
+    @app.cron(every=0.3, attempts=2, priority=4)
+    async def tick(ctx: JobContext) -> None:
+        runs.append(ctx.info.max_attempts)
+
+    @app.cron("30 2 * * *", tz="Europe/Berlin", name="nightly")
+    def at_night() -> None: ...
+
+    for _ in range(2):
+        async with app.worker():
+            await eventually(lambda: len(runs) >= 1)
+    before = {schedule.name: schedule.next_run for schedule in await app.queue().schedules()}
+    assert before.keys() == {"tick", "nightly"}
+    async with app.worker():
+        pass
+    after = {schedule.name: schedule.next_run for schedule in await app.queue().schedules()}
+    assert after["nightly"] == before["nightly"]
+    assert set(runs) == {2}
+
+
+async def test_a_schedule_keeps_firing_under_workers_that_are_restarted_more_often(app: Headrace) -> None:
+    runs: list[int] = []
+
+    @app.cron(every=0.4)
+    async def tick() -> None:
+        runs.append(1)
+
+    async def restart() -> bool:
+        async with app.worker():
+            await asyncio.sleep(0.1)
+        return bool(runs)
+
+    await eventually(restart)
+
+
+async def test_an_option_that_no_schedule_carries_is_refused_when_the_worker_starts(app: Headrace) -> None:
+    @app.cron(every=60, group="g")
+    def tick() -> None: ...
+
+    with pytest.raises(InvalidCommand, match="cannot give its jobs 'group'"):
+        await app.worker().run(handle_signals=False)
+
+
+async def test_the_rate_limit_of_a_task_holds_over_all_workers(make_app: MakeApp) -> None:
+    times: list[float] = []
+    apps = [make_app(), make_app()]
+    for app in apps:
+
+        @app.task(rate_limit=RateLimit(2, per=0.2))
+        async def call() -> None:
+            times.append(asyncio.get_running_loop().time())
+
+    async with apps[0].worker(), apps[1].worker():
+        await eventually(lambda: _has_limit(apps[0]))
+        jobs = await apps[0].tasks["call"].enqueue_many([()] * 8)
+        for job in jobs:
+            await job.result(timeout=10)
+    # 2 at once, then one every 100 ms: eight take at least 0.6 s, however many workers there are.
+    assert times[-1] - times[0] > 0.45
+
+
+async def _has_limit(app: Headrace) -> bool:
+    return (await app.queue().limits()).rate_limit is not None
+
+
+async def test_a_flow_of_tasks_runs_children_first_and_gives_the_parent_their_results(app: Headrace) -> None:
+    @app.task()
+    async def part(n: int) -> int:
+        return n * n
+
+    @app.task()
+    async def total(ctx: JobContext) -> int:
+        values = await app.queue().job(ctx.id).children_values()
+        return sum(values.values())
+
+    async with app.worker():
+        tree = await app.enqueue_flow(Flow(total.s(), [part.s(2), Flow(part.s(3)), part.s(4)]))
+        assert await tree.job.result(timeout=10) == 29
+
+
+def test_making_an_app_connects_to_nothing_and_starts_no_thread() -> None:
+    program = """
+        import threading
+        from headrace import Headrace
+        app = Headrace("headrace://127.0.0.1:1")
+
+        @app.task()
+        def work(n: int) -> int:
+            return n + 1
+
+        assert work(1) == 2
+        assert threading.active_count() == 1
+        print("quiet")
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=30, check=False
+    )
+    assert (done.stdout, done.stderr) == ("quiet\n", "")
