@@ -116,8 +116,7 @@ class FlowStart(Command[FlowStarted], tag="FlowStart"):
     ),
 )
 class FlowAdvance(Command[FlowChanged], tag="FlowAdvance"):
-    """Carry out a decision: append to the log, change the status, push the next jobs, complete the job of this step,
-    drop jobs that are not wanted any more.
+    """Carry out a decision: append to the log, change the status, push jobs, drop others, complete the step's own job.
 
     All or nothing. It is refused when the flow has changed since `revision`: look again and decide anew.
     """
