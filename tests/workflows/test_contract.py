@@ -13,6 +13,7 @@ import pytest
 
 from headrace.errors import (
     JobTimeout,
+    NotFound,
     PayloadError,
     ProviderStoppedError,
     RemoteError,
@@ -333,6 +334,16 @@ async def test_ew_187_a_step_has_a_time_limit_if_it_wants_one(make_flows: MakeFl
         assert saga.calls[-2:] == ["undo a", "error"]
     within = Saga(define("a"))
     assert await run(make_flows(step_timeout=5), within) == {"a": "a done"}
+
+
+async def test_an_error_of_our_own_kind_in_a_handler_is_a_failure_like_others(make_flows: MakeFlows) -> None:
+    async def look(ctx: StepContext[Any]) -> None:
+        if ctx.attempt < 3:
+            raise NotFound("no such order")
+
+    saga = Saga(define("a", "b"), meanwhile={"a": look})
+    assert await run(make_flows(), saga) == {"a": "a done", "b": "b done"}
+    assert saga.calls == ["a", "a", "a", "b", "complete"]
 
 
 async def test_an_error_that_says_so_is_not_retried(make_flows: MakeFlows) -> None:

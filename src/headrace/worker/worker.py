@@ -96,7 +96,7 @@ class Worker:
         self._running: dict[str, tuple[JobContext, asyncio.Task[None]]] = {}
         self._stopping = asyncio.Event()
         self.ready = asyncio.Event()
-        """Set while it takes jobs."""
+        """Set when it takes jobs, or was stopped before it could."""
         self._attendant: Attendant | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -164,9 +164,10 @@ class Worker:
             deliver=lambda holdings: home.post(partial(self._start, holdings)),
             lose=lambda job_id: home.post(partial(self._abandon, job_id)),
         )
-        if not await self._reach_server(self._attendant):
-            return False
+        has_begun = await self._reach_server(self._attendant)
         self.ready.set()
+        if not has_begun:
+            return False
         log.info("%s works on %s, %d at once", self.id, ", ".join(self.queues), self.concurrency)
         return True
 

@@ -20,7 +20,7 @@ from headrace.client.client import Client
 from headrace.client.payloads import encode_payload
 from headrace.commands.flows import FlowAdvance, FlowFound, FlowGet, FlowStart, GivenAck, GivenJob, GivenStep
 from headrace.commands.jobs import PushEntry
-from headrace.errors import CommandTimeout, Conflict, ConnectionLost, LeaseLost, StorageUnavailable
+from headrace.errors import CommandTimeout, Conflict, ConnectionLost, LeaseLost, NotFound, StorageUnavailable
 from headrace.model import Flow, FlowStep
 from headrace.worker.context import JobContext
 from headrace.workflows.machine import Decision, News, Run, decide
@@ -30,6 +30,8 @@ _REMEMBERED: Final = 256
 _REMEMBERED_BYTES: Final = 65_536
 _PATIENCE: Final = 60.0
 """Seconds for which a change is tried again while the store cannot be reached or others are always faster."""
+_RECLAIM: Final = 1.0
+"""Seconds within which a worker gets its leases back from a server that was restarted."""
 _UNREACHED: Final = (ConnectionLost, CommandTimeout, StorageUnavailable)
 # Jobs without code of a user must not give up because a worker was killed a few times.
 _TIRELESS: Final = Policy(attempts=100)
@@ -122,12 +124,13 @@ class Ledger:
         try:
             with contextlib.nullcontext() if job is None else job.settling():
                 reply = await self._client.ask(asked)
-        except (Conflict, LeaseLost, *_UNREACHED) as error:
+        except (Conflict, LeaseLost, NotFound, *_UNREACHED) as error:
             self._records.pop(flow.id, None)
-            has_new_lease = isinstance(error, LeaseLost) and job is not None and job.token != token
-            if (isinstance(error, LeaseLost) and not has_new_lease) or time.monotonic() > deadline:
-                raise
-            await asyncio.sleep(random.uniform(0.1, 0.5) if isinstance(error, _UNREACHED) else random.random() / 100)
+            is_lost = isinstance(error, LeaseLost | NotFound)
+            if time.monotonic() > (deadline - _PATIENCE + _RECLAIM if is_lost else deadline):
+                # NotFound tells of the job here, for the flow was read just now.
+                raise LeaseLost(str(error)) if is_lost and job is not None else error from None
+            await asyncio.sleep(random.random() / 100 if isinstance(error, Conflict) else random.uniform(0.1, 0.5))
             return False
         self._note(record, reply.flow, decision, sum(len(step.body) for step in steps))
         return True

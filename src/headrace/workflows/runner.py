@@ -50,6 +50,11 @@ _PUT_OFF_MS: Final = 5000
 _FINAL: Final = (UnrecoverableError, InvalidCommand)
 
 
+class _Forgotten(Exception):
+    """There is no such flow any more, and nothing left to do for it. Not to be mixed up with NotFound of a handler:
+    a job whose handler says so has failed, and must not end as if it had not."""
+
+
 class FlowWorker(Worker):
     """Takes jobs of flows from one queue."""
 
@@ -81,11 +86,14 @@ class FlowWorker(Worker):
             if not work.role:
                 return await self._settle(job, work, _lost_news(work))
             return await _ROLES[work.role](self, job, work)
-        except NotFound:
-            return None  # the flow is forgotten: there is nothing left to do for it
+        except _Forgotten:
+            return None
 
     async def _run(self, work: Work) -> Run:
-        return (await self._ledger.read(work.flow, work.revision)).run
+        try:
+            return (await self._ledger.read(work.flow, work.revision)).run
+        except NotFound:
+            raise _Forgotten from None
 
     async def _settle(self, job: JobContext, work: Work, news: News | None) -> Any:
         """Have the news decided upon, the job completed with it."""
@@ -96,6 +104,8 @@ class FlowWorker(Worker):
         except LeaseLost:
             await self._tell_late(work, news)
             return SETTLED
+        except NotFound:
+            raise _Forgotten from None
         return SETTLED if decision.entries else None
 
     async def _tell_late(self, work: Work, news: News) -> None:
