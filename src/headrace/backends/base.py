@@ -25,6 +25,7 @@ from headrace.errors import HeadraceError
 from headrace.model import (
     NIL,
     CronEntry,
+    DeadLetterReason,
     DlqConfig,
     DlqFilter,
     Event,
@@ -242,6 +243,15 @@ class ResultRow(Struct, rename="camel"):
     result: Raw | UnsetType = UNSET
 
 
+class Letter(Protocol):
+    """What is known of a dead letter, in whatever form a backend keeps it."""
+
+    reason: str
+    entered_at: float
+    next_retry_at: float | None
+    expires_at: float | None
+
+
 class DlqStats(Struct, rename="camel"):
     total: int
     by_reason: dict[str, int]
@@ -250,6 +260,23 @@ class DlqStats(Struct, rename="camel"):
     expired: int
     oldest_entry: float | None
     newest_entry: float | None
+
+    @classmethod
+    def of(cls, queue: str, letters: Sequence[Letter], now: int) -> DlqStats:
+        """What the burials of a queue amount to."""
+        by_reason = {reason.value: 0 for reason in DeadLetterReason}
+        for burial in letters:
+            by_reason[burial.reason] += 1
+        entered = [burial.entered_at for burial in letters]
+        return cls(
+            total=len(letters),
+            by_reason=by_reason,
+            by_queue={queue: len(letters)} if letters else {},
+            pending_retry=sum(1 for b in letters if b.next_retry_at is not None),
+            expired=sum(1 for b in letters if b.expires_at is not None and b.expires_at <= now),
+            oldest_entry=min(entered, default=None),
+            newest_entry=max(entered, default=None),
+        )
 
 
 class QueueLimits(Struct, rename="camel"):

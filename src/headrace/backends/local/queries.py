@@ -31,7 +31,7 @@ from headrace.backends.local.index import Queue
 from headrace.backends.local.job import Job
 from headrace.backends.local.search import Needle
 from headrace.errors import NotFound, ReplyTooLarge
-from headrace.model import DAY_MS, MAX_FRAME_BYTES, DeadLetterReason, DlqFilter, EventName
+from headrace.model import DAY_MS, MAX_FRAME_BYTES, DlqFilter, EventName
 from headrace.states import WORDS, State
 
 _BY_WORD: Final[dict[str, State]] = {word: state for state, word in WORDS.items() if state is not State.REMOVED}
@@ -315,20 +315,7 @@ class Queries(Control):
     async def dlq_stats(self, queue: str) -> DlqStats:
         q = self._queues.get(queue)
         letters = [job.history.burial for job in q.failed.values() if job.history and job.history.burial] if q else []
-        now = self._clock.now_ms()
-        by_reason = {reason.value: 0 for reason in DeadLetterReason}
-        for burial in letters:
-            by_reason[burial.reason] += 1
-        entered = [burial.entered_at for burial in letters]
-        return DlqStats(
-            total=len(letters),
-            by_reason=by_reason,
-            by_queue={queue: len(letters)} if letters else {},
-            pending_retry=sum(1 for b in letters if b.next_retry_at is not None),
-            expired=sum(1 for b in letters if b.expires_at is not None and b.expires_at <= now),
-            oldest_entry=min(entered, default=None),
-            newest_entry=max(entered, default=None),
-        )
+        return DlqStats.of(queue, letters, self._clock.now_ms())
 
     async def retry_completed(self, queue: str, job_id: str | None, count: int | None, before_ms: float | None) -> int:
         q = self._queues.get(queue)

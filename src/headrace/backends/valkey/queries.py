@@ -22,7 +22,7 @@ from headrace.backends.base import (
 from headrace.backends.valkey.control import Control
 from headrace.backends.valkey.hashes import Buried, StoredJob, letter, show_whole
 from headrace.errors import NotFound, ReplyTooLarge
-from headrace.model import DAY_MS, MAX_FRAME_BYTES, DeadLetterReason, DlqFilter
+from headrace.model import DAY_MS, MAX_FRAME_BYTES, DlqFilter
 
 _REPLY_ROOM: Final = MAX_FRAME_BYTES - 65_536
 _TOO_LARGE: Final = "Reply exceeds 64 MB: ask for fewer jobs with a lower limit"
@@ -209,20 +209,7 @@ class Queries(Control):
 
     async def dlq_stats(self, queue: str) -> DlqStats:
         letters = [_burial(job) for job in await self._letters(queue)]
-        now = self._clock.now_ms()
-        by_reason = {reason.value: 0 for reason in DeadLetterReason}
-        for burial in letters:
-            by_reason[burial.reason] += 1
-        entered = [burial.entered_at for burial in letters]
-        return DlqStats(
-            total=len(letters),
-            by_reason=by_reason,
-            by_queue={queue: len(letters)} if letters else {},
-            pending_retry=sum(1 for b in letters if b.next_retry_at is not None),
-            expired=sum(1 for b in letters if b.expires_at is not None and b.expires_at <= now),
-            oldest_entry=min(entered, default=None),
-            newest_entry=max(entered, default=None),
-        )
+        return DlqStats.of(queue, letters, self._clock.now_ms())
 
     async def retry_completed(self, queue: str, job_id: str | None, count: int | None, before_ms: float | None) -> int:
         if job_id is not None:
