@@ -37,6 +37,7 @@ COMMANDS: Final[dict[str, str]] = {
     "call": "send any command of the protocol",
     "flow": "workflows: list, show, cancel, signal, retry",
     "pipeline": "job history to facts and reports, with Spark",
+    "capture": "keep the history of queues on Valkey, for the pipeline",
     "doctor": "check a database file",
     "valkey": "prepare a Valkey server, or print our function libraries",
 }
