@@ -9,10 +9,10 @@ PYTEST_ARGS ?=
 BENCH_ARGS  ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-full check fmt bench bench-tasks docs
+.PHONY: help setup run test test-full check fmt bench bench-tasks bench-pipeline demo docs
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: ## Create .venv and fetch bun and bunqueue for the interop tests
 	@tools/setup.sh dev
@@ -44,6 +44,12 @@ bench: setup ## Measure against the real bunqueue and write docs/benchmarks.md (
 bench-tasks: ## Measure no-op tasks against Dramatiq, Huey and bunqueue (BENCH_ARGS="--quick")
 	@tools/setup.sh bench
 	@$(PYTHON_BIN) bench/tasks.py $(BENCH_ARGS)
+
+bench-pipeline: setup ## Measure the data pipeline and write its table (BENCH_ARGS="--events 1000000")
+	@$(PYTHON_BIN) bench/pipeline.py $(BENCH_ARGS)
+
+demo: setup ## A guided tour: server, work, failures, a workflow, then the data pipeline and its report, in ./demo
+	@$(PYTHON_BIN) tools/demo.py $(ARGS)
 
 docs: setup ## Write the generated parts of docs/
 	@$(PYTHON_BIN) tools/docs.py
