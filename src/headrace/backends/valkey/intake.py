@@ -30,18 +30,19 @@ class Intake(Store):
 
     async def insert_plain(self, queue: str, specs: Sequence[JobSpec]) -> list[str]:
         await self._register(queue)
+        insert = self._insert_plain if all(map(_is_due_now, specs)) else self._insert_rich
         ids: list[str] = []
         for start in range(0, len(specs), BULK):
-            ids += await self._insert_plain(queue, specs[start : start + BULK])
+            ids += await insert(queue, specs[start : start + BULK])
         return ids
 
     async def _insert_plain(self, queue: str, specs: Sequence[JobSpec]) -> list[str]:
         now = self._clock.now_ms()
-        args: list[Text] = ["plain"]
+        args: list[Text] = []
         ids = [marked(job_id, queue) for job_id in self.ids.many(now, len(specs))]
         for job_id, spec in zip(ids, specs, strict=True):
-            args += flat(self._record_of(spec, job_id, 1, now, b""))
-        await self._call("insert", queue, *args, now=now)
+            args += (job_id, spec.name or "", *to_fields(bytes(spec.data)))
+        await self._call("insertPlain", queue, *args, now=now)
         for job_id, spec in zip(ids, specs, strict=True):
             self._tell_pushed(queue, job_id, spec, now)
         self._ready.add(queue)
@@ -218,6 +219,10 @@ class Intake(Store):
         info, known = await self._server.call_many(asked)
         if b"aof_enabled:1" not in info or not known or known[0] is None:
             refuse("durable without an append-only file")
+
+
+def _is_due_now(spec: JobSpec) -> bool:
+    return not spec.delay and not spec.priority and spec.timestamp is None
 
 
 def _has_family(spec: JobSpec) -> bool:

@@ -6,6 +6,7 @@ do
   -- How Node workers are told of the default settings of a job.
   local DEFAULT_OPTS = '{"attempts":3,"backoff":{"type":"exponential","delay":1000}}'
   local JOB_ARGS = 10 -- fields of the record `NewJob`
+  local PLAIN_ARGS = 4 -- fields of the record `PlainJob`
 
   local function read_new(args, at, keys)
     local extra = args[at + 9]
@@ -204,30 +205,27 @@ do
     return job, true
   end
 
-  -- `admit` spelled out for what nearly every push is: default settings, due now, priority 0. nil for any other job.
-  local function admit_plain(queue, args, at)
-    local id, name, created, run = args[at + 1], args[at + 2], args[at + 5], args[at + 6]
-    if run ~= NOW_TEXT or created ~= run or args[at + 7] ~= '0' or #id ~= 36 or #run ~= 13 then return nil end
-    local entry = call('XADD', queue.p .. ':stream', '*', 'jobId', id, 'name', name, 'at', '00' .. run .. id)
-    local fields = { 'id', id, 'name', name, 'data', args[at + 3], 'opts', DEFAULT_OPTS, 'timestamp', created, 'attemptsMade', '0', 'delay', '0', 'priority', '0', 'maxAttempts', args[at + 8], 'state', 'waiting', 'hv', '1', 'entry', entry }
-    if args[at + 4] ~= '' then fields[25], fields[26] = 'hd', args[at + 4] end
-    call('HSET', queue.p .. ':job:' .. id, unpack(fields))
+  -- `admit` spelled out for what nearly every push is: default settings, due now, priority 0.
+  local function admit_plain(queue, moment, id, name, data, raw)
+    local k, now = queue.k, NOW_TEXT
+    local entry = call('XADD', k.stream, '*', 'jobId', id, 'name', name, 'at', moment)
+    local set = { 'hv', PLAIN, 'state', 'waiting', 'entry', entry, 'id', id, 'name', name, 'data', data, 'timestamp', now, 'attemptsMade', '0', 'opts', DEFAULT_OPTS, 'delay', '0', 'priority', '0', 'maxAttempts', '3' }
+    if raw ~= '' then set[25], set[26] = 'hd', raw end
+    call('HSET', k.job .. id, unpack(set))
     announce(queue, 'added', id, 'name', name)
-    return id
   end
 
-  local function insert_plain(queue, args, keys)
-    local ids = {}
-    for at = 3, #args - JOB_ARGS + 1, JOB_ARGS do
-      ids[#ids + 1] = admit_plain(queue, args, at) or admit(read_new(args, at, keys)).id
-    end
-    if #ids > 0 then wake(queue) end
-    return { ids }
+  -- The client has made the ids and makes the events.
+  local function insert_plain(queue, args)
+    local moment = place_in_time(NOW, '')
+    for at = 2, #args, PLAIN_ARGS do admit_plain(queue, moment, unpack(args, at, at + PLAIN_ARGS - 1)) end
+    wake(queue)
   end
 
-  -- The jobs of one push. The client makes the events of plain ones itself.
+  verb('insertPlain', 'PlainJob*', insert_plain)
+
+  -- The jobs of one push.
   local function insert(queue, args, keys)
-    if args[2] == 'plain' then return insert_plain(queue, args, keys) end
     local is_flow = args[2] == 'flow'
     local news, ids, related = {}, {}, {}
     for at = 3, #args - JOB_ARGS + 1, JOB_ARGS do news[#news + 1] = read_new(args, at, keys) end
