@@ -9,10 +9,10 @@ PYTEST_ARGS ?=
 BENCH_ARGS  ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-full check fmt bench bench-tasks docs
+.PHONY: help setup run test test-full check fmt bench bench-tasks bench-valkey docs
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: ## Create .venv and fetch bun and bunqueue for the interop tests
 	@tools/setup.sh dev
@@ -44,6 +44,9 @@ bench: setup ## Measure against the real bunqueue and write docs/benchmarks.md (
 bench-tasks: ## Measure no-op tasks against Dramatiq, Huey and bunqueue (BENCH_ARGS="--quick")
 	@tools/setup.sh bench
 	@$(PYTHON_BIN) bench/tasks.py $(BENCH_ARGS)
+
+bench-valkey: setup ## Measure queues on Valkey against BullMQ (BENCH_ARGS="--quick")
+	@$(PYTHON_BIN) bench/against_bullmq.py $(BENCH_ARGS)
 
 docs: setup ## Write the generated parts of docs/
 	@$(PYTHON_BIN) tools/docs.py

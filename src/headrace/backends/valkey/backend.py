@@ -85,7 +85,6 @@ class ValkeyBackend(Refused):
     async def open(self) -> None:
         await self._server.open()
         await self.load_libraries()
-        await self._wakes.open()
         self._epoch = self._clock.now_ms()
         self._log.epoch = self._epoch
         for queue in await self._queue_names():
@@ -110,6 +109,9 @@ class ValkeyBackend(Refused):
         return None if is_own_glidemq(self.library_owner) else POLL_MS
 
     # -- other brokers -------------------------------------------------------------------------------------------------
+
+    async def _listen(self) -> None:
+        await self._wakes.open()
 
     def _hear(self, channel: bytes, message: bytes) -> None:
         if channel.decode() == self._keys.wake:

@@ -130,12 +130,17 @@ class Delivery(Settlement):
         now = self._clock.now_ms()
         if self._waiting_until.get(what, 0) >= now + timeout_ms:
             return False
+        await self._listen()
         until = now + int(timeout_ms) + _ANNOUNCE_MS
         reply = await self._call("announceWaiting", queue, field, str(until))
         self._waiting_until[what] = until
         if reply[0]:
             await self._register(queue)
         return True
+
+    async def _listen(self) -> None:
+        """Hear from other brokers from now on."""
+        raise NotImplementedError
 
     async def extend(self, job_id: str, token: str | None, duration_ms: float | None, *, force: bool = False) -> bool:
         place = await self._place(job_id)

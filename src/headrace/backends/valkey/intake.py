@@ -26,6 +26,8 @@ class Intake(Store):
     """A durable push returns when the disk has it: no reply has to wait any longer."""
 
     async def insert_one(self, queue: str, spec: JobSpec) -> str:
+        if queue in self._registered and is_plain(spec) and _is_due_now(spec):
+            return (await self._insert_plain(queue, [spec]))[0]
         return (await self.insert(queue, [spec]))[0]
 
     async def insert_plain(self, queue: str, specs: Sequence[JobSpec]) -> list[str]:

@@ -83,12 +83,17 @@ end
 
 -- -- news ---------------------------------------------------------------------------------------------------------------
 
--- Waiting jobs came, or a slot is free again. Brokers with parked pulls on the queue have said so in its meta.
+-- Have other brokers look at the queue. Those with parked pulls on it have said so in its meta.
+local function wake_others(queue)
+  local parked = meta(queue).hrParked
+  if parked and tonumber(parked) > NOW then call('PUBLISH', string.match(queue.p, '^(.*):{') .. ':hr:wake', queue.name) end
+end
+
+-- Waiting jobs came, or a slot is free again: tell the broker that made the call, and others.
 local function wake(queue)
   if READY[queue.name] then return end
   READY[queue.name] = true
-  local parked = meta(queue).hrParked
-  if parked and tonumber(parked) > NOW then call('PUBLISH', string.match(queue.p, '^(.*):{') .. ':hr:wake', queue.name) end
+  wake_others(queue)
 end
 
 -- For the log of the broker that made the call.

@@ -215,11 +215,11 @@ do
     announce(queue, 'added', id, 'name', name)
   end
 
-  -- The client has made the ids and makes the events.
+  -- The client has made the ids, makes the events and knows that there are jobs now.
   local function insert_plain(queue, args)
     local moment = place_in_time(NOW, '')
     for at = 2, #args, PLAIN_ARGS do admit_plain(queue, moment, unpack(args, at, at + PLAIN_ARGS - 1)) end
-    wake(queue)
+    wake_others(queue)
   end
 
   verb('insertPlain', 'PlainJob*', insert_plain)
