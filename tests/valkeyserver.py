@@ -26,6 +26,14 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def redis_binary() -> str:
+    """Redis 7 of the system, the other kind of server that we promise to work on."""
+    found = shutil.which("redis-server")
+    if found is None:
+        raise RuntimeError("redis-server is not installed: run 'make setup' (it needs root or sudo for apt)")
+    return found
+
+
 class ValkeyServer:
     def __init__(self, folder: Path, *options: str, port: int | None = None, binary: str | None = None) -> None:
         self.folder = folder
@@ -126,7 +134,7 @@ class ValkeyCluster:
             node.stop()
 
 
-_shared: list[ValkeyServer] = []
+_shared: dict[str | None, ValkeyServer] = {}
 _shared_clusters: list[ValkeyCluster] = []
 
 
@@ -144,15 +152,15 @@ def _end_cluster(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def shared_server() -> ValkeyServer:
+def shared_server(binary: str | None = None) -> ValkeyServer:
     """One server for all tests that only need keys of their own; it ends with the process."""
-    if not _shared:
+    if binary not in _shared:
         folder = Path(tempfile.mkdtemp(prefix="headrace-valkey-"))
-        _shared.append(ValkeyServer(folder).start())
-        atexit.register(_end_shared, folder)
-    return _shared[0]
+        _shared[binary] = ValkeyServer(folder, binary=binary).start()
+        atexit.register(_end_shared, binary, folder)
+    return _shared[binary]
 
 
-def _end_shared(folder: Path) -> None:
-    _shared.pop().stop()
+def _end_shared(binary: str | None, folder: Path) -> None:
+    _shared.pop(binary).stop()
     shutil.rmtree(folder, ignore_errors=True)
