@@ -139,6 +139,8 @@ do
     if extra then
       fields.birth, fields.hg, fields.uk, fields.ci = extra.birth, extra.groupId, extra.uniqueKey, extra.customId
       fields.hs = extra.settings and to_text(extra.settings) or nil
+      local ttl = extra.settings and tonumber(extra.settings.ttl)
+      if ttl then fields.expireAt = str(tonumber(new.created) + ttl) end -- for Node workers
       fields.hl = extra.links and to_text(extra.links) or nil
     end
     for field, value in pairs(fields) do put(job, field, value) end
