@@ -12,6 +12,7 @@ import socket
 import subprocess
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -94,12 +95,22 @@ _SLOTS = ((0, 5460), (5461, 10922), (10923, 16383))
 class ValkeyCluster:
     """Three primaries, each with a third of the slots."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, node_timeout_ms: int = 5000) -> None:
+        self.folder = folder
+        self._node_timeout_ms = node_timeout_ms
         self.nodes = [ValkeyServer(folder / str(n), *self._options()) for n in range(3)]
 
-    @staticmethod
-    def _options() -> tuple[str, ...]:
-        return ("--cluster-enabled", "yes", "--cluster-node-timeout", "5000", "--cluster-port", str(free_port()))
+    def _options(self) -> tuple[str, ...]:
+        timeout = ("--cluster-node-timeout", str(self._node_timeout_ms))
+        return (
+            "--cluster-enabled",
+            "yes",
+            *timeout,
+            "--cluster-port",
+            str(free_port()),
+            "--repl-diskless-sync-delay",
+            "0",
+        )
 
     @property
     def url(self) -> str:
@@ -111,14 +122,32 @@ class ValkeyCluster:
             client.execute_command("CLUSTER ADDSLOTSRANGE", *slots)
             client.execute_command("CLUSTER SET-CONFIG-EPOCH", number)
         for node in self.nodes[1:]:
-            bus = node.options[node.options.index("--cluster-port") + 1]
-            self.nodes[0].client().execute_command("CLUSTER MEET", "127.0.0.1", node.port, bus)
+            self._meet(node)
+        self._await(lambda: all("cluster_state:ok" in self._info(node) for node in self.nodes))
+        return self
+
+    def add_replica(self) -> ValkeyServer:
+        """One more node, which has what the first one has when this returns."""
+        replica = ValkeyServer(self.folder / "replica", *self._options()).start()
+        self._meet(replica)
+        primary = str(self.nodes[0].client().execute_command("CLUSTER MYID"))
+        self._await(lambda: primary in str(replica.client().execute_command("CLUSTER NODES")))
+        replica.client().execute_command("CLUSTER REPLICATE", primary)
+        self._await(lambda: replica.client().info("replication").get("master_link_status") == "up")
+        self.nodes.append(replica)
+        return replica
+
+    def _meet(self, node: ValkeyServer) -> None:
+        bus = node.options[node.options.index("--cluster-port") + 1]
+        self.nodes[0].client().execute_command("CLUSTER MEET", "127.0.0.1", node.port, bus)
+
+    @staticmethod
+    def _await(is_so: Callable[[], bool]) -> None:
         deadline = time.monotonic() + 30
-        while not all("cluster_state:ok" in self._info(node) for node in self.nodes):
+        while not is_so():
             if time.monotonic() > deadline:
                 raise RuntimeError("the cluster does not come together")
             time.sleep(0.05)
-        return self
 
     @staticmethod
     def _info(node: ValkeyServer) -> str:

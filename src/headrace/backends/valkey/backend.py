@@ -100,6 +100,7 @@ class ValkeyBackend(Refused):
         self.library_owner = await ensure_libraries(self._server.primaries())
 
     async def look_after(self) -> None:
+        await self._server.refresh()
         await super().look_after()
         await self.load_libraries()  # a Node process may have replaced `glidemq`, or brought none and flushed ours
 

@@ -21,6 +21,9 @@ class Transport(Protocol):
 
     def primaries(self) -> list[Connection]: ...
 
+    async def refresh(self) -> None:
+        """Find out which nodes there are now."""
+
     async def call(self, key: str, *command: Argument) -> Any:
         """One command, sent where `key` is."""
 
@@ -49,6 +52,9 @@ class Standalone:
 
     def primaries(self) -> list[Connection]:
         return [self._connection]
+
+    async def refresh(self) -> None:
+        """There is one."""
 
     async def call(self, key: str, *command: Argument) -> Any:
         return await answer(self._connection.call(*command))
