@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
@@ -343,7 +343,8 @@ class Queue:
         self.active: dict[int, Job] = {}
         self.blocked: dict[int, Job] = {}
         self.completed: dict[int, Job] = {}
-        self.failed: dict[int, Job] = {}
+        self.failed: OrderedDict[int, Job] = OrderedDict()
+        """Ordered: when there are too many the first goes, and a dict looks for its first behind all that are gone."""
         nowhere: dict[int, Job] = {}
         self.places = [nowhere, nowhere, self.delayed, self.active, self.completed, self.failed, self.blocked]
         """Where the jobs of a state are, by its number; waiting jobs are in `ready`."""

@@ -352,7 +352,7 @@ class Journal:
         if self.changed:
             db.executemany(_UPDATE, map(_changes, self.changed.values()))
         if self.gone:
-            db.executemany("DELETE FROM job WHERE seq=?", [(seq,) for seq in self.gone])
+            db.executemany("DELETE FROM job WHERE seq BETWEEN ? AND ?", _runs(sorted(self.gone)))
             large_gone = [(job.seq,) for job in self.gone.values() if job.size > LARGE_BYTES]
             if large_gone:
                 db.executemany("DELETE FROM payload WHERE seq=?", large_gone)
@@ -586,6 +586,17 @@ def is_full(error: BaseException | None) -> bool:
     if isinstance(error, OSError):
         return error.errno in (errno.ENOSPC, errno.EDQUOT)
     return isinstance(error, apsw.FullError)
+
+
+def _runs(numbers: list[int]) -> Iterator[tuple[int, int]]:
+    """First and last of every run of neighbours in a sorted list."""
+    first = last = numbers[0]
+    for number in numbers[1:]:
+        if number != last + 1:
+            yield first, last
+            first = number
+        last = number
+    yield first, last
 
 
 def _stored_state(job: Job) -> int:
