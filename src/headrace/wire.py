@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any, Final, Union
 
@@ -19,7 +19,7 @@ import msgspec
 from msgspec import NODEFAULT, UNSET, Raw, Struct, inspect
 
 from headrace.commands import REGISTRY
-from headrace.commands._base import SHORT_FORMS, Command, ErrorReply
+from headrace.commands._base import SHORT_FORMS, Command, EncodedReply, ErrorReply
 from headrace.errors import HeadraceError, InvalidCommand, UnknownCommand
 from headrace.frames import HEADER
 from headrace.model import NIL, is_queue_name
@@ -34,6 +34,8 @@ _encoder: Final = msgspec.msgpack.Encoder()
 
 _encode_into: Final = _encoder.encode_into
 _pack_length: Final = HEADER.pack_into
+_pack: Final = HEADER.pack
+_MAPS: Final = [bytes([0x80 + keys]) for keys in range(16)]
 
 
 def append_reply(out: bytearray, reply: Struct, req_id: Raw | bytes) -> int:
@@ -48,6 +50,22 @@ def append_reply(out: bytearray, reply: Struct, req_id: Raw | bytes) -> int:
     length = len(out) - body
     _pack_length(out, start, length)
     return length
+
+
+def append_replies(out: bytearray, replies: Iterable[Struct], request_ids: Iterable[Raw | bytes]) -> None:
+    """`append_reply` for many, of which most are encoded already."""
+    for reply, req_id in zip(replies, request_ids, strict=True):
+        if type(reply) is EncodedReply:
+            body = reply.body
+            if req_id:
+                out += _pack(len(body) + len(req_id) + 7) + _MAPS[reply.keys + 1]
+                out += body
+                out += _REQ_ID_KEY
+                out += req_id
+            else:
+                out += _pack(len(body) + 1) + _MAPS[reply.keys] + body
+        else:
+            append_reply(out, reply, req_id)
 
 
 def encode_reply(reply: Struct, req_id: Raw | bytes) -> bytes:

@@ -54,6 +54,10 @@ class Delivery(Settlement):
 
     def _next_jobs(self, q: Queue, room: int, demand: Demand, now: int, mono: int) -> Iterator[Job]:
         """Up to `room` jobs, best first. Each must be handed out before the next is asked for: groups take turns."""
+        if demand.group is None:
+            plain = q.ready.pop_plain(room)
+            yield from plain
+            room -= len(plain)
         while room > 0:
             job = q.ready.pop() if demand.group is None else self._next_of_groups(q, demand.group, mono)
             if job is None:

@@ -33,7 +33,7 @@ from headrace.model import (
     TimelineEntry,
 )
 from headrace.schedules import next_repeat
-from headrace.states import State, Verb
+from headrace.states import State, Verb, advance
 
 _MAX_FAILURES: Final = 100
 _EVICTION_PART: Final = 64
@@ -42,6 +42,7 @@ _MAX_EVICTION: Final = 2048
 """...but never more at once: it happens inside somebody's ACK."""
 _COMPLETE: Final = Verb.COMPLETE
 _COMPLETED: Final = State.COMPLETED
+_GONE: Final = advance(State.COMPLETED, Verb.REMOVE)
 _DEFAULT_DLQ: Final = DlqConfig()
 
 
@@ -176,7 +177,13 @@ class Settlement(Intake):
         excess = len(self._completed) - self.max_completed
         if excess > self.max_completed // _EVICTION_PART:
             for job in list(itertools.islice(self._completed.values(), min(excess, _MAX_EVICTION))):
-                self._remove(job)
+                if job.links is None and job.seq not in self._logged:
+                    # _remove spelled out: in the long run one job goes for each that completes.
+                    del job.queue.completed[job.seq], self._completed[job.seq], self._jobs[job.id]
+                    job.state = _GONE
+                    self._journal.remove(job)
+                else:
+                    self._remove(job)
 
     def _count_completed(self, done: dict[Queue, int], now: int) -> None:
         self._evict_completed()
