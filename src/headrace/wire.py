@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import math
 import re
+import struct
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any, Final, Union
@@ -34,8 +35,8 @@ _encoder: Final = msgspec.msgpack.Encoder()
 
 _encode_into: Final = _encoder.encode_into
 _pack_length: Final = HEADER.pack_into
-_pack: Final = HEADER.pack
-_MAPS: Final = [bytes([0x80 + keys]) for keys in range(16)]
+_pack: Final = struct.Struct(f"{HEADER.format}B").pack
+"""The length of a frame and the header of the map in it."""
 
 
 def append_reply(out: bytearray, reply: Struct, req_id: Raw | bytes) -> int:
@@ -54,18 +55,17 @@ def append_reply(out: bytearray, reply: Struct, req_id: Raw | bytes) -> int:
 
 def append_replies(out: bytearray, replies: Iterable[Struct], request_ids: Iterable[Raw | bytes]) -> None:
     """`append_reply` for many, of which most are encoded already."""
+    parts: list[bytes | Raw] = []
     for reply, req_id in zip(replies, request_ids, strict=True):
         if type(reply) is EncodedReply:
-            body = reply.body
+            keys, body = reply.keys, reply.body
             if req_id:
-                out += _pack(len(body) + len(req_id) + 7) + _MAPS[reply.keys + 1]
-                out += body
-                out += _REQ_ID_KEY
-                out += req_id
+                parts += (_pack(len(body) + len(req_id) + 7, 0x81 + keys), body, _REQ_ID_KEY, req_id)
             else:
-                out += _pack(len(body) + 1) + _MAPS[reply.keys] + body
+                parts += (_pack(len(body) + 1, 0x80 + keys), body)
         else:
-            append_reply(out, reply, req_id)
+            parts.append(encode_reply(reply, req_id))
+    out += b"".join(parts)
 
 
 def encode_reply(reply: Struct, req_id: Raw | bytes) -> bytes:
