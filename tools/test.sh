@@ -12,11 +12,11 @@ NOTHING_SELECTED=5
 
 phase() { .venv/bin/python -m pytest "$@"; }
 
-phase -m "not alone" -n "$WORKERS" --dist loadfile "${@}"
+phase -m "not alone" -n "$WORKERS" --dist loadfile --no-loadscope-reorder "$@"
 together=$?
 # Interrupted, a wrong option or an error of pytest's own: the second phase would only repeat it.
 case $together in 0 | 1 | "$NOTHING_SELECTED") ;; *) exit "$together" ;; esac
-phase -m alone "${@}"
+phase -m alone "$@"
 alone=$?
 
 [ "$alone" -eq "$NOTHING_SELECTED" ] && exit "$together"
