@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 BASE = "import asyncio, msgspec"
 CLIENT = "import headrace; from headrace.client.queue import Queue; from headrace.connect import open_client"
 MAX_CPU_S = 0.030
@@ -26,6 +28,7 @@ def cpu_s(code: str, cache: Path) -> float:
     return float(run(f"{code}\nimport time\nprint(time.process_time())", cache))
 
 
+@pytest.mark.alone
 def test_the_client_costs_little_more_than_what_it_stands_on(tmp_path: Path) -> None:
     run(f"{BASE}\n{CLIENT}", tmp_path)
     pairs = [(cpu_s(BASE, tmp_path), cpu_s(f"{BASE}\n{CLIENT}", tmp_path)) for _ in range(ROUNDS)]
