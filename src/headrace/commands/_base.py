@@ -149,6 +149,8 @@ class Command(Struct, Generic[R], tag_field="cmd", rename="camel", kw_only=True,
 REGISTRY: Final[dict[str, Spec]] = {}
 BY_TYPE: Final[dict[type, Spec]] = {}
 SHORT_FORMS: Final[dict[str, type[Command[Any]]]] = {}
+TOGETHER: Final[dict[type, Any]] = {}
+"""The `together` of those commands that have one."""
 
 C = TypeVar("C", bound="type[Command[Any]]")
 
@@ -170,10 +172,16 @@ def command(
         routes = tuple(Route.parse(text) for text in ((http,) if isinstance(http, str) else http))
         spec = Spec(name, cls, reply, category, flags, routes, errors)
         REGISTRY[name] = spec
-        BY_TYPE[cls] = spec
+        _enter(cls, spec)
         return cls
 
     return register
+
+
+def _enter(cls: type[Command[Any]], spec: Spec) -> None:
+    BY_TYPE[cls] = spec
+    if hasattr(cls, "together"):
+        TOGETHER[cls] = cls.together
 
 
 def short_form(whole: type[Command[Any]]) -> Callable[[C], C]:
@@ -181,7 +189,7 @@ def short_form(whole: type[Command[Any]]) -> Callable[[C], C]:
 
     def register(cls: C) -> C:
         SHORT_FORMS[BY_TYPE[whole].name] = cls
-        BY_TYPE[cls] = BY_TYPE[whole]
+        _enter(cls, BY_TYPE[whole])
         return cls
 
     return register

@@ -20,8 +20,7 @@ from typing import Any, Final, NamedTuple
 
 from msgspec import Raw, Struct
 
-from headrace.commands import BY_TYPE
-from headrace.commands._base import BurstReply, Command, ErrorReply
+from headrace.commands._base import TOGETHER, BurstReply, Command, ErrorReply
 from headrace.engine.engine import Engine
 from headrace.errors import (
     HeadraceError,
@@ -42,7 +41,6 @@ log: Final = logging.getLogger("headrace.server")
 MAX_IN_FLIGHT: Final = 50
 MAX_AUTH_FAILURES: Final = 5
 MAX_BURST: Final = 128
-_TOGETHER: Final = {kind: kind.together for kind in BY_TYPE if hasattr(kind, "together")}
 MAX_OUTBOX: Final = 8 * 1024 * 1024
 """With more than this to send, further commands wait for the next tick: a burst of questions with large answers must
 not pile all of them up."""
@@ -169,7 +167,7 @@ class Session(Driver[bytes | Raw]):
         at = 0
         for kind, run in itertools.groupby(self._decode_all(frames), type):
             commands = list(run)
-            done = self._run_together(commands) if kind in _TOGETHER and len(commands) > 1 else 0
+            done = self._run_together(commands) if kind in TOGETHER and len(commands) > 1 else 0
             for n in range(done, len(commands)):
                 if self._must_wait():
                     self._backlog.extend(frames[at + n :])
@@ -186,7 +184,7 @@ class Session(Driver[bytes | Raw]):
         """Run the first ones with one call of the backend; how many were answered."""
         if not self.is_authenticated or self._backend.is_degraded or not self._backend.is_local or self._must_wait():
             return 0
-        work = _TOGETHER[type(commands[0])](commands, self._engine, self)
+        work = TOGETHER[type(commands[0])](commands, self._engine, self)
         try:
             work.send(None)
         except StopIteration as done:

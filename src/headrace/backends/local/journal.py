@@ -21,7 +21,6 @@ import struct
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
@@ -594,7 +593,7 @@ def _size(path: Path) -> int:
 
 
 def schema_scripts() -> list[str]:
-    folder = resources.files("headrace.backends.local") / "sql"
+    folder = Path(__file__).with_name("sql")
     names = sorted(entry.name for entry in folder.iterdir() if re.fullmatch(r"\d{4}_\w+\.sql", entry.name))
     return [(folder / name).read_text(encoding="utf-8") for name in names]
 

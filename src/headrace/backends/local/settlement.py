@@ -32,7 +32,6 @@ from headrace.model import (
     JobLinks,
     TimelineEntry,
 )
-from headrace.schedules import next_repeat
 from headrace.states import State, Verb, advance
 
 _MAX_FAILURES: Final = 100
@@ -516,6 +515,8 @@ class Settlement(Intake):
         repeat = job.links.repeat
         if repeat is None or self._has_key_rival(job, now):
             return  # a rival took the key over while this job ran: it goes on in its place
+        from headrace.schedules import next_repeat  # calendars and time zones: few jobs need them
+
         planned = repeat.prev_millis if repeat.prev_millis is not None else float(job.run_at)
         run_at = next_repeat(msgspec.structs.replace(repeat, prev_millis=planned), now)
         if run_at is None:
