@@ -1,8 +1,6 @@
-"""EW-172 to EW-208: several providers and several processes on one store, kill -9 among them.
+"""EW-172 to EW-206 between processes, kill -9 among them; the cases that need no process are in the contract.
 
-Not here: EW-178's registry key belongs to Valkey, here the row of the flow answers; EW-190 to EW-192 are about local
-maps and listeners that do not exist, what remains of them is that stopping settles every waiter (EW-197); EW-207 is a
-soak of its own; EW-208: there is no map of keys, the store answers.
+EW-178's registry key belongs to Valkey; elsewhere the row of the flow answers.
 """
 
 from __future__ import annotations

@@ -156,7 +156,7 @@ class WorkflowContract:
         assert saga.seen["error"] == {"a": "a done"}
 
     @case
-    async def test_ew_154_ew_198_the_error_names_the_step_and_keeps_its_cause(self) -> None:
+    async def test_ew_154_ew_198_x9_the_error_names_the_step_and_keeps_its_cause(self) -> None:
         saga = Saga(define("a", "b"), failing={"b": 9})
         error = await run(self.flows(), saga)
         assert isinstance(error, WorkflowStepError)
