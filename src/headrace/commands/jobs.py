@@ -560,7 +560,7 @@ class AcknowledgeBatch(Command[SettledBatch], tag="ACKB"):
 class Fail(Command[Settled], tag="FAIL"):
     """End an attempt as failed: the job is retried after its backoff, or becomes a dead letter.
 
-    `unrecoverable` makes it a dead letter at once.
+    `unrecoverable` makes it a dead letter at once; `retryAfter` (ms) takes the place of the backoff this once.
     """
 
     id: JobId
@@ -569,6 +569,7 @@ class Fail(Command[Settled], tag="FAIL"):
     stack: Annotated[list[Text], Meta(max_length=100)] | None = None
     unrecoverable: bool = False
     remove_on_fail: bool | None = None
+    retry_after: DelayMs | None = None
 
     async def run(self, engine: Engine, peer: Peer) -> Settled:
         applied = await engine.backend.fail(
@@ -578,5 +579,6 @@ class Fail(Command[Settled], tag="FAIL"):
             stack=self.stack,
             unrecoverable=self.unrecoverable,
             remove=self.remove_on_fail,
+            retry_after=self.retry_after,
         )
         return Settled() if applied else Settled(data=NotApplied())

@@ -217,6 +217,7 @@ class Settlement(Intake):
         stack: list[str] | None,
         unrecoverable: bool,
         remove: bool | None,
+        retry_after: float | None = None,
     ) -> bool:
         job = self._check_lease(job_id, token, late_allowed=False)
         if job is None:
@@ -226,7 +227,9 @@ class Settlement(Intake):
             lines = [line.strip() for text in stack for line in text.splitlines() if line.strip()]
             job.remember().stacktrace = lines[: job.settings.stack_trace_limit]
         reason = DeadLetterReason.EXPLICIT_FAIL
-        self._end_attempt(job, now, error=error, reason=reason, terminal=unrecoverable, remove=remove)
+        self._end_attempt(
+            job, now, error=error, reason=reason, terminal=unrecoverable, remove=remove, retry_after=retry_after
+        )
         return True
 
     def _end_attempt(
@@ -238,6 +241,7 @@ class Settlement(Intake):
         reason: DeadLetterReason,
         terminal: bool = False,
         remove: bool | None = None,
+        retry_after: float | None = None,
     ) -> None:
         """One attempt is over without success: another one after the backoff, or the dead-letter queue."""
         lease = job.lease
@@ -257,7 +261,7 @@ class Settlement(Intake):
                 reason = DeadLetterReason.MAX_ATTEMPTS_EXCEEDED
             self._bury_or_remove(job, now, reason, error, remove=remove)
         else:
-            self._retry(job, now)
+            self._retry(job, now, retry_after)
         job.ended = ended
 
     def _record_failure(self, job: Job, now: int, reason: DeadLetterReason, error: str | None) -> None:
@@ -276,8 +280,8 @@ class Settlement(Intake):
         del history.failures[:-_MAX_FAILURES]
         self._note(job, "failed", now, error=error, attempt=job.attempts)
 
-    def _retry(self, job: Job, now: int) -> None:
-        job.run_at = now + self._backoff_ms(job)
+    def _retry(self, job: Job, now: int, after_ms: float | None = None) -> None:
+        job.run_at = now + (self._backoff_ms(job) if after_ms is None else int(after_ms))
         self._move(job, Verb.RETRY)
         self._settle_time(job, now)
         job.started = None
