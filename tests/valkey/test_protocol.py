@@ -12,6 +12,7 @@ from tests.protocol import (
     test_dedup,
     test_dlq,
     test_families,
+    test_flows,
     test_groups,
     test_limits,
     test_logs,
@@ -26,7 +27,7 @@ DIFFERENT = {
     "test_a_lease_is_resumed_in_a_queue_that_serves_groups_in_turn",  # claims: no lease is ever forgotten
 }
 _MODULES = (
-    *(test_control, test_core, test_cron, test_dedup, test_dlq, test_families),
+    *(test_control, test_core, test_cron, test_dedup, test_dlq, test_families, test_flows),
     *(test_groups, test_limits, test_logs, test_queries, test_queues, test_workers),
 )
 

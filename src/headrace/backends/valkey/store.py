@@ -75,6 +75,9 @@ class Store:
         """Queues that this broker looks after."""
         self._marks: dict[str, list[str]] = {}
         self._places: dict[str, str] = {}
+        self._flow_homes: dict[str, str] = {}
+        self._flow_queues: set[str] = set()
+        """Queues that have workflows, as far as is known here."""
         self._holders: dict[str, dict[str, int]] = {}
         """Who counts a job among those it holds: taken off when the job leaves its hands."""
         self._dues: dict[str, int] = {}
