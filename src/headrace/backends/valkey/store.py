@@ -154,6 +154,10 @@ class Store:
         self._events.append(event)
         return event
 
+    def _told_since(self, seq: int) -> list[Event]:
+        """What was told behind this number. Not by place: ticks end while a call is under way, and take events out."""
+        return [event for event in self._events if event.seq > seq]
+
     def _record(self, news: News) -> Event:
         event = self._emit(news.event, news.queue, news.ts, news.job)
         for field in _PARTICULARS:
