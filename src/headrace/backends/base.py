@@ -636,7 +636,7 @@ class Backend(Protocol):
         """Flows by id, last ones first; ids that begin with the time they were made come newest first. `before` is the
         last id of the page before."""
 
-    def retire_flows(self) -> None:
+    async def retire_flows(self) -> None:
         """Forget the oldest of the ended flows where there are too many of them or they are too old."""
 
     # -- figures ---------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ holds the job. A batch is checked as a whole before any of it is applied.
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections.abc import Sequence
 from typing import Final
 
@@ -31,12 +32,16 @@ from headrace.model import (
     JobLinks,
     TimelineEntry,
 )
-from headrace.schedules import next_repeat
-from headrace.states import State, Verb
+from headrace.states import State, Verb, advance
 
 _MAX_FAILURES: Final = 100
+_EVICTION_PART: Final = 64
+"""Completed jobs go when there are this part more of them than are kept..."""
+_MAX_EVICTION: Final = 2048
+"""...but never more at once: it happens inside somebody's ACK."""
 _COMPLETE: Final = Verb.COMPLETE
 _COMPLETED: Final = State.COMPLETED
+_GONE: Final = advance(State.COMPLETED, Verb.REMOVE)
 _DEFAULT_DLQ: Final = DlqConfig()
 
 
@@ -157,19 +162,30 @@ class Settlement(Intake):
         if remove:
             self._satisfied[job.id] = None
             if len(self._satisfied) > MAX_SATISFIED:
-                del self._satisfied[next(iter(self._satisfied))]
+                self._satisfied.popitem(last=False)
             self._remove(job)
         else:
             self._journal.finish(job)
-            if len(self._completed) > self.max_completed:
-                self._evict_completed()
 
     def _evict_completed(self) -> None:
-        """Only the newest completed jobs are kept. A few at a time: this runs inside somebody's ACK."""
-        for _ in range(min(2, len(self._completed) - self.max_completed)):
-            self._remove(next(iter(self._completed.values())))
+        """Only the newest completed jobs are kept.
+
+        Many at a time: a tick that only completes a job has a short commit of its own, and neighbours are deleted from
+        the file with one statement.
+        """
+        excess = len(self._completed) - self.max_completed
+        if excess > self.max_completed // _EVICTION_PART:
+            for job in list(itertools.islice(self._completed.values(), min(excess, _MAX_EVICTION))):
+                if job.links is None and job.seq not in self._logged:
+                    # _remove spelled out: in the long run one job goes for each that completes.
+                    del job.queue.completed[job.seq], self._completed[job.seq], self._jobs[job.id]
+                    job.state = _GONE
+                    self._journal.remove(job)
+                else:
+                    self._remove(job)
 
     def _count_completed(self, done: dict[Queue, int], now: int) -> None:
+        self._evict_completed()
         for queue, count in done.items():
             self._totals.completed += count
             queue.figures.completed += count
@@ -503,6 +519,8 @@ class Settlement(Intake):
         repeat = job.links.repeat
         if repeat is None or self._has_key_rival(job, now):
             return  # a rival took the key over while this job ran: it goes on in its place
+        from headrace.schedules import next_repeat  # calendars and time zones: few jobs need them
+
         planned = repeat.prev_millis if repeat.prev_millis is not None else float(job.run_at)
         run_at = next_repeat(msgspec.structs.replace(repeat, prev_millis=planned), now)
         if run_at is None:

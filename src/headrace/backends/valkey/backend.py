@@ -80,7 +80,10 @@ class ValkeyBackend(Refused):
         """Called when another broker brought news: the server should end a tick."""
         self.on_end: Callable[[str, Outcome], None] = _nobody
         """Called with the id and the outcome of a job that ended at another broker."""
-        self._wakes = Wakes(self.url, [self._keys.wake, self._keys.ended], self._hear, self._hear_all)
+        self.on_flow: Callable[[str, bool], None] = _nobody
+        """Called with the id of a workflow that was changed at another broker, and whether it has ended."""
+        channels = [self._keys.wake, self._keys.ended, self._keys.flow_changes]
+        self._wakes = Wakes(self.url, channels, self._hear, self._hear_all)
 
     async def open(self) -> None:
         await self._server.open()
@@ -112,13 +115,19 @@ class ValkeyBackend(Refused):
     # -- other brokers -------------------------------------------------------------------------------------------------
 
     def _hear(self, channel: bytes, message: bytes) -> None:
-        if channel.decode() == self._keys.wake:
+        name = channel.decode()
+        if name == self._keys.wake:
             self._ready.add(message.decode())
+        elif name == self._keys.flow_changes:
+            change, _, flow_id = message.decode().partition(" ")
+            self.on_flow(flow_id, change == "ended")
         else:
-            ended = _decode_ended(message)
-            value = None if ended.value is None else from_fields(ended.value.encode(), (ended.raw or "").encode())
-            self.on_end(ended.job, Outcome(ended.state, value, ended.error))
+            self._hear_of_end(_decode_ended(message))
         self.on_wake()
+
+    def _hear_of_end(self, ended: Ended) -> None:
+        value = None if ended.value is None else from_fields(ended.value.encode(), (ended.raw or "").encode())
+        self.on_end(ended.job, Outcome(ended.state, value, ended.error))
 
     def _hear_all(self) -> None:
         """Messages may have been lost: every queue deserves a look."""

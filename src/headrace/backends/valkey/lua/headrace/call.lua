@@ -117,6 +117,7 @@ end
 -- -- registering --------------------------------------------------------------------------------------------------------
 
 local flush -- see jobs.lua
+local tell_flow -- see flows.lua
 
 local function news_of_call()
   local ready = {}

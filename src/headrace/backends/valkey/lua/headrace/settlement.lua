@@ -1,7 +1,7 @@
 -- How jobs end: complete, fail, retry, bury, and what that means for parents, keys and groups.
 
-local check_token, end_lease, forget_lease, dlq_config, watch_burial, plan_auto_retry, retry, end_attempt,
-  revive_dead_letter
+local ACK_ARGS, check_lease, check_token, read_ack, complete_one, end_lease, forget_lease, dlq_config, watch_burial,
+  plan_auto_retry, retry, end_attempt, revive_dead_letter
 do
   local MAX_FAILURES = 100
   local MAX_SATISFIED = 10000
@@ -22,7 +22,7 @@ do
 
   -- The job if the caller may end its attempt; false if that attempt was finalised before. A lease that merely ran out
   -- still counts for a completion while nobody else has the job.
-  local function check_lease(queue, id, token, is_late_allowed)
+  function check_lease(queue, id, token, is_late_allowed)
     local job = find(queue, id)
     local unknown = 'Job not found or not in processing state: ' .. id
     if not job then refuse('not_found', unknown) end
@@ -86,9 +86,9 @@ do
 
   -- -- completing ---------------------------------------------------------------------------------------------------------
 
-  local ACK_ARGS = 6 -- fields of the record `Completion`
+  ACK_ARGS = 6 -- fields of the record `Completion`
 
-  local function read_ack(args, at, keys)
+  function read_ack(args, at, keys)
     return {
       queue = queue_of_key(keys[tonumber(args[at])]),
       id = args[at + 1],
@@ -142,7 +142,7 @@ do
     if count == 1 then call('HSET', job.queue.p .. ':schedulers', name, planned) end
   end
 
-  local function complete_one(job, ack)
+  function complete_one(job, ack)
     local queue, token, worker = job.queue, job.h.tok or ack.token, job.h.own
     if has_history(job) then note(job, 'completed') end
     release_key(job)
@@ -323,6 +323,7 @@ do
   bury_or_remove = function(job, reason, text, told)
     local queue = job.queue
     count_minute(queue, 'failed', nil)
+    tell_flow(job, text or reason)
     release_key(job)
     local keep = settings(job).removeOnFail
     if told == '1' then keep = true elseif told == '0' then keep = false end

@@ -1,0 +1,47 @@
+"""The cases of events once more where many processes meet: on a real server and on Valkey without one.
+
+Delivery, answers, keys, groups, context and schedules, without exception. One server and one Valkey serve
+them all: on the server every test begins with empty queues, on Valkey with a prefix of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from tests.events import test_context, test_definitions, test_delivery, test_schedules
+from tests.serverprocess import ServerProcess
+from tests.valkeyserver import shared_server
+
+
+def _is_here(name: str, test: Any) -> bool:
+    """Every case that is about a store; the others have none, or bring a memory or a file of their own."""
+    return name.startswith(("test_ew_", "test_x")) and bool({"events", "url"} & set(test.__annotations__))
+
+
+for _module in (test_context, test_definitions, test_delivery, test_schedules):
+    for _name, _value in vars(_module).items():
+        if _is_here(_name, _value):
+            globals()[_name] = _value
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with ServerProcess(tmp_path_factory.mktemp("server") / "events.db") as process:
+        yield process
+
+
+@pytest.fixture(params=["server", "valkey"])
+def url(request: pytest.FixtureRequest) -> str:
+    if request.param == "valkey":
+        return f"{shared_server().url}?prefix=events-{uuid4()}"
+    running: ServerProcess = request.getfixturevalue("server")
+    with running.client() as client:
+        for cron in client.ok("CronList")["crons"]:
+            client.ok("CronDelete", name=cron["name"])
+        for queue in client.ok("ListQueues")["queues"]:
+            client.ok("Obliterate", queue=queue["name"], force=True)
+    return f"headrace://127.0.0.1:{running.port}"
