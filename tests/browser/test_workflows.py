@@ -11,8 +11,8 @@ from playwright.sync_api import expect
 from headrace.errors import WorkflowError
 from headrace.propagation import Retry
 from headrace.workflows import Workflows
+from headrace.workflows.testing import Saga, define
 from tests.browser.conftest import OpenPage, Site
-from tests.workflows.saga import Saga, define
 
 
 def run_flow(site: Site, saga: Saga, flow_id: str) -> None:

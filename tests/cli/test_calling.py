@@ -189,6 +189,7 @@ def spent(words: list[str]) -> float:
     return used.ru_utime + used.ru_stime
 
 
+@pytest.mark.alone
 def test_help_costs_less_than_120_ms() -> None:
     assert statistics.median(spent([sys.executable, "-m", "headrace", "--help"]) for _ in range(5)) < 0.120
 

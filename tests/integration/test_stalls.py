@@ -15,6 +15,8 @@ from tests.scale import scaled
 from tests.serverprocess import ServerProcess
 from tests.wireclient import Client
 
+pytestmark = pytest.mark.alone
+
 LIMIT_MS = 250
 MANY = scaled(200_000, 1_000_000)
 

@@ -11,8 +11,8 @@ import pytest
 
 from headrace.errors import WorkflowStepError
 from headrace.workflows import FlowStatus, Workflows, step, workflow
-from tests.workflows.conftest import QUICK
-from tests.workflows.saga import Saga, define, eventually
+from headrace.workflows.testing import Saga, define
+from headrace.workflows.testing.contract import QUICK, eventually
 
 
 async def flow_command(url: str, *words: str) -> tuple[int, str, str]:

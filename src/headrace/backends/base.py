@@ -386,8 +386,11 @@ class Backend(Protocol):
         stack: list[str] | None,
         unrecoverable: bool,
         remove: bool | None,
+        retry_after: float | None = None,
     ) -> bool:
-        """End an attempt as failed: retry or bury. False when the lease was finalised before."""
+        """End an attempt as failed: retry or bury. False when the lease was finalised before.
+
+        `retry_after` (ms) takes the place of the backoff."""
 
     async def release(self, held: dict[str, int]) -> None:
         """Give back the jobs (id -> lease serial) of a closed connection, counting no attempt."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import enum
-import json
 import os
 import sys
 from collections.abc import Iterator
@@ -92,6 +91,8 @@ def report(error: errors.HeadraceError, as_json: bool) -> int:
     code, hints = verdict(error)
     if as_json:
         told = {"error": str(error), "code": error.code, "exit": int(code), "hints": hints}
+        import json
+
         print(json.dumps(told, ensure_ascii=False), file=sys.stderr)
         return code
     from headrace.notation import harmless

@@ -12,10 +12,9 @@ from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any, Final, Literal, Protocol
 
+from headrace import commands
 from headrace.client.job import JobInfo
 from headrace.commands._base import Command
-from headrace.commands.control import Progress
-from headrace.commands.logs import AddLog
 from headrace.errors import HeadraceError
 
 Tell = Callable[[Command[Any]], None]
@@ -108,10 +107,10 @@ class JobContext:
         self._cancelled.set()
 
     def progress(self, percent: float, message: str | None = None) -> None:
-        self._tell(Progress(id=self.id, progress=percent, message=message))
+        self._tell(commands.control.Progress(id=self.id, progress=percent, message=message))
 
     def log(self, message: str, level: Literal["info", "warn", "error"] = "info") -> None:
-        self._tell(AddLog(id=self.id, message=message, level=level))
+        self._tell(commands.logs.AddLog(id=self.id, message=message, level=level))
 
 
 _current: ContextVar[JobContext | None] = ContextVar("headrace_job", default=None)

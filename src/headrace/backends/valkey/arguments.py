@@ -92,6 +92,7 @@ class Failing(Struct):
     remove: bool | None
     luck: float
     has_error: bool
+    retry_after: int | None
 
 
 class Renewal(Struct):
@@ -165,7 +166,7 @@ FUNCTIONS: Final[dict[str, tuple[str, str]]] = {
     "delay": ("mode id delayMs token", "Put a job off: `move` or `change`, which also takes delayed jobs."),
     "discard": ("id token", "Bury a job without an attempt."),
     "extend": ("Renewal*", "Renew leases, note heartbeats."),
-    "fail": ("id token error stack isTerminal remove luck hasError", "End an attempt: retry or bury."),
+    "fail": ("id token error stack isTerminal remove luck hasError retryAfter", "End an attempt: retry or bury."),
     "fireCron": ("name slot entry NewJob?", "Advance a schedule and push its job, once per slot."),
     "fireScheduler": (
         "name before after jobName data opts attempts priority ttl lifo schedulerName",

@@ -132,6 +132,7 @@ class Settlement(Intake):
         stack: list[str] | None,
         unrecoverable: bool,
         remove: bool | None,
+        retry_after: float | None = None,
     ) -> bool:
         queue, own_id = await self._locate(job_id, f"Job not found or not in processing state: {job_id}")
         lines = [line.strip() for text in stack or [] for line in text.splitlines() if line.strip()]
@@ -150,6 +151,7 @@ class Settlement(Intake):
             remove,
             self._rng(),
             error is not None,
+            None if retry_after is None else int(retry_after),
         )
         before = self._event_seq
         reply = await self._call("fail", queue, *flat(asked))

@@ -361,8 +361,8 @@ do
     return math.floor(math.min(raw, cap) + 0.5)
   end
 
-  function retry(job, luck)
-    local wait = backoff_ms(job, luck)
+  function retry(job, luck, after)
+    local wait = after or backoff_ms(job, luck)
     put(job, 'run', str(NOW + wait))
     leave(job)
     enter_queued(job)
@@ -389,7 +389,7 @@ do
   end
 
   -- One attempt is over without success: another one after the backoff, or the dead-letter queue.
-  function end_attempt(job, text, reason, luck, is_terminal, told)
+  function end_attempt(job, text, reason, luck, is_terminal, told, after)
     local token, worker = job.h.tok, job.h.own
     put(job, 'attemptsMade', str(number(job, 'attemptsMade') + 1))
     put(job, 'failedReason', text or '')
@@ -400,7 +400,7 @@ do
     if is_terminal then
       bury_or_remove(job, reason == 'explicit_fail' and 'max_attempts_exceeded' or reason, text, told)
     else
-      retry(job, luck)
+      retry(job, luck, after)
     end
   end
 
@@ -410,11 +410,11 @@ do
     if not job then return { 0 } end
     if stack ~= '' then history(job).stacktrace = cmsgpack.unpack(stack) end
     local reason = args[9] == '1' and text or nil
-    end_attempt(job, reason, 'explicit_fail', tonumber(luck), is_terminal == '1', told)
+    end_attempt(job, reason, 'explicit_fail', tonumber(luck), is_terminal == '1', told, tonumber(args[10]))
     return { 1 }
   end
 
-  verb('fail', 'id token error stack isTerminal remove luck hasError', fail)
+  verb('fail', 'id token error stack isTerminal remove luck hasError retryAfter', fail)
 
   -- -- coming back --------------------------------------------------------------------------------------------------------
 
