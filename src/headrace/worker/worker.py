@@ -311,6 +311,8 @@ class Worker:
         if run_in == "process":
             asked = Call(function.__module__, function.__qualname__, context.info)
             return await self._in_thread(partial(self._children.run, asked, context, limit))
+        if limit is None:
+            return await self._in_place(run_in, call)
         deadline = asyncio.timeout(limit)
         try:
             async with deadline:
