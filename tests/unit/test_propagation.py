@@ -158,16 +158,14 @@ def test_the_traceback_of_a_report_begins_with_code_that_is_not_ours() -> None:
     def handler() -> None:
         raise ValueError("no such order")
 
-    async def called() -> ErrorReport:
-        worker = EventWorker.__new__(EventWorker)
-        try:
-            await worker.run_in_place("loop", handler)
-        except ValueError as error:
-            assert error.__traceback__ is not None
-            return ErrorReport.of(error.with_traceback(error.__traceback__.tb_next))
-        raise AssertionError
+    async def called() -> BaseException:
+        with pytest.raises(ValueError, match="no such order") as caught:
+            await EventWorker.__new__(EventWorker).run_in_place("loop", handler)
+        return caught.value
 
-    report = asyncio.run(called())
+    error = asyncio.run(called())
+    assert error.__traceback__ is not None
+    report = ErrorReport.of(error.with_traceback(error.__traceback__.tb_next))
     assert "in handler" in report.traceback
     assert "headrace/worker" not in report.traceback
 
