@@ -62,11 +62,12 @@ def append_replies(out: bytearray, replies: Iterable[Struct], request_ids: Itera
     parts: list[bytes | Raw] = []
     for reply, req_id in zip(replies, request_ids, strict=True):
         if type(reply) is EncodedReply:
-            keys, body = reply.keys, reply.body
+            keys, body, last = reply.keys, reply.body, reply.last
+            size = 1 + len(body) + len(last)
             if req_id:
-                parts += (_pack(len(body) + len(req_id) + 7, 0x81 + keys), body, _REQ_ID_KEY, req_id)
+                parts += (_pack(size + 6 + len(req_id), 0x81 + keys), body, last, _REQ_ID_KEY, req_id)
             else:
-                parts += (_pack(len(body) + 1, 0x80 + keys), body)
+                parts += (_pack(size, 0x80 + keys), body, last)
         else:
             parts.append(encode_reply(reply, req_id))
     out += b"".join(parts)

@@ -12,7 +12,7 @@ from uuid import uuid4
 
 import pytest
 
-from tests.events import test_context, test_definitions, test_delivery, test_schedules
+from tests.events import test_context, test_definitions, test_delivery, test_processes, test_schedules
 from tests.serverprocess import ServerProcess
 from tests.valkeyserver import shared_server
 
@@ -26,6 +26,16 @@ for _module in (test_context, test_definitions, test_delivery, test_schedules):
     for _name, _value in vars(_module).items():
         if _is_here(_name, _value):
             globals()[_name] = _value
+
+# Processes that ask and answer, kill -9 among them, are tested on a server there; here on Valkey.
+for _name, _value in vars(test_processes).items():
+    if _name.startswith("test_ew_") and "server" not in _value.__annotations__:
+        globals()[_name] = _value
+
+
+@pytest.fixture
+def remote() -> str:
+    return f"{shared_server().url}?prefix=events-{uuid4()}"
 
 
 @pytest.fixture(scope="module")

@@ -43,10 +43,14 @@ class Ok(Reply):
 
 
 class EncodedReply(Struct, gc=False, frozen=True):
-    """A reply in bytes, for commands that are answered by the dozen: how many keys, and these with their values."""
+    """A reply in bytes, for commands that are answered by the dozen: how many keys, and these with their values.
+
+    The last value may be given apart: it is not copied once more then.
+    """
 
     keys: int
     body: bytes
+    last: bytes | Raw = b""
 
     @classmethod
     def of(cls, reply: Reply) -> EncodedReply:

@@ -270,7 +270,7 @@ async def _push_together(pushes: Sequence[Push | ShortPush], engine: Engine) -> 
     if alike < 2:
         return []
     job_ids = await engine.backend.insert_plain(pushes[0].queue, pushes[:alike])
-    return [EncodedReply(2, _OK_ID + _encode(job_id)) for job_id in job_ids]
+    return [EncodedReply(2, _OK_ID, _encode(job_id)) for job_id in job_ids]
 
 
 @command(
@@ -399,8 +399,8 @@ class Pull(Command[Pulled], tag="PULL"):
         demand = Demand(alike, first.owner or None, first.lock_ttl, None if first.detach else peer.held)
         claims = await engine.backend.claim(first.queue, demand)
         if not first.owner:
-            return [EncodedReply(2, _OK_JOB + claim.job) for claim in claims]
-        return [EncodedReply(3, _OK_JOB + claim.job + _TOKEN + _encode(claim.token)) for claim in claims]
+            return [EncodedReply(2, _OK_JOB, claim.job) for claim in claims]
+        return [EncodedReply(3, _OK_JOB + claim.job + _TOKEN, _encode(claim.token)) for claim in claims]
 
 
 @short_form(Pull)

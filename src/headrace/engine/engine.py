@@ -93,6 +93,7 @@ class Engine:
         if not self.backend.is_local:
             self.backend.on_end = self.hear_of_end
             self.backend.on_flow = self.hear_of_flow
+            self.backend.on_event = self.hear_of_event
         await self.backend.open()
         await self.crons.start()
         self.backend.commit()
@@ -293,6 +294,11 @@ class Engine:
         for waiter in self.waiters.take_job(job_id):
             waiter.finish(outcome)
 
+    def hear_of_event(self, event: Event, body: bytes | None) -> None:
+        """Somebody else did something to a queue: who listens to it here is told."""
+        for peer in self._subscribers.get(event.queue, ()):
+            peer.deliver(event, body)
+
     def hear_of_flow(self, flow_id: str, is_ended: bool) -> None:
         """A workflow was changed, here or at another broker: whoever waits for that is told."""
         waiting = self.waiters.take_job(_flow_key(flow_id)) if is_ended else []
@@ -404,6 +410,11 @@ class Engine:
             self.backend.check_writable()
             await self.backend.release(peer.held)
 
+    async def follow(self, queue: str) -> None:
+        """Before somebody listens to a queue: others may work on it, too."""
+        if not self.backend.is_local and queue != EVERY_QUEUE:
+            await self.backend.follow(queue)
+
     def subscribe(self, queue: str, peer: Peer) -> None:
         self._subscribers.setdefault(queue, set()).add(peer)
         self._watch(queue, +1)
@@ -437,5 +448,8 @@ class Engine:
     def _publish(self, events: list[Event], bodies: dict[int, bytes]) -> None:
         everywhere = self._subscribers.get(EVERY_QUEUE, ())
         for event in events:
-            for peer in (*self._subscribers.get(event.queue, ()), *everywhere):
+            listeners = self._subscribers.get(event.queue, ())
+            if listeners and not self.backend.is_local and self.backend.is_told_already(event):
+                listeners = ()
+            for peer in (*listeners, *everywhere):
                 peer.deliver(event, bodies.get(event.seq))

@@ -120,6 +120,9 @@ class FlowStarting(Struct):
     workflow: str
     mark: str
     """How ids of jobs in its queue end."""
+    registry: str
+    """The key where the queue of this flow is noted; empty in a cluster, where it is in another slot."""
+    noted: bytes
     entries: int
 
 
@@ -198,7 +201,7 @@ FUNCTIONS: Final[dict[str, tuple[str, str]]] = {
     "setPaused": ("paused", "Pause or resume the queue."),
     "setStalls": ("config", "Stall settings, as JSON."),
     "startFlow": (
-        "id workflow mark entries FlowEntry* NewJob*",
+        "id workflow mark registry noted entries FlowEntry* NewJob*",
         "Begin a workflow with its first jobs, or find the one that has this id.",
     ),
     "sweep": ("luck", "What time demands: promote, expire, stall, time out, tend dead letters."),

@@ -28,8 +28,9 @@ DIFFERENT: Final[dict[str, str]] = {
     "completed jobs": "the number kept is per queue and not over all queues",
     "ended workflows": "the number kept is per workflow and not over all of them",
     "figures": "totals, minutes and durations are those of one broker; counts by state are those of all",
-    "events": "each broker numbers and shows what it did itself; all brokers and Node processes write the queue's "
-    "event stream",
+    "events": "each broker numbers and logs what it did itself; who subscribes to one queue also hears what other "
+    "brokers and Node processes did to it (pushed, progress, completed, failed, removed, stalled), who subscribes to "
+    "all queues does not; after more events at once than the stream keeps comes a `gap`",
     "acknowledgements of several queues": "in a cluster a batch is all or none for each queue",
     "job ids": "jobs of Node producers go by `<queue>:<number>`",
     "order of commands": "commands that a client sends without awaiting replies are under way together: one that needs "

@@ -57,17 +57,22 @@ class Flows(Records):
     async def start_flow(
         self, flow_id: str, workflow: str, queue: str, steps: Sequence[NewStep], jobs: Sequence[FlowPush]
     ) -> tuple[Flow, bool]:
-        elsewhere = await self._register_flow(Registered(flow_id, workflow, queue))
-        if elsewhere is not None:
-            return elsewhere, False
+        noted = msgspec.json.encode(Registered(flow_id, workflow, queue))
+        known = await self._known_in_cluster(flow_id, noted) if self._server.is_cluster else None
+        if known is not None:
+            return known, False
+        registry = "" if self._server.is_cluster else self._keys.flow_registry(flow_id)
+        await self._register_flow_queue(queue)
+        self._note_home(flow_id, queue)
         now = self._clock.now_ms()
         queues = await self._queues_of(queue, jobs)
-        args = flat(FlowStarting(flow_id, workflow, mark(queue), len(steps)))
+        args = flat(FlowStarting(flow_id, workflow, mark(queue), registry, noted, len(steps)))
         args += _entries(steps, now) + await self._jobs_of(queues, jobs, now)
         options = await self._options_of(queues, jobs)
-        record, is_new = await self._call("startFlow", queue, *args, **options, now=now)
+        record, home = await self._call("startFlow", queue, *args, **options, now=now)
         self._look_at_delayed(jobs, now)
-        return _flow_of(flow_id, queue, record), bool(is_new)
+        self._note_home(flow_id, home.decode() or queue)
+        return _flow_of(flow_id, self._flow_homes[flow_id], record), not home
 
     async def advance_flow(
         self,
@@ -134,21 +139,18 @@ class Flows(Records):
 
     # -- where flows are -----------------------------------------------------------------------------------------------
 
-    async def _register_flow(self, entry: Registered) -> Flow | None:
-        """Note in which queue the flow is going to be; the flow that has this id in another queue, if there is one."""
-        key, text = self._keys.flow_registry(entry.flow), msgspec.json.encode(entry)
-        noted = await self._server.call(key, "SET", key, text, "NX", "GET")
-        if noted is not None and noted != text:
-            known = _decode_registered(noted)
-            other = await self._read_flow(known.queue, entry.flow) if known.queue != entry.queue else None
-            if other is not None:
-                return other
-            await self._server.call(key, "SET", key, text)
-        if entry.queue not in self._flow_queues:
-            await self._server.call(self._keys.flow_queues, "SADD", self._keys.flow_queues, entry.queue)
-            self._flow_queues.add(entry.queue)
-        self._note_home(entry.flow, entry.queue)
-        return None
+    async def _known_in_cluster(self, flow_id: str, noted: bytes) -> Flow | None:
+        """The flow that has this id. The function cannot reach the registry there, so a new one is noted here."""
+        known = await self.flow(flow_id)
+        if known is None:
+            key = self._keys.flow_registry(flow_id)
+            await self._server.call(key, "SET", key, noted)
+        return known
+
+    async def _register_flow_queue(self, queue: str) -> None:
+        if queue not in self._flow_queues:
+            await self._server.call(self._keys.flow_queues, "SADD", self._keys.flow_queues, queue)
+            self._flow_queues.add(queue)
 
     def _note_home(self, flow_id: str, queue: str) -> None:
         if len(self._flow_homes) >= _MAX_HOMES:

@@ -52,10 +52,24 @@ do
     end
   end
 
+  -- An id has one flow, whatever its queue. The entry may also be that of another id with the same hash, or be left over.
+  local function flow_elsewhere(queue, id, registry, noted)
+    local before = call('GET', registry)
+    if before == noted then return nil end
+    local other = before and cjson.decode(before)
+    if other and other.flow == id then
+      local found = read_flow(queue_at(string.match(queue.p, '^(.*):{') .. ':{' .. other.queue .. '}'), id)
+      if found then return found, other.queue end
+    end
+    call('SET', registry, noted)
+  end
+
   local function start(queue, args, keys)
-    local id, workflow, mark, count = unpack(args, 2, 5)
-    local known = read_flow(queue, id)
-    if known then return { known, 0 } end
+    local id, workflow, mark, registry, noted, count = unpack(args, 2, 7)
+    local known, home = nil, queue.name
+    if registry ~= '' then known, home = flow_elsewhere(queue, id, registry, noted) end
+    known = known or read_flow(queue, id)
+    if known then return { known, home or queue.name } end
     local flow = { workflow, 'running', '1', NOW_TEXT, NOW_TEXT, '' }
     local fields = { 'mark', mark }
     for i, field in ipairs(FIELDS) do
@@ -65,11 +79,11 @@ do
     call('HSET', flow_key(queue, id), unpack(fields))
     call('ZADD', queue.p .. ':hr:flows', 0, id)
     tell_change('flow-started', queue, flow, id)
-    push_rest(queue, args, append(queue, flow, id, args, 6, tonumber(count)), keys)
-    return { flow, 1 }
+    push_rest(queue, args, append(queue, flow, id, args, 8, tonumber(count)), keys)
+    return { flow, '' }
   end
 
-  verb('startFlow', 'id workflow mark entries FlowEntry* NewJob*', start)
+  verb('startFlow', 'id workflow mark registry noted entries FlowEntry* NewJob*', start)
 
   local function check_flow(queue, id, revision)
     local flow = read_flow(queue, id)

@@ -155,7 +155,7 @@ do
     if token and token ~= '' then end_lease(job, token, true) end
     local started = tonumber(job.h.processedOn)
     tell('completed', job, { attempt = number(job, 'attemptsMade') + 1, worker = worker, delay = started and NOW - started or nil })
-    announce(queue, 'completed', job.id, 'returnvalue', job.h.returnvalue)
+    announce_completed(queue, job.id, job.h.returnvalue, job.h.hr)
     count_minute(queue, 'completed', started and NOW - started or nil)
     if ack.plan and ack.plan.run then succeed(job, ack.plan) end
     child_done(job)
@@ -210,7 +210,7 @@ do
     if ack.value == '' and ack.raw == '' then set[#set + 1], set[#set + 2] = 'hn', '1' end
     call('HSET', key, unpack(set))
     call('HDEL', key, 'entry', 'own', 'until', 'len', 'hb', 'ser', 'lastActive')
-    announce(queue, 'completed', id, 'returnvalue', value)
+    announce_completed(queue, id, value, ack.raw)
     local started = tonumber(lease[8])
     count_minute(queue, 'completed', started and NOW - started or nil)
     if meta(queue).globalConcurrency then wake(queue) end
