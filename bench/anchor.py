@@ -6,8 +6,8 @@
 
 Both are asked the same thing in the same way: eight connections, each sends sixteen requests in one write and waits for
 the sixteen replies. beanstalkd keeps its binlog and Headrace its file, both with their default settings. What counts is
-the CPU of the server, so it does not matter that this client is written in Python. Needs beanstalkd (`make bench-anchor`
-fetches it).
+the CPU of the server, so it does not matter that this client is written in Python. Needs beanstalkd, which
+`make bench-anchor` fetches.
 """
 
 from __future__ import annotations
