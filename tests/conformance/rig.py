@@ -205,9 +205,16 @@ class Rig:
         stack: list[str] | None = None,
         unrecoverable: bool = False,
         remove: bool | None = None,
+        retry_after: float | None = None,
     ) -> bool:
         return self.fail(
-            held.id, token=held.token, error=error, stack=stack, unrecoverable=unrecoverable, remove=remove
+            held.id,
+            token=held.token,
+            error=error,
+            stack=stack,
+            unrecoverable=unrecoverable,
+            remove=remove,
+            retry_after=retry_after,
         )
 
     def run(self, queue: str = "q", result: Any = ...) -> Held:

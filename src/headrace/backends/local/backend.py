@@ -138,7 +138,7 @@ class LocalBackend(Flows):
             self._load_queue(name, value)
         self._load_small_tables()
         self._open_batches = self._journal.drop_unfinished_batches()
-        self._job_seq = max(self._open_batches.values(), default=0)
+        self._job_seq = max((self._journal.drop_idle_completions(), *self._open_batches.values()))
         for row in self._journal.rows():
             if not self._open_batches or not self._is_staged(row[0]):
                 self._load_row(row)

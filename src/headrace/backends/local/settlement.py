@@ -32,8 +32,7 @@ from headrace.model import (
     JobLinks,
     TimelineEntry,
 )
-from headrace.schedules import next_repeat
-from headrace.states import State, Verb
+from headrace.states import State, Verb, advance
 
 _MAX_FAILURES: Final = 100
 _EVICTION_PART: Final = 64
@@ -42,6 +41,7 @@ _MAX_EVICTION: Final = 2048
 """...but never more at once: it happens inside somebody's ACK."""
 _COMPLETE: Final = Verb.COMPLETE
 _COMPLETED: Final = State.COMPLETED
+_GONE: Final = advance(State.COMPLETED, Verb.REMOVE)
 _DEFAULT_DLQ: Final = DlqConfig()
 
 
@@ -176,7 +176,13 @@ class Settlement(Intake):
         excess = len(self._completed) - self.max_completed
         if excess > self.max_completed // _EVICTION_PART:
             for job in list(itertools.islice(self._completed.values(), min(excess, _MAX_EVICTION))):
-                self._remove(job)
+                if job.links is None and job.seq not in self._logged:
+                    # _remove spelled out: in the long run one job goes for each that completes.
+                    del job.queue.completed[job.seq], self._completed[job.seq], self._jobs[job.id]
+                    job.state = _GONE
+                    self._journal.remove(job)
+                else:
+                    self._remove(job)
 
     def _count_completed(self, done: dict[Queue, int], now: int) -> None:
         self._evict_completed()
@@ -211,6 +217,7 @@ class Settlement(Intake):
         stack: list[str] | None,
         unrecoverable: bool,
         remove: bool | None,
+        retry_after: float | None = None,
     ) -> bool:
         job = self._check_lease(job_id, token, late_allowed=False)
         if job is None:
@@ -220,7 +227,9 @@ class Settlement(Intake):
             lines = [line.strip() for text in stack for line in text.splitlines() if line.strip()]
             job.remember().stacktrace = lines[: job.settings.stack_trace_limit]
         reason = DeadLetterReason.EXPLICIT_FAIL
-        self._end_attempt(job, now, error=error, reason=reason, terminal=unrecoverable, remove=remove)
+        self._end_attempt(
+            job, now, error=error, reason=reason, terminal=unrecoverable, remove=remove, retry_after=retry_after
+        )
         return True
 
     def _end_attempt(
@@ -232,6 +241,7 @@ class Settlement(Intake):
         reason: DeadLetterReason,
         terminal: bool = False,
         remove: bool | None = None,
+        retry_after: float | None = None,
     ) -> None:
         """One attempt is over without success: another one after the backoff, or the dead-letter queue."""
         lease = job.lease
@@ -251,7 +261,7 @@ class Settlement(Intake):
                 reason = DeadLetterReason.MAX_ATTEMPTS_EXCEEDED
             self._bury_or_remove(job, now, reason, error, remove=remove)
         else:
-            self._retry(job, now)
+            self._retry(job, now, retry_after)
         job.ended = ended
 
     def _record_failure(self, job: Job, now: int, reason: DeadLetterReason, error: str | None) -> None:
@@ -270,8 +280,8 @@ class Settlement(Intake):
         del history.failures[:-_MAX_FAILURES]
         self._note(job, "failed", now, error=error, attempt=job.attempts)
 
-    def _retry(self, job: Job, now: int) -> None:
-        job.run_at = now + self._backoff_ms(job)
+    def _retry(self, job: Job, now: int, after_ms: float | None = None) -> None:
+        job.run_at = now + (self._backoff_ms(job) if after_ms is None else int(after_ms))
         self._move(job, Verb.RETRY)
         self._settle_time(job, now)
         job.started = None
@@ -509,6 +519,8 @@ class Settlement(Intake):
         repeat = job.links.repeat
         if repeat is None or self._has_key_rival(job, now):
             return  # a rival took the key over while this job ran: it goes on in its place
+        from headrace.schedules import next_repeat  # calendars and time zones: few jobs need them
+
         planned = repeat.prev_millis if repeat.prev_millis is not None else float(job.run_at)
         run_at = next_repeat(msgspec.structs.replace(repeat, prev_millis=planned), now)
         if run_at is None:

@@ -59,11 +59,7 @@ class Intake(Store):
         return ids
 
     async def _insert_rich(self, queue: str, specs: Sequence[JobSpec]) -> list[str]:
-        if any(getattr(spec, "id_ttl", None) for spec in specs):
-            refuse("idTtl")
-        is_synced = any(getattr(spec, "durable", False) for spec in specs)
-        if is_synced:
-            await self._require_aof()
+        is_synced = await self._promises(specs)
         now = self._clock.now_ms()
         free = await self._free_ids(queue, specs)
         args: list[Text] = ["jobs"]
@@ -150,8 +146,16 @@ class Intake(Store):
             extra.is_id_free, extra.birth = True, job_id
         if links.parent_id is not None and links.parent_id != LINK_LATER:
             extra.parent = await self._tie(queue, links.parent_id, others, homes)
+        if links.flow_id is not None:
+            home = await self._flow_home(links.flow_id)
+            if home is not None and (home == queue or not self._server.is_cluster):
+                extra.flow = self._keys.of(home)
         for dependency in dict.fromkeys(links.depends_on):
             extra.depends_on.append(await self._tie(queue, dependency, others, homes))
+
+    async def _flow_home(self, flow_id: str) -> str | None:
+        """The queue that decides about a workflow."""
+        raise NotImplementedError
 
     async def _tie(self, queue: str, job_id: str, others: list[str], homes: dict[str, str]) -> Tie:
         """Where a relative is; one that cannot be found is looked for in the same queue, and refused there."""
@@ -210,6 +214,15 @@ class Intake(Store):
         if run_at > now:
             event.delay = run_at - now
         self._count(event)
+
+    async def _promises(self, specs: Sequence[JobSpec]) -> bool:
+        """Whether the push has to wait for the disk; options that cannot be kept are refused."""
+        if any(getattr(spec, "id_ttl", None) for spec in specs):
+            refuse("idTtl")
+        is_synced = any(getattr(spec, "durable", False) for spec in specs)
+        if is_synced:
+            await self._require_aof()
+        return is_synced
 
     async def _require_aof(self) -> None:
         """Durable pushes need a server that writes an append-only file and can tell when it has."""

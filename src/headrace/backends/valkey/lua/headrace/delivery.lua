@@ -213,6 +213,7 @@ do
     if is_ours(job) then
       tell('expired', job)
       announce(job.queue, 'expired', job.id)
+      tell_flow(job, 'expired')
       remove(job)
       return
     end

@@ -1,13 +1,13 @@
 -- How jobs come in. Order inside one push: an existing custom id or a held unique key answers first and nothing is
 -- stored; then the job is made, takes its keys, and waits, is delayed, or waits for what it depends on.
 
-local make, tell_pushed
+local JOB_ARGS, read_new, make, tell_pushed, push
 do
   -- How Node workers are told of the default settings of a job.
   local DEFAULT_OPTS = '{"attempts":3,"backoff":{"type":"exponential","delay":1000}}'
-  local JOB_ARGS = 10 -- fields of the record `NewJob`
+  JOB_ARGS = 10 -- fields of the record `NewJob`
 
-  local function read_new(args, at, keys)
+  function read_new(args, at, keys)
     local extra = args[at + 9]
     return {
       queue = queue_of_key(keys[tonumber(args[at])]),
@@ -137,6 +137,7 @@ do
     if new.priority ~= '0' then fields.hp = new.priority end
     if extra then
       fields.birth, fields.hg, fields.uk, fields.ci = extra.birth, extra.groupId, extra.uniqueKey, extra.customId
+      fields.hf = extra.flow
       fields.hs = extra.settings and to_text(extra.settings) or nil
       fields.hl = extra.links and to_text(extra.links) or nil
     end
@@ -246,6 +247,16 @@ do
 
   verb('insert', 'mode NewJob*', insert)
 
+  -- One job that is stored together with something else.
+  function push(new)
+    local job, is_new = admit(new)
+    if is_new then
+      tell_pushed(job, new)
+      if new.extra then resolve_family(job, new.extra) end
+    end
+    return job
+  end
+
   -- Store the advanced schedule and push its job in one step; nothing happens when the slot was fired by somebody else.
   local function fire_cron(queue, args, keys)
     local name, slot, entry = args[2], tonumber(args[3]), args[4]
@@ -254,12 +265,7 @@ do
     call('HSET', queue.p .. ':hr:cron-slots', name, str(slot))
     call('HSET', queue.p .. ':hr:crons', name, entry)
     if not args[5] then return { '' } end
-    local new = read_new(args, 5, keys)
-    local job, is_new = admit(new)
-    if is_new then
-      tell_pushed(job, new)
-      if new.extra then resolve_family(job, new.extra) end
-    end
+    local job = push(read_new(args, 5, keys))
     tell('cron-fired', job, { action = name })
     return { job.id }
   end
