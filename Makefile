@@ -9,7 +9,7 @@ PYTEST_ARGS ?=
 BENCH_ARGS  ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-full retest check fmt bench bench-tasks docs
+.PHONY: help setup run test test-full retest check fmt bench bench-tasks bench-flows docs
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -47,6 +47,10 @@ bench: setup ## Measure against the real bunqueue and write docs/benchmarks.md (
 bench-tasks: ## Measure no-op tasks against Dramatiq, Huey and bunqueue (BENCH_ARGS="--quick")
 	@tools/setup.sh bench
 	@$(PYTHON_BIN) bench/tasks.py $(BENCH_ARGS)
+
+bench-flows: ## Measure workflows beside DBOS, and questions to events (BENCH_ARGS="--quick")
+	@tools/setup.sh bench
+	@$(PYTHON_BIN) bench/workflows.py $(BENCH_ARGS)
 
 docs: setup ## Write the generated parts of docs/
 	@$(PYTHON_BIN) tools/docs.py

@@ -17,6 +17,7 @@ import shutil
 import signal
 import socket
 import statistics
+import struct
 import subprocess
 import sys
 import tempfile
@@ -60,10 +61,16 @@ class Peer:
         return self.survives_broker and self.survives_worker
 
 
-def peers() -> list[Peer]:
+def ours() -> list[Peer]:
     return [
         Peer("headrace, embedded", "headrace", None, True, True),
         Peer("headrace, server", "headrace", headrace(), True, True),
+    ]
+
+
+def peers() -> list[Peer]:
+    return [
+        *ours(),
         Peer("dramatiq, redis", "dramatiq", redis(keeps=False), False, True),
         Peer("dramatiq, redis with AOF", "dramatiq", redis(keeps=True), True, True),
         Peer("huey, redis", "huey", redis(keeps=False), False, False),
@@ -145,6 +152,15 @@ class Stage:
         self._wait_for_proof()
         elapsed = time.monotonic() - began
         return Figure((self._cpu() - cpu) / count * 1e6, count / elapsed)
+
+    @property
+    def worker(self) -> psutil.Process:
+        """The process in which jobs run: behind the broker where there is one."""
+        return self._processes[0 if len(self._processes) == 1 else -2]
+
+    def delays(self) -> list[float]:
+        """How long each job of the way `rare` was under way, in seconds."""
+        return [delay for (delay,) in struct.iter_unpack("d", self._proof.with_name("proof.delays").read_bytes())]
 
     def _cpu(self) -> float:
         return sum(sum(process.cpu_times()[:4]) for process in self._processes)

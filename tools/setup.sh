@@ -2,7 +2,7 @@
 # Prepares the working environment. Every part is skipped when its inputs have not changed since it last succeeded.
 #
 #   tools/setup.sh run    .venv with what the server needs: Python only
-#   tools/setup.sh bench  dev, and the task queues that bench/tasks.py compares: dramatiq, huey, redis-server
+#   tools/setup.sh bench  dev, and what bench/tasks.py and workflows.py compare: dramatiq, huey, redis-server, dbos
 #   tools/setup.sh dev    the same with the development tools, plus bun and bunqueue for interop tests and benchmarks,
 #                         Chromium for the browser tests, and Java for Spark
 #

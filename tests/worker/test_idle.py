@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from headrace import Headrace, JobContext, Worker
+from headrace.worker.attendant import Attendant
 from tests.client.proxy import Proxy
 from tests.scale import scaled
 from tests.serverprocess import ServerProcess
@@ -39,6 +40,35 @@ async def test_an_idle_worker_begins_a_job_within_two_milliseconds(app: Headrace
         # A shared machine may be busy for a moment; that is not the worker's doing.
         best = min([await sample(40) for _ in range(5)])
     assert best < 0.002
+
+
+async def test_short_jobs_in_a_row_share_their_outcomes(
+    app: Headrace, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However fast they come one by one, a worker that keeps up speaks at most once in a millisecond."""
+    spoken = 0
+
+    def counted(attendant: Attendant) -> None:
+        nonlocal spoken
+        spoken += 1
+        flush(attendant)
+
+    flush = Attendant._flush
+    monkeypatch.setattr(Attendant, "_flush", counted)
+    ended: set[int] = set()
+
+    async def handle(job: JobContext) -> None:
+        ended.add(job.data)
+
+    async with Worker(app.client, queue, handle, concurrency=50) as worker:
+        await worker.ready.wait()
+        began = time.monotonic()
+        for n in range(300):
+            await app.queue(queue).add("j", n)
+        await eventually(lambda: len(ended) == 300, 20)
+        await eventually(lambda: worker.figures.completed == 300, 20)
+        elapsed_ms = (time.monotonic() - began) * 1000
+    assert 0 < spoken <= elapsed_ms + 10
 
 
 class CountingProxy(Proxy):

@@ -1,4 +1,4 @@
-"""The contract of workflows in process, on a file and on a server, and what of it only we can look into."""
+"""The contract of workflows in process and on a file, and what of it only we can look into."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import pytest
 from headrace.workflows import Workflows
 from headrace.workflows.testing import Saga, define
 from headrace.workflows.testing.contract import WorkflowContract, run
-from tests.serverprocess import ServerProcess
 from tests.workflows.conftest import MakeFlows
 
 _numbers = itertools.count()
@@ -31,12 +30,6 @@ class TestFile(TestInProcess):
     @pytest.fixture(autouse=True)
     def _store(self, tmp_path: Path) -> None:
         self.url = f"sqlite:///{tmp_path}/flows.db"
-
-
-class TestServer(TestInProcess):
-    @pytest.fixture(autouse=True)
-    def _store(self, server: ServerProcess) -> None:
-        self.url = f"headrace://127.0.0.1:{server.port}"
 
 
 async def test_one_line_sums_up_all_rollbacks(make_flows: MakeFlows, caplog: pytest.LogCaptureFixture) -> None:

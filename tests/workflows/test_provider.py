@@ -68,6 +68,7 @@ async def test_a_provider_remembers_as_many_flows_as_it_may(make_flows: MakeFlow
     assert not made[0]._records
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(1200)
 async def test_ew_207_memory_is_flat_over_many_flows(tmp_path: Path) -> None:
     count = scaled(600, 50_000)

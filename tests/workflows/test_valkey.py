@@ -1,4 +1,4 @@
-"""Workflows on Valkey without any server: the contract, and processes that share flows, kill -9 among them."""
+"""Workflows on Valkey without any server: processes that share flows, kill -9 among them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ import pytest
 from headrace.errors import WorkflowStepError
 from headrace.workflows import FlowStatus, StepContext, Workflows
 from headrace.workflows.testing import Saga, define
-from headrace.workflows.testing.contract import QUICK, WorkflowContract
-from tests.scale import IS_FULL
+from headrace.workflows.testing.contract import QUICK
 from tests.serverprocess import ServerProcess
 from tests.valkeyserver import ValkeyServer, shared_server
 from tests.workflows import test_distributed
@@ -32,15 +31,6 @@ def server_url() -> str:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return tmp_path
-
-
-class TestContract(WorkflowContract):
-    if not IS_FULL:
-        # It waits for the margin of five seconds that is added to every timeout.
-        test_ew_160_ew_162_ew_186_ew_199_x15_a_flow_that_takes_too_long_is_taken_back_or_let_go = None
-
-    def provider(self, **options: Any) -> Workflows:
-        return Workflows(shared_server().url, **options)
 
 
 async def test_ew_204_a_valkey_that_is_killed_and_started_again_goes_on_with_its_flows(tmp_path: Path) -> None:

@@ -6,14 +6,13 @@ A client is shared and counted: objects made from one URL use the same channel, 
 from __future__ import annotations
 
 import asyncio
-import weakref
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from functools import partial
 from typing import Any, Final, TypeVar
 
 from headrace.client.channel import Channel, Done, LinkHealth
-from headrace.client.line import Line, Mailbox, shared_line
+from headrace.client.line import Line, Mailbox, mailbox_of, shared_line
 from headrace.clock import Clock, SystemClock
 from headrace.commands._base import Command, Reply
 from headrace.errors import ClientClosed, HeadraceError
@@ -54,7 +53,7 @@ class Client:
     async def ask(self, command: Command[R], timeout: float | None = None) -> R:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[R] = loop.create_future()
-        mailbox = _mailbox_of(loop)
+        mailbox = mailbox_of(loop)
         self._post(command, lambda outcome: _post_home(mailbox, partial(_settle, future, outcome)), timeout)
         return await future
 
@@ -175,16 +174,6 @@ def _settle(future: Any, outcome: Any) -> None:
         future.set_exception(outcome)
     else:
         future.set_result(outcome)
-
-
-_mailboxes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Mailbox] = weakref.WeakKeyDictionary()
-
-
-def _mailbox_of(loop: asyncio.AbstractEventLoop) -> Mailbox:
-    mailbox = _mailboxes.get(loop)
-    if mailbox is None:
-        mailbox = _mailboxes[loop] = Mailbox(loop)
-    return mailbox
 
 
 def _post_home(mailbox: Mailbox, work: Callable[[], None]) -> None:

@@ -17,6 +17,7 @@ from msgspec import Raw
 
 from headrace.client.channel import Channel, Done, Hear, LinkChange, LinkHealth, decode_event
 from headrace.client.conversation import Conversation, Question
+from headrace.client.line import mailbox_of
 from headrace.client.policy import ConnectionOptions, LinkState, Vitals, reconnect_delay
 from headrace.commands._base import Command, Reply
 from headrace.commands.monitoring import Ping
@@ -56,6 +57,7 @@ class Link(asyncio.Protocol):
         self._is_patient = is_patient
         """Whether the server was reached before: then it is away and will come back, and commands wait for it."""
         self._loop = asyncio.get_running_loop()
+        self._at_end = mailbox_of(self._loop).at_end
         self._hear = hear
         self._changed = changed
         self._vitals = Vitals(options)
@@ -103,10 +105,10 @@ class Link(asyncio.Protocol):
         self._stir()
 
     def _stir(self) -> None:
-        """Send what this turn of the loop brings together with one write."""
+        """Send what this turn of the loop brings together, with one write."""
         if not self._is_stirred and not self._is_choked and self._transport is not None:
             self._is_stirred = True
-            self._loop.call_soon(self._flush)
+            self._at_end(self._flush)
 
     def _flush(self) -> None:
         self._is_stirred = False

@@ -88,9 +88,16 @@ class Ticker:
     commits, and only then lets the replies out.
     """
 
-    def __init__(self, engine: Engine, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        loop: asyncio.AbstractEventLoop,
+        soon: Callable[[Callable[[], None]], object] | None = None,
+    ) -> None:
+        """`soon` calls something at the end of this turn of the loop."""
         self._engine = engine
         self.loop = loop
+        self._soon = soon or loop.call_soon
         self._stirred: dict[Outlet, None] = {}
         self._is_scheduled = False
         self._began = 0.0
@@ -149,7 +156,7 @@ class Ticker:
         if not self._is_scheduled:
             self._is_scheduled = True
             self._began = perf_counter()
-            self.loop.call_soon(self._end)
+            self._soon(self._end)
 
     def _end(self) -> None:
         self._is_scheduled = False

@@ -64,7 +64,8 @@ class Task(Generic[P, R, T]):
 
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[T]:
         """Add a job that calls the function with these arguments."""
-        return await Call[P, T](self, {}).enqueue(*args, **kwargs)
+        call: Call[P, T] = Call(self, {})
+        return await call.enqueue(*args, **kwargs)
 
     async def enqueue_many(self, calls: Iterable[tuple[Any, ...] | Mapping[str, Any]]) -> list[Job[T]]:
         """Add many jobs in few commands: a tuple of positional or a map of named arguments for each."""

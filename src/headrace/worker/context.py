@@ -45,7 +45,7 @@ class JobContext:
         self.run_in: RunIn = "loop"
         self.log_fields: dict[str, str] = {}
         """What log records of this job say besides its id (see `worker.logs`)."""
-        self._cancelled = threading.Event()
+        self._is_cancelled = False
 
     @classmethod
     def detached(cls) -> JobContext:
@@ -97,14 +97,19 @@ class JobContext:
     @property
     def cancelled(self) -> bool:
         """Whether the job was cancelled, ran out of time or is given back: a handler in a thread should look at it."""
-        return self._cancelled.is_set()
+        return self._is_cancelled
 
     def wait_cancelled(self, timeout: float | None = None) -> bool:
         """Sleep, unless the job is cancelled meanwhile."""
-        return self._cancelled.wait(timeout)
+        # Made by the first one who waits: few do, and it is dear for a short job. Whether the job is cancelled is asked
+        # only then, because whoever cancels it says so first and looks for the event afterwards.
+        event: threading.Event = vars(self).setdefault("_cancelling", threading.Event())
+        return self._is_cancelled or event.wait(timeout)
 
     def cancel(self) -> None:
-        self._cancelled.set()
+        self._is_cancelled = True
+        if "_cancelling" in vars(self):
+            vars(self)["_cancelling"].set()
 
     def progress(self, percent: float, message: str | None = None) -> None:
         self._tell(commands.control.Progress(id=self.id, progress=percent, message=message))

@@ -25,7 +25,7 @@ from typing import Any, Final, TypeVar
 from msgspec import Raw
 
 from headrace.client.client import Client
-from headrace.client.line import Mailbox
+from headrace.client.line import mailbox_of
 from headrace.client.payloads import encode_payload
 from headrace.commands.jobs import GroupPull
 from headrace.durations import Duration, seconds
@@ -151,7 +151,7 @@ class Worker:
 
     async def _begin(self, loop: asyncio.AbstractEventLoop) -> bool:
         """Whether it works now: a worker may be stopped before its server answers."""
-        home = Mailbox(loop)
+        home = mailbox_of(loop)
         self._loop = loop
         self._attendant = Attendant(
             self._client,
@@ -311,6 +311,8 @@ class Worker:
         if run_in == "process":
             asked = Call(function.__module__, function.__qualname__, context.info)
             return await self._in_thread(partial(self._children.run, asked, context, limit))
+        if limit is None:
+            return await self._in_place(run_in, call)
         deadline = asyncio.timeout(limit)
         try:
             async with deadline:
