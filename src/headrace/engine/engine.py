@@ -81,6 +81,8 @@ class Engine:
         self.crons = Crons(backend, clock, self.workers)
         self.figures = Figures(backend, clock, self.workers, self.crons, connections, metrics_max_queues)
         self.history = History(backend, clock)
+        self.unattended: set[Peer] = set()
+        """Peers that are gone while a command of theirs is under way; a server does not stop before it has ended."""
         self._subscribers: dict[str, set[Peer]] = {}
         self._listeners: list[Listener] = []
         self._body_readers = 0
