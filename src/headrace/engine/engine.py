@@ -245,6 +245,8 @@ class Engine:
         events, bodies = self.backend.take_events(), self.backend.take_bodies()
         if self._subscribers:
             self._publish(events, bodies)
+        if not self.backend.is_local:
+            self.backend.tell_heard()
         for listener in self._listeners:
             self._tell(listener, events, bodies)
         return events
