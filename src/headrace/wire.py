@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import math
 import re
+import struct
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, Final, Union
@@ -23,7 +24,7 @@ from msgspec import NODEFAULT, UNSET, Raw, Struct, inspect
 
 from headrace import commands
 from headrace.commands import connection, jobs, monitoring
-from headrace.commands._base import REGISTRY, SHORT_FORMS, Command, ErrorReply, Spec
+from headrace.commands._base import REGISTRY, SHORT_FORMS, Command, EncodedReply, ErrorReply, Spec
 from headrace.errors import HeadraceError, InvalidCommand, UnknownCommand
 from headrace.frames import HEADER
 from headrace.model import NIL, is_queue_name
@@ -38,6 +39,8 @@ _encoder: Final = msgspec.msgpack.Encoder()
 
 _encode_into: Final = _encoder.encode_into
 _pack_length: Final = HEADER.pack_into
+_pack: Final = struct.Struct(f"{HEADER.format}B").pack
+"""The length of a frame and the header of the map in it."""
 
 
 def append_reply(out: bytearray, reply: Struct, req_id: Raw | bytes) -> int:
@@ -52,6 +55,22 @@ def append_reply(out: bytearray, reply: Struct, req_id: Raw | bytes) -> int:
     length = len(out) - body
     _pack_length(out, start, length)
     return length
+
+
+def append_replies(out: bytearray, replies: Iterable[Struct], request_ids: Iterable[Raw | bytes]) -> None:
+    """`append_reply` for many, of which most are encoded already."""
+    parts: list[bytes | Raw] = []
+    for reply, req_id in zip(replies, request_ids, strict=True):
+        if type(reply) is EncodedReply:
+            keys, body, last = reply.keys, reply.body, reply.last
+            size = 1 + len(body) + len(last)
+            if req_id:
+                parts += (_pack(size + 6 + len(req_id), 0x81 + keys), body, last, _REQ_ID_KEY, req_id)
+            else:
+                parts += (_pack(size, 0x80 + keys), body, last)
+        else:
+            parts.append(encode_reply(reply, req_id))
+    out += b"".join(parts)
 
 
 def encode_reply(reply: Struct, req_id: Raw | bytes) -> bytes:

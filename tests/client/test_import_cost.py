@@ -30,6 +30,7 @@ def cpu_s(code: str, cache: Path) -> float:
     return float(run(f"{code}\nimport time\nprint(time.process_time())", cache))
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("code", [CLIENT, APP], ids=["client", "app"])
 def test_importing_costs_little_more_than_what_it_stands_on(code: str, tmp_path: Path) -> None:
     run(f"{BASE}\n{code}", tmp_path)

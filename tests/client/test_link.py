@@ -130,6 +130,7 @@ async def test_something_that_is_no_server_is_named() -> None:
             await ask(link)
 
 
+@pytest.mark.alone
 async def test_a_link_that_was_cut_is_made_again_and_what_was_under_way_is_lost() -> None:
     hears = deaf_but_for("Hello")
     async with FakeServer(lambda command: hears(command)) as server, linked(server) as link:

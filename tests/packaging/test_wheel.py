@@ -124,6 +124,7 @@ print(beneath - started, package - beneath, process_time() - package)
 """
 
 
+@pytest.mark.alone
 def test_importing_it_costs_at_most_30_ms_more_than_what_it_stands_on(python: Path, tmp_path: Path) -> None:
     run(python, COSTS, tmp_path)  # writes the bytecode
     runs = [[float(cost) for cost in run(python, COSTS, tmp_path).split()] for _ in range(5)]

@@ -24,6 +24,11 @@ def command(name: str, **fields: Any) -> Any:
     return REGISTRY[name].type(**fields)
 
 
+async def still_waits(task: asyncio.Task[Any]) -> bool:
+    ended, _ = await asyncio.wait({task}, timeout=0.1)
+    return not ended
+
+
 @pytest.fixture
 async def clients() -> AsyncIterator[list[Client]]:
     """Two, as in two processes: the options differ, so they share nothing."""
@@ -37,12 +42,12 @@ async def clients() -> AsyncIterator[list[Client]]:
 async def test_one_process_adds_and_the_other_works(clients: list[Client]) -> None:
     producer, worker = clients
     pulling = asyncio.create_task(worker.ask(command("PULL", queue="q", owner="w", timeout=10_000), 15))
-    await asyncio.sleep(0.1)
+    assert await still_waits(pulling)
     added = await producer.ask(command("PUSH", queue="q", data=pack({"n": 1})))
     pulled = await pulling
     assert msgspec.msgpack.decode(bytes(pulled.job))["data"] == {"n": 1}
     waiting = asyncio.create_task(producer.ask(command("WaitJob", id=added.id, timeout=10_000), 15))
-    await asyncio.sleep(0.1)
+    assert await still_waits(waiting)
     await worker.ask(command("ACK", id=added.id, token=pulled.token, result=pack("done")))
     assert msgspec.msgpack.decode(bytes((await waiting).result)) == "done"
 

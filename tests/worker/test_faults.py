@@ -110,6 +110,7 @@ async def _completed(app: Headrace) -> list[JobInfo]:
     return found
 
 
+@pytest.mark.alone
 async def test_redelivery_starts_within_the_lease_and_half_a_second(
     fresh: ServerProcess, producer: Headrace, marks: Marks
 ) -> None:
@@ -244,10 +245,11 @@ async def test_a_worker_notices_a_link_that_swallows_everything(
 async def test_a_worker_follows_a_token_that_changes(tmp_path: Path, queue: str) -> None:
     token = "old"
     runs: list[str] = []
+    let_in = asyncio.Event()
 
     async def handle(job: JobContext) -> None:
         runs.append(job.name)
-        await asyncio.sleep(0.3)
+        await let_in.wait()
 
     server = ServerProcess(tmp_path / "headrace.db", "--auth-tokens", "old").start()
     try:
@@ -259,7 +261,9 @@ async def test_a_worker_follows_a_token_that_changes(tmp_path: Path, queue: str)
             server.kill()
             server.flags = ("--auth-tokens", "new")
             server.start()
-            await asyncio.sleep(0.5)
+            with pytest.raises(NotAuthenticated):
+                await app.queue().counts()
+            let_in.set()
             token = "new"
             await eventually(lambda: _is_all_done_and_let_in(app, 5), 30)
             assert await (await app.queue().add("later")).wait(timeout=20)

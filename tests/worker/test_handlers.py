@@ -10,7 +10,17 @@ from typing import Any
 
 import pytest
 
-from headrace import Backoff, Headrace, HeadraceError, JobContext, JobFailed, UnrecoverableError, Worker, current_job
+from headrace import (
+    Backoff,
+    Headrace,
+    HeadraceError,
+    JobContext,
+    JobFailed,
+    RetryLater,
+    UnrecoverableError,
+    Worker,
+    current_job,
+)
 from headrace.errors import InvalidCommand
 from tests.worker import handlers
 from tests.worker.steps import eventually
@@ -115,6 +125,25 @@ async def test_a_job_out_of_attempts_is_a_dead_letter_with_reason_and_stack(app:
     assert not any("headrace/worker" in line for line in info.stacktrace)
     (letter,) = await app.queue().dlq.list()
     assert letter.error == "ValueError: no such order"
+
+
+@pytest.mark.parametrize("run_in", ["thread", "process"])
+async def test_a_handler_may_say_when_the_next_attempt_is_due(app: Headrace, queue: str, run_in: Any) -> None:
+    async with Worker(app.client, queue, handlers.come_back_in_an_hour, run_in=run_in):
+        job = await app.queue().add("j", attempts=2, backoff=Backoff("fixed", 0.001))
+        await eventually(lambda: _is_delayed(job))
+    info = await job.info()
+    assert (info.attempts, info.failed_reason) == (1, "the bank is closed")
+    assert 3_500_000 < info.run_at - info.created_at < 3_700_000
+
+
+def test_a_time_in_the_past_is_no_time_to_retry() -> None:
+    with pytest.raises(InvalidCommand, match="after"):
+        RetryLater(after=-1)
+
+
+async def _is_delayed(job: Any) -> bool:
+    return (await job.info()).state == "delayed"
 
 
 async def test_an_unrecoverable_error_is_not_tried_again(app: Headrace, queue: str) -> None:

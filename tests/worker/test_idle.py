@@ -20,6 +20,7 @@ from tests.worker.workerprocess import Marks, WorkerProcess
 
 
 @pytest.mark.parametrize("queues", [1, 3])
+@pytest.mark.alone
 async def test_row_23_an_idle_worker_begins_a_job_within_two_milliseconds(
     app: Headrace, queue: str, queues: int
 ) -> None:
@@ -78,14 +79,17 @@ class CountingProxy(Proxy):
     def __init__(self, target: int) -> None:
         super().__init__(target)
         self.chunks = 0
+        self.last_at = 0.0
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while data := await reader.read(65536):
             self.chunks += 1
+            self.last_at = time.monotonic()
             writer.write(data)
         writer.close()
 
 
+@pytest.mark.alone
 async def test_row_22_an_idle_worker_says_nothing_but_that_it_lives(
     server: ServerProcess, marks: Marks, queue: str, tmp_path: Path
 ) -> None:
@@ -95,7 +99,7 @@ async def test_row_22_an_idle_worker_says_nothing_but_that_it_lives(
         queues = ",".join(f"{queue}.{n}" for n in range(3))
         with WorkerProcess(f"headrace://127.0.0.1:{proxy.port}", marks, "--queues", queues) as worker:
             await eventually(lambda: "works on" in worker.said(), 20)
-            await asyncio.sleep(1)  # what it says on its arrival
+            await eventually(lambda: time.monotonic() - proxy.last_at > 0.5)  # it has said what it says on arrival
             process = psutil.Process(worker.pid)
             cpu, chunks = sum(process.cpu_times()[:2]), proxy.chunks
             await asyncio.sleep(seconds)

@@ -39,6 +39,7 @@ COMMANDS: Final[dict[str, str]] = {
     "flow": "workflows: list, show, cancel, signal, retry",
     "pipeline": "job history to facts and reports, with Spark",
     "doctor": "check a database file",
+    "backup": "copy a database file while its server goes on",
     "valkey": "prepare a Valkey server, or print our function libraries",
 }
 

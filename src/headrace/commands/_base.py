@@ -21,7 +21,7 @@ import enum
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
-from msgspec import UNSET, Raw, Struct, UnsetType
+from msgspec import UNSET, Raw, Struct, UnsetType, msgpack
 
 from headrace.errors import HeadraceError
 
@@ -42,6 +42,22 @@ class Ok(Reply):
     """Nothing more to say than that it was done."""
 
 
+class EncodedReply(Struct, gc=False, frozen=True):
+    """A reply in bytes, for commands that are answered by the dozen: how many keys, and these with their values.
+
+    The last value may be given apart: it is not copied once more then.
+    """
+
+    keys: int
+    body: bytes
+    last: bytes | Raw = b""
+
+    @classmethod
+    def of(cls, reply: Reply) -> EncodedReply:
+        encoded = msgpack.encode(reply)
+        return cls(encoded[0] & 0x0F, encoded[1:])
+
+
 class ErrorReply(Struct):
     """`code` is the kind of the error, for clients that asked for it in Hello; the protocol knows the text alone."""
 
@@ -53,6 +69,9 @@ class ErrorReply(Struct):
     def of(cls, error: HeadraceError, peer: Peer | None = None) -> ErrorReply:
         return cls(str(error), code=error.code if peer is not None and peer.wants_codes else UNSET)
 
+
+BurstReply = Reply | EncodedReply | HeadraceError
+"""What one of several commands that are run together is answered with."""
 
 R = TypeVar("R", bound=Reply)
 

@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 
 from msgspec import Raw, Struct
 
-from headrace.commands._base import TOGETHER, Command, ErrorReply, Reply
+from headrace.commands._base import TOGETHER, BurstReply, Command, ErrorReply
 from headrace.engine.engine import Engine
 from headrace.errors import (
     HeadraceError,
@@ -34,7 +34,7 @@ from headrace.frames import Frames
 from headrace.model import MAX_FRAME_BYTES, NIL, UNDEFINED, Event
 from headrace.server.driving import Driver, Work
 from headrace.server.projections import tcp_event_frame
-from headrace.wire import Undecodable, append_reply, decode_command, decode_commands
+from headrace.wire import Undecodable, append_replies, append_reply, decode_command, decode_commands
 
 log: Final = logging.getLogger("headrace.server")
 
@@ -196,14 +196,13 @@ class Session(Driver[bytes | Raw]):
             self._answer_all(commands, replies)
         return len(replies)
 
-    def _answer_all(self, commands: list[Any], replies: list[Reply | HeadraceError]) -> None:
+    def _answer_all(self, commands: list[Any], replies: list[BurstReply]) -> None:
         """`_answer` for many small replies at once."""
-        out = self._out
-        if not out:
+        if not self._out:
             self._stir(self)
         request_ids = list(map(_req_id, commands[: len(replies)]))
-        for reply, req_id in zip(replies, request_ids, strict=True):
-            append_reply(out, ErrorReply.of(reply, self) if isinstance(reply, HeadraceError) else reply, req_id)
+        shown = [ErrorReply.of(reply, self) if isinstance(reply, HeadraceError) else reply for reply in replies]
+        append_replies(self._out, shown, request_ids)
         self._request_ids += request_ids
 
     def _refuse_rate(self, frames: list[bytes]) -> None:

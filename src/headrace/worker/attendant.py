@@ -71,8 +71,10 @@ class Holding:
     def completed(self, result: Raw | None) -> None:
         self.outcome = Acknowledge(id=self.info.id, result=UNSET if result is None else result)
 
-    def failed(self, error: str, stack: list[str], *, unrecoverable: bool) -> None:
-        self.outcome = Fail(id=self.info.id, error=error, stack=stack, unrecoverable=unrecoverable)
+    def failed(self, error: str, stack: list[str], *, unrecoverable: bool, retry_after: float | None = None) -> None:
+        self.outcome = Fail(
+            id=self.info.id, error=error, stack=stack, unrecoverable=unrecoverable, retry_after=retry_after
+        )
 
     def given_back(self) -> None:
         self.outcome = MoveToWait(id=self.info.id)

@@ -33,7 +33,7 @@ from headrace.errors import ClientError, HeadraceError, InvalidCommand, StorageU
 from headrace.ids import IdSource
 from headrace.worker.attendant import Attendant, Figures, Holding
 from headrace.worker.context import SETTLED, JobContext, RunIn, set_current
-from headrace.worker.failures import JobCancelled, is_final, reason_of, stack_of
+from headrace.worker.failures import JobCancelled, is_final, reason_of, retry_after_ms, stack_of
 from headrace.worker.processes import Call, Children, RemoteFailure, TimeLimitExceeded, check_importable
 
 log: Final = logging.getLogger("headrace.worker")
@@ -346,9 +346,11 @@ class Worker:
 
     def _failed(self, holding: Holding, error: BaseException) -> None:
         if isinstance(error, RemoteFailure):
-            holding.failed(error.reason, error.stack, unrecoverable=error.is_unrecoverable)
+            later = error.retry_after
+            holding.failed(error.reason, error.stack, unrecoverable=error.is_unrecoverable, retry_after=later)
         else:
-            holding.failed(reason_of(error), stack_of(error), unrecoverable=is_final(error))
+            later = retry_after_ms(error)
+            holding.failed(reason_of(error), stack_of(error), unrecoverable=is_final(error), retry_after=later)
         extra = {"job_id": holding.info.id, "queue": holding.info.queue, "task": holding.info.name}
         log.warning("job %s of %s failed: %s", holding.info.id, holding.info.queue, error, extra=extra)
 

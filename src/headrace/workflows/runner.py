@@ -20,6 +20,7 @@ from headrace.client.client import Client
 from headrace.client.payloads import decode_payload, encode_payload
 from headrace.commands.control import MoveToDelayed
 from headrace.errors import HeadraceError, InvalidCommand, LeaseLost, NotFound, StalledError
+from headrace.hooks import Hooks
 from headrace.propagation import ErrorReport, capture, restored
 from headrace.worker.context import SETTLED, JobContext
 from headrace.worker.failures import JobCancelled, UnrecoverableError
@@ -67,6 +68,7 @@ class FlowWorker(Worker):
         *,
         provider_id: str,
         logger: logging.Logger,
+        hooks: Hooks,
         **options: Any,
     ) -> None:
         super().__init__(client, queue, self._handle, name=provider_id, **options)
@@ -74,6 +76,7 @@ class FlowWorker(Worker):
         self._implementations = implementations
         self._provider_id = provider_id
         self._log = logger
+        self._hooks = hooks
 
     async def _handle(self, job: JobContext) -> Any:
         try:
@@ -167,12 +170,15 @@ class FlowWorker(Worker):
         told: Body,
     ) -> Any:
         """One attempt: its news, or that of the final failure; another failure is the engine's to retry."""
-        number = _attempt(job)
+        number, began = _attempt(job), time.perf_counter()
+        told_as = (run.plan.workflow, work.flow, job.name if work.step else "")
         try:
             if job.info.stall_count > run.plan.max_stalls:
                 raise StalledError(f"its worker died {job.info.stall_count} times")
             news = await attempt()
+            self._hooks.tell("on_step_completed", *told_as, (time.perf_counter() - began) * 1000)
         except Exception as error:
+            self._hooks.tell("on_step_failed", *told_as, error)
             report = ErrorReport.of(error, step=work.step or None, attempt=number)
             is_last = number >= policy_of(run.plan, work.role, work.step).attempts
             if not is_last and not isinstance(error, (*_FINAL, StalledError)):

@@ -20,27 +20,11 @@ from headrace.client.payloads import decode_payload, encode_payload
 from headrace.errors import WorkflowError
 from headrace.model import FlowStatus
 from headrace.propagation import ErrorReport
+from headrace.workflows import machine
 from headrace.workflows.context import FlowLogger, Results, StepContext, fitted
 from headrace.workflows.definition import WorkflowDefinition
 from headrace.workflows.failures import failure_of
 from headrace.workflows.ledger import policy_of
-from headrace.workflows.machine import (
-    Completed,
-    CompleteLost,
-    Decision,
-    News,
-    Reported,
-    RollbackDone,
-    RollbackLost,
-    Run,
-    Signalled,
-    StepDone,
-    StepLost,
-    TimedOut,
-    Woken,
-    begin,
-    decide,
-)
 from headrace.workflows.plan import ROLLBACK, Body, Entry, FlowJob, Plan, plan_of
 from headrace.workflows.registry import Implementation
 
@@ -108,9 +92,9 @@ class _Rehearsal:
         self.calls: list[str] = []
 
     async def play(self, signals: Mapping[str, Any]) -> None:
-        self._carry_out(begin(Entry("started", body=Body(plan=self._plan, data=encode_payload(self._data)))))
+        self._carry_out(machine.begin(Entry("started", body=Body(plan=self._plan, data=encode_payload(self._data)))))
         for name, payload in signals.items():
-            decision = decide(self._run, Signalled(name, encode_payload(payload)))
+            decision = machine.decide(self._run, machine.Signalled(name, encode_payload(payload)))
             if not decision.entries:
                 raise WorkflowError(f"the workflow does not take the signal: {decision.refusal}")
             self._carry_out(decision)
@@ -120,7 +104,7 @@ class _Rehearsal:
             if not self._jobs:
                 raise WorkflowError("the flow waits for a signal that never comes: give it in signals=")
             self._now, _, job = heapq.heappop(self._jobs)
-            self._carry_out(decide(self._run, await self._news(job)))
+            self._carry_out(machine.decide(self._run, await self._news(job)))
 
     def report(self) -> Report:
         run = self._run
@@ -129,10 +113,10 @@ class _Rehearsal:
         return Report(run.status, self.calls, results, decode_payload(run.result), error, self._log, self._now / 1000)
 
     @property
-    def _run(self) -> Run:
-        return Run.of(self._log)
+    def _run(self) -> machine.Run:
+        return machine.Run.of(self._log)
 
-    def _carry_out(self, decision: Decision) -> None:
+    def _carry_out(self, decision: machine.Decision) -> None:
         self._log += decision.entries
         dropped = {(job.role, job.step) for job in decision.drop}
         self._jobs = [one for one in self._jobs if (one[2].role, one[2].step) not in dropped]
@@ -140,11 +124,11 @@ class _Rehearsal:
         for job in decision.jobs:
             heapq.heappush(self._jobs, (self._now + job.delay, next(self._numbers), job))
 
-    async def _news(self, job: FlowJob) -> News:
+    async def _news(self, job: FlowJob) -> machine.News:
         if job.role == "timeout":
-            return TimedOut()
+            return machine.TimedOut()
         if job.role == "wake":
-            return Woken(job.step)
+            return machine.Woken(job.step)
         attempts = policy_of(self._plan, job.role, job.step).attempts
         for attempt in range(1, attempts + 1):
             try:
@@ -153,21 +137,21 @@ class _Rehearsal:
                 report = ErrorReport.of(error, step=job.step or None, attempt=attempt)
         return _lost(job, attempts, report)
 
-    async def _attempt(self, job: FlowJob, attempt: int) -> News:
+    async def _attempt(self, job: FlowJob, attempt: int) -> machine.News:
         if job.role == "complete":
-            return Completed(encode_payload(await self._complete(attempt)))
+            return machine.Completed(encode_payload(await self._complete(attempt)))
         if job.role == "error":
             await self._call("on_error", self._hook("on_error"), attempt, failure_of("test", self._run))
-            return Reported()
+            return machine.Reported()
         known = None if self._code is None else self._code.steps[job.step]
         if job.role == "rollback":
             await self._call(job.step + ROLLBACK, known.rollback if known is not None else None, attempt)
-            return RollbackDone(job.step, attempt)
+            return machine.RollbackDone(job.step, attempt)
         given = self._fakes.get(job.step, None if known is None else known.handler)
         value = await self._call(job.step, given, attempt)
         result = fitted(value, self._definition.steps[job.step].result, f"result of step {job.step!r}")
         can_roll_back = known is None or known.rollback is not None
-        return StepDone(job.step, attempt, Body(result=encode_payload(result), can_roll_back=can_roll_back))
+        return machine.StepDone(job.step, attempt, Body(result=encode_payload(result), can_roll_back=can_roll_back))
 
     async def _complete(self, attempt: int) -> Any:
         hook = self._hook("on_complete")
@@ -205,9 +189,9 @@ class _Rehearsal:
         )
 
 
-def _lost(job: FlowJob, attempts: int, error: ErrorReport) -> News:
+def _lost(job: FlowJob, attempts: int, error: ErrorReport) -> machine.News:
     if job.role == "complete":
-        return CompleteLost(error)
+        return machine.CompleteLost(error)
     if job.role == "error":
-        return Reported(error)
-    return (RollbackLost if job.role == "rollback" else StepLost)(job.step, attempts, error)
+        return machine.Reported(error)
+    return (machine.RollbackLost if job.role == "rollback" else machine.StepLost)(job.step, attempts, error)
