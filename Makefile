@@ -9,7 +9,7 @@ PYTEST_ARGS ?=
 BENCH_ARGS  ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-full retest check fmt bench bench-tasks bench-flows docs
+.PHONY: help setup run test test-full retest check fmt bench bench-tasks bench-flows bench-anchor docs
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -51,6 +51,10 @@ bench-tasks: ## Measure no-op tasks against Dramatiq, Huey and bunqueue (BENCH_A
 bench-flows: ## Measure workflows beside DBOS, and questions to events (BENCH_ARGS="--quick")
 	@tools/setup.sh bench
 	@$(PYTHON_BIN) bench/workflows.py $(BENCH_ARGS)
+
+bench-anchor: ## Measure the server beside beanstalkd (BENCH_ARGS="--quick")
+	@tools/setup.sh bench
+	@$(PYTHON_BIN) bench/anchor.py $(BENCH_ARGS)
 
 docs: setup ## Write the generated parts of docs/
 	@$(PYTHON_BIN) tools/docs.py
