@@ -47,7 +47,19 @@ log: Final = logging.getLogger("headrace.events")
 class Emitter(Protocol):
     """What a service needs to emit: no lifetime, no handlers."""
 
-    def emit(self, definition: EventDefinition[D, R], data: D = ..., **options: Any) -> EventSubscription[R]: ...
+    def emit(
+        self,
+        definition: EventDefinition[D, R],
+        data: D,
+        *,
+        delay: Duration | None = ...,
+        timeout: Duration | None = ...,
+        expires: Duration | None = ...,
+        key: str | None = ...,
+        causation_id: str | None = ...,
+        meta: PropagationMeta | None = ...,
+        expects_result: bool | None = ...,
+    ) -> EventSubscription[R]: ...
 
 
 @dataclass(frozen=True)

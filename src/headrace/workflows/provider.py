@@ -22,7 +22,7 @@ import string
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, TypeVar, cast, overload
+from typing import Any, Final, Literal, Protocol, TypeVar, cast, overload
 
 from msgspec import structs
 
@@ -56,6 +56,26 @@ Home = TypeVar("Home")
 log: Final = logging.getLogger("headrace.workflows")
 SHORTEST_STALL: Final = 5.0
 _DIGITS: Final = string.digits + string.ascii_lowercase
+
+
+class WorkflowProvider(Protocol):
+    """What a service needs to start flows and to find them: no lifetime, no code of steps. `Workflows` is one."""
+
+    async def execute(
+        self,
+        definition: WorkflowDefinition[D, R],
+        data: D,
+        *,
+        id: str | None = ...,
+        idempotency_key: str | None = ...,
+        timeout: Duration | None = ...,
+        on_timeout: Literal["cancel", "detach"] = ...,
+        priority: int = ...,
+        meta: PropagationMeta | None = ...,
+    ) -> FlowHandle[R]: ...
+    async def get_handle(self, flow_id: str) -> FlowHandle[Any]: ...
+    async def get_status(self, flow_id: str) -> FlowStatus: ...
+    async def get_result(self, flow_id: str, timeout: Duration | None = None) -> Any: ...
 
 
 Running = tuple[FlowWorker, asyncio.Task[None]]
