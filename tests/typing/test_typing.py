@@ -13,7 +13,7 @@ from typing import NamedTuple
 import pytest
 
 HERE = Path(__file__).parent
-PAGES = [HERE / "tasks.py", HERE / "workflows.py"]
+PAGES = [HERE / "tasks.py", HERE / "events.py", HERE / "workflows.py"]
 Place = tuple[str, int]
 
 

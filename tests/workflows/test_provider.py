@@ -294,3 +294,9 @@ def test_a_face_whose_start_fails_leaves_no_thread() -> None:
         pass
     assert flows.loop is None
     assert not [thread for thread in threading.enumerate() if thread.name == "headrace-background"]
+
+
+async def test_an_option_that_execute_does_not_know_is_named(make_flows: MakeFlows) -> None:
+    async with make_flows() as flows:
+        with pytest.raises(TypeError, match="'timeot'; there are: id, idempotency_key, timeout"):
+            await flows.execute(define("a"), None, timeot=5)  # type: ignore[call-arg]
