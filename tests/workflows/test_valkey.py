@@ -13,12 +13,20 @@ from headrace.errors import WorkflowStepError
 from headrace.workflows import FlowStatus, StepContext, Workflows
 from headrace.workflows.testing import Saga, define
 from headrace.workflows.testing.contract import QUICK
+from tests.scale import IS_FULL
 from tests.serverprocess import ServerProcess
 from tests.valkeyserver import ValkeyServer, shared_server
 from tests.workflows import test_distributed
 
+# Both wait for leases to end, as the random kills do, which are always run.
+FULL_ONLY = {
+    "test_ew_170_a_rollback_is_resumed_after_kill_9",
+    "test_ew_195_x17_a_step_whose_workers_always_die_is_compensated",
+}
+
 for _name, _value in vars(test_distributed).items():
-    if _name.startswith("test_") and "server_url" in _value.__annotations__:
+    _is_wanted = _name.startswith("test_") and "server_url" in _value.__annotations__
+    if _is_wanted and (IS_FULL or _name not in FULL_ONLY):
         globals()[_name] = _value
 
 

@@ -119,8 +119,8 @@ class Ticker:
 
     @property
     def is_busy(self) -> bool:
-        """Whether replies wait for the end of a tick or for the disk."""
-        return self._is_scheduled or bool(self._syncs)
+        """Whether replies wait for the end of a tick or for the disk, or work goes on whose client is gone."""
+        return self._is_scheduled or bool(self._syncs or self._engine.unattended)
 
     def stir(self, outlet: Outlet) -> None:
         self._stirred[outlet] = None
