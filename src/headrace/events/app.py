@@ -131,6 +131,7 @@ class Events:
             return
         self._begun.clear()
         await provider.stop()
+        self.loop = None
         client = provider.client
         if release_client(client):
             await asyncio.wrap_future(client.close())

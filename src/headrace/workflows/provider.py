@@ -142,6 +142,7 @@ class Workflows:
         self._settings: dict[str, tuple[int, RateLimit | None]] = {}
         self._implementations: dict[tuple[str, int], Implementation] = {}
         self._parts: _Parts | None = None
+        self._stopping: asyncio.Future[None] | None = None
         self.loop: asyncio.AbstractEventLoop | None = None
 
     # -- code ----------------------------------------------------------------------------------------------------------
@@ -251,14 +252,18 @@ class Workflows:
     async def stop(self) -> None:
         """Take no more work, let running steps end, then running decisions; whoever still waits for a result gets
         ProviderStoppedError. The flows themselves go on elsewhere."""
-        parts = self._parts
-        if parts is None:
+        if self._parts is None:
             return
+        if self._stopping is None:
+            self._stopping = asyncio.ensure_future(self._stop(self._parts))
+        await asyncio.shield(self._stopping)
+
+    async def _stop(self, parts: _Parts) -> None:
         for worker, _ in parts.workers:
             worker.pause()
         await _drained(parts.step_workers)
         await _drained(parts.flow_workers)
-        self._parts = self.loop = None
+        self._parts = self._stopping = self.loop = None
         parts.watch.stop()
         parts.ledger.stop()
         if release_client(parts.client):

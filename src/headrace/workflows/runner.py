@@ -19,11 +19,11 @@ from typing import Any, Final
 from headrace.client.client import Client
 from headrace.client.payloads import decode_payload, encode_payload
 from headrace.commands.control import MoveToDelayed
-from headrace.errors import HeadraceError, InvalidCommand, LeaseLost, NotFound, StalledError
+from headrace.errors import HeadraceError, LeaseLost, NotFound, StalledError
 from headrace.hooks import Hooks
 from headrace.propagation import ErrorReport, capture, restored
 from headrace.worker.context import SETTLED, JobContext
-from headrace.worker.failures import JobCancelled, UnrecoverableError
+from headrace.worker.failures import JobCancelled, UnrecoverableError, is_final
 from headrace.worker.worker import Worker
 from headrace.workflows.context import FlowLogger, Results, StepContext, fitted
 from headrace.workflows.failures import failure_of
@@ -47,7 +47,6 @@ from headrace.workflows.registry import Implementation
 
 Implementations = Mapping[tuple[str, int], Implementation]
 _PUT_OFF_MS: Final = 5000
-_FINAL: Final = (UnrecoverableError, InvalidCommand)
 
 
 class _Forgotten(Exception):
@@ -180,7 +179,7 @@ class FlowWorker(Worker):
             self._hooks.tell("on_step_failed", *told_as, error)
             report = ErrorReport.of(error, step=work.step or None, attempt=number)
             is_last = number >= policy_of(run.plan, work.role, work.step).attempts
-            if not is_last and not isinstance(error, (*_FINAL, StalledError)):
+            if not is_last and not is_final(error) and not isinstance(error, StalledError):
                 await self._tell_attempt(work, AttemptFailed(work.step, number, _with_error(told, report)))
                 raise
             self._log.warning("flow %s: %s %s failed for good: %s", work.flow, work.role, work.step, error)

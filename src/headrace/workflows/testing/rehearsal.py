@@ -20,12 +20,13 @@ from headrace.client.payloads import decode_payload, encode_payload
 from headrace.errors import WorkflowError
 from headrace.model import FlowStatus
 from headrace.propagation import ErrorReport
+from headrace.worker.failures import UnrecoverableError, is_final
 from headrace.workflows import machine
 from headrace.workflows.context import FlowLogger, Results, StepContext, fitted
-from headrace.workflows.definition import WorkflowDefinition
+from headrace.workflows.definition import Step, WorkflowDefinition
 from headrace.workflows.failures import failure_of
 from headrace.workflows.ledger import policy_of
-from headrace.workflows.plan import ROLLBACK, Body, Entry, FlowJob, Plan, plan_of
+from headrace.workflows.plan import ROLLBACK, Body, Entry, FlowJob, Plan, job_name, plan_of
 from headrace.workflows.registry import Implementation
 
 _log: Final = logging.getLogger("headrace.workflows.testing")
@@ -55,16 +56,19 @@ async def run_workflow(
     data: Any = None,
     *,
     code: Any = None,
-    fakes: Mapping[str, Any] | None = None,
-    fail: Mapping[str, int] | None = None,
+    fakes: Mapping[str | Step[Any], Any] | None = None,
+    fail: Mapping[str | Step[Any], int] | None = None,
+    kill_after: Mapping[str | Step[Any], int] | None = None,
     signals: Mapping[str, Any] | None = None,
     timeout: float = 0,
 ) -> Report:
     """Run a flow to its end. `code` is a class or an object as for `flows.implement`; `fakes` are functions or plain
     results for single steps; a step with neither returns None, and has a rollback that does nothing. `fail` says how
-    often a call fails before it succeeds (99: always); `signals` are given at the beginning; `timeout` (s) is virtual.
+    often a call fails before it succeeds (99: always), `kill_after` how often the worker dies when the call is made and
+    nobody knows yet, so that it is made again. Calls are steps or names as in `Report.calls`. `signals` are given at
+    the beginning; `timeout` (s) is virtual.
     """
-    rehearsal = _Rehearsal(definition, data, code, fakes or {}, fail or {}, timeout)
+    rehearsal = _Rehearsal(definition, data, code, _named(fakes), _named(fail), _named(kill_after), timeout)
     await rehearsal.play(signals or {})
     return rehearsal.report()
 
@@ -77,6 +81,7 @@ class _Rehearsal:
         code: Any,
         fakes: Mapping[str, Any],
         fail: Mapping[str, int],
+        kill_after: Mapping[str, int],
         timeout: float,
     ) -> None:
         self._definition = definition
@@ -84,6 +89,7 @@ class _Rehearsal:
         self._code = None if code is None else Implementation.of(definition, code)
         self._fakes = fakes
         self._failing = Counter(fail)
+        self._dying = Counter(kill_after)
         self._plan: Plan = plan_of(definition, timeout=timeout * 1000)
         self._jobs: list[tuple[float, int, FlowJob]] = []
         self._numbers = itertools.count()
@@ -130,12 +136,21 @@ class _Rehearsal:
         if job.role == "wake":
             return machine.Woken(job.step)
         attempts = policy_of(self._plan, job.role, job.step).attempts
-        for attempt in range(1, attempts + 1):
+        call = f"on_{job.role}" if job.role in ("complete", "error") else job_name(job)
+        attempt, deaths = 1, 0
+        while True:
             try:
-                return await self._attempt(job, attempt)
+                news = await self._attempt(job, attempt)
+                if self._dying[call] <= 0:
+                    return news
+                self._dying[call] -= 1
+                deaths += 1
+                if deaths > self._plan.max_stalls:
+                    raise UnrecoverableError(f"its worker died {deaths} times")
             except Exception as error:
-                report = ErrorReport.of(error, step=job.step or None, attempt=attempt)
-        return _lost(job, attempts, report)
+                if attempt >= attempts or is_final(error):
+                    return _lost(job, attempt, ErrorReport.of(error, step=job.step or None, attempt=attempt))
+                attempt += 1
 
     async def _attempt(self, job: FlowJob, attempt: int) -> machine.News:
         if job.role == "complete":
@@ -187,6 +202,10 @@ class _Rehearsal:
             meta={},
             log=FlowLogger(_log, {}),
         )
+
+
+def _named(given: Mapping[str | Step[Any], Any] | None) -> dict[str, Any]:
+    return {key if isinstance(key, str) else key.name: value for key, value in (given or {}).items()}
 
 
 def _lost(job: FlowJob, attempts: int, error: ErrorReport) -> machine.News:
