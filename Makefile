@@ -9,7 +9,7 @@ PYTEST_ARGS ?=
 BENCH_ARGS  ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-full check fmt bench bench-tasks bench-valkey docs
+.PHONY: help setup run test test-full retest check fmt bench bench-tasks bench-flows bench-anchor bench-valkey docs
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -22,10 +22,13 @@ run: ## Serve ./headrace.db in the foreground (options: ARGS="--tcp-port 7000")
 	@exec .venv/bin/headrace serve --data-path headrace.db $(ARGS)
 
 test: setup ## Run the test suite (selection: PYTEST_ARGS="-k name")
-	@$(PYTHON_BIN) -m pytest $(PYTEST_ARGS)
+	@tools/test.sh $(PYTEST_ARGS)
 
 test-full: setup ## Run the same suite with the full counts of the fault and property tests
-	@HEADRACE_TEST_SCALE=full $(PYTHON_BIN) -m pytest $(PYTEST_ARGS)
+	@HEADRACE_TEST_SCALE=full tools/test.sh $(PYTEST_ARGS)
+
+retest: setup ## Run what failed last time once more, one test at a time
+	@$(PYTHON_BIN) -m pytest --last-failed --last-failed-no-failures=none
 
 check: setup ## Check format, lint, types, import directions and that generated docs are fresh
 	@$(PYTHON_BIN) -m ruff format --check .
@@ -47,6 +50,14 @@ bench-tasks: ## Measure no-op tasks against Dramatiq, Huey and bunqueue (BENCH_A
 
 bench-valkey: setup ## Measure queues on Valkey against BullMQ (BENCH_ARGS="--quick")
 	@$(PYTHON_BIN) bench/against_bullmq.py $(BENCH_ARGS)
+
+bench-flows: ## Measure workflows beside DBOS, and questions to events (BENCH_ARGS="--quick")
+	@tools/setup.sh bench
+	@$(PYTHON_BIN) bench/workflows.py $(BENCH_ARGS)
+
+bench-anchor: ## Measure the server beside beanstalkd (BENCH_ARGS="--quick")
+	@tools/setup.sh bench
+	@$(PYTHON_BIN) bench/anchor.py $(BENCH_ARGS)
 
 docs: setup ## Write the generated parts of docs/
 	@$(PYTHON_BIN) tools/docs.py

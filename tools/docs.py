@@ -402,7 +402,15 @@ def command_line_section(name: str, parser: argparse.ArgumentParser) -> Lines:
             ["action", "what it does"], [line.split(maxsplit=1) for line in parser.epilog.splitlines()[1:]]
         )
     for action, nested in subparsers_of(parser).items():
+        nested.description = nested.description or one_liner_of(parser, action)
         yield from command_line_section(f"{name} {action}", nested)
+
+
+def one_liner_of(parser: argparse.ArgumentParser, name: str) -> str:
+    """What the list of its actions says of one that has no description of its own."""
+    (actions,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    (text,) = (str(listed.help) for listed in actions._choices_actions if listed.dest == name)
+    return f"{text[0].upper()}{text[1:]}."
 
 
 def argument_row(action: argparse.Action) -> list[str] | None:

@@ -2,7 +2,7 @@
 # Prepares the working environment. Every part is skipped when its inputs have not changed since it last succeeded.
 #
 #   tools/setup.sh run    .venv with what the server needs: Python only
-#   tools/setup.sh bench  dev, and the task queues that bench/tasks.py compares: dramatiq, huey
+#   tools/setup.sh bench  dev, and what bench/tasks.py and workflows.py compare: dramatiq, huey, dbos, beanstalkd
 #   tools/setup.sh dev    the same with the development tools, plus bun and bunqueue for interop tests and benchmarks,
 #                         Chromium for the browser tests, Java for Spark, and redis-server
 #
@@ -171,6 +171,8 @@ bench)
     tools/setup.sh dev
     "$VENV/bin/python" -m pip install -qq --disable-pip-version-check --editable ".[bench]" ||
         fail "pip could not install the libraries to compare with; its messages are above"
+    command -v beanstalkd >/dev/null || apt_install beanstalkd ||
+        fail "beanstalkd is needed for the comparison; install the package beanstalkd (apt needs root or sudo)"
     ;;
 *) fail "usage: tools/setup.sh run|dev|bench" ;;
 esac

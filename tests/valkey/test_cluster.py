@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from headrace.backends.base import Ack
+from headrace.backends.base import Ack, FlowPush
 from headrace.errors import NotSupported
+from headrace.model import FlowStatus
 from tests.conformance import test_claim, test_finish, test_insert, test_leases, test_records, test_retry
-from tests.conformance.rig import CLUSTER, Rig
+from tests.conformance.rig import CLUSTER, Rig, spec
 from tests.valkeyserver import shared_cluster
 
 LEFT_OUT = (
@@ -66,3 +67,16 @@ def test_acknowledgements_of_several_queues_in_one_batch(rig: Rig) -> None:
         rig.push(queue)
         held.append(rig.take(queue))
     assert rig.complete([Ack(one.id, one.token) for one in held]) == []
+
+
+def test_workflows_within_a_queue_work_and_across_queues_are_refused_by_name(rig: Rig) -> None:
+    rig.start_flow("f", "order", "wf", [], [FlowPush("wf", spec(flow_id="f", max_attempts=1))])
+    rig.bury("wf")
+    news = rig.take("wf")
+    assert news.job["name"] == "decide"
+    assert rig.advance_flow("f", 1, FlowStatus.FAILED, [], [], Ack(news.id, news.token)).status is FlowStatus.FAILED
+    with pytest.raises(NotSupported, match="workflows across queues in a cluster"):
+        rig.start_flow("g", "order", "wf", [], [FlowPush("wf.steps", spec(flow_id="g"))])
+    assert rig.wait(rig.backend.flow("g")) is None
+    rig.push("other", flow_id="f", max_attempts=1)
+    assert rig.state(rig.bury("other").id) == "failed"

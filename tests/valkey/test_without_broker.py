@@ -15,12 +15,18 @@ from headrace.commands.jobs import PushEntry
 from headrace.config import ConfigError
 from headrace.connect import open_client
 from headrace.errors import StorageUnavailable
+from headrace.server.ticker import Ticker
 from tests.conformance.rig import pack
 from tests.valkeyserver import free_port, shared_server
 
 
 def command(name: str, **fields: Any) -> Any:
     return REGISTRY[name].type(**fields)
+
+
+async def still_waits(task: asyncio.Task[Any]) -> bool:
+    ended, _ = await asyncio.wait({task}, timeout=0.1)
+    return not ended
 
 
 @pytest.fixture
@@ -36,12 +42,12 @@ async def clients() -> AsyncIterator[list[Client]]:
 async def test_one_process_adds_and_the_other_works(clients: list[Client]) -> None:
     producer, worker = clients
     pulling = asyncio.create_task(worker.ask(command("PULL", queue="q", owner="w", timeout=10_000), 15))
-    await asyncio.sleep(0.1)
+    assert await still_waits(pulling)
     added = await producer.ask(command("PUSH", queue="q", data=pack({"n": 1})))
     pulled = await pulling
     assert msgspec.msgpack.decode(bytes(pulled.job))["data"] == {"n": 1}
     waiting = asyncio.create_task(producer.ask(command("WaitJob", id=added.id, timeout=10_000), 15))
-    await asyncio.sleep(0.1)
+    assert await still_waits(waiting)
     await worker.ask(command("ACK", id=added.id, token=pulled.token, result=pack("done")))
     assert msgspec.msgpack.decode(bytes((await waiting).result)) == "done"
 
@@ -68,3 +74,20 @@ async def test_a_worker_that_reports_back_and_pulls_at_once_gets_each_job_once(c
     assert (released.count, len(pulled.jobs)) == (0, 4)
     assert (await worker.ask(command("PULLB", queue="q", count=4, owner="w"))).jobs == []
     assert (await worker.ask(release)).count == 4
+
+
+async def test_a_client_that_was_closed_during_a_sweep_sweeps_no_more(
+    clients: list[Client], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def close_during_a_sweep() -> Ticker:
+        peer: Any = await clients[0].channel()
+        peer.home.ticker._sweep()
+        await peer.close()
+        return peer.home.ticker  # type: ignore[no-any-return]
+
+    ticker = await asyncio.wrap_future(clients[0].line.run(close_during_a_sweep))
+    async with asyncio.timeout(10):
+        while ticker._is_sweeping:  # noqa: ASYNC110 - it ends by itself
+            await asyncio.sleep(0.01)
+    assert ticker._timer is None or ticker._timer.cancelled()
+    assert "sweep" not in caplog.text

@@ -292,6 +292,17 @@ class EventProvider:
         """Forget the key."""
         await self.receipts.finalize_retirement(self._key_id(event_name, key))
 
+    async def has_retained_event(self, event_name: str, key: str) -> bool:
+        """Whether the store has the event of this key, however it stands."""
+        return await self._retained_state(event_name, key) != "unknown"
+
+    async def is_retained_event_retryable(self, event_name: str, key: str) -> bool:
+        """Whether the event of this key failed for good and is kept: it can be tried again."""
+        return await self._retained_state(event_name, key) == "failed"
+
+    async def _retained_state(self, event_name: str, key: str) -> str:
+        return await self.queues.get_queue(event_name).job(self._key_id(event_name, key)).state()
+
     # -- handling ------------------------------------------------------------------------------------------------------
 
     async def subscribe(

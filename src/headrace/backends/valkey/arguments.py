@@ -28,6 +28,9 @@ class Extra(Struct, rename="camel", omit_defaults=True):
 
     custom_id: str | None = None
     is_id_free: bool = False
+    """In a cluster: whether no job of another queue has the id, as far as the client knows."""
+    lookup: str | None = None
+    """Elsewhere: the key that says which queue has the id, for the function itself to look at and to write."""
     birth: str | None = None
     group_id: str | None = None
     unique_key: str | None = None
@@ -37,6 +40,8 @@ class Extra(Struct, rename="camel", omit_defaults=True):
     size: int | None = None
     parent: Tie | None = None
     depends_on: list[Tie] = []
+    flow: str | None = None
+    """The key prefix of the queue that decides about the workflow it belongs to."""
 
 
 class NewJob(Struct):
@@ -106,6 +111,7 @@ class Failing(Struct):
     remove: bool | None
     luck: float
     has_error: bool
+    retry_after: int | None
 
 
 class Renewal(Struct):
@@ -115,6 +121,39 @@ class Renewal(Struct):
     token: str | None
     duration_ms: int | None
     is_forced: bool
+
+
+class FlowEntry(Struct):
+    """One entry for the log of a workflow: `headrace_startFlow`, `headrace_advanceFlow`."""
+
+    kind: str
+    step: str
+    packed: bytes
+    """What is kept: time, kind, step, attempt and body as MessagePack."""
+
+
+class FlowStarting(Struct):
+    """`headrace_startFlow`, after `now`: then as many entries of the log, then jobs."""
+
+    id: str
+    workflow: str
+    mark: str
+    """How ids of jobs in its queue end."""
+    registry: str
+    """The key where the queue of this flow is noted; empty in a cluster, where it is in another slot."""
+    noted: bytes
+    entries: int
+
+
+class FlowAdvancing(Struct):
+    """`headrace_advanceFlow`, after `now`: then as many completions, entries of the log and ids of jobs, then jobs."""
+
+    id: str
+    revision: int
+    status: str | None
+    acks: int
+    entries: int
+    drops: int
 
 
 class Successor(Struct, rename={"repeat": "repeat_"}, omit_defaults=True):
@@ -127,10 +166,16 @@ class Successor(Struct, rename={"repeat": "repeat_"}, omit_defaults=True):
 
 
 FUNCTIONS: Final[dict[str, tuple[str, str]]] = {
+    "advanceFlow": (
+        "id revision status acks entries drops Completion? FlowEntry* id* NewJob*",
+        "Carry out a decision about a workflow that is still at this revision: its log, its status, the job of this "
+        "step, jobs to drop and to push.",
+    ),
     "announce": ("event count", "Tell of a drain, clean or obliteration."),
     "announceWaiting": (
         "field untilMs",
-        "Until when a broker waits for jobs (`hrParked`) or for the end of one (`hrAwaited`).",
+        "Until when a broker waits for jobs (`hrParked`), for the end of one (`hrAwaited`) or for a workflow "
+        "(`hrWatched`).",
     ),
     "cancel": ("id isForced", "Withdraw a job that has not begun, or with `isForced` one at work."),
     "changePriority": ("id priority lifo", "Another priority, and LIFO or not."),
@@ -144,12 +189,13 @@ FUNCTIONS: Final[dict[str, tuple[str, str]]] = {
     "delay": ("mode id delayMs token", "Put a job off: `move` or `change`, which also takes delayed jobs."),
     "discard": ("id token", "Bury a job without an attempt."),
     "extend": ("Renewal*", "Renew leases, note heartbeats."),
-    "fail": ("id token error stack isTerminal remove luck hasError", "End an attempt: retry or bury."),
+    "fail": ("id token error stack isTerminal remove luck hasError retryAfter", "End an attempt: retry or bury."),
     "fireCron": ("name slot entry NewJob?", "Advance a schedule and push its job, once per slot."),
     "fireScheduler": (
         "name before after jobName data opts attempts priority ttl lifo schedulerName",
         "Fire a schedule that Node wrote, if it still reads `before`; without `after` it is over.",
     ),
+    "flows": ("workflow status limit before", "Workflows by id, the last ones first, and where to go on."),
     "groupWait": ("group", "How long a group is held back."),
     "holdGroup": ("group durationMs", "Hold a group back."),
     "insert": ("mode NewJob*", "Store `jobs`, or a whole family (`flow`), all or none."),
@@ -168,12 +214,17 @@ FUNCTIONS: Final[dict[str, tuple[str, str]]] = {
     "removeJobUniqueKey": ("id", "Take its key from a job."),
     "removeUniqueKey": ("key", "Take a key from its owner."),
     "removeUnprocessedChildren": ("parentId", "Withdraw the children that have not begun."),
+    "retireFlows": ("kept keptMs limit", "Forget the oldest of the ended workflows; their ids."),
     "revive": ("state id*", "Bring completed or failed jobs back."),
     "setDeadLetters": ("config", "Dead-letter settings, as JSON; letters are planned anew."),
     "setGroup": ("group (setting value)*", "Settings of a group."),
     "setMeta": ("(field value)*", "Set fields of the meta; an empty value removes one."),
     "setPaused": ("paused", "Pause or resume the queue."),
     "setStalls": ("config", "Stall settings, as JSON."),
+    "startFlow": (
+        "id workflow mark registry noted entries FlowEntry* NewJob*",
+        "Begin a workflow with its first jobs, or find the one that has this id.",
+    ),
     "sweep": ("luck", "What time demands: promote, expire, stall, time out, tend dead letters."),
     "uniqueKeyOwner": ("key", "Who holds a key."),
     "update": ("id data raw size", "Replace the payload."),
@@ -181,14 +232,17 @@ FUNCTIONS: Final[dict[str, tuple[str, str]]] = {
 }
 """What each function is given after `now`, and what it does; the same words stand where the Lua file registers it."""
 
-RECORDS: Final = {
+RECORDS: Final[dict[str, type[Struct]]] = {
     "NewJob": NewJob,
     "PlainJob": PlainJob,
     "Claiming": Claiming,
     "Completion": Completion,
     "Ending": Ending,
     "Renewal": Renewal,
+    "FlowEntry": FlowEntry,
     "fail": Failing,
+    "startFlow": FlowStarting,
+    "advanceFlow": FlowAdvancing,
 }
 
 

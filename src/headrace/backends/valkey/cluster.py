@@ -45,6 +45,9 @@ class Cluster:
     def primaries(self) -> list[Connection]:
         return [self._node(address) for address in dict.fromkeys(address for _, _, address in self._slots)]
 
+    def reader(self, key: str) -> Connection:
+        return Connection(self._url, *self._address_of(key))
+
     # -- calling -------------------------------------------------------------------------------------------------------
 
     async def call(self, key: str, *command: Argument) -> Any:

@@ -62,11 +62,7 @@ class Intake(Store):
         return ids
 
     async def _insert_rich(self, queue: str, specs: Sequence[JobSpec]) -> list[str]:
-        if any(getattr(spec, "id_ttl", None) for spec in specs):
-            refuse("idTtl")
-        is_synced = any(getattr(spec, "durable", False) for spec in specs)
-        if is_synced:
-            await self._require_aof()
+        is_synced = await self._promises(specs)
         now = self._clock.now_ms()
         free = await self._free_ids(queue, specs)
         args: list[Text] = ["jobs"]
@@ -149,12 +145,22 @@ class Intake(Store):
             links.custom_id = None
         extra.links = links
         extra.group_id, extra.unique_key, extra.custom_id = links.group_id, links.unique_key or None, links.custom_id
-        if links.custom_id is not None and links.custom_id in free:
+        if links.custom_id is not None and not self._server.is_cluster:
+            extra.lookup, extra.birth = self._keys.lookup(links.custom_id), job_id
+        elif links.custom_id is not None and links.custom_id in free:
             extra.is_id_free, extra.birth = True, job_id
         if links.parent_id is not None and links.parent_id != LINK_LATER:
             extra.parent = await self._tie(queue, links.parent_id, others, homes)
+        if links.flow_id is not None:
+            home = await self._flow_home(links.flow_id)
+            if home is not None and (home == queue or not self._server.is_cluster):
+                extra.flow = self._keys.of(home)
         for dependency in dict.fromkeys(links.depends_on):
             extra.depends_on.append(await self._tie(queue, dependency, others, homes))
+
+    async def _flow_home(self, flow_id: str) -> str | None:
+        """The queue that decides about a workflow."""
+        raise NotImplementedError
 
     async def _tie(self, queue: str, job_id: str, others: list[str], homes: dict[str, str]) -> Tie:
         """Where a relative is; one that cannot be found is looked for in the same queue, and refused there."""
@@ -178,9 +184,10 @@ class Intake(Store):
     # -- chosen ids ----------------------------------------------------------------------------------------------------
 
     async def _free_ids(self, queue: str, specs: Sequence[JobSpec]) -> frozenset[str]:
-        """Which custom ids may become job ids: those that no job of another queue has. They are noted as ours."""
+        """In a cluster: which custom ids may become job ids. Those that no job of another queue has; they are noted as
+        ours. On one server the function that stores the jobs does that by itself."""
         wanted = list(dict.fromkeys(filter(None, (getattr(spec, "custom_id", None) for spec in specs))))
-        if not wanted:
+        if not wanted or not self._server.is_cluster:
             return frozenset()
         keys = [self._keys.lookup(custom_id) for custom_id in wanted]
         noted = await self._server.call_many([(key, ("SET", key, queue, "NX", "GET")) for key in keys])
@@ -213,6 +220,15 @@ class Intake(Store):
         if run_at > now:
             event.delay = run_at - now
         self._count(event)
+
+    async def _promises(self, specs: Sequence[JobSpec]) -> bool:
+        """Whether the push has to wait for the disk; options that cannot be kept are refused."""
+        if any(getattr(spec, "id_ttl", None) for spec in specs):
+            refuse("idTtl")
+        is_synced = any(getattr(spec, "durable", False) for spec in specs)
+        if is_synced:
+            await self._require_aof()
+        return is_synced
 
     async def _require_aof(self) -> None:
         """Durable pushes need a server that writes an append-only file and can tell when it has."""

@@ -85,11 +85,11 @@ class Settlement(Turns):
         for ack, (queue, job_id) in chosen:
             value, raw = (b"", b"") if ack.result is None else to_fields(ack.result, "Result")
             args += flat(Completion(queues.index(queue) + 1, job_id, ack.token or None, value, raw, ack.remove))
-        first = len(self._events)
+        before = self._event_seq
         status, found = await self._call("complete", queues[0], *args, others=queues[1:])
         if status == b"repeat":
             return await self._complete_some(chosen, mode, await self._plans([chosen[i] for i in found]))
-        self._attach_results(self._events[first:], {place[1]: ack for ack, place in chosen})
+        self._attach_results(self._told_since(before), {place[1]: ack for ack, place in chosen})
         return [self._ended(ack, outcome) for (ack, _), outcome in zip(chosen, found, strict=True)]
 
     def _ended(self, ack: Ack, outcome: Any) -> bool | HeadraceError:
@@ -139,6 +139,7 @@ class Settlement(Turns):
         stack: list[str] | None,
         unrecoverable: bool,
         remove: bool | None,
+        retry_after: float | None = None,
     ) -> bool:
         queue, own_id = await self._locate(job_id, f"Job not found or not in processing state: {job_id}")
         lines = [line.strip() for text in stack or [] for line in text.splitlines() if line.strip()]
@@ -157,10 +158,11 @@ class Settlement(Turns):
             remove,
             self._rng(),
             error is not None,
+            None if retry_after is None else int(retry_after),
         )
-        first = len(self._events)
+        before = self._event_seq
         reply = await self._call("fail", queue, *flat(asked))
-        for event in self._events[first:]:
+        for event in self._told_since(before):
             if event.event == "failed" and event.job == own_id:
                 self._attach(event, body)
         self._let_go(job_id)

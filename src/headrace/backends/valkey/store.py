@@ -85,6 +85,9 @@ class Store:
         """Queues that this broker looks after."""
         self._marks: dict[str, list[str]] = {}
         self._places: dict[str, str] = {}
+        self._flow_homes: dict[str, str] = {}
+        self._flow_queues: set[str] = set()
+        """Queues that have workflows, as far as is known here."""
         self._holders: dict[str, dict[str, int]] = {}
         """Who counts a job among those it holds: taken off when the job leaves its hands."""
         self._in_hand: dict[str, InHand] = {}
@@ -162,6 +165,10 @@ class Store:
         event = Event(self._event_seq, ts, word, self._epoch, queue, job, name)
         self._events.append(event)
         return event
+
+    def _told_since(self, seq: int) -> list[Event]:
+        """What was told behind this number. Not by place: ticks end while a call is under way, and take events out."""
+        return [event for event in self._events if event.seq > seq]
 
     def _record(self, news: News) -> Event:
         event = self._emit(news.event, news.queue, news.ts, news.job)

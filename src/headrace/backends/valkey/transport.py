@@ -24,6 +24,9 @@ class Transport(Protocol):
     async def refresh(self) -> None:
         """Find out which nodes there are now."""
 
+    def reader(self, key: str) -> Connection:
+        """A connection of its own to where `key` is, for calls that block."""
+
     async def call(self, key: str, *command: Argument) -> Any:
         """One command, sent where `key` is."""
 
@@ -40,6 +43,7 @@ class Standalone:
     is_cluster = False
 
     def __init__(self, url: ValkeyUrl) -> None:
+        self._url = url
         self._connection = Connection(url, *url.hosts[0])
         self._syncing = Connection(url, *url.hosts[0])
 
@@ -55,6 +59,9 @@ class Standalone:
 
     async def refresh(self) -> None:
         """There is one."""
+
+    def reader(self, key: str) -> Connection:
+        return Connection(self._url, *self._url.hosts[0])
 
     async def call(self, key: str, *command: Argument) -> Any:
         return await answer(self._connection.call(*command))

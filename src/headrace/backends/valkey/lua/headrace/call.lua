@@ -132,9 +132,19 @@ local function announce(queue, kind, job_id, ...)
   call('XADD', queue.k.events, 'MAXLEN', '~', EVENTS_CAP, '*', 'event', kind, 'jobId', job_id, ...)
 end
 
+-- A result that JSON does not hold exactly goes with its bytes.
+local function announce_completed(queue, job_id, value, raw)
+  if raw and raw ~= '' then
+    announce(queue, 'completed', job_id, 'returnvalue', value, 'raw', raw)
+  else
+    announce(queue, 'completed', job_id, 'returnvalue', value)
+  end
+end
+
 -- -- registering --------------------------------------------------------------------------------------------------------
 
 local flush -- see jobs.lua
+local tell_flow -- see flows.lua
 
 local function news_of_call()
   if #NEWS == 0 and next(READY) == nil and not DUE then return '' end

@@ -207,6 +207,7 @@ do
     if is_ours(job) then
       tell('expired', job)
       announce(job.queue, 'expired', job.id)
+      tell_flow(job, 'expired')
       remove(job)
       return
     end
@@ -617,7 +618,7 @@ do
     expire_rate_limit(queue)
     flush()
     next_due(queue)
-    return { call('LRANGE', queue.p .. ':hr:gone', 0, 99) }
+    return { call('LRANGE', queue.p .. ':hr:gone', 0, 999) }
   end
 
   verb('sweep', 'luck', sweep)

@@ -1,14 +1,14 @@
 -- How jobs come in. Order inside one push: an existing custom id or a held unique key answers first and nothing is
 -- stored; then the job is made, takes its keys, and waits, is delayed, or waits for what it depends on.
 
-local make, tell_pushed
+local JOB_ARGS, read_new, make, tell_pushed, push
 do
   -- How Node workers are told of the default settings of a job.
   local DEFAULT_OPTS = '{"attempts":3,"backoff":{"type":"exponential","delay":1000}}'
-  local JOB_ARGS = 10 -- fields of the record `NewJob`
+  JOB_ARGS = 10 -- fields of the record `NewJob`
   local PLAIN_ARGS = 4 -- fields of the record `PlainJob`
 
-  local function read_new(args, at, keys)
+  function read_new(args, at, keys)
     local extra = args[at + 9]
     return {
       queue = queue_of_key(keys[tonumber(args[at])]),
@@ -138,6 +138,7 @@ do
     if new.priority ~= '0' then fields.hp = new.priority end
     if extra then
       fields.birth, fields.hg, fields.uk, fields.ci = extra.birth, extra.groupId, extra.uniqueKey, extra.customId
+      fields.hf, fields.lk = extra.flow, extra.birth and extra.lookup
       fields.hs = extra.settings and to_text(extra.settings) or nil
       local ttl = extra.settings and tonumber(extra.settings.ttl)
       if ttl then fields.expireAt = str(tonumber(new.created) + ttl) end -- for Node workers
@@ -180,6 +181,22 @@ do
     if #past.pending == 0 then unblock(job, true) else hear_of_failures(targets) end
   end
 
+  -- Whether the custom id becomes the id of the job: no other job may have it, in whatever queue.
+  local function take_id(new)
+    local extra, queue = new.extra, new.queue
+    local is_free = extra.isIdFree
+    if extra.lookup then
+      local owner = call('GET', extra.lookup)
+      is_free = not owner or owner == queue.name or call('EXISTS', string.match(queue.p, '^(.*):{') .. ':{' .. owner .. '}:job:' .. extra.customId) == 0
+    end
+    if not is_free or find(queue, extra.customId) then
+      extra.birth = nil
+      return false
+    end
+    if extra.lookup then call('SET', extra.lookup, queue.name) end
+    return true
+  end
+
   -- Store one job, or give the one that its id or key already stands for.
   local function admit(new)
     local extra = new.extra
@@ -189,7 +206,7 @@ do
         tell('duplicated', known)
         return known, false
       end
-      if extra.customId and extra.isIdFree and not find(new.queue, extra.customId) then new.id = extra.customId end
+      if extra.customId and take_id(new) then new.id = extra.customId end
     end
     local job = make(new)
     if extra then take_keys(job) end
@@ -246,6 +263,16 @@ do
 
   verb('insert', 'mode NewJob*', insert)
 
+  -- One job that is stored together with something else.
+  function push(new)
+    local job, is_new = admit(new)
+    if is_new then
+      tell_pushed(job, new)
+      if new.extra then resolve_family(job, new.extra) end
+    end
+    return job
+  end
+
   -- Store the advanced schedule and push its job in one step; nothing happens when the slot was fired by somebody else.
   local function fire_cron(queue, args, keys)
     local name, slot, entry = args[2], tonumber(args[3]), args[4]
@@ -254,12 +281,7 @@ do
     call('HSET', queue.p .. ':hr:cron-slots', name, str(slot))
     call('HSET', queue.p .. ':hr:crons', name, entry)
     if not args[5] then return { '' } end
-    local new = read_new(args, 5, keys)
-    local job, is_new = admit(new)
-    if is_new then
-      tell_pushed(job, new)
-      if new.extra then resolve_family(job, new.extra) end
-    end
+    local job = push(read_new(args, 5, keys))
     tell('cron-fired', job, { action = name })
     return { job.id }
   end

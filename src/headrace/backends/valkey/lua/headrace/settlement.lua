@@ -1,7 +1,7 @@
 -- How jobs end: complete, fail, retry, bury, and what that means for parents, keys and groups.
 
-local is_held, check_token, end_lease, forget_lease, complete_plain, dlq_config, watch_burial, plan_auto_retry, retry,
-  end_attempt, revive_dead_letter
+local ACK_ARGS, is_held, check_lease, check_token, read_ack, complete_one, end_lease, forget_lease, complete_plain,
+  dlq_config, watch_burial, plan_auto_retry, retry, end_attempt, revive_dead_letter
 do
   local MAX_FAILURES = 100
   local MAX_SATISFIED = 10000
@@ -31,7 +31,7 @@ do
 
   -- The job if the caller may end its attempt; false if that attempt was finalised before. A lease that merely ran out
   -- still counts for a completion while nobody else has the job.
-  local function check_lease(queue, id, token, is_late_allowed)
+  function check_lease(queue, id, token, is_late_allowed)
     local job = find(queue, id)
     local unknown = 'Job not found or not in processing state: ' .. id
     if not job then refuse('not_found', unknown) end
@@ -95,9 +95,9 @@ do
 
   -- -- completing ---------------------------------------------------------------------------------------------------------
 
-  local ACK_ARGS = 6 -- fields of the record `Completion`
+  ACK_ARGS = 6 -- fields of the record `Completion`
 
-  local function read_ack(args, at, keys)
+  function read_ack(args, at, keys)
     return {
       queue = queue_of_key(keys[tonumber(args[at])]),
       id = args[at + 1],
@@ -151,7 +151,7 @@ do
     if count == 1 then call('HSET', job.queue.p .. ':schedulers', name, planned) end
   end
 
-  local function complete_one(job, ack)
+  function complete_one(job, ack)
     local queue, token, worker = job.queue, job.h.tok or ack.token, job.h.own
     if has_history(job) then note(job, 'completed') end
     release_key(job)
@@ -164,7 +164,7 @@ do
     if token and token ~= '' then end_lease(job, token, true) end
     local started = tonumber(job.h.processedOn)
     tell('completed', job, { attempt = number(job, 'attemptsMade') + 1, worker = worker, delay = started and NOW - started or nil })
-    announce(queue, 'completed', job.id, 'returnvalue', job.h.returnvalue)
+    announce_completed(queue, job.id, job.h.returnvalue, job.h.hr)
     count_minute(queue, 'completed', 1, started and NOW - started or nil)
     if ack.plan and ack.plan.run then succeed(job, ack.plan) end
     child_done(job)
@@ -208,7 +208,7 @@ do
     local key, told = queue.k.job .. id, value == '' and 'null' or value
     call('HSET', key, 'state', 'completed', 'finishedOn', NOW_TEXT, 'returnvalue', told, 'ls', '!')
     if value == '' then call('HSET', key, 'hn', '1') end
-    announce(queue, 'completed', id, 'returnvalue', told)
+    announce_completed(queue, id, told)
     if not meta(queue).hrAwaited then return end
     local job = { queue = queue, id = id, h = { returnvalue = told, hn = value == '' and '1' or nil } }
     publish_end({ event = 'completed', queue = queue.name }, job)
@@ -356,6 +356,7 @@ do
   bury_or_remove = function(job, reason, text, told)
     local queue = job.queue
     count_minute(queue, 'failed', 1, nil)
+    tell_flow(job, text or reason)
     release_key(job)
     local keep = settings(job).removeOnFail
     if told == '1' then keep = true elseif told == '0' then keep = false end
@@ -393,8 +394,8 @@ do
     return math.floor(math.min(raw, cap) + 0.5)
   end
 
-  function retry(job, luck)
-    local wait = backoff_ms(job, luck)
+  function retry(job, luck, after)
+    local wait = after or backoff_ms(job, luck)
     put(job, 'run', str(NOW + wait))
     leave(job)
     enter_queued(job)
@@ -421,7 +422,7 @@ do
   end
 
   -- One attempt is over without success: another one after the backoff, or the dead-letter queue.
-  function end_attempt(job, text, reason, luck, is_terminal, told)
+  function end_attempt(job, text, reason, luck, is_terminal, told, after)
     local token, worker = job.h.tok, job.h.own
     put(job, 'attemptsMade', str(number(job, 'attemptsMade') + 1))
     put(job, 'failedReason', text or '')
@@ -432,7 +433,7 @@ do
     if is_terminal then
       bury_or_remove(job, reason == 'explicit_fail' and 'max_attempts_exceeded' or reason, text, told)
     else
-      retry(job, luck)
+      retry(job, luck, after)
     end
   end
 
@@ -442,11 +443,11 @@ do
     if not job then return { 0 } end
     if stack ~= '' then history(job).stacktrace = cmsgpack.unpack(stack) end
     local reason = args[9] == '1' and text or nil
-    end_attempt(job, reason, 'explicit_fail', tonumber(luck), is_terminal == '1', told)
+    end_attempt(job, reason, 'explicit_fail', tonumber(luck), is_terminal == '1', told, tonumber(args[10]))
     return { 1 }
   end
 
-  verb('fail', 'id token error stack isTerminal remove luck hasError', fail)
+  verb('fail', 'id token error stack isTerminal remove luck hasError retryAfter', fail)
 
   -- -- coming back --------------------------------------------------------------------------------------------------------
 
