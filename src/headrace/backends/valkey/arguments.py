@@ -27,6 +27,8 @@ class Extra(Struct, rename="camel", omit_defaults=True):
     """What only some jobs have, as one MessagePack map."""
 
     custom_id: str | None = None
+    id_ttl: int | None = None
+    """For how long the custom id stands for its job, whatever becomes of it."""
     is_id_free: bool = False
     """In a cluster: whether no job of another queue has the id, as far as the client knows."""
     lookup: str | None = None

@@ -129,6 +129,8 @@ class Intake(Store):
             extra.settings, extra.opts = settings, _opts(settings)
         if links is not None:
             await self._add_links(queue, links, extra, job_id, free, others, homes or {})
+        if extra.custom_id is not None:
+            extra.id_ttl = int(getattr(spec, "id_ttl", None) or 0) or None
         return self._record_of(spec, job_id, 1, now, pack(extra), settings.max_attempts)
 
     async def _add_links(
@@ -223,8 +225,6 @@ class Intake(Store):
 
     async def _promises(self, specs: Sequence[JobSpec]) -> bool:
         """Whether the push has to wait for the disk; options that cannot be kept are refused."""
-        if any(getattr(spec, "id_ttl", None) for spec in specs):
-            refuse("idTtl")
         is_synced = any(getattr(spec, "durable", False) for spec in specs)
         if is_synced:
             await self._require_aof()

@@ -197,11 +197,23 @@ do
     return true
   end
 
+  local function used_key(new)
+    return new.queue.p .. ':hr:used:' .. new.extra.customId
+  end
+
+  -- The job that the id was used for within its `idTtl`; a shadow of it when it is gone.
+  local function used_job(new)
+    if not new.extra.idTtl then return nil end
+    local expires, id = string.match(call('GET', used_key(new)) or '', '^(%d+) (.*)$')
+    if not expires or tonumber(expires) <= NOW then return nil end
+    return find(new.queue, id) or { queue = new.queue, id = id, h = {} }
+  end
+
   -- Store one job, or give the one that its id or key already stands for.
   local function admit(new)
     local extra = new.extra
     if extra then
-      local known = known_job(new)
+      local known = used_job(new) or known_job(new)
       if known then
         tell('duplicated', known)
         return known, false
@@ -210,6 +222,9 @@ do
     end
     local job = make(new)
     if extra then take_keys(job) end
+    if extra and extra.idTtl then
+      call('SET', used_key(new), str(NOW + extra.idTtl) .. ' ' .. job.id, 'PX', str(extra.idTtl))
+    end
     if extra and extra.dependsOn then
       history(job).timeline = { { state = 'waiting-children', timestamp = tonumber(new.created) } }
       history(job).pending = {}
