@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,9 +20,11 @@ from headrace import Headrace, JobContext, NewJob, Worker
 from headrace.client.job import JobInfo
 from headrace.client.options import Options
 from headrace.errors import NotAuthenticated
+from tests.client.fakeserver import FakeServer, protocol_2
 from tests.client.proxy import Proxy
 from tests.scale import scaled
 from tests.serverprocess import ServerProcess
+from tests.worker.handlers import double
 from tests.worker.steps import eventually
 from tests.worker.workerprocess import Marks, WorkerProcess
 
@@ -301,3 +304,21 @@ async def test_a_network_that_breaks_every_second_makes_no_job_run_twice(
         assert proxy.connections > seconds
     assert Counter(marks.begun()) == Counter(range(jobs))
     assert Counter(marks.ended()) == Counter(range(jobs))
+
+
+async def test_a_worker_asks_for_jobs_only_when_the_server_has_heard_which_are_its_own() -> None:
+    """On Valkey commands are under way together: a pull that overtook this brought jobs that were released at once."""
+    refusals = [{"ok": False, "error": "Storage is full", "code": "storage_unavailable"}]
+
+    def answer(command: dict[str, Any]) -> dict[str, Any] | None:
+        if command["cmd"] == "PULLB":
+            return None
+        if command["cmd"] == "ReleaseLeases":
+            return {**(refusals.pop() if refusals else {"ok": True, "count": 0}), "reqId": command["reqId"]}
+        return protocol_2(command)
+
+    async with FakeServer(answer) as server, Headrace(url_of(server.port)) as app:
+        async with Worker(app.client, "q", double):
+            await eventually(lambda: any(command["cmd"] == "PULLB" for command in server.asked))
+        asked = [command["cmd"] for command in server.asked]
+        assert asked[: asked.index("PULLB")].count("ReleaseLeases") == 2

@@ -129,6 +129,9 @@ class Attendant:
         self._rotation = deque(self._queues)
         self._settled: list[Holding] = []
         self._is_connected = False
+        self._has_reclaimed = False
+        """Whether the server has heard, on this connection, which jobs are ours."""
+        self._reclaiming: asyncio.TimerHandle | None = None
         self._is_stopping = False
         self._turn_timer: asyncio.TimerHandle | None = None
         self._turn_due = float("inf")
@@ -205,6 +208,9 @@ class Attendant:
 
     def _changed(self, is_connected: bool) -> None:
         self._is_connected = is_connected
+        self._has_reclaimed = False
+        if self._reclaiming is not None:
+            self._reclaiming.cancel()
         self._asked.clear()
         self._dry.clear()
         if not is_connected:
@@ -216,10 +222,22 @@ class Attendant:
         for holding in list(self._held.values()):
             if holding.is_settled and holding not in self._settled:
                 self._send(holding)
-        self._plan_turn()
 
     def _reclaim(self) -> None:
-        """Say which jobs are still ours: the server releases the others, and one that was restarted learns of them."""
+        """Say which jobs are still ours: the server releases the others, and one that was restarted learns of them.
+
+        Nothing is asked for before it has answered: where commands are under way together a pull might overtake this,
+        and what it brought would be released while it runs here.
+        """
+
+        def heard(outcome: object) -> None:
+            _note(outcome)
+            if isinstance(outcome, StorageUnavailable | CommandTimeout):
+                self._reclaiming = self._loop.call_later(_RETRY_AFTER, self._reclaim)
+            elif not isinstance(outcome, ClientError):  # a link that broke comes back and says it anew
+                self._has_reclaimed = True
+                self._plan_turn()
+
         held = [holding for holding in self._held.values() if holding.token is not None]
         self._submit(
             ReleaseLeases(
@@ -229,7 +247,7 @@ class Attendant:
                 tokens=[holding.token or "" for holding in held],
                 lock_ttl=self._lease * 1000,
             ),
-            _note,
+            heard,
         )
 
     def _register(self) -> None:
@@ -304,7 +322,7 @@ class Attendant:
         self._pump()
 
     def _pump(self) -> None:
-        if self._is_stopping or not self._is_connected or self._free <= 0:
+        if self._is_stopping or not self._has_reclaimed or self._free <= 0:
             return
         if len(self._queues) == 1:
             if not self._asked:

@@ -28,6 +28,7 @@ from headrace.model import Event
 _READ_AT_ONCE: Final = 1000
 _MANY: Final = 500
 """So many entries in one read are a sign that others may have been cut off meanwhile."""
+_BEGINNING: Final = b"0-0"
 _PAUSE_S: Final = 0.2
 _MAX_UNMATCHED: Final = 10_000
 _UNMATCHED_S: Final = 10.0
@@ -93,7 +94,7 @@ class Streams:
         key = f"{self._keys.of(queue)}:events"
         last = await self._server.call(key, "XREVRANGE", key, "+", "-", "COUNT", 1)
         if queue not in self._followed:
-            cursor = last[0][0] if last else b"0-0"
+            cursor = last[0][0] if last else _BEGINNING
             self._followed[queue] = asyncio.create_task(self._keep_following(queue, key, cursor))
 
     def keep_only(self, queues: set[str]) -> None:
@@ -141,7 +142,11 @@ class Streams:
     async def _is_cut(self, reader: Connection, key: str, cursor: bytes) -> bool:
         """Whether entries behind the cursor may be gone."""
         oldest = await reader.call("XRANGE", key, "-", "+", "COUNT", 1)
-        return bool(oldest) and _place(oldest[0][0]) > _place(cursor)
+        if not oldest or cursor != _BEGINNING:
+            return bool(oldest) and _place(oldest[0][0]) > _place(cursor)
+        flat = await reader.call("XINFO", "STREAM", key)
+        facts = dict(zip(flat[::2], flat[1::2], strict=True))
+        return bool(facts[b"entries-added"] > facts[b"length"])
 
     async def _let_answers_come(self, key: str) -> None:
         """Return when our own calls up to now have been answered and those who made them have gone on."""
