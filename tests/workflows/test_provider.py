@@ -346,3 +346,18 @@ async def test_who_waits_long_asks_less_and_less_and_hears_at_once(
         await handle.signal("go", 1)
         assert await asyncio.wait_for(waiting, 5) == {"go": 1}
     assert asked[:6] == pytest.approx([10, 20, 40, 80, 160, 320])
+
+
+async def test_without_on_complete_a_flow_ends_with_its_last_step(make_flows: MakeFlows) -> None:
+    flows = make_flows()
+    plain = workflow("plain").step(step("a")).parallel(step("b"), step("c")).build()
+
+    async def echo(ctx: StepContext[Any]) -> Any:
+        return None if ctx.step == "b" else ctx.step
+
+    flows.register_definition_consumer(plain, dict.fromkeys("abc", echo))
+    async with flows:
+        handle = await flows.execute(plain, None)
+        assert await handle.result(10) == {"a": "a", "b": None, "c": "c"}
+        kinds = [entry.kind for entry in (await flows.look(handle.id)).steps]
+    assert kinds == ["started", "completed", "completed", "completed", "result"]
