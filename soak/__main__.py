@@ -27,7 +27,8 @@ from soak.verdict import Evidence, Line, Side, executions, judge, table, targets
 
 SIDES: Final = ("local", "fleet")
 _TELL_EVERY: Final = 10.0
-_QUIET_BEFORE_END: Final = 5.0
+_QUIET_BEFORE_END: Final = 1.25
+"""How much of the end is without new faults, in times of the longest one."""
 _INGEST_LIMIT_S: Final = 300.0
 
 
@@ -94,7 +95,7 @@ class Soak:
     # -- the run -------------------------------------------------------------------------------------------------------
 
     def _plan(self, stage: Stage) -> list[Planned]:
-        until = self._seconds - _QUIET_BEFORE_END
+        until = self._seconds - _QUIET_BEFORE_END * self._options.longest
         rng = random.Random(self._settings.seed)
         planned = plan(rng, self._options.faults, list(stage.hands), until, self._options.longest)
         print(f"seed {self._settings.seed}: {len(planned)} faults in {self._options.minutes:g} minutes")
