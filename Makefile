@@ -10,7 +10,7 @@ BENCH_ARGS  ?=
 SOAK_ARGS   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-full retest check fmt bench bench-tasks bench-flows docs soak
+.PHONY: help setup run test test-full retest check fmt bench bench-tasks bench-flows bench-anchor soak docs
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -55,6 +55,9 @@ bench-flows: ## Measure workflows beside DBOS, and questions to events (BENCH_AR
 
 soak: setup ## Run everything at once under faults for 20 minutes (SOAK_ARGS="--minutes 5 --seed 7")
 	@$(PYTHON_BIN) -m soak $(SOAK_ARGS)
+bench-anchor: ## Measure the server beside beanstalkd (BENCH_ARGS="--quick")
+	@tools/setup.sh bench
+	@$(PYTHON_BIN) bench/anchor.py $(BENCH_ARGS)
 
 docs: setup ## Write the generated parts of docs/
 	@$(PYTHON_BIN) tools/docs.py

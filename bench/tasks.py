@@ -125,7 +125,7 @@ class Stage:
         server = RunningServer(self._peer.broker, self._folder, on_disk=True)
         self._stack.callback(server.stop)
         server.start()
-        _wait_for_port(server.port)
+        wait_for_port(server.port)
         self._processes.append(psutil.Process(server.pid))
         return str(server.port)
 
@@ -181,7 +181,7 @@ def staged(peer: Peer) -> Iterator[Stage]:
         yield Stage(peer, Path(folder), stack)
 
 
-def _wait_for_port(port: int) -> None:
+def wait_for_port(port: int) -> None:
     deadline = time.monotonic() + LIMIT_S
     while True:
         try:

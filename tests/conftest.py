@@ -20,6 +20,10 @@ LONGEST = (
     "tests/conformance/test_machine.py",
     "tests/http/test_webhooks.py",
     "tests/worker/test_faults.py",
+    "tests/workflows/test_contract.py",
+    "tests/workflows/test_distributed.py",
+    "tests/interop/test_bun_client.py",
+    "tests/browser/test_watching.py",
 )
 
 

@@ -2,7 +2,8 @@
 # Prepares the working environment. Every part is skipped when its inputs have not changed since it last succeeded.
 #
 #   tools/setup.sh run    .venv with what the server needs: Python only
-#   tools/setup.sh bench  dev, and what bench/tasks.py and workflows.py compare: dramatiq, huey, redis-server, dbos
+#   tools/setup.sh bench  dev, and what bench/tasks.py and workflows.py compare: dramatiq, huey, redis-server, dbos,
+#                         beanstalkd
 #   tools/setup.sh dev    the same with the development tools, plus bun and bunqueue for interop tests and benchmarks,
 #                         Chromium for the browser tests, and Java for Spark
 #
@@ -166,6 +167,8 @@ bench)
         fail "pip could not install the libraries to compare with; its messages are above"
     command -v redis-server >/dev/null || apt_install redis-server ||
         fail "redis-server is needed for the comparison; install the package redis-server (apt needs root or sudo)"
+    command -v beanstalkd >/dev/null || apt_install beanstalkd ||
+        fail "beanstalkd is needed for the comparison; install the package beanstalkd (apt needs root or sudo)"
     ;;
 *) fail "usage: tools/setup.sh run|dev|bench" ;;
 esac

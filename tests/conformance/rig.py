@@ -26,6 +26,8 @@ from tests.conformance import invariants, valkeykeys
 from tests.valkeyserver import shared_cluster, shared_server
 
 T = TypeVar("T")
+# How soon the server answers is not under test, and the failure of a chain of thousands is one script.
+PATIENT = "timeout=60"
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ def _sqlite(folder: Path, clock: ManualClock) -> LocalBackend:
 def _valkey(folder: Path, clock: ManualClock) -> ValkeyBackend:
     """On a server that others have used before: its keys go, its functions stay."""
     shared_server().client().flushall()
-    return ValkeyBackend(f"{shared_server().url}?prefix=t{folder.name}", clock=clock, rng=seeded())
+    return ValkeyBackend(f"{shared_server().url}?prefix=t{folder.name}&{PATIENT}", clock=clock, rng=seeded())
 
 
 LOCAL_KINDS = (
@@ -66,7 +68,7 @@ LOCAL_KINDS = (
 
 def _cluster(folder: Path, clock: ManualClock) -> ValkeyBackend:
     shared_cluster().flush()
-    return ValkeyBackend(f"{shared_cluster().url}?prefix=t{folder.name}", clock=clock, rng=seeded())
+    return ValkeyBackend(f"{shared_cluster().url}?prefix=t{folder.name}&{PATIENT}", clock=clock, rng=seeded())
 
 
 CLUSTER = Kind("cluster", _cluster, lambda backend: None, is_persistent=False, is_local=False)

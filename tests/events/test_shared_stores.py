@@ -6,13 +6,17 @@ them all: on the server every test begins with empty queues, on Valkey with a pr
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from typing import Any
 from uuid import uuid4
 
 import pytest
 
+from headrace.errors import RemoteError
+from headrace.events import EventContext, Events, Retry
 from tests.events import test_context, test_definitions, test_delivery, test_processes, test_schedules
+from tests.events.conftest import Order, echo, eventually, placed
 from tests.serverprocess import ServerProcess
 from tests.valkeyserver import shared_server
 
@@ -55,3 +59,38 @@ def url(request: pytest.FixtureRequest) -> str:
         for queue in client.ok("ListQueues")["queues"]:
             client.ok("Obliterate", queue=queue["name"], force=True)
     return f"headrace://127.0.0.1:{running.port}"
+
+
+async def test_a_question_to_one_broker_is_answered_at_another_in_full() -> None:
+    valkey = f"{shared_server().url}?prefix=events-{uuid4()}"
+    with ServerProcess(":memory:", "--backend", valkey) as one, ServerProcess(":memory:", "--backend", valkey) as two:
+        async with Events(f"headrace://127.0.0.1:{one.port}") as asking:
+            answering = Events(f"headrace://127.0.0.1:{two.port}")
+
+            @answering.on(echo, retry=Retry(1))
+            async def handle(ctx: EventContext[Any]) -> Any:
+                if ctx.data == "bad":
+                    raise LookupError("no such thing")
+                return ctx.data
+
+            async with answering:
+                began = asyncio.get_running_loop().time()
+                answers = await asyncio.gather(*(asking.emit(echo, n).wait() for n in range(50)))
+                assert answers == list(range(50))
+                assert await asking.emit(echo, {"raw": b"\x00"}) == {"raw": b"\x00"}
+                with pytest.raises(RemoteError, match="no such thing"):
+                    await asking.emit(echo, "bad")
+                assert asyncio.get_running_loop().time() - began < 10, "nobody waits for the time to be up"
+
+
+async def test_a_group_that_joins_in_one_process_gets_what_others_emit() -> None:
+    seen: list[str] = []
+    url = f"{shared_server().url}?prefix=events-{uuid4()}"
+    async with Events(f"{url}&timeout=6") as emitter:
+        await emitter.emit(placed, Order("before"))
+        joining = Events(url)
+        joining.on(placed, group="billing")(lambda ctx: seen.append(ctx.data.id))
+        async with joining:
+            await eventually(lambda: emitter.provider.groups.of("order.placed"))
+            await emitter.emit(placed, Order("after"))
+            await eventually(lambda: seen == ["after"])

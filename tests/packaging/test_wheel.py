@@ -96,7 +96,7 @@ OPTIONAL = {"opentelemetry", "pytest", "pyspark", "pandas", "pyarrow", "valkey",
 """What modules that are made for another package may miss: the extras, and pytest."""
 
 
-def test_every_other_module_can_be_imported_without_extras(python: Path, tmp_path: Path) -> None:
+def test_row_24_every_other_module_can_be_imported_without_extras(python: Path, tmp_path: Path) -> None:
     program = """
 import importlib, pkgutil, headrace
 for module in pkgutil.walk_packages(headrace.__path__, "headrace.", onerror=lambda name: None):

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import pytest
 
 HERE = Path(__file__).parent
-PAGES = [HERE / "tasks.py", HERE / "workflows.py"]
+PAGES = [HERE / "tasks.py", HERE / "events.py", HERE / "workflows.py"]
 Place = tuple[str, int]
 
 
@@ -54,7 +54,7 @@ def _expected() -> Judgement:
 
 
 @pytest.mark.parametrize("check", [mypy, pyright])
-def test_checkers_know_what_tasks_and_flows_take_and_give(check: Callable[[], Judgement]) -> None:
+def test_row_20_checkers_know_what_tasks_and_flows_take_and_give(check: Callable[[], Judgement]) -> None:
     judged, expected = check(), _expected()
     shown = {place: re.sub(r"\b[a-z_.]+\.(?=[A-Z])", "", found) for place, found in judged.types.items()}
     assert shown == expected.types

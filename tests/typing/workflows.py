@@ -7,6 +7,7 @@ from typing import Any, reveal_type
 import msgspec
 
 from headrace import StepContext, Workflows, step, workflow
+from headrace.workflows import WorkflowProvider
 
 
 class Order(msgspec.Struct):
@@ -50,6 +51,14 @@ def synchronous() -> None:
     with flows.blocking as face:
         reveal_type(face.execute(order, Order(5)).result())  # is: list[str]
         reveal_type(face.get_handle("o-5"))  # is: BlockingFlow[Any]
+
+
+async def injected(provider: WorkflowProvider) -> None:
+    reveal_type(await (await provider.execute(order, Order(5), timeout=3)).result())  # is: list[str]
+
+
+async def served() -> None:
+    await injected(flows)
 
 
 def declared(given: Any) -> None:

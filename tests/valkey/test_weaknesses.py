@@ -199,3 +199,12 @@ class TestCost:
         left = {key.partition("}:")[2] or key for key in foreign.client.keys(f"{foreign.prefix}:*")}
         assert not [key for key in left if re.match(r"job:|log:|deps:|hr:dependents|hr:keys|hr:ids|hr:gone", key)], left
         assert not [key for key in left if "queue-of" in key]
+
+    def test_ids_of_removed_jobs_are_forgotten_with_them_and_not_by_and_by(self, rig: Rig, foreign: Foreign) -> None:
+        rig.push_many(*(spec(n, custom_id=f"c{n}", remove_on_complete=True) for n in range(300)))
+        assert len(foreign.client.keys(f"{foreign.prefix}:hr:queue-of:*")) == 300
+        for held in rig.pull("q", 300):
+            rig.ack(held)
+        assert foreign.client.keys(f"{foreign.prefix}:hr:queue-of:*") == []
+        assert rig.state(rig.push(custom_id="c7")) == "waiting"
+        assert rig.push("other", custom_id="c7") != "c7", "a living job of another queue has it"

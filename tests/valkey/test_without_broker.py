@@ -15,6 +15,7 @@ from headrace.commands.jobs import PushEntry
 from headrace.config import ConfigError
 from headrace.connect import open_client
 from headrace.errors import StorageUnavailable
+from headrace.server.ticker import Ticker
 from tests.conformance.rig import pack
 from tests.valkeyserver import free_port, shared_server
 
@@ -73,3 +74,20 @@ async def test_a_worker_that_reports_back_and_pulls_at_once_gets_each_job_once(c
     assert (released.count, len(pulled.jobs)) == (0, 4)
     assert (await worker.ask(command("PULLB", queue="q", count=4, owner="w"))).jobs == []
     assert (await worker.ask(release)).count == 4
+
+
+async def test_a_client_that_was_closed_during_a_sweep_sweeps_no_more(
+    clients: list[Client], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def close_during_a_sweep() -> Ticker:
+        peer: Any = await clients[0].channel()
+        peer.home.ticker._sweep()
+        await peer.close()
+        return peer.home.ticker  # type: ignore[no-any-return]
+
+    ticker = await asyncio.wrap_future(clients[0].line.run(close_during_a_sweep))
+    async with asyncio.timeout(10):
+        while ticker._is_sweeping:  # noqa: ASYNC110 - it ends by itself
+            await asyncio.sleep(0.01)
+    assert ticker._timer is None or ticker._timer.cancelled()
+    assert "sweep" not in caplog.text

@@ -202,7 +202,7 @@ async def test_a_long_job_keeps_its_lease_and_runs_once(app: Headrace, queue: st
     assert (await job.info()).stall_count == 0
 
 
-async def test_a_handler_that_blocks_the_loop_keeps_its_job_and_is_named(
+async def test_row_06_a_handler_that_blocks_the_loop_keeps_its_job_and_is_named(
     server_app: Headrace, caplog: pytest.LogCaptureFixture
 ) -> None:
     runs: list[str] = []

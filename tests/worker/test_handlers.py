@@ -199,18 +199,19 @@ async def test_a_result_that_is_no_data_is_a_failure_that_says_so(app: Headrace,
 
 
 async def test_large_results_come_back_from_many_jobs_at_once(app: Headrace, queue: str) -> None:
+    size = 700_000 if app.url.startswith("valkey") else 5_000_000  # there, 1 MB of text is the limit
     gate = asyncio.Event()
 
     async def handle(job: JobContext) -> bytes:
         await gate.wait()
-        return b"x" * 5_000_000
+        return b"x" * size
 
     jobs = await app.queue().add_many([("j", None)] * 4)
     worker = Worker(app.client, queue, handle)
     async with worker:
         await eventually(lambda: worker.figures.pulled == 4)
         gate.set()
-        assert [len(await job.result(timeout=20)) for job in jobs] == [5_000_000] * 4
+        assert [len(await job.result(timeout=20)) for job in jobs] == [size] * 4
 
 
 async def test_progress_and_logs_are_seen_before_the_job_ends(app: Headrace, queue: str) -> None:

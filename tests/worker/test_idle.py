@@ -21,7 +21,9 @@ from tests.worker.workerprocess import Marks, WorkerProcess
 
 @pytest.mark.parametrize("queues", [1, 3])
 @pytest.mark.alone
-async def test_an_idle_worker_begins_a_job_within_two_milliseconds(app: Headrace, queue: str, queues: int) -> None:
+async def test_row_23_an_idle_worker_begins_a_job_within_two_milliseconds(
+    app: Headrace, queue: str, queues: int
+) -> None:
     names = [f"{queue}.{n}" for n in range(queues)]
     waits: list[float] = []
 
@@ -88,7 +90,7 @@ class CountingProxy(Proxy):
 
 
 @pytest.mark.alone
-async def test_an_idle_worker_says_nothing_but_that_it_lives(
+async def test_row_22_an_idle_worker_says_nothing_but_that_it_lives(
     server: ServerProcess, marks: Marks, queue: str, tmp_path: Path
 ) -> None:
     """One heartbeat and its answer in ten seconds; nothing is polled, however many queues there are."""

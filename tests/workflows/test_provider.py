@@ -163,6 +163,29 @@ async def test_ew_191_parts_are_made_once_and_end_in_their_order(url: str) -> No
     assert all(isinstance(end, dict | ProviderStoppedError) for end in ends), "every waiter is settled"
 
 
+async def test_who_stops_a_provider_that_is_being_stopped_waits_for_its_end(make_flows: MakeFlows) -> None:
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    async def hold(ctx: StepContext[Any]) -> None:
+        begun.set()
+        await go_on.wait()
+
+    saga = Saga(define("a"), meanwhile={"a": hold})
+    flows, other = make_flows(), make_flows()
+    saga.join(flows)
+    async with other:
+        await flows.start()
+        await flows.execute(saga.definition, None)
+        async with asyncio.timeout(10):
+            await begun.wait()
+        first, second = (asyncio.create_task(flows.stop()) for _ in range(2))
+        await asyncio.wait({second}, timeout=0.05)
+        assert not second.done()
+        go_on.set()
+        await asyncio.wait_for(asyncio.gather(first, second), 10)
+        assert await other.get_status("nobody") is FlowStatus.PENDING, "the client they share is let go of once"
+
+
 async def test_ew_192_stopping_when_the_server_is_gone_is_quiet_and_bounded(tmp_path: Path) -> None:
     loop = asyncio.get_running_loop()
     unhandled: list[Any] = []
@@ -294,3 +317,9 @@ def test_a_face_whose_start_fails_leaves_no_thread() -> None:
         pass
     assert flows.loop is None
     assert not [thread for thread in threading.enumerate() if thread.name == "headrace-background"]
+
+
+async def test_an_option_that_execute_does_not_know_is_named(make_flows: MakeFlows) -> None:
+    async with make_flows() as flows:
+        with pytest.raises(TypeError, match="'timeot'; there are: id, idempotency_key, timeout"):
+            await flows.execute(define("a"), None, timeot=5)  # type: ignore[call-arg]

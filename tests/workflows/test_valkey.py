@@ -9,14 +9,24 @@ from uuid import uuid4
 
 import pytest
 
-from headrace.workflows import StepContext, Workflows
+from headrace.errors import WorkflowStepError
+from headrace.workflows import FlowStatus, StepContext, Workflows
 from headrace.workflows.testing import Saga, define
 from headrace.workflows.testing.contract import QUICK
+from tests.scale import IS_FULL
+from tests.serverprocess import ServerProcess
 from tests.valkeyserver import ValkeyServer, shared_server
 from tests.workflows import test_distributed
 
+# Both wait for leases to end, as the random kills do, which are always run.
+FULL_ONLY = {
+    "test_ew_170_a_rollback_is_resumed_after_kill_9",
+    "test_ew_195_x17_a_step_whose_workers_always_die_is_compensated",
+}
+
 for _name, _value in vars(test_distributed).items():
-    if _name.startswith("test_") and "server_url" in _value.__annotations__:
+    _is_wanted = _name.startswith("test_") and "server_url" in _value.__annotations__
+    if _is_wanted and (IS_FULL or _name not in FULL_ONLY):
         globals()[_name] = _value
 
 
@@ -51,3 +61,25 @@ async def test_ew_204_a_valkey_that_is_killed_and_started_again_goes_on_with_its
             assert set(await handle.result(40)) == {"a", "b", "c"}
     assert saga.calls.count("a") == saga.calls.count("c") == saga.calls.count("complete") == 1
     assert saga.calls.count("b") <= 2
+
+
+async def test_a_flow_that_begins_at_one_broker_runs_at_another_and_outlives_both() -> None:
+    url = f"{shared_server().url}?prefix=flows-{uuid4()}"
+    saga, late = Saga(define("a", ["b", "c"], "d"), failing={"d": 1}), Saga(define("a", "fails"), failing={"fails": 9})
+    with ServerProcess(":memory:", "--backend", url) as first, ServerProcess(":memory:", "--backend", url) as second:
+        emitter = Workflows(f"headrace://127.0.0.1:{first.port}", default_retry=QUICK)
+        worker = Workflows(f"headrace://127.0.0.1:{second.port}", default_retry=QUICK)
+        saga.join(worker)
+        late.join(worker)
+        async with emitter, worker:
+            handle = await emitter.execute(saga.definition, None)
+            assert set(await handle.result(20)) == {"a", "b", "c", "d"}
+            failing = await emitter.execute(late.definition, None)
+            with pytest.raises(WorkflowStepError):
+                await failing.result(20)
+        first.kill()
+        second.kill()
+    async with Workflows(url) as reader:
+        assert await reader.get_status(handle.id) is FlowStatus.COMPLETED
+        assert await reader.get_status(failing.id) is FlowStatus.FAILED
+    assert late.calls[-2:] == ["undo a", "error"]

@@ -73,6 +73,7 @@ class Link(asyncio.Protocol):
         self._is_closed = False
         self._timer: asyncio.TimerHandle | None = None
         self._ping_timer: asyncio.TimerHandle | None = None
+        self._heard_at = 0.0
 
     # -- asking --------------------------------------------------------------------------------------------------------
 
@@ -145,10 +146,18 @@ class Link(asyncio.Protocol):
         return CommandTimeout(f"{name} got no answer within {question.timeout:g} s")
 
     def _plan_ping(self) -> None:
+        """Ask when nothing was heard for an interval; a link that carries replies proves itself."""
         if self._ping_timer is not None:
             self._ping_timer.cancel()
         if self.options.ping_interval > 0:
-            self._ping_timer = self._loop.call_later(self.options.ping_interval, self._ping)
+            self._ping_timer = self._loop.call_later(self.options.ping_interval, self._ping_if_silent)
+
+    def _ping_if_silent(self) -> None:
+        due = self._heard_at + self.options.ping_interval
+        if due > self._loop.time():
+            self._ping_timer = self._loop.call_at(due, self._ping_if_silent)
+        else:
+            self._ping()
 
     def _ping(self) -> None:
         asked_at = self._loop.time()
@@ -284,6 +293,7 @@ class Link(asyncio.Protocol):
         self._flush()
 
     def data_received(self, data: bytes) -> None:
+        self._heard_at = self._loop.time()
         self._vitals.success()
         try:
             self._conversation.receive(data)

@@ -81,6 +81,8 @@ class Engine:
         self.crons = Crons(backend, clock, self.workers)
         self.figures = Figures(backend, clock, self.workers, self.crons, connections, metrics_max_queues)
         self.history = History(backend, clock)
+        self.unattended: set[Peer] = set()
+        """Peers that are gone while a command of theirs is under way; a server does not stop before it has ended."""
         self._subscribers: dict[str, set[Peer]] = {}
         self._listeners: list[Listener] = []
         self._body_readers = 0
@@ -243,6 +245,8 @@ class Engine:
         events, bodies = self.backend.take_events(), self.backend.take_bodies()
         if self._subscribers:
             self._publish(events, bodies)
+        if not self.backend.is_local:
+            self.backend.tell_heard()
         for listener in self._listeners:
             self._tell(listener, events, bodies)
         return events

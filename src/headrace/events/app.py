@@ -20,7 +20,7 @@ import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Protocol, TypeVar, overload
+from typing import Any, Final, Protocol, TypeVar, Unpack, overload
 
 from headrace.blocking import BlockingFace
 from headrace.client.payloads import decode_payload
@@ -29,7 +29,7 @@ from headrace.durations import Duration
 from headrace.errors import InvalidCommand
 from headrace.events.context import EventContext, context_of, current_cause, set_cause
 from headrace.events.definitions import AnyEvent, EventCatalogue, EventDefinition
-from headrace.events.message import EmitOptions, EventMessage
+from headrace.events.message import Emission, EmitOptions, EventMessage
 from headrace.events.provider import DEFAULT_TIMEOUT_MS, EventProvider
 from headrace.events.queues import EventWorker
 from headrace.events.schedules import ScheduleInfo
@@ -47,7 +47,7 @@ log: Final = logging.getLogger("headrace.events")
 class Emitter(Protocol):
     """What a service needs to emit: no lifetime, no handlers."""
 
-    def emit(self, definition: EventDefinition[D, R], data: D = ..., **options: Any) -> EventSubscription[R]: ...
+    def emit(self, definition: EventDefinition[D, R], data: D, **options: Unpack[Emission]) -> EventSubscription[R]: ...
 
 
 @dataclass(frozen=True)
@@ -131,6 +131,7 @@ class Events:
             return
         self._begun.clear()
         await provider.stop()
+        self.loop = None
         client = provider.client
         if release_client(client):
             await asyncio.wrap_future(client.close())
@@ -221,32 +222,10 @@ class Events:
     # -- emitting ------------------------------------------------------------------------------------------------------
 
     @overload
-    def emit(
-        self,
-        definition: EventDefinition[D, R],
-        data: D,
-        *,
-        delay: Duration | None = ...,
-        timeout: Duration | None = ...,
-        expires: Duration | None = ...,
-        key: str | None = ...,
-        causation_id: str | None = ...,
-        meta: PropagationMeta | None = ...,
-        expects_result: bool | None = ...,
-    ) -> EventSubscription[R]: ...
+    def emit(self, definition: EventDefinition[D, R], data: D, **options: Unpack[Emission]) -> EventSubscription[R]: ...
     @overload
     def emit(
-        self,
-        definition: AnyEvent | str,
-        data: Any = ...,
-        *,
-        delay: Duration | None = ...,
-        timeout: Duration | None = ...,
-        expires: Duration | None = ...,
-        key: str | None = ...,
-        causation_id: str | None = ...,
-        meta: PropagationMeta | None = ...,
-        expects_result: bool | None = ...,
+        self, definition: AnyEvent | str, data: Any = ..., **options: Unpack[Emission]
     ) -> EventSubscription[Any]: ...
     def emit(
         self,
@@ -375,13 +354,13 @@ def _check_loop() -> None:
 class BlockingEvents(BlockingFace[Events]):
     """Events for threads."""
 
-    def emit(self, definition: EventDefinition[D, R], data: D, **options: Any) -> R:
+    def emit(self, definition: EventDefinition[D, R], data: D, **options: Unpack[Emission]) -> R:
         """Emit an event and wait for its answer, or for the word that it is stored."""
-        given = {**options, "meta": self._hosted._meta(options.get("meta"))}
-        given.setdefault("causation_id", current_cause())
+        options["meta"] = self._hosted._meta(options.get("meta"))
+        options.setdefault("causation_id", current_cause())
 
         async def emitted() -> R:
-            subscription: EventSubscription[R] = self._hosted.emit(definition, data, **given)
+            subscription: EventSubscription[R] = self._hosted.emit(definition, data, **options)
             return await subscription
 
         return self._run(emitted())

@@ -105,6 +105,7 @@ class Ticker:
         self._timer_due = 0
         self._syncs: set[asyncio.Future[None]] = set()
         self._is_sweeping = False
+        self._is_stopped = False
 
     def start(self) -> None:
         if not self._engine.backend.is_local:
@@ -112,13 +113,14 @@ class Ticker:
         self._set_timer()
 
     def stop(self) -> None:
+        self._is_stopped = True
         if self._timer is not None:
             self._timer.cancel()
 
     @property
     def is_busy(self) -> bool:
-        """Whether replies wait for the end of a tick or for the disk."""
-        return self._is_scheduled or bool(self._syncs)
+        """Whether replies wait for the end of a tick or for the disk, or work goes on whose client is gone."""
+        return self._is_scheduled or bool(self._syncs or self._engine.unattended)
 
     def stir(self, outlet: Outlet) -> None:
         self._stirred[outlet] = None
@@ -226,8 +228,8 @@ class Ticker:
     # -- time ----------------------------------------------------------------------------------------------------------
 
     def _set_timer(self) -> None:
-        if self._is_sweeping:
-            return  # its end sets the timer
+        if self._is_sweeping or self._is_stopped:
+            return  # the end of the sweep sets the timer
         due = self._engine.alarm.due_mono
         if self._timer is not None:
             if due == self._timer_due:
@@ -264,7 +266,8 @@ class Ticker:
         try:
             await self._engine.sweep()
         except StorageUnavailable as error:
-            log.warning("a sweep waits for the backend: %s", error)
+            if not self._is_stopped:
+                log.warning("a sweep waits for the backend: %s", error)
             self._engine.alarm.due_mono = self._engine.clock.monotonic_ms() + _LATE_MS
         except Exception:
             log.exception("a sweep failed")

@@ -289,11 +289,13 @@ class Attendant:
     def _free(self) -> int:
         return self._concurrency - self._running - len(self._ready)
 
-    def _plan_turn(self, *, is_early: bool = False) -> None:
+    def _plan_turn(self, *, is_early: bool = False, is_urgent: bool = False) -> None:
         """Send outcomes and ask for more. A question that is early waits a moment: the outcome of a short job can go
         with it."""
         now = self._loop.time()
-        due = now + _LINGER if is_early else max(now, self._last_turn + _LINGER) if self._has_time(now) else now
+        due = now + _LINGER if is_early else now
+        if not is_urgent and not is_early and self._has_time(now):
+            due = max(now, self._last_turn + _LINGER)
         if due >= self._turn_due:
             return
         if self._turn_timer is not None:
@@ -451,14 +453,17 @@ class Attendant:
     def settle(self, holdings: list[Holding]) -> None:
         """Handlers have ended: their slots are free, their outcomes go out with the next turn."""
         self._running -= len(holdings)
+        has_ended_alone = False
         for holding in holdings:
             holding.is_settled = True
             if holding.outcome is None and not holding.is_lost:
+                has_ended_alone = True
                 self._settled_elsewhere(holding)
             elif not holding.is_lost:
                 self._settled.append(holding)
         self._begin_ready()
-        self._plan_turn()
+        # A command that ended a job may well have pushed the next one: there is nothing to wait for.
+        self._plan_turn(is_urgent=has_ended_alone)
 
     def _settled_elsewhere(self, holding: Holding) -> None:
         """The handler had another command end its job: there is nothing to send and nothing to hold."""

@@ -311,12 +311,15 @@ class Worker:
         if run_in == "process":
             asked = Call(function.__module__, function.__qualname__, context.info)
             return await self._in_thread(partial(self._children.run, asked, context, limit))
+        return await self._in_time(context, limit, call)
+
+    async def _in_time(self, context: JobContext, limit: float | None, call: Callable[[], Any]) -> Any:
         if limit is None:
-            return await self._in_place(run_in, call)
+            return await self._in_place(context.run_in, call)
         deadline = asyncio.timeout(limit)
         try:
             async with deadline:
-                return await self._in_place(run_in, call)
+                return await self._in_place(context.run_in, call)
         except TimeoutError:
             if not deadline.expired():
                 raise  # the handler's own

@@ -22,7 +22,7 @@ from headrace.workflows.context import StepContext
 from headrace.workflows.definition import Step, StepGroup, WorkflowDefinition, step, workflow
 from headrace.workflows.handle import FlowHandle
 from headrace.workflows.ledger import FlowMetrics
-from headrace.workflows.provider import Workflows
+from headrace.workflows.provider import WorkflowProvider, Workflows
 from headrace.workflows.registry import RegisteredStep, StepRegistry
 from headrace.workflows.results import (
     DANGEROUS_KEYS,
@@ -54,6 +54,7 @@ __all__ = [
     "WorkflowCancelledError",
     "WorkflowDefinition",
     "WorkflowError",
+    "WorkflowProvider",
     "WorkflowRollbackError",
     "WorkflowStepError",
     "WorkflowTimeoutError",

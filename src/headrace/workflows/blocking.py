@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack, overload
 
 from headrace.blocking import BlockingFace
 from headrace.durations import Duration
 from headrace.model import Flow, FlowStatus
 from headrace.workflows.definition import WorkflowDefinition
 from headrace.workflows.handle import FlowHandle
-from headrace.workflows.plan import Entry
+from headrace.workflows.plan import Entry, ExecuteOptions
 from headrace.workflows.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -28,8 +28,10 @@ R = TypeVar("R")
 class BlockingWorkflows(BlockingFace[Any]):
     _hosted: Workflows
 
-    def execute(self, definition: WorkflowDefinition[D, R], data: D, **options: Any) -> BlockingFlow[R]:
-        """Start a flow; options are those of `Workflows.execute`."""
+    def execute(
+        self, definition: WorkflowDefinition[D, R], data: D, **options: Unpack[ExecuteOptions]
+    ) -> BlockingFlow[R]:
+        """Start a flow."""
         return BlockingFlow(self, self._run(self._hosted.execute(definition, data, **options)))
 
     @overload

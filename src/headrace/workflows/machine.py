@@ -12,7 +12,6 @@ To add something a flow can do: a kind of news, its branch in `decide`, and what
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
@@ -165,7 +164,8 @@ class Run:
 
     def after(self, entries: Iterable[Entry]) -> Run:
         """The same flow some entries later."""
-        later = copy.copy(self)
+        later = Run.__new__(Run)
+        later.__dict__.update(self.__dict__)
         later.done, later.failed, later.undone = dict(self.done), dict(self.failed), dict(self.undone)
         later.waiting, later.signals = set(self.waiting), dict(self.signals)
         for entry in entries:

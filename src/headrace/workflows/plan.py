@@ -8,16 +8,16 @@ each kind uses a few fields; a new kind of entry is a new word and, if need be, 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypedDict
 
 import msgspec
 from msgspec import Raw, Struct
 
 from headrace.client.options import Backoff
-from headrace.durations import milliseconds
+from headrace.durations import Duration, milliseconds
 from headrace.model import NIL
 from headrace.model import Backoff as WireBackoff
-from headrace.propagation import ErrorReport, Retry
+from headrace.propagation import ErrorReport, PropagationMeta, Retry
 from headrace.workflows.definition import Step, WorkflowDefinition
 
 Cause = Literal["step", "complete", "timeout", "cancel"]
@@ -85,6 +85,17 @@ def _step_plan(given: Step[Any], timeout: float | None) -> StepPlan:
         timeout if given.timeout is None else milliseconds(given.timeout),
         None if given.span is None else milliseconds(given.span),
     )
+
+
+class ExecuteOptions(TypedDict, total=False):
+    """What can be said by name when a flow is started."""
+
+    id: str | None
+    idempotency_key: str | None
+    timeout: Duration | None
+    on_timeout: Literal["cancel", "detach"]
+    priority: int
+    meta: PropagationMeta | None
 
 
 class Body(Struct, rename="camel", omit_defaults=True, frozen=True):

@@ -22,7 +22,7 @@ import string
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, TypeVar, cast, overload
+from typing import Any, Final, Protocol, TypeVar, Unpack, cast, overload
 
 from msgspec import structs
 
@@ -36,14 +36,14 @@ from headrace.durations import Duration, milliseconds, seconds
 from headrace.errors import ConnectionLost, InvalidCommand, ProviderStoppedError, WorkflowError
 from headrace.hooks import Hooks
 from headrace.model import Flow, FlowStatus
-from headrace.propagation import PropagationMeta, Retry, capture
+from headrace.propagation import Retry, capture
 from headrace.workflows.blocking import BlockingWorkflows
 from headrace.workflows.context import fitted
 from headrace.workflows.definition import WorkflowDefinition
 from headrace.workflows.handle import FlowHandle
 from headrace.workflows.ledger import REMEMBERED_FLOWS, FlowMetrics, Ledger, entry_of, record_of
 from headrace.workflows.machine import Decision, News, Run, begin
-from headrace.workflows.plan import Body, Entry, Plan, Policy, plan_of
+from headrace.workflows.plan import Body, Entry, ExecuteOptions, Plan, Policy, plan_of
 from headrace.workflows.registry import Implementation, StepRegistry
 from headrace.workflows.runner import FlowWorker
 from headrace.workflows.tree import steps_queue, workflow_queue
@@ -56,6 +56,17 @@ Home = TypeVar("Home")
 log: Final = logging.getLogger("headrace.workflows")
 SHORTEST_STALL: Final = 5.0
 _DIGITS: Final = string.digits + string.ascii_lowercase
+
+
+class WorkflowProvider(Protocol):
+    """What a service needs to start flows and to find them: no lifetime, no code of steps. `Workflows` is one."""
+
+    async def execute(
+        self, definition: WorkflowDefinition[D, R], data: D, **options: Unpack[ExecuteOptions]
+    ) -> FlowHandle[R]: ...
+    async def get_handle(self, flow_id: str) -> FlowHandle[Any]: ...
+    async def get_status(self, flow_id: str) -> FlowStatus: ...
+    async def get_result(self, flow_id: str, timeout: Duration | None = None) -> Any: ...
 
 
 Running = tuple[FlowWorker, asyncio.Task[None]]
@@ -131,6 +142,7 @@ class Workflows:
         self._settings: dict[str, tuple[int, RateLimit | None]] = {}
         self._implementations: dict[tuple[str, int], Implementation] = {}
         self._parts: _Parts | None = None
+        self._stopping: asyncio.Future[None] | None = None
         self.loop: asyncio.AbstractEventLoop | None = None
 
     # -- code ----------------------------------------------------------------------------------------------------------
@@ -240,14 +252,18 @@ class Workflows:
     async def stop(self) -> None:
         """Take no more work, let running steps end, then running decisions; whoever still waits for a result gets
         ProviderStoppedError. The flows themselves go on elsewhere."""
-        parts = self._parts
-        if parts is None:
+        if self._parts is None:
             return
+        if self._stopping is None:
+            self._stopping = asyncio.ensure_future(self._stop(self._parts))
+        await asyncio.shield(self._stopping)
+
+    async def _stop(self, parts: _Parts) -> None:
         for worker, _ in parts.workers:
             worker.pause()
         await _drained(parts.step_workers)
         await _drained(parts.flow_workers)
-        self._parts = self.loop = None
+        self._parts = self._stopping = self.loop = None
         parts.watch.stop()
         parts.ledger.stop()
         if release_client(parts.client):
@@ -274,13 +290,7 @@ class Workflows:
         self,
         definition: WorkflowDefinition[D, R],
         data: D,
-        *,
-        id: str | None = None,
-        idempotency_key: str | None = None,
-        timeout: Duration | None = None,
-        on_timeout: Literal["cancel", "detach"] = "cancel",
-        priority: int = 0,
-        meta: PropagationMeta | None = None,
+        **options: Unpack[ExecuteOptions],
     ) -> FlowHandle[R]:
         """Start a flow, or find the one that has this id or key. Returns when the store has it.
 
@@ -291,27 +301,33 @@ class Workflows:
         if not isinstance(definition, WorkflowDefinition):
             raise WorkflowError(f"{definition!r} is no workflow: build one with workflow(...).build()")
         given = encode_payload(fitted(data, definition.data, f"data of workflow {definition.name!r}"))
-        plan = self._plan(definition, timeout, on_timeout, priority)
+        plan = self._plan(definition, options)
+        meta = options.get("meta")
         carried = dict(capture() if meta is None else meta)
         if not carried:
             self._log.debug("workflow %s starts without a context to carry", definition.name)
         started = Entry("started", body=Body(plan=plan, data=given, meta=carried or None))
-        flow_id = idempotency_key or id or _new_flow_id()
+        flow_id = options.get("idempotency_key") or options.get("id") or _new_flow_id()
         flow = await self._begin(parts.ledger, flow_id, begin(started))
         if flow.workflow != definition.name:
             raise WorkflowError(f"the id {flow_id!r} belongs to a flow of workflow {flow.workflow!r}")
         return FlowHandle(self, flow_id, definition)
 
-    def _plan(self, definition: WorkflowDefinition[Any, Any], timeout: Any, on_timeout: Any, priority: int) -> Plan:
+    def _plan(self, definition: WorkflowDefinition[Any, Any], options: ExecuteOptions) -> Plan:
+        unknown = options.keys() - ExecuteOptions.__annotations__
+        if unknown:
+            known = ", ".join(ExecuteOptions.__annotations__)
+            raise TypeError(f"execute() does not know the option {min(unknown)!r}; there are: {known}")
+        timeout = options.get("timeout")
         base = milliseconds(self._default_timeout if timeout is None else timeout, "timeout")
-        effective = base + self._stall * 1000 if base else 0
-        options: dict[str, Any] = {
+        return plan_of(
+            definition,
+            step_timeout=self._step_timeout,
+            timeout=base + self._stall * 1000 if base else 0,
+            on_timeout=options.get("on_timeout", "cancel"),
+            priority=options.get("priority", 0),
             **self._policies,
-            "timeout": effective,
-            "on_timeout": on_timeout,
-            "priority": priority,
-        }
-        return plan_of(definition, step_timeout=self._step_timeout, **options)
+        )
 
     async def _begin(self, ledger: Ledger, flow_id: str, decision: Decision) -> Flow:
         plan = decision.entries[0].body.plan

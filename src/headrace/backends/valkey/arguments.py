@@ -28,6 +28,9 @@ class Extra(Struct, rename="camel", omit_defaults=True):
 
     custom_id: str | None = None
     is_id_free: bool = False
+    """In a cluster: whether no job of another queue has the id, as far as the client knows."""
+    lookup: str | None = None
+    """Elsewhere: the key that says which queue has the id, for the function itself to look at and to write."""
     birth: str | None = None
     group_id: str | None = None
     unique_key: str | None = None

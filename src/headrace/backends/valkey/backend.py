@@ -85,7 +85,13 @@ class ValkeyBackend(Refused):
         """Called with the id of a workflow that was changed at another broker, and whether it has ended."""
         self.on_event: Callable[[Event, bytes | None], None] = _nobody
         """Called with what somebody else did to a queue that is followed here, and the result that goes with it."""
-        self._streams = Streams(self._server, self._keys, self.url.timeout_s, self._hear_of_event)
+        self._streams = Streams(
+            self._server,
+            self._keys,
+            self.url.timeout_s,
+            lambda event, body: self.on_event(event, body),
+            lambda: self.on_wake(),
+        )
         channels = [self._keys.wake, self._keys.ended, self._keys.flow_changes]
         self._wakes = Wakes(self.url, channels, self._hear, self._hear_all)
 
@@ -135,10 +141,6 @@ class ValkeyBackend(Refused):
         value = None if ended.value is None else from_fields(ended.value.encode(), (ended.raw or "").encode())
         self.on_end(ended.job, Outcome(ended.state, value, ended.error))
 
-    def _hear_of_event(self, event: Event, body: bytes | None) -> None:
-        self.on_event(event, body)
-        self.on_wake()
-
     async def follow(self, queue: str) -> None:
         """Have `on_event` called for what others do to the queue, from now on while somebody watches it."""
         await self._streams.follow(queue)
@@ -146,6 +148,10 @@ class ValkeyBackend(Refused):
     def is_told_already(self, event: Event) -> bool:
         """Whether an event of our own reached the listeners of its queue by the stream that all brokers write."""
         return self._streams.is_told_already(event)
+
+    def tell_heard(self) -> None:
+        """Have `on_event` called for what was heard: after the events of this tick, among which its own are."""
+        self._streams.tell_heard()
 
     def _hear_all(self) -> None:
         """Messages may have been lost: every queue deserves a look."""

@@ -146,11 +146,12 @@ class Delivery(Settlement):
 
     async def _forget_places(self, queue: str, gone: list[str]) -> None:
         """Jobs with chosen ids were removed: their lookup keys may go, unless a new job has the id by now."""
-        for job_id in gone:
-            key = self._keys.lookup(job_id)
-            exists = await self._server.call(self._keys.meta(queue), "EXISTS", self._keys.job(queue, job_id))
-            if not exists and await self._server.call(key, "GET", key) == queue.encode():
-                await self._server.call(key, "DEL", key)
+        jobs = [(self._keys.job(queue, job_id), self._keys.lookup(job_id)) for job_id in gone]
+        exist = await self._server.call_many([(job, ("EXISTS", job)) for job, _ in jobs])
+        free = [key for (_, key), exists in zip(jobs, exist, strict=True) if not exists]
+        owners = await self._server.call_many([(key, ("GET", key)) for key in free])
+        ours = [key for key, owner in zip(free, owners, strict=True) if owner == queue.encode()]
+        await self._server.call_many([(key, ("DEL", key)) for key in ours])
         await self._server.call(self._keys.meta(queue), "LTRIM", f"{self._keys.of(queue)}:hr:gone", len(gone), -1)
 
     async def look_after(self) -> None:

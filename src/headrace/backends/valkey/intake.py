@@ -142,7 +142,9 @@ class Intake(Store):
             links.custom_id = None
         extra.links = links
         extra.group_id, extra.unique_key, extra.custom_id = links.group_id, links.unique_key or None, links.custom_id
-        if links.custom_id is not None and links.custom_id in free:
+        if links.custom_id is not None and not self._server.is_cluster:
+            extra.lookup, extra.birth = self._keys.lookup(links.custom_id), job_id
+        elif links.custom_id is not None and links.custom_id in free:
             extra.is_id_free, extra.birth = True, job_id
         if links.parent_id is not None and links.parent_id != LINK_LATER:
             extra.parent = await self._tie(queue, links.parent_id, others, homes)
@@ -179,9 +181,10 @@ class Intake(Store):
     # -- chosen ids ----------------------------------------------------------------------------------------------------
 
     async def _free_ids(self, queue: str, specs: Sequence[JobSpec]) -> frozenset[str]:
-        """Which custom ids may become job ids: those that no job of another queue has. They are noted as ours."""
+        """In a cluster: which custom ids may become job ids. Those that no job of another queue has; they are noted as
+        ours. On one server the function that stores the jobs does that by itself."""
         wanted = list(dict.fromkeys(filter(None, (getattr(spec, "custom_id", None) for spec in specs))))
-        if not wanted:
+        if not wanted or not self._server.is_cluster:
             return frozenset()
         keys = [self._keys.lookup(custom_id) for custom_id in wanted]
         noted = await self._server.call_many([(key, ("SET", key, queue, "NX", "GET")) for key in keys])

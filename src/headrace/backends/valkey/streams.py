@@ -1,7 +1,10 @@
 """What others do to a queue: its event stream on Valkey, followed while somebody here listens to the queue.
 
 Every broker and every Node process writes the stream, this one too. What this broker did it tells by itself, in more
-detail, so each entry is matched with an event of our own: whichever comes first is told, the other is passed over.
+detail, so each entry is matched with an event of our own and passed over. An entry may be read before the call that
+wrote it is answered: therefore entries wait for the answers that are due, and for the end of a tick. If an entry was
+told all the same, the event of our own that comes later is not told again.
+
 Entries are read in order from where the listening began, also after a lost connection. The stream keeps about a
 thousand of them; who might have missed some is told of a gap.
 """
@@ -25,6 +28,7 @@ from headrace.model import Event
 _READ_AT_ONCE: Final = 1000
 _MANY: Final = 500
 """So many entries in one read are a sign that others may have been cut off meanwhile."""
+_BEGINNING: Final = b"0-0"
 _PAUSE_S: Final = 0.2
 _MAX_UNMATCHED: Final = 10_000
 _UNMATCHED_S: Final = 10.0
@@ -67,11 +71,16 @@ class Unmatched:
 
 
 class Streams:
-    def __init__(self, transport: Transport, keys: Keys, timeout_s: float, tell: Tell) -> None:
+    def __init__(
+        self, transport: Transport, keys: Keys, timeout_s: float, tell: Tell, wake: Callable[[], None]
+    ) -> None:
         self._server = transport
         self._keys = keys
         self._block_ms = int(min(2.0, timeout_s / 2) * 1000)
         self._tell = tell
+        self._wake = wake
+        self._entries: list[tuple[str, bytes, list[bytes]]] = []
+        """Those that are told, or passed over, when this tick has ended."""
         self._followed: dict[str, asyncio.Task[None]] = {}
         self._heard = Unmatched()
         self._own = Unmatched()
@@ -85,7 +94,7 @@ class Streams:
         key = f"{self._keys.of(queue)}:events"
         last = await self._server.call(key, "XREVRANGE", key, "+", "-", "COUNT", 1)
         if queue not in self._followed:
-            cursor = last[0][0] if last else b"0-0"
+            cursor = last[0][0] if last else _BEGINNING
             self._followed[queue] = asyncio.create_task(self._keep_following(queue, key, cursor))
 
     def keep_only(self, queues: set[str]) -> None:
@@ -112,6 +121,7 @@ class Streams:
                     if (not is_sure or len(entries) >= _MANY) and await self._is_cut(reader, key, cursor):
                         self._tell(Event(0, int(time.time() * 1000), "gap", 0, queue), None)
                     is_sure = True
+                    await self._let_answers_come(key)
                 except (StorageUnavailable, ServerError):
                     is_sure = False
                     await reader.close()
@@ -119,7 +129,8 @@ class Streams:
                     reader = self._server.reader(key)  # in a cluster it may be another node by now
                     continue
                 for cursor, fields in entries:
-                    self._hear(queue, cursor, dict(zip(fields[::2], fields[1::2], strict=True)))
+                    self._entries.append((queue, cursor, fields))
+                self._wake()
         finally:
             await reader.close()
 
@@ -131,12 +142,22 @@ class Streams:
     async def _is_cut(self, reader: Connection, key: str, cursor: bytes) -> bool:
         """Whether entries behind the cursor may be gone."""
         oldest = await reader.call("XRANGE", key, "-", "+", "COUNT", 1)
-        return bool(oldest) and _place(oldest[0][0]) > _place(cursor)
+        if not oldest or cursor != _BEGINNING:
+            return bool(oldest) and _place(oldest[0][0]) > _place(cursor)
+        flat = await reader.call("XINFO", "STREAM", key)
+        facts = dict(zip(flat[::2], flat[1::2], strict=True))
+        return bool(facts[b"entries-added"] > facts[b"length"])
+
+    async def _let_answers_come(self, key: str) -> None:
+        """Return when our own calls up to now have been answered and those who made them have gone on."""
+        await self._server.call(key, "PING")
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
 
     # -- matching ------------------------------------------------------------------------------------------------------
 
     def is_told_already(self, event: Event) -> bool:
-        """Whether an event of our own was heard from the stream before; if not, the stream will be passed over."""
+        """Whether an event of our own was told by its entry before; if not, its entry will be passed over."""
         if event.queue not in self._followed or event.event not in _TOLD:
             return False
         key = (event.queue, event.event, event.job.removeprefix(f"{event.queue}:"))
@@ -144,6 +165,12 @@ class Streams:
             return True
         self._own.add(key)
         return False
+
+    def tell_heard(self) -> None:
+        """Our own events of this tick are told: now those of others."""
+        entries, self._entries = self._entries, []
+        for queue, entry, flat in entries:
+            self._hear(queue, entry, dict(zip(flat[::2], flat[1::2], strict=True)))
 
     def _hear(self, queue: str, entry: bytes, fields: dict[bytes, bytes]) -> None:
         word, job_id = _WORDS.get(fields.get(b"event", b"")), fields.get(b"jobId", b"").decode()

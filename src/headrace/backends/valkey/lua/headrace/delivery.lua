@@ -572,7 +572,7 @@ do
     expire_rate_limit(queue)
     flush()
     next_due(queue)
-    return { call('LRANGE', queue.p .. ':hr:gone', 0, 99) }
+    return { call('LRANGE', queue.p .. ':hr:gone', 0, 999) }
   end
 
   verb('sweep', 'luck', sweep)

@@ -137,7 +137,7 @@ do
     if new.priority ~= '0' then fields.hp = new.priority end
     if extra then
       fields.birth, fields.hg, fields.uk, fields.ci = extra.birth, extra.groupId, extra.uniqueKey, extra.customId
-      fields.hf = extra.flow
+      fields.hf, fields.lk = extra.flow, extra.birth and extra.lookup
       fields.hs = extra.settings and to_text(extra.settings) or nil
       fields.hl = extra.links and to_text(extra.links) or nil
     end
@@ -178,6 +178,22 @@ do
     if #past.pending == 0 then unblock(job, true) else hear_of_failures(targets) end
   end
 
+  -- Whether the custom id becomes the id of the job: no other job may have it, in whatever queue.
+  local function take_id(new)
+    local extra, queue = new.extra, new.queue
+    local is_free = extra.isIdFree
+    if extra.lookup then
+      local owner = call('GET', extra.lookup)
+      is_free = not owner or owner == queue.name or call('EXISTS', string.match(queue.p, '^(.*):{') .. ':{' .. owner .. '}:job:' .. extra.customId) == 0
+    end
+    if not is_free or find(queue, extra.customId) then
+      extra.birth = nil
+      return false
+    end
+    if extra.lookup then call('SET', extra.lookup, queue.name) end
+    return true
+  end
+
   -- Store one job, or give the one that its id or key already stands for.
   local function admit(new)
     local extra = new.extra
@@ -187,7 +203,7 @@ do
         tell('duplicated', known)
         return known, false
       end
-      if extra.customId and extra.isIdFree and not find(new.queue, extra.customId) then new.id = extra.customId end
+      if extra.customId and take_id(new) then new.id = extra.customId end
     end
     local job = make(new)
     if extra then take_keys(job) end

@@ -229,7 +229,11 @@ do
     leave(job)
     release_ordered_slot(job)
     if job.h.ci and call('HGET', queue.p .. ':hr:ids', job.h.ci) == job.id then call('HDEL', queue.p .. ':hr:ids', job.h.ci) end
-    if job.h.birth then call('RPUSH', queue.p .. ':hr:gone', job.id) end
+    if job.h.lk then
+      call('UNLINK', job.h.lk)
+    elseif job.h.birth then
+      call('RPUSH', queue.p .. ':hr:gone', job.id)
+    end
     forget_ties(job)
     call('UNLINK', queue.p .. ':job:' .. job.id, queue.p .. ':log:' .. job.id, queue.p .. ':deps:' .. job.id, queue.p .. ':parents:' .. job.id)
     job.is_gone = true
