@@ -35,7 +35,7 @@ KEPT_LETTERS: Final = 300
 CAPTURE_SEGMENT_MS: Final = 5_000
 TICK_SECONDS: Final = (1, 2)
 """The pause between runs of each schedule."""
-_BY_HAND: Final = 60.0
+_PATIENCE_S: Final = 60.0
 
 
 class Settings(Struct, frozen=True):
@@ -43,13 +43,13 @@ class Settings(Struct, frozen=True):
 
     folder: Path
     seed: int
-    rate: float = 40.0
+    rate: float
     """Jobs per second on each side."""
-    lease: float = 15.0
-    local_producers: int = 2
-    local_workers: int = 3
-    fleet_producers: int = 2
-    fleet_workers: int = 3
+    lease: float
+    local_producers: int
+    local_workers: int
+    fleet_producers: int
+    fleet_workers: int
 
 
 class Incident(Struct):
@@ -179,7 +179,7 @@ class Stage:
         for part in self._crew():
             self._enlist(part)
         for hand in self.hands.values():
-            hand.wait_ready(_BY_HAND)
+            hand.wait_ready(_PATIENCE_S)
 
     def _serve(self, name: str, data_path: str, *flags: str) -> None:
         self.http_ports[name] = free_port()
@@ -259,7 +259,7 @@ class Stage:
 
     def _dismiss(self, role: str) -> None:
         for name in [name for name, hand in self.hands.items() if hand.part.role == role]:
-            self.hands.pop(name).stop(_BY_HAND)
+            self.hands.pop(name).stop(_PATIENCE_S)
 
     # -- what faults do ------------------------------------------------------------------------------------------------
 

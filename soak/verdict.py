@@ -43,6 +43,7 @@ class Line(NamedTuple):
 
 class Execution(NamedTuple):
     job: str
+    attempt: int
     pid: int
     began: float
     ended: float
@@ -65,12 +66,6 @@ class Side:
     account: Account
     timelines: Mapping[str, Timeline | None]
     incidents: list[Incident]
-
-    def by_job(self, executions: Sequence[Execution]) -> Iterator[list[Execution]]:
-        groups: dict[str, list[Execution]] = defaultdict(list)
-        for one in executions:
-            groups[one.job].append(one)
-        return iter(groups.values())
 
 
 @dataclass
@@ -104,11 +99,11 @@ def executions(path: Path, incidents: Sequence[Incident]) -> list[Execution]:
             mine.append(run)
         else:
             began = mine.pop(0)
-            found.append(Execution(run.job, run.pid, began.at, run.at, run.what, run.key, run.slot))
+            found.append(Execution(run.job, run.attempt, run.pid, began.at, run.at, run.what, run.key, run.slot))
     for runs in unended.values():
         for run in runs:
             ended = killed.get(run.pid, float("inf"))
-            found.append(Execution(run.job, run.pid, run.at, ended, "killed", run.key, run.slot))
+            found.append(Execution(run.job, run.attempt, run.pid, run.at, ended, "killed", run.key, run.slot))
     return sorted(found, key=lambda one: one.began)
 
 
@@ -163,27 +158,35 @@ def nothing_runs_after_its_completion(side: Side) -> Line:
 
 
 def nothing_repeats_without_cause(side: Side) -> Line:
-    repeats, breaches = 0, []
-    for runs in side.by_job(side.runs):
-        for one, another in pairwise(runs):
-            if one.outcome == "failed":
-                continue
-            repeats += 1
-            if not _is_excused(side, one, another, side.lease):
-                breaches.append(_told(one, another))
-    return Line("a job repeats only after a kill or a lost lease", f"{repeats:,} repeats", breaches)
+    repeats = [
+        (one, another)
+        for one, another in _consecutive(side.runs)
+        if one.outcome != "failed" or another.attempt <= one.attempt
+    ]
+    breaches = _unexcused(side, repeats, side.lease)
+    return Line("a job repeats only after a kill or a lost lease", f"{len(repeats):,} repeats", breaches)
 
 
 def never_two_at_once(side: Side) -> Line:
-    overlaps, breaches = 0, []
-    for runs in side.by_job(side.runs):
-        for one, another in pairwise(runs):
-            if another.began >= one.ended:
-                continue
-            overlaps += 1
-            if not _is_excused(side, one, another, side.lease):
-                breaches.append(_told(one, another))
-    return Line("never two at once while leased", f"{overlaps:,} overlaps after restarts of the server", breaches)
+    overlaps = [(one, another) for one, another in _consecutive(side.runs) if another.began < one.ended]
+    breaches = _unexcused(side, overlaps, side.lease)
+    return Line("never two at once while leased", f"{len(overlaps):,} overlaps after restarts of the server", breaches)
+
+
+Pair = tuple[Execution, Execution]
+
+
+def _consecutive(executions: Sequence[Execution]) -> Iterator[Pair]:
+    """Every two executions of the same job of which one began after the other."""
+    by_job: dict[str, list[Execution]] = defaultdict(list)
+    for one in executions:
+        by_job[one.job].append(one)
+    for mine in by_job.values():
+        yield from pairwise(mine)
+
+
+def _unexcused(side: Side, pairs: Iterable[Pair], lease: float) -> list[str]:
+    return [_told(one, another) for one, another in pairs if not _is_excused(side, one, another, lease)]
 
 
 def _told(one: Execution, another: Execution) -> str:
@@ -231,14 +234,9 @@ def compensation_is_right(side: Side) -> Line:
 
 
 def steps_repeat_only_with_cause(side: Side) -> Line:
-    repeats, breaches = 0, []
-    for runs in side.by_job(side.steps):
-        for one, another in pairwise(runs):
-            if one.outcome != "failed":
-                repeats += 1
-                if not _is_excused(side, one, another, FLOW_LEASE):
-                    breaches.append(_told(one, another))
-    counted = f"{len(side.steps):,} calls, {repeats:,} repeats"
+    repeats = [pair for pair in _consecutive(side.steps) if pair[0].outcome != "failed"]
+    breaches = _unexcused(side, repeats, FLOW_LEASE)
+    counted = f"{len(side.steps):,} calls, {len(repeats):,} repeats"
     return Line("a step repeats only after a kill or a lost lease", counted, breaches)
 
 

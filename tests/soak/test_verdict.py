@@ -32,7 +32,7 @@ LEASE = 6.0
 
 
 def ran(began: float, ended: float, outcome: str = "done", pid: int = 1, **more: object) -> Execution:
-    return Execution("j", pid, began, ended, outcome, str(more.get("key", "k")), more.get("slot"))  # type: ignore[arg-type]
+    return Execution("j", more.get("attempt", 1), pid, began, ended, outcome, "k", None)  # type: ignore[arg-type]
 
 
 def side(**known: object) -> Side:
@@ -74,7 +74,7 @@ class TestJobs:
         assert outcomes_are_right(side(pushes=[pushed(kind)], account=ended(ending))).is_kept is is_kept
 
     def test_an_id_that_became_two_jobs_is_noticed(self) -> None:
-        other = Execution("other", 1, 1.0, 2.0, "done", "k", None)
+        other = Execution("other", 1, 1, 1.0, 2.0, "done", "k", None)
         assert one_job_per_id(side(pushes=[pushed("once")], runs=[ran(1, 2)])).is_kept
         assert not one_job_per_id(side(pushes=[pushed("once")], runs=[ran(1, 2), other])).is_kept
 
@@ -100,8 +100,10 @@ class TestJobs:
         assert nothing_repeats_without_cause(given).is_kept is is_kept
         assert never_two_at_once(given).is_kept is is_kept
 
-    def test_an_attempt_after_a_failed_one_is_no_repeat(self) -> None:
-        assert nothing_repeats_without_cause(side(runs=[ran(1, 2, "failed"), ran(3, 4)])).is_kept
+    def test_the_next_attempt_after_a_failed_one_is_no_repeat_and_the_same_one_is(self) -> None:
+        failed = ran(1, 2, "failed")
+        assert nothing_repeats_without_cause(side(runs=[failed, ran(3, 4, attempt=2)])).is_kept
+        assert not nothing_repeats_without_cause(side(runs=[failed, ran(3, 4, attempt=1)])).is_kept
 
     def test_the_log_tells_of_pushes_and_last_ends_only(self) -> None:
         def event(word: str, **more: object) -> dict[str, object]:
@@ -154,7 +156,7 @@ class TestWorkflows:
 class TestSchedules:
     @staticmethod
     def ticks(*slots: int, incidents: tuple[Incident, ...] = ()) -> Side:
-        runs = [Execution(f"j{n}", 1, s, s, "done", "interval", s * 1000.0) for n, s in enumerate(slots)]
+        runs = [Execution(f"j{n}", 1, 1, s, s, "done", "interval", s * 1000.0) for n, s in enumerate(slots)]
         return side(runs=runs, incidents=list(incidents))
 
     def test_a_slot_that_fired_twice_or_not_at_all_is_noticed(self) -> None:
