@@ -7,9 +7,10 @@ PYTHON_BIN  := .venv/bin/python
 ARGS        ?=
 PYTEST_ARGS ?=
 BENCH_ARGS  ?=
+SOAK_ARGS   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-full retest check fmt bench bench-tasks bench-flows bench-anchor docs
+.PHONY: help setup run test test-full retest check fmt bench bench-tasks bench-flows bench-anchor soak docs
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -52,6 +53,8 @@ bench-flows: ## Measure workflows beside DBOS, and questions to events (BENCH_AR
 	@tools/setup.sh bench
 	@$(PYTHON_BIN) bench/workflows.py $(BENCH_ARGS)
 
+soak: setup ## Run everything at once under faults for 20 minutes (SOAK_ARGS="--minutes 5 --seed 7")
+	@$(PYTHON_BIN) -m soak $(SOAK_ARGS)
 bench-anchor: ## Measure the server beside beanstalkd (BENCH_ARGS="--quick")
 	@tools/setup.sh bench
 	@$(PYTHON_BIN) bench/anchor.py $(BENCH_ARGS)
