@@ -29,7 +29,7 @@ from headrace.server.httpsession import MAX_BODY_BYTES, HttpSession, Plain, Take
 from headrace.server.listener import Listener
 from headrace.server.live import Hub
 from headrace.server.openapi import Description
-from headrace.server.pages import API_PAGE, DASHBOARD, Folder, Page
+from headrace.server.pages import API_PAGE, DASHBOARD, Folder, Page, Report
 from headrace.server.routes import BadRequest, Endpoint, Router, WrongContent, endpoints
 from headrace.server.sse import EventStreams
 from headrace.server.ticker import Parcels, Release, Ticker
@@ -354,6 +354,7 @@ class HttpServer(Listener[HttpConnection]):
         self.add_plain("/docs", Page(API_PAGE / "index.html"))
         self.add_plain("/docs/{file}", Folder(API_PAGE))
         self.add_plain("/openapi.json", Description())
+        self.add_plain("/report", Report(self.settings.report))
         for suffix in ("", "/queues/{queue}"):
             self.router.add("GET", f"/events{suffix}", self._streams)
             self.router.add("GET", f"/ws{suffix}", self._sockets)
