@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Awaitable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from headrace.backends.base import Ack, Demand
+from headrace.backends.valkey.backend import ValkeyBackend
+from headrace.errors import StorageUnavailable
 from tests.conformance import valkeykeys
 from tests.conformance.rig import Held, Rig, spec, unpack
 from tests.valkey.foreign import Foreign
+from tests.valkeyserver import ValkeyServer
 
 MAX_TO_ADD = 4
 MAX_TO_WORK = 17
@@ -147,3 +152,22 @@ def test_plain_jobs_come_back_with_nothing_left_of_the_lease(rig: Rig, foreign: 
     assert fields["state"] == "waiting"
     assert not {"tok", "own", "hb", "ls", "ser", "until"} & set(fields)
     assert rig.run().id == job_id
+
+
+async def test_who_shares_a_call_that_fails_hears_of_it_and_nothing_is_left_behind(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with ValkeyServer(tmp_path) as server:
+        backend = ValkeyBackend(server.url)
+        await backend.open()
+        await backend.insert("q", [spec(n) for n in range(5)])
+        held = await backend.claim("q", Demand(3, "w"))
+        acks = [Ack(unpack(claim.job)["id"], claim.token) for claim in held]
+        server.kill()
+        asked = (backend.complete_each(acks), backend.claim("q", Demand(1, "w")))
+        for outcome in await asyncio.gather(*asked, return_exceptions=True):
+            assert isinstance(outcome, StorageUnavailable)
+        assert not backend._turns
+        await backend.close()
+    gc.collect()
+    assert "never retrieved" not in caplog.text
