@@ -128,8 +128,8 @@ def memory_line(count: int, sizes: Sequence[float]) -> str:
     mark = "" if sizes[-1] - sizes[-3] <= GROWTH_MB else f" {report.MISSED}"
     told = ", ".join(f"{size:.0f}" for size in sizes)
     return (
-        f"\nMemory after each fifth of {count:,} workflows in one process: {told} MB{mark}; caches fill first, and the last "
-        f"two fifths may add at most {GROWTH_MB:g} MB.\n"
+        f"\nMemory after each fifth of {count:,} workflows in one process: {told} MB{mark}; caches fill first, and the "
+        f"last two fifths may add at most {GROWTH_MB:g} MB.\n"
     )
 
 
