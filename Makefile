@@ -10,10 +10,10 @@ BENCH_ARGS  ?=
 SOAK_ARGS   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-full retest check fmt bench bench-tasks bench-flows bench-anchor soak docs
+.PHONY: help setup run test test-full retest check fmt bench bench-tasks bench-flows bench-anchor bench-pipeline soak demo docs
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: ## Create .venv and fetch bun and bunqueue for the interop tests
 	@tools/setup.sh dev
@@ -55,9 +55,16 @@ bench-flows: ## Measure workflows beside DBOS, and questions to events (BENCH_AR
 
 soak: setup ## Run everything at once under faults for 20 minutes (SOAK_ARGS="--minutes 5 --seed 7")
 	@$(PYTHON_BIN) -m soak $(SOAK_ARGS)
+
 bench-anchor: ## Measure the server beside beanstalkd (BENCH_ARGS="--quick")
 	@tools/setup.sh bench
 	@$(PYTHON_BIN) bench/anchor.py $(BENCH_ARGS)
+
+bench-pipeline: setup ## Measure the data pipeline and write its table (BENCH_ARGS="--events 1000000")
+	@$(PYTHON_BIN) bench/pipeline.py $(BENCH_ARGS)
+
+demo: setup ## A guided tour: server, work, failures, a workflow, then the data pipeline and its report, in ./demo
+	@$(PYTHON_BIN) tools/demo.py $(ARGS)
 
 docs: setup ## Write the generated parts of docs/
 	@$(PYTHON_BIN) tools/docs.py

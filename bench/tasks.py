@@ -168,6 +168,8 @@ class Stage:
     def _wait_for_proof(self) -> None:
         deadline = time.monotonic() + LIMIT_S
         while (size := self._proof.stat().st_size if self._proof.exists() else 0) < self._done:
+            if any(process.status() == psutil.STATUS_ZOMBIE for process in self._processes):
+                raise BenchmarkFailed(f"{self._peer.name}: a process ended before {self._done - size} jobs had run")
             if time.monotonic() > deadline:
                 raise BenchmarkFailed(f"{self._peer.name}: {self._done - size} jobs did not run within {LIMIT_S:g} s")
             time.sleep(0.005)

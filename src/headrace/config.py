@@ -30,6 +30,7 @@ class Settings(Struct, forbid_unknown_fields=True, kw_only=True):
     capture_segment_ms: int = 60_000
     capture_keep_bytes: int | None = None
     capture_max_bytes: int = 16 * 1024 * 1024 * 1024
+    report: str | None = None
     log_format: str = "text"
     log_level: str = "info"
     rate_limit_max_requests: int = 10_000_000
@@ -92,6 +93,7 @@ SETTING_HELP: Final[dict[str, str]] = {
     "capture_segment_ms": "with --capture: a segment is closed, and readers of the folder see it, after this time",
     "capture_keep_bytes": "with --capture: beyond this, what every consumer has taken goes (default: kept)",
     "capture_max_bytes": "with --capture: beyond this the oldest segments go, taken or not",
+    "report": "HTML file of `headrace pipeline report`, shown at /report and linked from the dashboard",
     "log_format": "text or json",
     "log_level": "debug, info, warning or error",
     "rate_limit_max_requests": "commands per connection and window (0 turns the limit off)",
@@ -206,6 +208,8 @@ def _check(settings: Settings) -> None:
         raise ConfigError("--log-level must be debug, info, warning or error")
     if settings.capture is not None and settings.is_memory:
         raise ConfigError("--capture needs a data file: with :memory: every start would begin a new history")
+    if settings.report is not None and not settings.report.endswith(".html"):
+        raise ConfigError("--report must name an .html file: what `headrace pipeline report --out FILE` writes")
     if settings.capture_segment_ms < 100 or settings.capture_max_bytes < 1_000_000:
         raise ConfigError("--capture-segment-ms must be at least 100, --capture-max-bytes at least 1000000")
     if settings.capture_keep_bytes is not None and settings.capture_keep_bytes < 0:

@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pyspark
 
-LIMIT_S = 150
+from tests.scale import scaled
+
+LIMIT_S = scaled(150, 600)
 HASTE = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """For Java that lives for seconds: compile little, collect simply."""
 

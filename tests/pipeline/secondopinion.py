@@ -98,14 +98,57 @@ FROM lives l JOIN ends e USING (queue, job, life) LEFT JOIN work w USING (queue,
 """
 
 
+_WORKERS = """
+CREATE TABLE workers AS
+WITH done AS (SELECT * FROM attempts WHERE worker IS NOT NULL AND ended >= started),
+busy AS (
+    SELECT worker, minute, sum(least(ended, minute + 60000) - greatest(started, minute)) AS busy,
+           count(DISTINCT (queue, job)) AS jobs
+    FROM (SELECT *, unnest(range(started - started % 60000, ended + 1, 60000)) AS minute FROM done)
+    GROUP BY ALL
+), edges AS (
+    SELECT worker, started AS moment, 1 AS change FROM done UNION ALL SELECT worker, ended, -1 FROM done
+), held AS (
+    SELECT worker, moment - moment % 86400000 AS day,
+           sum(change) OVER (PARTITION BY worker ORDER BY moment, change ROWS UNBOUNDED PRECEDING) AS held
+    FROM edges
+), slots AS (SELECT worker, day, greatest(1, max(held)) AS slots FROM held GROUP BY ALL)
+SELECT busy.*, slots FROM busy JOIN slots ON busy.worker = slots.worker AND day = minute - minute % 86400000
+"""
+
+_SIGNATURE = r"""regexp_replace(regexp_replace(regexp_replace(regexp_replace(split_part(error, chr(10), 1)[:500],
+    '[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F-]{22}', '<id>', 'g'), $$'[^']*'|"[^"]*"$$, '<text>', 'g'),
+    '0x[0-9a-fA-F]+|\b[0-9a-fA-F]{12,}\b', '<hex>', 'g'), '\d+(?:[.,:]\d+)*', '<n>', 'g')"""
+
+_ERRORS = f"""
+CREATE TABLE errors AS
+SELECT queue, ended - ended % 3600000 AS hour, {_SIGNATURE} AS signature, count(*) AS count,
+       count(DISTINCT job) AS jobs, min(ended) AS first_seen, max(ended) AS last_seen
+FROM attempts WHERE error IS NOT NULL AND ended IS NOT NULL GROUP BY ALL
+"""
+
+
 def ask(log: Path) -> duckdb.DuckDBPyConnection:
-    """A database with the tables events, jobs and attempts, made from a capture folder."""
+    """A database with the tables events, jobs, attempts, workers and errors, made from a capture folder."""
+    db = connect()
+    read_log(db, log)
+    tell(db)
+    return db
+
+
+def connect() -> duckdb.DuckDBPyConnection:
     db = duckdb.connect()
     db.execute("SET TimeZone = 'UTC'")
-    db.execute(_EVENTS.format(files=log / "shard=0" / "seg-*.jsonl.zst"))
-    for statement in (_TOLD, _ENDS, _ATTEMPTS, _JOBS):
-        db.execute(statement)
     return db
+
+
+def read_log(db: duckdb.DuckDBPyConnection, log: Path) -> None:
+    db.execute(_EVENTS.format(files=log / "shard=0" / "seg-*.jsonl.zst"))
+
+
+def tell(db: duckdb.DuckDBPyConnection) -> None:
+    for statement in (_TOLD, _ENDS, _ATTEMPTS, _JOBS, _WORKERS, _ERRORS):
+        db.execute(statement)
 
 
 def facts(db: duckdb.DuckDBPyConnection, unit: str) -> list[tuple[object, ...]]:
@@ -120,11 +163,11 @@ def facts(db: duckdb.DuckDBPyConnection, unit: str) -> list[tuple[object, ...]]:
                   FROM jobs WHERE first_active IS NOT NULL GROUP BY ALL),
         ends AS (SELECT queue, {window.format("finished")} AS w, count(*) FILTER (outcome = 'completed') AS completed,
                         count(*) FILTER (outcome = 'dlq') AS dlq, count(*) FILTER (outcome = 'removed') AS removed,
-                        count(*) FILTER (outcome = 'expired') AS expired,
+                        count(*) FILTER (outcome = 'expired') AS expired, count(added) AS went,
                         quantile_disc(total, [0.5, 0.95, 0.99]) FILTER (outcome IN ('completed', 'dlq')) AS p
                  FROM jobs WHERE finished IS NOT NULL GROUP BY ALL),
         starts AS (SELECT queue, {window.format("started")} AS w, count(*) AS started,
-                          count(*) FILTER (round > 1) AS retried, count(DISTINCT job) AS jobs
+                          count(*) FILTER (round > 1) AS retried, count(DISTINCT (job, life)) AS jobs
                    FROM attempts GROUP BY ALL),
         runs AS (SELECT queue, {window.format("ended")} AS w, count(*) FILTER (outcome = 'failed') AS failed,
                         count(*) FILTER (outcome = 'stalled') AS stalled,
@@ -137,9 +180,7 @@ def facts(db: duckdb.DuckDBPyConnection, unit: str) -> list[tuple[object, ...]]:
                coalesce(retried, 0), coalesce(dlq, 0), coalesce(stalled, 0), coalesce(removed, 0), coalesce(expired, 0),
                coalesce(waits.n, 0), waits.p[1], waits.p[2], waits.p[3], runs.p[1], runs.p[2], runs.p[3],
                ends.p[1], ends.p[2], ends.p[3], round(started / jobs, 6),
-               (SELECT count(*) FILTER (epoch_ms(date_trunc('{unit}', make_timestamp(j.added * 1000))) <= windows.w)
-                     - count(*) FILTER (epoch_ms(date_trunc('{unit}', make_timestamp(j.finished * 1000))) <= windows.w)
-                FROM jobs j WHERE j.queue = windows.queue AND j.added IS NOT NULL)
+               sum(coalesce(added, 0) - coalesce(ends.went, 0)) OVER (PARTITION BY queue ORDER BY w)::BIGINT
         FROM windows LEFT JOIN added USING (queue, w) LEFT JOIN waits USING (queue, w) LEFT JOIN ends USING (queue, w)
              LEFT JOIN starts USING (queue, w) LEFT JOIN runs USING (queue, w)
         ORDER BY queue, w

@@ -55,7 +55,7 @@ def facts(spark: SparkSession) -> dict[tuple[str, str], list[Any]]:
     tries = [
         attempt("a", 0, 1),
         attempt("a", 2, 5, "failed", error_signature="E"),
-        attempt("a", 70, 71, "stalled", job_id="a2", round=2),
+        attempt("a", 70, 71, "stalled", job_id="a2", round=2, previous_at=START + timedelta(seconds=2)),
         attempt("a", 80, 81, "released"),
     ]
     promised = {"n100": 5_000, "*": 9_000}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from headrace.backends.base import Ack, FlowPush
 from headrace.errors import NotSupported
+from headrace.events import Events, event
 from headrace.model import FlowStatus
 from tests.conformance import test_claim, test_finish, test_insert, test_leases, test_records, test_retry
 from tests.conformance.rig import CLUSTER, Rig, spec
@@ -80,3 +82,15 @@ def test_workflows_within_a_queue_work_and_across_queues_are_refused_by_name(rig
     assert rig.wait(rig.backend.flow("g")) is None
     rig.push("other", flow_id="f", max_attempts=1)
     assert rig.state(rig.bury("other").id) == "failed"
+
+
+async def test_a_question_is_answered_by_another_process(rig: Rig) -> None:
+    """The options differ, so the two share nothing."""
+    url = f"{shared_cluster().url}?prefix={rig.backend.url.prefix}"
+    asking, answering = Events(f"{url}&timeout=5"), Events(f"{url}&timeout=6")
+    questions = [event(f"ask{n}", int, int) for n in range(5)]
+    for question in questions:
+        answering.on(question)(lambda ctx: ctx.data * 10)
+    async with asking, answering:
+        answers = await asyncio.gather(*(asking.emit(q, n, timeout=20).wait() for n, q in enumerate(questions)))
+    assert answers == [0, 10, 20, 30, 40]

@@ -139,3 +139,16 @@ async def test_who_may_have_missed_something_is_told_of_a_gap(clients: list[Clie
         plain.xtrim(stream, maxlen=1, approximate=False)
         heard = await hear(events, "pushed")
     assert [(event.event_type, event.job_id) for event in heard] == [("gap", ""), ("pushed", "q:7")]
+
+
+async def test_an_entry_that_cannot_be_read_harms_nobody(clients: list[Client], prefix: str) -> None:
+    here, there = clients
+    stream = f"{prefix}:{{q}}:events"
+    async with QueueEvents(here, "q") as events:
+        plain = shared_server().client()
+        plain.xadd(stream, {"event": "completed", "jobId": "1", "returnvalue": "{", "raw": "no base64!"})
+        plain.xadd(stream, {"event": "failed", "jobId": b"\xff\xfe", "failedReason": "x"})
+        plain.xadd(stream, {"what": "else"})
+        last = await push(there)
+        heard = await hear(events, "pushed", last)
+    assert [event.event_type for event in heard] == ["pushed"]

@@ -91,3 +91,19 @@ async def test_a_client_that_was_closed_during_a_sweep_sweeps_no_more(
             await asyncio.sleep(0.01)
     assert ticker._timer is None or ticker._timer.cancelled()
     assert "sweep" not in caplog.text
+
+
+async def test_who_waits_for_a_job_learns_of_its_end_though_the_message_is_lost(clients: list[Client]) -> None:
+    here, there = clients
+    plain = shared_server().client()
+    await there.ask(command("PUSH", queue="q", data=pack(1)))
+    pulled = await there.ask(command("PULL", queue="q", owner="w"))
+    job_id = msgspec.msgpack.decode(pulled.job)["id"]
+    waiting = asyncio.create_task(here.ask(command("WaitJob", id=job_id, timeout=500), 10))
+    async with asyncio.timeout(5):
+        while not plain.hget("glide:{q}:meta", "hrAwaited"):  # noqa: ASYNC110 - the other program says so
+            await asyncio.sleep(0.005)
+    plain.hdel("glide:{q}:meta", "hrAwaited")
+    await there.ask(command("ACK", id=job_id, token=pulled.token, result=pack("r")))
+    waited = await waiting
+    assert (waited.completed, msgspec.msgpack.decode(waited.result)) == (True, "r")

@@ -105,7 +105,7 @@ async def test_a_job_timed_out_by_its_server_is_not_brought_back_by_its_worker(a
         time.sleep(0.5)  # noqa: ASYNC251 - the loop is blocked, so the limit here fires after that of the server
         await asyncio.Event().wait()
 
-    async with Worker(app.client, queue, handle, lease=0.3):
+    async with Worker(app.client, queue, handle, lease=1):
         job = await app.queue().add("j", timeout=0.2, attempts=1)
         assert await job.wait(timeout=10)
         await eventually(lambda: _has_ended_here(app, queue))

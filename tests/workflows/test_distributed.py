@@ -170,8 +170,9 @@ async def test_random_failures_and_kills_never_break_a_promise(server_url: str, 
     with crew(server_url, folder, 2) as hands:
         async with flows:
             for _ in range(waves):
-                data = {"failing": 0.1, "pause": 0.05}
-                handles += [await flows.execute(trip, data, timeout=600) for _ in range(of_a_wave)]
+                for n in range(of_a_wave):
+                    data = {"failing": 0.5 if n < 2 else 0.1, "pause": 0.05}
+                    handles.append(await flows.execute(trip, data, timeout=600))
                 await asyncio.sleep(chance.uniform(0.05, 0.4))
                 at = chance.randrange(2)
                 hands[at].kill()
@@ -180,7 +181,7 @@ async def test_random_failures_and_kills_never_break_a_promise(server_url: str, 
             logs = [await flows.look(handle.id) for handle in handles]
     for log, end in zip(logs, ends, strict=True):
         _check_promises(log, end)
-    assert {type(end) for end in ends} >= {dict, WorkflowStepError}, "some fail and some do not"
+    assert {isinstance(end, dict) for end in ends} == {True, False}, "some fail and some do not"
     begun = sum(call in "abcd" for _, call, _, _ in calls(folder))
     told = sum(entry.kind in ("completed", "failed", "attempt-failed") for log in logs for entry in log.steps)
     assert begun > told, "some workers were killed while they ran a step"

@@ -16,7 +16,7 @@ from headrace.client.options import RateLimit
 from headrace.client.queue import Queue
 from headrace.errors import JobTimeout, ProviderStoppedError, WorkflowStepError
 from headrace.propagation import current_meta, propagate
-from headrace.workflows import FlowStatus, StepContext, StepRegistry, Workflows, step, workflow
+from headrace.workflows import FlowStatus, StepContext, StepRegistry, Workflows, step, watch, workflow
 from headrace.workflows.ledger import Ledger
 from headrace.workflows.runner import FlowWorker
 from headrace.workflows.testing import Saga, define
@@ -323,3 +323,41 @@ async def test_an_option_that_execute_does_not_know_is_named(make_flows: MakeFlo
     async with make_flows() as flows:
         with pytest.raises(TypeError, match="'timeot'; there are: id, idempotency_key, timeout"):
             await flows.execute(define("a"), None, timeot=5)  # type: ignore[call-arg]
+
+
+async def test_who_waits_long_asks_less_and_less_and_hears_at_once(
+    make_flows: MakeFlows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "_SLICE", 0.01)
+    asked: list[float] = []
+
+    class Watch(FlowWatch):
+        async def _ask(self, given: Any) -> Any:
+            asked.append(given.timeout)
+            return await super()._ask(given)
+
+    flows = make_flows(queue_events_class=Watch)
+    saga = Saga(workflow("long").wait("go").build())
+    saga.join(flows)
+    async with flows:
+        handle = await flows.execute(saga.definition, None)
+        waiting = asyncio.create_task(handle.result())
+        await eventually(lambda: len(asked) == 6)
+        await handle.signal("go", 1)
+        assert await asyncio.wait_for(waiting, 5) == {"go": 1}
+    assert asked[:6] == pytest.approx([10, 20, 40, 80, 160, 320])
+
+
+async def test_without_on_complete_a_flow_ends_with_its_last_step(make_flows: MakeFlows) -> None:
+    flows = make_flows()
+    plain = workflow("plain").step(step("a")).parallel(step("b"), step("c")).build()
+
+    async def echo(ctx: StepContext[Any]) -> Any:
+        return None if ctx.step == "b" else ctx.step
+
+    flows.register_definition_consumer(plain, dict.fromkeys("abc", echo))
+    async with flows:
+        handle = await flows.execute(plain, None)
+        assert await handle.result(10) == {"a": "a", "b": None, "c": "c"}
+        kinds = [entry.kind for entry in (await flows.look(handle.id)).steps]
+    assert kinds == ["started", "completed", "completed", "completed", "result"]

@@ -38,6 +38,7 @@ COMMANDS: Final[dict[str, str]] = {
     "call": "send any command of the protocol",
     "flow": "workflows: list, show, cancel, signal, retry",
     "pipeline": "job history to facts and reports, with Spark",
+    "capture": "keep the history of queues on Valkey, for the pipeline",
     "doctor": "check a database file",
     "backup": "copy a database file while its server goes on",
     "valkey": "prepare a Valkey server, or print our function libraries",

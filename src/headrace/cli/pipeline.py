@@ -44,6 +44,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     report.add_argument("--out", metavar="FILE", default="report.html", help="(default: report.html)")
     report.add_argument("--days", metavar="N", type=int, default=7, help="how far back (default: 7)")
     report.add_argument("--queue", metavar="NAME", help="one queue only")
+    report.add_argument("--png", metavar="DIR", help="its sections as pictures, too; needs playwright and Chromium")
     redrive = _job(jobs, "redrive", _redrive, "enqueue dead letters again, chosen by SQL")
     redrive.add_argument(
         "--where", metavar="SQL", default="true", help="which jobs of silver, such as \"queue = 'mail'\""
@@ -188,6 +189,10 @@ def _report(arguments: argparse.Namespace) -> int:
     out = Path(arguments.out)
     write_report(_lake(arguments), out, days=arguments.days, queue=arguments.queue)
     _say(f"wrote {out} ({out.stat().st_size // 1024} kB)")
+    if arguments.png:
+        from headrace.pipeline.pictures import take_pictures
+
+        _say(f"wrote {len(take_pictures(out, Path(arguments.png)))} pictures to {arguments.png}")
     return 0
 
 

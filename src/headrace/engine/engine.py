@@ -27,7 +27,7 @@ from headrace.engine.history import History
 from headrace.engine.peer import Peer
 from headrace.engine.waiters import Waiter, Waiters
 from headrace.engine.workers import WorkerRegistry
-from headrace.errors import HeadraceError, NotAuthenticated, StorageUnavailable
+from headrace.errors import HeadraceError, NotAuthenticated, NotFound, StorageUnavailable
 from headrace.model import EVENT_WORDS, EVERY_QUEUE, Event, Flow, JobSpec
 
 if TYPE_CHECKING:
@@ -184,7 +184,15 @@ class Engine:
         if not self.backend.is_local:
             await self._look_again(waiter, timeout_ms)
         ended: Outcome | None = await waiter
-        return ended
+        return await self._look_last(job_id) if ended is None and not self.backend.is_local else ended
+
+    async def _look_last(self, job_id: str) -> Outcome | None:
+        """Time is up, or so it seems: the message of another broker may have been lost."""
+        try:
+            outcome = await self.backend.outcome(job_id)
+        except NotFound:
+            return None  # it ended and was not kept
+        return outcome if outcome.state in _ENDS else None
 
     async def _look_again(self, waiter: Waiter, timeout_ms: float) -> None:
         """The job may have ended at another broker before that one knew that somebody waits here."""

@@ -1,6 +1,6 @@
 """From jobs and attempts to facts: per queue and minute, hour or day; errors by signature; workers. Pure.
 
-Percentiles are nearest rank (`percentile_disc`: the smallest value that at least p of all values do not exceed), always
+Percentiles are nearest rank (the smallest value that at least p of all values do not exceed), always
 computed from the jobs of the window and never from other percentiles; `..._n` beside them says of how many values.
 
 `since` leaves out windows that begin before it. The jobs and attempts given must then contain all that ended at or
@@ -20,18 +20,8 @@ from headrace.pipeline.schemas import ERRORS, FACTS, WORKERS, conform, union
 UNITS: Final = ("minute", "hour", "day")
 _WINDOW: Final = ("unit", "queue", "window_start")
 _MINUTE_MS: Final = 60_000
-_COUNTS: Final = (
-    "added", "started", "completed", "failed_attempts", "retried", "dlq", "stalled", "removed", "expired",
-    "wait_n", "run_n", "total_n", "sla_breaches", "ended", "first_runs", "came", "went",
-)  # fmt: skip
-_MEASURES: Final = tuple(f"{what}_{p}" for what in ("wait", "run", "total") for p in ("p50", "p95", "p99"))
-
-
-def _percentiles(what: str, column: str) -> list[Column]:
-    ranks = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
-    picked = [f.expr(f"percentile_disc({q}) WITHIN GROUP (ORDER BY {column})") for q in ranks.values()]
-    named = [column.cast("bigint").alias(f"{what}_{p}") for column, p in zip(picked, ranks, strict=True)]
-    return [*named, f.count(column).alias(f"{what}_n")]
+_MEASURES: Final = ("wait", "run", "total")
+_RANKS: Final = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 
 
 def _count(condition: Column) -> Column:
@@ -41,66 +31,116 @@ def _count(condition: Column) -> Column:
 def queue_facts(
     jobs: DataFrame, attempts: DataFrame, *, sla_ms: dict[str, int] | None = None, since: datetime | None = None
 ) -> DataFrame:
-    """What happened in each queue per minute, hour and day (`unit`), each computed from the jobs themselves.
+    """What happened in each queue per minute, hour and day (`unit`).
 
+    Counts are made per minute and added up. Percentiles are computed for every window from the jobs themselves.
     `sla_ms` has the longest wait that is in order by queue, "*" for all others.
     """
     targets = _targets(sla_ms or {})
-    parts = union(*_job_parts(jobs, targets, since), *_attempt_parts(attempts, since))
-    merged = parts.groupBy(*_WINDOW).agg(
-        *(f.coalesce(f.sum(name), f.lit(0)).alias(name) for name in _COUNTS),
-        *(f.max(name).alias(name) for name in _MEASURES),
-    )
-    return conform(_with_backlog(merged, jobs, since).select("*", *_ratios(targets)), f"unit string, {FACTS}")
-
-
-def _at(frame: DataFrame, moment: str, since: datetime | None) -> DataFrame:
-    """Every row once per unit, with the window that its moment lies in."""
-    windows = f.array(*(f.struct(f.lit(u).alias("unit"), f.date_trunc(u, moment).alias("window_start")) for u in UNITS))
-    known = frame.where(f.col(moment).isNotNull() if since is None else f.col(moment) >= f.lit(since))
-    return known.withColumn("w", f.explode(windows)).select("*", "w.unit", "w.window_start")
-
-
-def _job_parts(jobs: DataFrame, target: Column, since: datetime | None) -> list[DataFrame]:
-    ended_by_work = f.when(f.col("outcome").isin("completed", "dlq"), f.col("total_ms"))
-    added = _at(jobs.select("queue", "added_at"), "added_at", since)
-    active = _at(jobs.select("queue", "first_active_at", "wait_ms"), "first_active_at", since)
-    over = _at(
-        jobs.select("queue", "finished_at", "outcome", "added_at", ended_by_work.alias("ms")), "finished_at", since
-    )
-    return [
-        added.groupBy(*_WINDOW).agg(f.count("*").alias("added"), f.count("*").alias("came")),
-        active.groupBy(*_WINDOW).agg(
-            *_percentiles("wait", "wait_ms"), _count(f.col("wait_ms") > target).alias("sla_breaches")
-        ),
-        over.groupBy(*_WINDOW).agg(
-            *(_count(f.col("outcome") == word).alias(word) for word in ("completed", "dlq", "removed", "expired")),
-            *_percentiles("total", "ms"),
-            f.count("added_at").alias("went"),
-        ),
-    ]
-
-
-def _attempt_parts(attempts: DataFrame, since: datetime | None) -> list[DataFrame]:
-    is_done = f.col("outcome").isin("completed", "failed", "stalled")
-    started = _at(attempts.select("queue", "job_id", "round", "started_at"), "started_at", since)
-    ended = attempts.select("queue", "ended_at", "outcome", f.when(is_done, f.col("run_ms")).alias("ms"))
-    per_job = started.groupBy(*_WINDOW, "job_id").agg(
-        f.count("*").alias("started"), _count(f.col("round") > 1).alias("retried")
-    )
-    return [
-        per_job.groupBy(*_WINDOW).agg(
-            f.sum("started").alias("started"), f.sum("retried").alias("retried"), f.count("*").alias("first_runs")
-        ),
-        _at(ended, "ended_at", since)
+    minutes = _minutes(jobs, attempts, targets, since)
+    counted = (
+        _by_unit(minutes, "minute")
         .groupBy(*_WINDOW)
         .agg(
-            _count(f.col("outcome") == "failed").alias("failed_attempts"),
-            _count(f.col("outcome") == "stalled").alias("stalled"),
-            _count(is_done).alias("ended"),
-            *_percentiles("run", "ms"),
+            *(f.coalesce(f.sum(name), f.lit(0)).alias(name) for name in _COUNTS),
+            f.coalesce(f.sum(f.element_at("repeats", f.col("unit"))), f.lit(0)).alias("repeats"),
+        )
+    )
+    measured = counted.join(_percentiles(jobs, attempts, since), list(_WINDOW), "left")
+    whole = _with_backlog(measured, jobs, since)
+    return conform(whole.select("*", *_ratios(targets)), f"unit string, {FACTS}")
+
+
+def _by_unit(frame: DataFrame, moment: str) -> DataFrame:
+    """Every row once per unit, with the window that its moment lies in."""
+    windows = f.array(*(f.struct(f.lit(u).alias("unit"), f.date_trunc(u, moment).alias("window_start")) for u in UNITS))
+    return frame.withColumn("w", f.explode(windows)).select("*", "w.unit", "w.window_start").drop("w")
+
+
+def _known(frame: DataFrame, moment: str, since: datetime | None) -> DataFrame:
+    return frame.where(f.col(moment).isNotNull() if since is None else f.col(moment) >= f.lit(since))
+
+
+def _minutes(jobs: DataFrame, attempts: DataFrame, target: Column, since: datetime | None) -> DataFrame:
+    """What is counted, per queue and minute."""
+
+    def per_minute(frame: DataFrame, moment: str, *counts: Column) -> DataFrame:
+        known = _known(frame, moment, since)
+        return known.groupBy("queue", f.date_trunc("minute", moment).alias("minute")).agg(*counts)
+
+    is_done = f.col("outcome").isin("completed", "failed", "stalled")
+    repeats = {u: _count(f.date_trunc(u, "previous_at") == f.date_trunc(u, "started_at")) for u in UNITS}
+    return union(
+        per_minute(jobs, "added_at", f.count("*").alias("added"), f.count("*").alias("came")),
+        per_minute(
+            jobs, "first_active_at", f.count("wait_ms").alias("wait_n"),
+            _count(f.col("wait_ms") > target).alias("sla_breaches"),
         ),
-    ]
+        per_minute(
+            jobs, "finished_at", f.count("added_at").alias("went"), f.count(_total_ms()).alias("total_n"),
+            *(_count(f.col("outcome") == word).alias(word) for word in ("completed", "dlq", "removed", "expired")),
+        ),
+        per_minute(
+            attempts, "started_at", f.count("*").alias("started"), _count(f.col("round") > 1).alias("retried"),
+            f.create_map(*(part for u in UNITS for part in (f.lit(u), repeats[u]))).alias("repeats"),
+        ),
+        per_minute(
+            attempts, "ended_at", _count(f.col("outcome") == "failed").alias("failed_attempts"),
+            _count(f.col("outcome") == "stalled").alias("stalled"), _count(is_done).alias("ended"),
+            f.count(_run_ms()).alias("run_n"),
+        ),
+    )  # fmt: skip
+
+
+_COUNTS: Final = (
+    "added", "started", "completed", "failed_attempts", "retried", "dlq", "stalled", "removed", "expired",
+    "wait_n", "run_n", "total_n", "sla_breaches", "ended", "came", "went",
+)  # fmt: skip
+
+
+def _total_ms() -> Column:
+    """How long a job took that was ended by work."""
+    return f.when(f.col("outcome").isin("completed", "dlq"), f.col("total_ms"))
+
+
+def _run_ms() -> Column:
+    return f.when(f.col("outcome").isin("completed", "failed", "stalled"), f.col("run_ms"))
+
+
+def _percentiles(jobs: DataFrame, attempts: DataFrame, since: datetime | None) -> DataFrame:
+    """The percentiles of waits, runs and totals, a row per window.
+
+    Values are counted first: there are far fewer different ones than values. A percentile is then the first value up
+    to which enough were counted.
+    """
+    values = union(
+        _values("wait", jobs, "first_active_at", f.col("wait_ms"), since),
+        _values("run", attempts, "ended_at", _run_ms(), since),
+        _values("total", jobs, "finished_at", _total_ms(), since),
+    )
+    counted = values.groupBy(*_WINDOW, "measure", "ms").agg(f.count("*").alias("times"))
+    in_order = Window.partitionBy(*_WINDOW, "measure").orderBy("ms")
+    placed = counted.select(
+        *_WINDOW,
+        "measure",
+        "ms",
+        f.sum("times").over(in_order).alias("reached"),
+        f.sum("times").over(Window.partitionBy(*_WINDOW, "measure")).alias("n"),
+    )
+    return placed.groupBy(*_WINDOW).agg(
+        *(
+            f.min(f.when((f.col("measure") == what) & (f.col("reached") >= f.ceil(f.col("n") * q)), f.col("ms"))).alias(
+                f"{what}_{p}"
+            )
+            for what in _MEASURES
+            for p, q in _RANKS.items()
+        )
+    )
+
+
+def _values(measure: str, frame: DataFrame, moment: str, ms: Column, since: datetime | None) -> DataFrame:
+    known = _known(frame, moment, since).select("queue", moment, ms.alias("ms")).where(f.col("ms").isNotNull())
+    return _by_unit(known, moment).select(*_WINDOW, f.lit(measure).alias("measure"), "ms")
 
 
 def _with_backlog(facts: DataFrame, jobs: DataFrame, since: datetime | None) -> DataFrame:
@@ -116,9 +156,10 @@ def _with_backlog(facts: DataFrame, jobs: DataFrame, since: datetime | None) -> 
 
 def _ratios(target: Column) -> list[Column]:
     failed = f.col("failed_attempts") + f.col("stalled")
+    lives = f.col("started") - f.col("repeats")
     return [
         f.when(f.col("ended") > 0, failed / f.col("ended")).alias("failure_rate"),
-        f.when(f.col("first_runs") > 0, f.col("started") / f.col("first_runs")).alias("retry_amplification"),
+        f.when(lives > 0, f.col("started") / lives).alias("retry_amplification"),
         target.alias("sla_target_ms"),
         f.to_date("window_start").alias("window_date"),
     ]

@@ -14,7 +14,8 @@ from datetime import time as time_of_day
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
-from pyspark.sql import DataFrame, Row
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, Observation, Row
 from pyspark.sql import functions as f
 from pyspark.storagelevel import StorageLevel
 
@@ -29,7 +30,11 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 Say = Callable[[str], None]
-_POLL_S: Final = 0.5
+_BROADCAST_JOBS: Final = 200_000
+"""So many open jobs are sent to every executor, which saves a shuffle of all events; Spark cannot know how many."""
+_STARTS: Final = 3
+_TOO_SLOW: Final = "Python worker failed to connect back"
+"""Spark gives the process of a stream's source ten seconds to start, which a busy machine may not keep."""
 
 
 def _silent(_text: str) -> None:
@@ -75,11 +80,17 @@ def ingest(
 ) -> IngestSummary:
     """Stream events into bronze until there are no more, or with an interval until somebody stops it."""
     with lake.locked("ingest"):
-        query, summary = start_ingest(spark, lake, source, interval_s=interval_s, say=say)
-        try:
-            query.awaitTermination()
-        finally:
-            query.stop()
+        for tries_left in reversed(range(_STARTS)):
+            query, summary = start_ingest(spark, lake, source, interval_s=interval_s, say=say)
+            try:
+                query.awaitTermination()
+                break
+            except StreamingQueryException as error:
+                if _TOO_SLOW not in str(error) or not tries_left:
+                    raise
+                say("this machine is too busy to start the stream's process in time: trying again")
+            finally:
+                query.stop()
     return summary
 
 
@@ -188,24 +199,29 @@ class _Telling:
         needed = [name for name in columns(BRONZE) if name not in ("extra", "progress", "event_date", "schema_version")]
         carried = self._carried()
         everything = events.select(*needed) if carried is None else union(events.select(*needed), carried)
-        told = silver.told(everything).persist(StorageLevel.MEMORY_AND_DISK)
         cleared = silver.clearings(events) if has_clearings else None
-        runs = silver.judged(silver.runs_of(told), cleared).persist(StorageLevel.MEMORY_AND_DISK)
-        is_over = f.col("finished_at").isNotNull()
-        over, lasting = runs.where(is_over), runs.where(~is_over)
-        self._stage(silver.jobs_of(over), "silver/jobs", "finished_date")
-        self._stage(silver.attempts_of(over), "silver/attempts", "ended_date")
-        self._stage(silver.jobs_of(lasting).drop("finished_date"), "silver/open_jobs")
-        self._stage(silver.attempts_of(lasting).drop("ended_date"), "silver/open_attempts")
-        self._stage(silver.carried(told, runs, needed, has_clearings=has_clearings), "state/open_events")
+        lives = silver.judged(silver.lives_of(silver.runs_of(silver.told(everything))), cleared)
+        lives.persist(StorageLevel.MEMORY_AND_DISK)
+        counted, started = Observation(), Observation()
+        is_open = f.col("finished_at").isNull().cast("int")
+        jobs = silver.jobs_of(lives).observe(counted, f.count("*").alias("all"), f.sum(is_open).alias("open"))
+        self._stage_ended(jobs, "silver/jobs", "finished_date", "silver/open_jobs")
+        self.summary.jobs, self.summary.open_jobs = counted.get["all"], counted.get["open"] or 0
+        attempts = silver.attempts_of(lives).observe(started, f.to_date(f.min("started_at")).alias("first"))
+        self._stage_ended(attempts, "silver/attempts", "ended_date", "silver/open_attempts")
+        if self.summary.open_jobs:
+            lasting = silver.lasting(lives)
+            is_small = self.summary.open_jobs <= _BROADCAST_JOBS
+            self._stage(silver.carried(everything, f.broadcast(lasting) if is_small else lasting), "state/open_events")
         if any(row["late"] for row in facts):
             self._stage(silver.late_of(events), "silver/late_events")
         if any(row["gaps"] for row in facts):
             self._stage(silver.gaps_of(events), "silver/gaps")
-        told.unpersist()
-        runs.unpersist()
+        lives.unpersist()
         self._timed("silver", began)
-        return self._since(facts)
+        # Facts may have changed since the oldest new event, or since the start of an attempt that is told now.
+        days: list[date | None] = [started.get["first"], *(row["oldest"] for row in facts)]
+        return min(day for day in days if day is not None)
 
     def _carried(self) -> DataFrame | None:
         folders = [] if self.is_rebuild else self.lake.committed("state/open_events")
@@ -214,19 +230,13 @@ class _Telling:
     def _stage(self, frame: DataFrame, table: str, *partitions: str) -> None:
         frame.write.mode("overwrite").partitionBy(*partitions).parquet(str(self.lake.staging(table)))
 
-    def _since(self, facts: list[Row]) -> date:
-        """The first date whose facts may have changed: of the oldest new event, or of an attempt that ended now."""
-        dates: list[date | None] = [row["oldest"] for row in facts]
-        attempts = self._staged("silver/attempts", ATTEMPTS)
-        first = attempts.agg(f.to_date(f.min("started_at")).alias("oldest")).first() if attempts is not None else None
-        dates.append(first["oldest"] if first is not None else None)
-        return min(day for day in dates if day is not None)
-
-    def _staged(self, table: str, schema: str) -> DataFrame | None:
-        folder = self.lake.staging(table)
-        if next(folder.rglob("*.parquet"), None) is None:
-            return None
-        return self.spark.read.schema(_ddl(schema)).parquet(str(folder))
+    def _stage_ended(self, frame: DataFrame, table: str, date_column: str, lasting: str) -> None:
+        """What ended goes to `table` by its date; what has no date yet goes to `lasting`."""
+        self._stage(frame, table, date_column)
+        undated = self.lake.staging(table) / f"{date_column}=__HIVE_DEFAULT_PARTITION__"
+        if undated.is_dir():
+            self.lake.staging(lasting).parent.mkdir(parents=True, exist_ok=True)
+            undated.rename(self.lake.staging(lasting))
 
     # -- gold ----------------------------------------------------------------------------------------------------------
 

@@ -2,9 +2,9 @@
 
 A job's events, ordered by (epoch, seq), fall into *lives*: each begins with a push, the revival of a dead letter or
 the repetition of a completed job, and has at most one end. A life falls into *runs*: each begins when the job is handed
-to a worker. `told` marks every event with its life and run, `runs_of` makes one row of each run, `judged` says of each
-how its life ended, and everything else follows from those rows. All of it is grouped by (queue, job_id), so the events
-are shuffled once.
+to a worker. `told` marks every event with its life and run, `runs_of` makes one row of each run, `lives_of` one of each
+life, `judged` says how it ended, and everything else follows from those rows. All of it is grouped by (queue, job_id),
+so the events are shuffled once.
 
 Order of input and repeated events change nothing. What is not over yet is told again together with the events to come:
 `carried` gives the events to keep for that. So a history read in pieces gives the same rows as one read at once.
@@ -49,6 +49,15 @@ def is_terminal() -> Column:
     return _is("completed", "expired", "removed") | (_is("failed") & f.coalesce(f.col("terminal"), f.lit(False)))
 
 
+def is_told() -> Column:
+    """Part of the life of a job."""
+    return _is(*LIFE_EVENTS) & ~is_trailing() & (f.col("job_id") != "")
+
+
+def _place() -> Column:
+    return f.struct("epoch", "seq")
+
+
 def without_retracted(events: DataFrame) -> DataFrame:
     """Leave out what was taken back: a higher epoch begins again at a seq that a lower one had reached."""
     begins = events.groupBy("shard", "epoch").agg(f.min("seq").alias("begins"))
@@ -66,55 +75,32 @@ def clearings(events: DataFrame) -> DataFrame:
 
 
 def told(events: DataFrame) -> DataFrame:
-    """The events of lives, each with its life and run, and whether its life is the last one and goes on."""
+    """The events of lives, each once, with the numbers of its life and run: both rise with (epoch, seq).
+
+    The sums run over ranges and not over rows, so that a repeated event gets the same numbers as its original.
+    """
     ordered = Window.partitionBy(*_by_job).orderBy("epoch", "seq")
-    so_far = ordered.rowsBetween(Window.unboundedPreceding, Window.currentRow)
-    whole = Window.partitionBy(*_by_job)
-    kept = events.where(_is(*LIFE_EVENTS) & ~is_trailing() & (f.col("job_id") != ""))
-    single = kept.withColumn("before", f.lag(f.struct("epoch", "seq")).over(ordered)).where(
-        f.col("before").isNull() | (f.col("before") != f.struct("epoch", "seq"))
-    )
-    counted = single.select(
+    kept = events.where(is_told())
+    counted = kept.select(
         "*",
-        f.sum(is_start().cast("int")).over(so_far).alias("life"),
-        f.sum(_is("pulled").cast("int")).over(so_far).alias("runs"),
-        f.sum(is_start().cast("int")).over(whole).alias("lives"),
-        f.max(f.when(is_terminal(), f.struct("epoch", "seq"))).over(whole).alias("last_end"),
-        f.max(f.when(is_start(), f.struct("epoch", "seq"))).over(whole).alias("last_start"),
+        f.sum(is_start().cast("int")).over(ordered).alias("life"),
+        f.sum(_is("pulled").cast("int")).over(ordered).alias("run"),
+        f.lag(_place()).over(ordered).alias("before"),
     )
-    base = f.last(f.when(is_start(), f.col("runs")), ignorenulls=True).over(so_far)
-    is_last = f.col("life") == f.col("lives")
-    has_no_end = f.col("last_end").isNull() | (f.col("last_end") < f.col("last_start"))
-    return counted.select(
-        "*",
-        (f.col("runs") - f.coalesce(base, f.lit(0))).alias("run"),
-        is_last.alias("is_last"),
-        (is_last & has_no_end).alias("goes_on"),
-    )
-
-
-def carried(told_events: DataFrame, judged_runs: DataFrame, original: list[str], *, has_clearings: bool) -> DataFrame:
-    """The events that must be told again next time: those of lives that have not ended."""
-    lasting = told_events.where("goes_on")
-    if has_clearings:
-        ended = judged_runs.where(f.col("goes_on") & f.col("finished_at").isNotNull()).select(*_by_job).distinct()
-        lasting = lasting.join(ended, list(_by_job), "left_anti")
-    return lasting.select(*original)
+    return counted.where(f.col("before").isNull() | (f.col("before") != _place())).drop("before")
 
 
 def runs_of(told_events: DataFrame) -> DataFrame:
-    """One row per run; run 0 is what came before the first handing out."""
+    """One row per run. What came before the first handing out of a life has a row of its own, without `started_at`."""
 
     def when(condition: Column, value: Column | str) -> Column:
         return f.when(condition, f.col(value) if isinstance(value, str) else value)
 
-    ends_run = _is(*RUN_ENDS) & (f.col("run") > 0)
-    place = f.struct("epoch", "seq").alias("place")
+    moment = f.struct("epoch", "seq", "ts", _event)
     return told_events.groupBy(*_by_job, "life", "run").agg(
         f.max("job_name").alias("job_name"),
         f.max("shard").alias("shard"),
-        f.max("epoch").alias("epoch"),
-        f.min("seq").alias("first_seq"),
+        f.min(_place()).alias("oldest"),
         f.max(f.struct("epoch", "seq", _event)).alias("newest"),
         f.max("ts").alias("newest_ts"),
         f.min(when(is_start(), "ts")).alias("added_at"),
@@ -128,31 +114,43 @@ def runs_of(told_events: DataFrame) -> DataFrame:
         f.max(when(_is("pulled"), "worker")).alias("worker"),
         f.max(when(_is("pulled"), "attempt")).alias("attempt"),
         f.max(when(_is("waiting") & (f.col("prev") == "waiting-children"), "ts")).alias("unblocked_at"),
-        f.min(when(ends_run, f.struct("epoch", "seq", "ts", _event))).alias("run_end"),
-        f.min(when(is_terminal(), f.struct("epoch", "seq", "ts", _event))).alias("own_end"),
+        f.min(when(_is(*RUN_ENDS), moment)).alias("run_end"),
+        f.min(when(is_terminal(), moment)).alias("own_end"),
         f.sum(_is("failed").cast("int")).alias("failures"),
         f.sum(_is("stalled").cast("int")).alias("stalls"),
         f.sum(when(_is("retried"), "delay_ms")).alias("backoff_ms"),
-        f.max(when(_is("failed") & f.col("error").isNotNull(), f.struct(place, "error"))).alias("failure"),
-        f.first("is_last").alias("is_last"),
-        f.first("goes_on").alias("goes_on"),
+        f.max(when(_is("failed") & f.col("error").isNotNull(), f.struct("epoch", "seq", "error"))).alias("failure"),
     )
 
 
-def judged(runs: DataFrame, cleared: DataFrame | None = None) -> DataFrame:
-    """Runs with what became of their life: `finished_at` and `outcome` are null while it lasts.
+def lives_of(runs: DataFrame) -> DataFrame:
+    """One row per life, with its handings out in `runs` in their order."""
+    is_run = f.col("started_at").isNotNull()
+    run = f.struct(
+        "run", "started_at", "worker", "attempt", f.col("oldest.seq").alias("first_seq"),
+        f.col("run_end.ts").alias("ended_at"), f.col("run_end.event").alias("outcome"),
+        f.col("failure.error").alias("error"),
+    )  # fmt: skip
+    return runs.groupBy(*_by_job, "life").agg(
+        *(f.max(name).alias(name) for name in _SAME_OR_ONCE),
+        *(f.sum(name).alias(name) for name in ("failures", "stalls", "backoff_ms")),
+        f.min("oldest").alias("oldest"),
+        f.max("newest").alias("newest"),
+        f.max("newest_ts").alias("newest_ts"),
+        f.min("added_at").alias("added_at"),
+        f.min("own_end").alias("own_end"),
+        f.max("failure").getField("error").alias("last_error"),
+        f.array_sort(f.collect_list(f.when(is_run, run))).alias("runs"),
+    )
+
+
+def judged(lives: DataFrame, cleared: DataFrame | None = None) -> DataFrame:
+    """Lives with what became of them: `finished_at` and `outcome` are null while they last.
 
     A life ends with an event of its own, with the emptying of its queue, or at the latest before its successor begins.
     """
-    lives = Window.partitionBy(*_by_job, "life")
-    whole = runs.withColumns(
-        {
-            "own_end": f.min("own_end").over(lives),
-            "newest": f.max("newest").over(lives),
-            "newest_ts": f.max("newest_ts").over(lives),
-            "life_seq": f.min("first_seq").over(lives),
-        }
-    )
+    is_last = f.max("life").over(Window.partitionBy(*_by_job)) == f.col("life")
+    whole = lives.withColumn("is_last", is_last)
     cleared_at = f.lit(None).cast("timestamp")
     if cleared is not None:
         whole = whole.join(f.broadcast(cleared), "queue", "left")
@@ -164,41 +162,45 @@ def judged(runs: DataFrame, cleared: DataFrame | None = None) -> DataFrame:
     outcomes = f.create_map(*(f.lit(word) for pair in _OUTCOMES.items() for word in pair))
     ended = whole.withColumn("finished_at", f.coalesce(f.col("own_end.ts"), cleared_at, superseded_at))
     outcome = f.coalesce(outcomes[f.col("own_end.event")], f.when(f.col("finished_at").isNotNull(), f.lit("removed")))
-    return ended.withColumn("outcome", outcome)
+    return ended.withColumn("outcome", outcome).drop("clearings")
 
 
-def jobs_of(judged_runs: DataFrame) -> DataFrame:
+def lasting(judged_lives: DataFrame) -> DataFrame:
+    """The jobs that have not ended, with the place in the log where their last life began."""
+    return judged_lives.where(f.col("finished_at").isNull()).select(*_by_job, f.col("oldest").alias("since"))
+
+
+def carried(events: DataFrame, lasting_jobs: DataFrame) -> DataFrame:
+    """The events that must be told again next time: those of lives that have not ended."""
+    kept = events.where(is_told()).join(lasting_jobs, list(_by_job))
+    return kept.where(_place() >= f.col("since")).drop("since")
+
+
+def jobs_of(judged_lives: DataFrame) -> DataFrame:
     """One row per life."""
-    is_run = f.col("started_at").isNotNull()
-    run_ms = millis_between(_run_ended_at(), f.col("started_at"))
-    lives = judged_runs.groupBy(*_by_job, "life").agg(
-        *(f.max(name).alias(name) for name in _SAME_OR_ONCE),
-        f.min("first_seq").alias("first_seq"),
-        f.max(f.coalesce(f.col("own_end.seq"), f.col("newest.seq"))).alias("last_seq"),
-        f.min("added_at").alias("added_at"),
-        f.min("started_at").alias("first_active_at"),
-        f.max("started_at").alias("last_active_at"),
-        f.sum((is_run & (f.coalesce(f.col("run_end.event"), f.lit("")) != "released")).cast("int")).alias("attempts"),
-        f.sum("failures").alias("failures"),
-        f.sum("stalls").alias("stalls"),
-        f.max_by(run_ms, f.when(is_run, f.col("run"))).alias("run_ms"),
-        f.sum(run_ms).alias("busy_ms"),
-        f.sum("backoff_ms").alias("backoff_ms"),
-        f.max_by("worker", f.when(f.col("worker").isNotNull(), f.col("run"))).alias("last_worker"),
-        f.max("failure").getField("error").alias("last_error"),
+    first, last = f.get("runs", f.lit(0)), f.element_at("runs", -1)
+    has_run = f.size("runs") > 0
+    ended_at = f.coalesce(last.ended_at, f.col("finished_at"))
+    ms = "coalesce(unix_millis(coalesce(r.ended_at, finished_at)) - unix_millis(r.started_at), 0)"
+    lives = judged_lives.select(
+        "*",
+        f.col("oldest.seq").alias("first_seq"),
+        f.col("newest.epoch").alias("epoch"),
+        f.coalesce(f.col("own_end.seq"), f.col("newest.seq")).alias("last_seq"),
+        f.when(has_run, first.started_at).alias("first_active_at"),
+        f.when(has_run, last.started_at).alias("last_active_at"),
+        f.expr("size(filter(runs, r -> not r.outcome <=> 'released'))").alias("attempts"),
+        f.when(has_run, millis_between(ended_at, last.started_at)).alias("run_ms"),
+        f.when(has_run, f.expr(f"aggregate(runs, 0L, (sum, r) -> sum + {ms})")).alias("busy_ms"),
+        f.expr("try_element_at(filter(runs.worker, w -> w is not null), -1)").alias("last_worker"),
     )
     return conform(_timed(lives), JOBS)
 
 
 _SAME_OR_ONCE: Final = (
-    "job_name", "shard", "epoch", "finished_at", "outcome", "delay_ms", "priority", "payload_bytes", "unblocked_at",
-    "parent_id", "group_id", "tags",
+    "job_name", "shard", "delay_ms", "priority", "payload_bytes", "unblocked_at", "parent_id", "group_id", "tags",
 )  # fmt: skip
 """Columns that all runs of a life agree on, or that only one of them has."""
-
-
-def _run_ended_at() -> Column:
-    return f.coalesce(f.col("run_end.ts"), f.col("finished_at"))
 
 
 def _timed(lives: DataFrame) -> DataFrame:
@@ -216,24 +218,26 @@ def _timed(lives: DataFrame) -> DataFrame:
     )
 
 
-def attempts_of(judged_runs: DataFrame) -> DataFrame:
-    """One row per handing out; `ended_at` and `outcome` are null while it lasts."""
-    error = f.col("failure.error")
-    outcome = f.coalesce(f.col("run_end.event"), f.when(f.col("finished_at").isNotNull(), f.lit("removed")))
-    named = judged_runs.where(f.col("started_at").isNotNull()).withColumns(
-        {
-            "ended_at": _run_ended_at(),
-            "outcome": outcome,
-            "round": f.col("run"),
-            "error": error,
-            "error_signature": signature(error),
-        }
-    )
-    ended = named.withColumns(
-        {
-            "run_ms": millis_between(f.col("ended_at"), f.col("started_at")),
-            "ended_date": f.to_date("ended_at"),
-        }
+def attempts_of(judged_lives: DataFrame) -> DataFrame:
+    """One row per handing out; `ended_at` and `outcome` are null while it lasts, `ended_date` while its life lasts."""
+    is_over = f.col("finished_at").isNotNull()
+    each = judged_lives.select(
+        *_by_job, "job_name", "shard", "finished_at", "runs", f.col("oldest.seq").alias("life_seq"),
+        f.col("newest.epoch").alias("epoch"), f.posexplode("runs").alias("place", "one"),
+    )  # fmt: skip
+    named = each.select(
+        *_by_job, "job_name", "shard", "epoch", "life_seq", "finished_at",
+        (f.col("place") + 1).alias("round"),
+        f.get("runs", f.col("place") - 1).started_at.alias("previous_at"),
+        *(f.col(f"one.{name}").alias(name) for name in ("attempt", "worker", "started_at", "first_seq", "error")),
+        f.coalesce(f.col("one.ended_at"), f.col("finished_at")).alias("ended_at"),
+        f.coalesce(f.col("one.outcome"), f.when(is_over, f.lit("removed"))).alias("outcome"),
+    )  # fmt: skip
+    ended = named.select(
+        "*",
+        millis_between(f.col("ended_at"), f.col("started_at")).alias("run_ms"),
+        signature(f.col("error")).alias("error_signature"),
+        f.when(is_over, f.to_date("ended_at")).alias("ended_date"),
     )
     return conform(ended, ATTEMPTS)
 

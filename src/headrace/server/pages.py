@@ -38,18 +38,25 @@ _POLICY: Final = (
 )
 
 
+_ALONE: Final = _POLICY.replace(
+    b"default-src 'self'; img-src 'self' data:;", b"default-src 'none'; style-src 'unsafe-inline'; img-src data:;"
+)
+"""For a page that brings its style along and needs nothing else."""
+
+
 class File:
     """One file as it is sent; read anew when it has changed on disk."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, policy: bytes = _POLICY) -> None:
         self._path = path
+        self._policy = policy
         self._stamp: tuple[int, int] = (0, -1)
         self._body = b""
         self._tag = b""
 
     def response(self, request: Request) -> Response:
         self._refresh()
-        headers = b"ETag: " + self._tag + b"\r\n" + _POLICY
+        headers = b"ETag: " + self._tag + b"\r\n" + self._policy
         if self._tag in request.headers.get(b"if-none-match", b""):
             return Response(304, headers=headers)
         return Response(200, self._body, _TYPES[self._path.suffix], headers)
@@ -74,6 +81,21 @@ class Page:
         self._file = File(path)
 
     def serve(self, session: HttpSession, request: Request) -> Response:
+        return self._file.response(request)
+
+
+class Report:
+    """What `headrace pipeline report` wrote, for those who may ask; 204 while there is none."""
+
+    is_open = False
+
+    def __init__(self, path: str | None) -> None:
+        self._path = Path(path) if path else None
+        self._file = File(self._path, _ALONE) if self._path else None
+
+    def serve(self, session: HttpSession, request: Request) -> Response:
+        if self._path is None or self._file is None or not self._path.is_file():
+            return Response(204)
         return self._file.response(request)
 
 

@@ -268,6 +268,7 @@ class Attendant:
             if isinstance(outcome, NotFound):
                 self._register()
 
+        self._pump()  # whatever was missed: a worker with a free slot has a question out
         if self._is_connected:
             done = self.figures
             self._submit(

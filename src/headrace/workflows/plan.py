@@ -131,6 +131,11 @@ decode_body: Final = msgspec.msgpack.Decoder(Body).decode
 NO_RESULT: Final = Raw(NIL)
 
 
+def results_of(done: Mapping[str, Body]) -> Raw:
+    """All results by their steps as one value; they are not decoded for it."""
+    return Raw(encode_body({name: body.result or NO_RESULT for name, body in done.items()}))
+
+
 class FlowJob(Struct, frozen=True):
     """A job that a decision wants pushed."""
 

@@ -42,7 +42,7 @@ from headrace.workflows.machine import (
     TimedOut,
     Woken,
 )
-from headrace.workflows.plan import ROLLBACK, Body
+from headrace.workflows.plan import ROLLBACK, Body, results_of
 from headrace.workflows.registry import Implementation
 
 Implementations = Mapping[tuple[str, int], Implementation]
@@ -134,7 +134,7 @@ class FlowWorker(Worker):
             what = f"result of step {work.step!r}"
             result = encode_payload(fitted(value, code.definition.steps[work.step].result, what))
             body = Body(result=result, can_roll_back=one.rollback is not None, worker=self._provider_id, began=began)
-            return StepDone(work.step, attempt, body)
+            return StepDone(work.step, attempt, body, is_enough=code.on_complete is None)
 
         told = Body(worker=self._provider_id, began=began)
         return await self._try(job, work, run, done, lambda error: StepLost(work.step, attempt, error, told), told)
@@ -204,7 +204,7 @@ class FlowWorker(Worker):
 
         async def done() -> News:
             if code.on_complete is None:
-                return Completed(encode_payload({name: decode_payload(body.result) for name, body in run.done.items()}))
+                return Completed(results_of(run.done))
             context = self._context(code, run, work, job, dict(run.done), "")
             value = await self._call_code(job, code.on_complete, context)
             return Completed(encode_payload(fitted(value, code.definition.result, f"result of {run.plan.workflow!r}")))

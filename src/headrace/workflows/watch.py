@@ -1,7 +1,8 @@
 """Waiting for flows: for their end, or for the next thing that happens to them.
 
-The store is asked in slices of a second, and a limited number of questions wait at once: a server lets few commands of
-one connection wait. When the watch ends, everybody who still waits is told; the flows themselves go on.
+A question waits at the store for a second, and the longer a flow lasts the longer the next ones; a limited number of
+them wait at once, for a server lets few commands of one connection wait. When the watch ends, everybody who still waits
+is told; the flows themselves go on.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ T = TypeVar("T")
 
 _MOST_WAITING: Final = 100
 _SLICE: Final = 1.0
+_LONGEST_SLICE: Final = 10.0
 
 
 class FlowWatch:
@@ -45,12 +47,13 @@ class FlowWatch:
             self._ended.set_result(None)
 
     async def _wait_end(self, flow_id: str, patience: float | None) -> FlowFound:
-        deadline = patience
+        deadline, span = patience, _SLICE
         while True:
-            left = _SLICE if deadline is None else min(_SLICE, max(0.0, deadline - time.monotonic()))
+            left = span if deadline is None else min(span, max(0.0, deadline - time.monotonic()))
             found = await self._ask(FlowWait(id=flow_id, timeout=left * 1000))
             if found.flow.status.is_final or (deadline is not None and time.monotonic() >= deadline):
                 return found
+            span = min(2 * span, _LONGEST_SLICE)
             deadline = min((end for end in (patience, self._own_deadline(found)) if end is not None), default=None)
 
     def _own_deadline(self, found: FlowFound) -> float | None:
@@ -65,7 +68,7 @@ class FlowWatch:
     async def _ask(self, asked: FlowWait) -> FlowFound:
         async with self._slots:
             try:
-                return await self._client.ask(asked, _SLICE + self._client.timeout)
+                return await self._client.ask(asked, asked.timeout / 1000 + self._client.timeout)
             except ConnectionLost:
                 await asyncio.sleep(0.1)
                 return await self._client.ask(FlowGet(id=asked.id, after=asked.after))

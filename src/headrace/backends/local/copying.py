@@ -15,6 +15,7 @@ from typing import Final
 import apsw
 from msgspec import Struct
 
+from headrace.backends.local.segments import sync_folder
 from headrace.errors import Refused, StorageUnavailable
 
 _PAGES_AT_ONCE: Final = 1000
@@ -35,9 +36,10 @@ def copy_database(source: Path, target: Path, told: Callable[[float], None]) -> 
     unfinished.unlink(missing_ok=True)
     try:
         jobs = _copy(source, unfinished, told)
-        _flush(unfinished)
+        with unfinished.open("rb") as file:
+            os.fsync(file.fileno())
         os.link(unfinished, target)  # unlike a rename it refuses to replace what came in between
-        _flush(target.parent)
+        sync_folder(target.parent)
     except FileExistsError:
         raise Refused(f"{target} exists: a backup overwrites nothing, choose another name") from None
     except (apsw.Error, OSError) as error:
@@ -60,11 +62,3 @@ def _copy(source: Path, target: Path, told: Callable[[float], None]) -> int:
                     told(1 - backup.remaining / max(1, backup.page_count))
             writer.execute("PRAGMA journal_mode=DELETE")  # one file; a server turns the log on again
     return int(jobs)
-
-
-def _flush(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

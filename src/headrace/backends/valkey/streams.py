@@ -12,6 +12,7 @@ thousand of them; who might have missed some is told of a gap.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
@@ -45,6 +46,7 @@ _WORDS: Final = {
 """Events of the stream that are told here, in our words."""
 _TOLD: Final = frozenset(_WORDS.values())
 
+log: Final = logging.getLogger("headrace.valkey")
 Tell = Callable[[Event, bytes | None], None]
 
 
@@ -112,11 +114,12 @@ class Streams:
     # -- reading -------------------------------------------------------------------------------------------------------
 
     async def _keep_following(self, queue: str, key: str, cursor: bytes) -> None:
-        reader = self._server.reader(key)
+        reader: Connection | None = None
         is_sure = True
         try:
             while True:
                 try:
+                    reader = reader or self._server.reader(key)
                     entries = await self._read(reader, key, cursor)
                     if (not is_sure or len(entries) >= _MANY) and await self._is_cut(reader, key, cursor):
                         self._tell(Event(0, int(time.time() * 1000), "gap", 0, queue), None)
@@ -124,15 +127,15 @@ class Streams:
                     await self._let_answers_come(key)
                 except (StorageUnavailable, ServerError):
                     is_sure = False
-                    await reader.close()
+                    await _close(reader)
+                    reader = None  # in a cluster it may be another node by now
                     await asyncio.sleep(_PAUSE_S)
-                    reader = self._server.reader(key)  # in a cluster it may be another node by now
                     continue
                 for cursor, fields in entries:
                     self._entries.append((queue, cursor, fields))
                 self._wake()
         finally:
-            await reader.close()
+            await _close(reader)
 
     async def _read(self, reader: Connection, key: str, cursor: bytes) -> list[Any]:
         options = ("COUNT", _READ_AT_ONCE, "BLOCK", self._block_ms)
@@ -170,7 +173,10 @@ class Streams:
         """Our own events of this tick are told: now those of others."""
         entries, self._entries = self._entries, []
         for queue, entry, flat in entries:
-            self._hear(queue, entry, dict(zip(flat[::2], flat[1::2], strict=True)))
+            try:
+                self._hear(queue, entry, dict(zip(flat[::2], flat[1::2], strict=True)))
+            except ValueError as error:
+                log.warning("an entry of the events of %s cannot be read: %s", queue, error)
 
     def _hear(self, queue: str, entry: bytes, fields: dict[bytes, bytes]) -> None:
         word, job_id = _WORDS.get(fields.get(b"event", b"")), fields.get(b"jobId", b"").decode()
@@ -180,6 +186,11 @@ class Streams:
         if not self._own.take(key):
             self._heard.add(key)
             self._tell(*_event_of(queue, word, job_id, entry, fields))
+
+
+async def _close(reader: Connection | None) -> None:
+    if reader is not None:
+        await reader.close()
 
 
 def _place(entry: bytes) -> tuple[int, int]:

@@ -33,6 +33,24 @@ export function authorization() {
   return value ? { Authorization: `Bearer ${value}` } : {};
 }
 
+/** Whether `headrace serve --report` has a report to show. */
+export async function hasReport() {
+  const answer = await fetch(`${BASE}/report`, { method: "HEAD", headers: authorization() }).catch(() => null);
+  return answer?.status === 200;
+}
+
+/** A link carries no token: where one is needed, the report is fetched with it and saved as a file. */
+export async function openReport(event) {
+  if (!token.get()) return;
+  event.preventDefault();
+  const answer = await fetch(`${BASE}/report`, { headers: authorization() });
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(await answer.blob());
+  link.download = "headrace-report.html";
+  link.click();
+  URL.revokeObjectURL(link.href);
+}
+
 const KINDS = { 401: "login", 403: "forbidden", 404: "missing" };
 const kindOf = (status) => KINDS[status] ?? (status >= 500 ? "lost" : "refused");
 

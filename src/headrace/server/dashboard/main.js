@@ -4,7 +4,7 @@
 // `ui` (state of the page that lives as long as the address), `redraw()` and `reload()`. To add a page: write its
 // module and add a line to PAGES.
 
-import { ApiError, token } from "./api.js";
+import { ApiError, hasReport, openReport, token } from "./api.js";
 import { h, oncePerFrame, show } from "./dom.js";
 import { age } from "./format.js";
 import * as live from "./live.js";
@@ -100,6 +100,7 @@ async function load() {
     mine.error = null;
     mine.login = false;
     mine.refused = null;
+    lookForReport();
   } catch (error) {
     if (!(error instanceof ApiError)) throw error;
     mine.error = error;
@@ -150,6 +151,16 @@ async function signedIn() {
   drawBar();
 }
 
+let isReported = null;
+
+// Once, and not before the server has let us in.
+async function lookForReport() {
+  if (isReported !== null) return;
+  isReported = false;
+  isReported = await hasReport();
+  if (isReported) drawBar();
+}
+
 function drawBar() {
   const here = BELONGS[ctx.name] ?? ctx.name;
   show(
@@ -176,6 +187,7 @@ function drawBar() {
       "div",
       { class: "corner" },
       h("a", { href: "#/workers", "aria-current": here === "workers" ? "page" : null }, "Workers"),
+      isReported && h("a", { href: "report", target: "_blank", onclick: openReport }, "Report"),
       h(
         "button",
         {

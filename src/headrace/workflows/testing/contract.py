@@ -716,17 +716,26 @@ class WorkflowContract:
 
     @case
     async def test_ew_201_ew_205_a_wide_group_is_one_job_per_step_and_ends_once(self) -> None:
+        running: Counter[str] = Counter()
+        most: Counter[str] = Counter()
+
+        async def count(ctx: StepContext[Any]) -> None:
+            running[ctx.provider_id] += 1
+            most[ctx.provider_id] = max(most[ctx.provider_id], running[ctx.provider_id])
+            await asyncio.sleep(0.01)
+            running[ctx.provider_id] -= 1
+
         names = [f"s{n}" for n in range(100)]
-        saga = Saga(define(names, "last"))
-        one, two = self.flows(concurrency=20), self.flows(concurrency=20)
+        saga = Saga(define(names, "last"), meanwhile=dict.fromkeys(names, count))
+        one, two = self.flows(concurrency=10), self.flows(concurrency=10)
         saga.join(one)
         saga.join(two)
         async with one, two:
             result = await (await one.execute(saga.definition, None)).result(30)
         assert len(result) == 101
         assert Counter(saga.calls).most_common(1)[0][1] == 1, "nothing ran twice"
-        ran = Counter(saga.contexts[name].provider_id for name in names)
-        assert len(ran) == 2, "both took part"
+        assert set(most) == {one.provider_id, two.provider_id}, "both took part"
+        assert max(most.values()) <= 10, "neither ran more than it may"
 
     @case
     async def test_ew_175_ew_180_ew_182_failure_and_rollback_need_nothing_of_the_caller(self) -> None:

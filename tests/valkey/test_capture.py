@@ -1,0 +1,119 @@
+"""`headrace capture` on a real Valkey: what the streams told is in the log, once, and what they lost is named."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.pipeline.eventsource import BEGINNING, CaptureFolder
+from tests.serverprocess import ServerProcess
+from tests.valkeyserver import ValkeyServer
+
+
+@pytest.fixture(scope="module")
+def valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ValkeyServer]:
+    with ValkeyServer(tmp_path_factory.mktemp("valkey")) as running:
+        yield running
+
+
+@pytest.fixture
+def url(valkey: ValkeyServer, request: pytest.FixtureRequest) -> str:
+    return f"{valkey.url}?prefix={request.node.name[:40]}"
+
+
+def command(url: str, folder: Path, *flags: str) -> list[str]:
+    return [sys.executable, "-m", "headrace", "capture", str(folder), "--backend", url, *flags]
+
+
+def capture_once(url: str, folder: Path) -> str:
+    done = subprocess.run(command(url, folder, "--once"), capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def captured(folder: Path) -> list[dict[str, Any]]:
+    log = CaptureFolder(folder)
+    segments = log.window(BEGINNING).segments
+    blocks = [block for segment in segments for block in log.blocks(segment, segment.first - 1, segment.last)]
+    return [json.loads(line) for block in blocks for line in block.splitlines()]
+
+
+def has_captured(folder: Path, job: str) -> bool:
+    return (folder / "shard=0").is_dir() and any(event["job"] == job for event in captured(folder))
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_a_job_on_valkey_has_a_history_that_the_pipeline_understands(url: str, tmp_path: Path) -> None:
+    with ServerProcess(":memory:", "--backend", url) as server, server.client() as client:
+        client.ok("PUSH", queue="mail", data={}, name="send")
+        client.ok("PUSH", queue="sms", data={}, maxAttempts=1)
+        client.ok("ACK", id=client.ok("PULL", queue="mail")["job"]["id"], result={"x": 1})
+        client.ok("FAIL", id=client.ok("PULL", queue="sms")["job"]["id"], error="E: gone")
+    assert "of 2 queues" in capture_once(url, tmp_path)
+    events = captured(tmp_path)
+    mail = [(event["event"], event["ts"]) for event in events if event["queue"] == "mail"]
+    assert [word for word, _ in mail] == ["pushed", "pulled", "completed"]
+    assert sorted(ts for _, ts in mail) == [ts for _, ts in mail]
+    letter = next(event for event in events if event["event"] == "failed")
+    assert (letter["queue"], letter["error"], letter["terminal"]) == ("sms", "E: gone", True)
+    assert [event["seq"] for event in events] == list(range(1, len(events) + 1))
+
+
+def test_nothing_comes_twice_when_it_is_started_again_or_killed(url: str, valkey: ValkeyServer, tmp_path: Path) -> None:
+    prefix = url.partition("prefix=")[2]
+    client, total = valkey.client(), 0
+    for _ in range(3):
+        for _ in range(100):
+            total += 1
+            client.xadd(f"{prefix}:{{q}}:events", {"event": "added", "jobId": str(total), "name": "n"})
+        running = subprocess.Popen(command(url, tmp_path, "--segment-ms", "100"), stdout=subprocess.PIPE)
+        wait_for(lambda last=str(total): has_captured(tmp_path, last))
+        running.send_signal(signal.SIGKILL)
+        running.communicate(timeout=10)
+        (tmp_path / "streams.json").unlink()  # as if it had died before they were stored: the log knows
+    capture_once(url, tmp_path)
+    assert [event["job"] for event in captured(tmp_path)] == [str(n) for n in range(1, total + 1)]
+
+
+def test_what_a_stream_lost_before_it_was_read_is_named_as_a_gap(
+    url: str, valkey: ValkeyServer, tmp_path: Path
+) -> None:
+    stream = f"{url.partition('prefix=')[2]}:{{q}}:events"
+    client = valkey.client()
+    for n in range(10):
+        client.xadd(stream, {"event": "added", "jobId": str(n)})
+    capture_once(url, tmp_path)
+    for n in range(10, 60):
+        client.xadd(stream, {"event": "added", "jobId": str(n)}, maxlen=20, approximate=False)
+    capture_once(url, tmp_path)
+    events = captured(tmp_path)
+    (gap,) = [event for event in events if event["event"] == "gap"]
+    assert (gap["queue"], gap["first"], gap["last"], gap["seq"]) == ("q", 11, 40, 41)
+    assert [event["job"] for event in events if event["event"] == "pushed"] == [
+        str(n) for n in (*range(10), *range(40, 60))
+    ]
+
+
+def test_a_second_capture_of_the_same_folder_is_refused(url: str, tmp_path: Path) -> None:
+    with subprocess.Popen(command(url, tmp_path), stdout=subprocess.PIPE) as running:
+        assert running.stdout is not None
+        assert b"capturing" in running.stdout.readline()
+        second = subprocess.run(command(url, tmp_path), capture_output=True, text=True, timeout=60, check=False)
+        running.send_signal(signal.SIGTERM)
+        assert running.wait(30) == 0
+    assert second.returncode == 1
+    assert "another capture writes to" in second.stderr
