@@ -187,6 +187,15 @@ def test_the_server_can_be_watched_as_described(folder: Path, server: ServerProc
     assert "# TYPE " in shown
 
 
+def test_alerts_speak_of_metrics_that_are_there(server: ServerProcess) -> None:
+    named = set(re.findall(r"bunqueue_\w+", text_of(OPERATIONS).partition("Alerts worth having")[2]))
+    with server.client() as client:
+        client.ok("PUSH", queue="mail", data=1)
+        scraped = client.ok("Prometheus")["data"]["metrics"]
+    assert len(named) >= 6
+    assert named <= set(re.findall(r"^bunqueue_\w+", scraped, re.M))
+
+
 def test_the_systemd_unit_starts_a_server_and_gives_it_time_to_stop() -> None:
     (block,) = pages.blocks(OPERATIONS, "ini")
     unit = configparser.ConfigParser(interpolation=None)
