@@ -68,6 +68,7 @@ class ValkeyBackend(Refused):
     ) -> None:
         self.url = parse_url(url)
         super().__init__(transport_of(self.url), self.url.prefix, clock or SystemClock(), rng)
+        self.events_kept = self.url.events
         self.max_completed = max_completed
         self.completed_retention_ms = completed_retention_ms
         self.problems: list[str] = []
@@ -100,7 +101,9 @@ class ValkeyBackend(Refused):
         await self.load_libraries()
         self._epoch = self._clock.now_ms()
         self._log.epoch = self._epoch
-        for queue in await self._queue_names():
+        names = await self._queue_names()
+        await self._cap_events(names)
+        for queue in names:
             self._look_at(queue, self._clock.now_ms())
 
     async def close(self) -> None:

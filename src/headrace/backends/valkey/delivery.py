@@ -191,6 +191,7 @@ class Delivery(Settlement):
             self._counted = {name: known for name, known in self._counted.items() if name in self._registered}
         size = max(_ROUND_SLICE, len(self._registered) // ROUND_CALLS + 1)
         names, self._round = self._round[:size], self._round[size:]
+        await self._cap_events(names)
         await asyncio.gather(*map(self._sweep_queue, names), *map(self._reclaim, names))
         await asyncio.gather(*map(self._fire_schedulers, names))
         self._counted.update(zip(names, await asyncio.gather(*map(self.counts, names)), strict=True))

@@ -108,6 +108,10 @@ class Store:
         self._counted: dict[str, Counts] = {}
         """Jobs of each queue by state, as the slow round last saw them."""
         self._round: list[str] = []
+        self.events_kept: int | None = None
+        """How long event streams are to be, if somebody said so."""
+        self._capped: set[str] = set()
+        """Queues that were told so by this broker."""
         self._figures: dict[str, QueueFigures] = {"": QueueFigures()}
         self._minutes: dict[tuple[str, str], dict[int, int]] = {}
 
@@ -270,6 +274,15 @@ class Store:
             await self._server.call(self._keys.queues, "SADD", self._keys.queues, queue)
             self._registered.add(queue)
             self._see(queue)
+            await self._cap_events([queue])
+
+    async def _cap_events(self, queues: Sequence[str]) -> None:
+        """Note in the meta of queues how many events are kept, for all who write them by our functions."""
+        if self.events_kept is None:
+            return
+        new = [self._keys.meta(queue) for queue in queues if queue not in self._capped]
+        await self._server.call_many([(key, ("HSET", key, "hrEvents", self.events_kept)) for key in new])
+        self._capped.update(queues)
 
     async def _queue_names(self) -> list[str]:
         """All queues that any broker has entered."""

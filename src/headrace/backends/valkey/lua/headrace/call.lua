@@ -129,7 +129,7 @@ end
 
 -- For everybody who reads the queue's event stream: Node's QueueEvents above all.
 local function announce(queue, kind, job_id, ...)
-  call('XADD', queue.k.events, 'MAXLEN', '~', EVENTS_CAP, '*', 'event', kind, 'jobId', job_id, ...)
+  call('XADD', queue.k.events, 'MAXLEN', '~', meta(queue).hrEvents or EVENTS_CAP, '*', 'event', kind, 'jobId', job_id, ...)
 end
 
 -- A result that JSON does not hold exactly goes with its bytes.
