@@ -482,7 +482,7 @@ def public_name(name: str, value: object) -> Lines:
     yield f"### {name}"
     yield ""
     if not callable(value):
-        yield f"`{value!r}`"
+        yield f"`{sorted(value) if isinstance(value, frozenset) else value!r}`"
     else:
         yield source.cleandoc(value.__dict__.get("__doc__") or value.__doc__ or "").partition("\n\n")[0]
     yield ""
