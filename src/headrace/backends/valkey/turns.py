@@ -99,7 +99,7 @@ class Turns(Intake):
         ended: list[asyncio.Future[bool]] = [loop.create_future() for _ in lots]
         for lot, future in zip(lots, ended, strict=True):
             self._turn(queue, len(lot) // 3).lots.append((lot, future))
-        return [await future for future in ended]
+        return [await ended[0]] if len(ended) == 1 else list(await asyncio.gather(*ended))
 
     def _turn(self, queue: str, size: int) -> Turn:
         turn = self._turns.get(queue)
