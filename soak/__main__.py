@@ -100,7 +100,7 @@ class Soak:
         planned = plan(rng, self._options.faults, list(stage.hands), until, self._options.longest)
         print(f"seed {self._settings.seed}: {len(planned)} faults in {self._options.minutes:g} minutes")
         for one in planned:
-            print(f"  {one.at:7.1f} s  {one.fault:<13} {one.target:<16} for {one.seconds:.1f} s")
+            print(f"  {one.at:7.1f} s  {one.fault:<14} {one.target:<16} for {one.seconds:.1f} s")
         print(flush=True)
         return planned
 

@@ -37,6 +37,26 @@ def kill_server(stage: Stage, target: str, seconds: float) -> None:
         server.start()
 
 
+def restart_server(stage: Stage, target: str, seconds: float) -> None:
+    """As a deployment does: SIGTERM, and it ends in order."""
+    server = stage.servers[target]
+    with stage.incident("stop", target, server.pid):
+        try:
+            server.stop()
+        except AssertionError as error:
+            stage.deaths.append(f"{target} did not stop in order: {error}")
+        time.sleep(seconds)
+        server.start()
+
+
+def restart_hand(stage: Stage, target: str, seconds: float) -> None:
+    hand = stage.hands[target]
+    with stage.incident("stop", target, hand.pid):
+        hand.stop(30)
+    time.sleep(seconds)
+    hand.start()
+
+
 def kill_hand(stage: Stage, target: str, seconds: float) -> None:
     hand = stage.hands[target]
     with stage.incident("kill", target, hand.pid):
@@ -127,6 +147,8 @@ FAULTS: Final[dict[str, Fault]] = {
     "kill-broker": Fault(kill_server, ("broker-1", "broker-2"), 3),
     "kill-worker": Fault(kill_hand, ("worker",), 4),
     "kill-producer": Fault(kill_hand, ("producer",)),
+    "restart-server": Fault(restart_server, SERVERS),
+    "restart-worker": Fault(restart_hand, ("worker",)),
     "kill-valkey": Fault(kill_valkey, ("valkey",)),
     "freeze": Fault(freeze, SERVERS),
     "cut": Fault(cut, _WAYS, 3),

@@ -60,7 +60,7 @@ class Incident(Struct):
     began: float
     ended: float = 0.0
     pid: int | None = None
-    """The process that was killed."""
+    """The process that was killed or stopped."""
 
 
 class Hand:

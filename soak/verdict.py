@@ -197,9 +197,12 @@ def _told(one: Execution, another: Execution) -> str:
 def _is_excused(side: Side, one: Execution, another: Execution, lease: float) -> bool:
     between = [each for each in side.incidents if each.began <= another.began and each.ended >= one.began]
     return any(
-        each.pid == one.pid or (each.fault == "kill" and each.target == "server") or each.ended - each.began > lease / 3
-        for each in between
+        each.pid == one.pid or _is_restart(each, "server") or each.ended - each.began > lease / 3 for each in between
     )
+
+
+def _is_restart(incident: Incident, *targets: str) -> bool:
+    return incident.fault in ("kill", "stop") and incident.target in targets
 
 
 # -- workflows ---------------------------------------------------------------------------------------------------------
@@ -267,9 +270,9 @@ def _missed(side: Side, slots: Iterable[int], step: int) -> Iterator[int]:
 
 def _nobody_was_up(incidents: Sequence[Incident]) -> Iterator[tuple[float, float]]:
     for one in incidents:
-        if one.fault == "kill" and one.target in ("server", "valkey"):
+        if _is_restart(one, "server", "valkey"):
             yield one.began, one.ended
-    of_brokers = [one for one in incidents if one.fault in ("kill", "freeze") and one.target.startswith("broker")]
+    of_brokers = [one for one in incidents if one.fault != "garbage" and one.target.startswith("broker")]
     for one, another in combinations(of_brokers, 2):
         if one.target != another.target and one.began < another.ended and another.began < one.ended:
             yield min(one.began, another.began), max(one.ended, another.ended)

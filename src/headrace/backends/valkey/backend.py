@@ -98,7 +98,6 @@ class ValkeyBackend(Refused):
     async def open(self) -> None:
         await self._server.open()
         await self.load_libraries()
-        await self._wakes.open()
         self._epoch = self._clock.now_ms()
         self._log.epoch = self._epoch
         for queue in await self._queue_names():
@@ -115,6 +114,7 @@ class ValkeyBackend(Refused):
         self.library_owner = await ensure_libraries(self._server.primaries())
 
     async def look_after(self) -> None:
+        await self._server.refresh()
         self._streams.keep_only({queue for queue, listeners in self._watched.items() if listeners > 0})
         await super().look_after()
         await self.load_libraries()  # a Node process may have replaced `glidemq`, or brought none and flushed ours
@@ -125,6 +125,9 @@ class ValkeyBackend(Refused):
         return None if is_own_glidemq(self.library_owner) else POLL_MS
 
     # -- other brokers -------------------------------------------------------------------------------------------------
+
+    async def _listen(self) -> None:
+        await self._wakes.open()
 
     def _hear(self, channel: bytes, message: bytes) -> None:
         name = channel.decode()

@@ -59,6 +59,16 @@ _decode_news: Final = msgspec.msgpack.Decoder(tuple[list[News], list[str], float
 _PARTICULARS: Final = News.__struct_fields__[3:]
 
 
+class InHand(Struct, gc=False):
+    """A plain job that was handed out here, with what is told when it ends."""
+
+    queue: str
+    name: str | None
+    attempts: int
+    started: int
+    owner: str | None
+
+
 class Store:
     def __init__(self, transport: Transport, prefix: str, clock: Clock, rng: Callable[[], float]) -> None:
         self._server = transport
@@ -80,6 +90,8 @@ class Store:
         """Queues that have workflows, as far as is known here."""
         self._holders: dict[str, dict[str, int]] = {}
         """Who counts a job among those it holds: taken off when the job leaves its hands."""
+        self._in_hand: dict[str, InHand] = {}
+        """Plain jobs that were handed out here and have not ended yet, as far as this broker knows."""
         self._dues: dict[str, int] = {}
         self._claimed_at: dict[str, int] = {}
         self._next_registration = 0
@@ -170,6 +182,7 @@ class Store:
         return event
 
     def _let_go(self, job_id: str) -> None:
+        self._in_hand.pop(job_id, None)
         holder = self._holders.pop(job_id, None)
         if holder is not None:
             holder.pop(job_id, None)
