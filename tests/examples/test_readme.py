@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import importlib
 import re
 import shlex
 import ssl
@@ -233,6 +234,18 @@ def test_architecture_names_files_and_functions_that_exist() -> None:
     assert len(methods) > 30
     unknown = [f"{cls}.{name}" for cls, name in methods if f"def {name}(" not in everything]
     assert not unknown
+
+
+@pytest.mark.parametrize("package", ["headrace", "headrace.events", "headrace.workflows", "headrace.workflows.testing"])
+def test_every_public_name_says_what_it_is_for(package: str) -> None:
+    module = importlib.import_module(package)
+    named = {name: getattr(module, name) for name in module.__all__}
+    documented = {
+        name for name, value in named.items() if not callable(value) or vars(value).get("__doc__", value.__doc__)
+    }
+    assert set(named) - documented == set()
+    reference = text_of("docs/reference.md")
+    assert [name for name in named if not name.startswith("__") and f"### {name}\n" not in reference] == []
 
 
 def test_every_module_has_its_place_in_the_reading_order() -> None:
