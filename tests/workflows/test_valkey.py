@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -10,6 +11,7 @@ from uuid import uuid4
 import pytest
 
 from headrace.errors import WorkflowStepError
+from headrace.propagation import Retry
 from headrace.workflows import FlowStatus, StepContext, Workflows
 from headrace.workflows.testing import Saga, define
 from headrace.workflows.testing.contract import QUICK
@@ -61,6 +63,21 @@ async def test_ew_204_a_valkey_that_is_killed_and_started_again_goes_on_with_its
             assert set(await handle.result(40)) == {"a", "b", "c"}
     assert saga.calls.count("a") == saga.calls.count("c") == saga.calls.count("complete") == 1
     assert saga.calls.count("b") <= 2
+
+
+async def test_a_step_that_ends_while_valkey_is_away_is_told_when_it_is_back_and_runs_once(tmp_path: Path) -> None:
+    async def end_alone(ctx: StepContext[Any]) -> None:
+        await asyncio.to_thread(valkey.kill)
+        asyncio.get_running_loop().call_later(1.0, threading.Thread(target=valkey.start).start)
+
+    saga = Saga(define("a", "b"), meanwhile={"a": end_alone})
+    with ValkeyServer(tmp_path, "--appendonly", "yes", "--appendfsync", "always") as valkey:
+        flows = Workflows(valkey.url, default_retry=Retry(1))
+        saga.join(flows)
+        async with flows:
+            handle = await flows.execute(saga.definition, None, timeout=60)
+            assert set(await handle.result(40)) == {"a", "b"}
+    assert saga.calls == ["a", "b", "complete"]
 
 
 async def test_a_flow_that_begins_at_one_broker_runs_at_another_and_outlives_both() -> None:

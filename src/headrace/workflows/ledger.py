@@ -103,14 +103,26 @@ class Ledger:
             return known
         return self._remember(record_of(await self._client.ask(FlowGet(id=flow_id))))
 
+    async def reach(self, flow_id: str, revision: int = 1) -> Record:
+        """The same for who has a job of the flow: a store that is away for a while costs the job no attempt."""
+        deadline = time.monotonic() + _PATIENCE
+        while True:
+            try:
+                return await self.read(flow_id, revision)
+            except _UNREACHED:
+                if time.monotonic() > deadline:
+                    raise
+            await asyncio.sleep(random.uniform(0.1, 0.5))
+
     async def carry_out(self, flow_id: str, news: News, job: JobContext | None = None) -> Decision:
         """Decide on the news and have it done, the job completed with it. A decision without entries changed nothing.
 
         LeaseLost when the job is not ours any more.
         """
         deadline = time.monotonic() + _PATIENCE
+        read = self.read if job is None else self.reach
         while True:
-            record = await self.read(flow_id)
+            record = await read(flow_id)
             async with record.lock:
                 decision = decide(record.run, news)
                 if not decision.entries:
@@ -118,7 +130,7 @@ class Ledger:
                         return decision
                     # Perhaps only what is remembered here is old: nothing is turned away without a look at the store.
                     self._records.pop(flow_id, None)
-                    record = await self.read(flow_id)
+                    record = await read(flow_id)
                     decision = decide(record.run, news)
                     if not decision.entries:
                         return decision

@@ -92,7 +92,7 @@ class FlowWorker(Worker):
 
     async def _run(self, work: Work) -> Run:
         try:
-            return (await self._ledger.read(work.flow, work.revision)).run
+            return (await self._ledger.reach(work.flow, work.revision)).run
         except NotFound:
             raise _Forgotten from None
 

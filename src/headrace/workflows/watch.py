@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 
 from headrace.client.client import Client
 from headrace.commands.flows import FlowFound, FlowGet, FlowWait
-from headrace.errors import ConnectionLost, ProviderStoppedError
+from headrace.errors import ConnectionLost, ProviderStoppedError, StorageUnavailable
 from headrace.workflows.ledger import record_of
 
 T = TypeVar("T")
@@ -22,6 +22,7 @@ T = TypeVar("T")
 _MOST_WAITING: Final = 100
 _SLICE: Final = 1.0
 _LONGEST_SLICE: Final = 10.0
+_PAUSE: Final = 0.1
 
 
 class FlowWatch:
@@ -48,9 +49,18 @@ class FlowWatch:
 
     async def _wait_end(self, flow_id: str, patience: float | None) -> FlowFound:
         deadline, span = patience, _SLICE
+        answered = time.monotonic()
         while True:
             left = span if deadline is None else min(span, max(0.0, deadline - time.monotonic()))
-            found = await self._ask(FlowWait(id=flow_id, timeout=left * 1000))
+            try:
+                found = await self._ask(FlowWait(id=flow_id, timeout=left * 1000))
+            except StorageUnavailable:
+                # Behind a server that answers the store may be away for a while; the flow is not.
+                if time.monotonic() > min(answered + self._client.timeout, patience or float("inf")):
+                    raise
+                await asyncio.sleep(_PAUSE)
+                continue
+            answered = time.monotonic()
             if found.flow.status.is_final or (deadline is not None and time.monotonic() >= deadline):
                 return found
             span = min(2 * span, _LONGEST_SLICE)
@@ -70,7 +80,7 @@ class FlowWatch:
             try:
                 return await self._client.ask(asked, asked.timeout / 1000 + self._client.timeout)
             except ConnectionLost:
-                await asyncio.sleep(0.1)
+                await asyncio.sleep(_PAUSE)
                 return await self._client.ask(FlowGet(id=asked.id, after=asked.after))
 
     async def _until_ended(self, work: Coroutine[Any, Any, T]) -> T:
