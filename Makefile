@@ -7,9 +7,11 @@ PYTHON_BIN  := .venv/bin/python
 ARGS        ?=
 PYTEST_ARGS ?=
 BENCH_ARGS  ?=
+SOAK_ARGS   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-full check fmt bench bench-tasks bench-pipeline demo docs
+.PHONY: help setup run test test-full retest check fmt bench bench-tasks bench-flows bench-anchor bench-pipeline
+.PHONY: bench-valkey soak demo docs
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -22,10 +24,13 @@ run: ## Serve ./headrace.db in the foreground (options: ARGS="--tcp-port 7000")
 	@exec .venv/bin/headrace serve --data-path headrace.db $(ARGS)
 
 test: setup ## Run the test suite (selection: PYTEST_ARGS="-k name")
-	@$(PYTHON_BIN) -m pytest $(PYTEST_ARGS)
+	@tools/test.sh $(PYTEST_ARGS)
 
 test-full: setup ## Run the same suite with the full counts of the fault and property tests
-	@HEADRACE_TEST_SCALE=full $(PYTHON_BIN) -m pytest $(PYTEST_ARGS)
+	@HEADRACE_TEST_SCALE=full tools/test.sh $(PYTEST_ARGS)
+
+retest: setup ## Run what failed last time once more, one test at a time
+	@$(PYTHON_BIN) -m pytest --last-failed --last-failed-no-failures=none
 
 check: setup ## Check format, lint, types, import directions and that generated docs are fresh
 	@$(PYTHON_BIN) -m ruff format --check .
@@ -44,6 +49,20 @@ bench: setup ## Measure against the real bunqueue and write docs/benchmarks.md (
 bench-tasks: ## Measure no-op tasks against Dramatiq, Huey and bunqueue (BENCH_ARGS="--quick")
 	@tools/setup.sh bench
 	@$(PYTHON_BIN) bench/tasks.py $(BENCH_ARGS)
+
+bench-valkey: setup ## Measure queues on Valkey against BullMQ (BENCH_ARGS="--quick")
+	@$(PYTHON_BIN) bench/against_bullmq.py $(BENCH_ARGS)
+
+bench-flows: ## Measure workflows beside DBOS, and questions to events (BENCH_ARGS="--quick")
+	@tools/setup.sh bench
+	@$(PYTHON_BIN) bench/workflows.py $(BENCH_ARGS)
+
+soak: setup ## Run everything at once under faults for 20 minutes (SOAK_ARGS="--minutes 5 --seed 7")
+	@$(PYTHON_BIN) -m soak $(SOAK_ARGS)
+
+bench-anchor: ## Measure the server beside beanstalkd (BENCH_ARGS="--quick")
+	@tools/setup.sh bench
+	@$(PYTHON_BIN) bench/anchor.py $(BENCH_ARGS)
 
 bench-pipeline: setup ## Measure the data pipeline and write its table (BENCH_ARGS="--events 1000000")
 	@$(PYTHON_BIN) bench/pipeline.py $(BENCH_ARGS)

@@ -2,7 +2,8 @@
 
 PLACE is the port of the broker or a file, PROOF the file to which every job appends one byte. ROLE is `worker`,
 `producer`, or `both` for libraries that keep everything in one process. A producer reads lines `bulk N` and `one N`,
-adds N jobs in the best way its library has, or one by one with an answer awaited for each, and prints `done`.
+adds N jobs in the best way its library has, or one by one with an answer awaited for each, and prints `done`. Ours also
+knows `rare N`: with pauses between them; how long each was under way is appended to PROOF.delays.
 
 Workers are set up for many short jobs, as their manuals advise. To compare another library: a class like those below,
 its entry in LIBRARIES, and its line in tasks.py.
@@ -13,20 +14,30 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import struct
 import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
 CONCURRENCY = 100
 BATCH = 1000
+PAUSE_S = 0.02
 
 _proof = -1
+_delays = -1
 
 
 def note(n: int) -> None:
     """The job: prove that it ran."""
     os.write(_proof, b".")
+
+
+def note_delay(seconds: float) -> None:
+    """Prove it, and tell how long the job was under way. The clock is the same in all processes."""
+    os.write(_delays, struct.pack("d", seconds))
+    note(0)
 
 
 class Library(Protocol):
@@ -41,21 +52,26 @@ class Library(Protocol):
 
 
 class HeadraceLibrary:
-    """Producer and worker as coroutines of one loop, which is the only one in embedded mode."""
+    """Producer and worker as coroutines of one loop (as `headrace worker` has it), the only one in embedded mode."""
 
     def __init__(self, place: str) -> None:
         from headrace import Headrace
+        from headrace.client.line import new_loop
 
         url = f"headrace://127.0.0.1:{place}" if place.isdigit() else f"sqlite:///{place}"
         self._app = Headrace(url)
-        self._loop = asyncio.new_event_loop()
+        self._loop = new_loop()
         threading.Thread(target=self._loop.run_forever, daemon=True).start()
 
         @self._app.task()
         async def noted(n: int) -> None:
             note(n)
 
-        self._task = noted
+        @self._app.task()
+        async def timed(sent: float) -> None:
+            note_delay(time.perf_counter() - sent)
+
+        self._task, self._timed = noted, timed
 
     def _run(self, work: Any) -> None:
         asyncio.run_coroutine_threadsafe(work, self._loop).result()
@@ -74,6 +90,16 @@ class HeadraceLibrary:
     def add_in_bulk(self, count: int) -> None:
         async def add() -> None:
             await self._task.enqueue_many([(n,) for n in range(count)])
+
+        self._run(add())
+
+    def add_now_and_then(self, count: int) -> None:
+        """With pauses in which the worker has nothing to do."""
+
+        async def add() -> None:
+            for _ in range(count):
+                await asyncio.sleep(PAUSE_S)
+                await self._timed.enqueue(time.perf_counter())
 
         self._run(add())
 
@@ -166,8 +192,8 @@ LIBRARIES: dict[str, type[Library]] = {
 
 
 def main(library_name: str, role: str, place: str, proof: str) -> None:
-    global _proof
-    _proof = os.open(proof, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    global _proof, _delays
+    _proof, _delays = (os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT) for path in (proof, f"{proof}.delays"))
     library = LIBRARIES[library_name](place)
     if role in ("worker", "both"):
         library.work()
@@ -176,6 +202,8 @@ def main(library_name: str, role: str, place: str, proof: str) -> None:
         signal.pause()
         return
     ways: dict[str, Callable[[int], None]] = {"bulk": library.add_in_bulk, "one": library.add_one_by_one}
+    if isinstance(library, HeadraceLibrary):
+        ways["rare"] = library.add_now_and_then
     print("ready", flush=True)
     for line in sys.stdin:
         way, count = line.split()

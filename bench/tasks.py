@@ -17,6 +17,7 @@ import shutil
 import signal
 import socket
 import statistics
+import struct
 import subprocess
 import sys
 import tempfile
@@ -60,10 +61,16 @@ class Peer:
         return self.survives_broker and self.survives_worker
 
 
-def peers() -> list[Peer]:
+def ours() -> list[Peer]:
     return [
         Peer("headrace, embedded", "headrace", None, True, True),
         Peer("headrace, server", "headrace", headrace(), True, True),
+    ]
+
+
+def peers() -> list[Peer]:
+    return [
+        *ours(),
         Peer("dramatiq, redis", "dramatiq", redis(keeps=False), False, True),
         Peer("dramatiq, redis with AOF", "dramatiq", redis(keeps=True), True, True),
         Peer("huey, redis", "huey", redis(keeps=False), False, False),
@@ -118,7 +125,7 @@ class Stage:
         server = RunningServer(self._peer.broker, self._folder, on_disk=True)
         self._stack.callback(server.stop)
         server.start()
-        _wait_for_port(server.port)
+        wait_for_port(server.port)
         self._processes.append(psutil.Process(server.pid))
         return str(server.port)
 
@@ -146,12 +153,23 @@ class Stage:
         elapsed = time.monotonic() - began
         return Figure((self._cpu() - cpu) / count * 1e6, count / elapsed)
 
+    @property
+    def worker(self) -> psutil.Process:
+        """The process in which jobs run: behind the broker where there is one."""
+        return self._processes[0 if len(self._processes) == 1 else -2]
+
+    def delays(self) -> list[float]:
+        """How long each job of the way `rare` was under way, in seconds."""
+        return [delay for (delay,) in struct.iter_unpack("d", self._proof.with_name("proof.delays").read_bytes())]
+
     def _cpu(self) -> float:
         return sum(sum(process.cpu_times()[:4]) for process in self._processes)
 
     def _wait_for_proof(self) -> None:
         deadline = time.monotonic() + LIMIT_S
         while (size := self._proof.stat().st_size if self._proof.exists() else 0) < self._done:
+            if any(process.status() == psutil.STATUS_ZOMBIE for process in self._processes):
+                raise BenchmarkFailed(f"{self._peer.name}: a process ended before {self._done - size} jobs had run")
             if time.monotonic() > deadline:
                 raise BenchmarkFailed(f"{self._peer.name}: {self._done - size} jobs did not run within {LIMIT_S:g} s")
             time.sleep(0.005)
@@ -165,7 +183,7 @@ def staged(peer: Peer) -> Iterator[Stage]:
         yield Stage(peer, Path(folder), stack)
 
 
-def _wait_for_port(port: int) -> None:
+def wait_for_port(port: int) -> None:
     deadline = time.monotonic() + LIMIT_S
     while True:
         try:

@@ -6,9 +6,42 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling
 
 from tests.serverprocess import ServerProcess
 from tests.wireclient import Client
+
+# Folders whose tests share something that takes seconds to start, so one worker runs them all: a Spark session.
+WHOLE_FOLDERS = ("tests/pipeline/",)
+# What takes longest begins first, or one worker would still be at it when the others have nothing left to do.
+LONGEST = (
+    *WHOLE_FOLDERS,
+    "tests/conformance/test_machine.py",
+    "tests/http/test_webhooks.py",
+    "tests/worker/test_faults.py",
+    "tests/workflows/test_contract.py",
+    "tests/workflows/test_distributed.py",
+    "tests/interop/test_bun_client.py",
+    "tests/browser/test_watching.py",
+)
+
+
+class Scheduling(LoadFileScheduling):
+    """A worker takes a file at a time, because the tests of a file share a server, or a folder of WHOLE_FOLDERS."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        whole = next((folder for folder in WHOLE_FOLDERS if nodeid.startswith(folder)), None)
+        return whole or super()._split_scope(nodeid)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Scheduling:
+    return Scheduling(config, log)
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 from tests.wireclient import Client
@@ -16,10 +17,14 @@ from tests.wireclient import Client
 class ServerProcess:
     """Starts on a free port, can be killed and started again on the same file."""
 
-    def __init__(self, data_path: Path | str, *flags: str, env: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, data_path: Path | str, *flags: str, env: dict[str, str] | None = None, log: Path | None = None
+    ) -> None:
+        """What it says goes to `log`, or is kept in a pipe for `stop` to return: enough for short lives."""
         self.data_path = data_path
         self.flags = flags
         self.env = env or {}
+        self.log = log
         self.port = 0
         self.process: subprocess.Popen[str] | None = None
         self.first_line = ""
@@ -27,9 +32,10 @@ class ServerProcess:
     def start(self, timeout: float = 30.0) -> ServerProcess:
         command = [sys.executable, "-m", "headrace", "serve", "--host", "127.0.0.1", "--tcp-port", str(self.port)]
         command += ["--http-port", "0", "--data-path", str(self.data_path), *self.flags]
-        self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **self.env}
-        )
+        with self.log.open("ab") if self.log else nullcontext(subprocess.PIPE) as err:
+            self.process = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=err, text=True, env={**os.environ, **self.env}
+            )
         assert self.process.stdout is not None
         deadline = time.monotonic() + timeout
         while not self.first_line or not self.first_line.endswith("\n"):
@@ -44,8 +50,12 @@ class ServerProcess:
     def stop_and_read(self) -> str:
         assert self.process is not None
         self.process.kill()
-        _, err = self.process.communicate(timeout=10)
-        return err
+        return self._last_words(10)
+
+    def _last_words(self, timeout: float) -> str:
+        assert self.process is not None
+        _, err = self.process.communicate(timeout=timeout)
+        return err if self.log is None else self.log.read_text(errors="replace")
 
     @property
     def pid(self) -> int:
@@ -66,7 +76,7 @@ class ServerProcess:
         """SIGTERM; the server must end by itself with 0. What it wrote to stderr."""
         assert self.process is not None
         self.process.send_signal(signal.SIGTERM)
-        _, err = self.process.communicate(timeout=timeout)
+        err = self._last_words(timeout)
         self.first_line = ""
         assert self.process.returncode == 0, err
         assert "Traceback" not in err, err

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import importlib
 import inspect as source
 import re
 import sys
@@ -402,7 +403,15 @@ def command_line_section(name: str, parser: argparse.ArgumentParser) -> Lines:
             ["action", "what it does"], [line.split(maxsplit=1) for line in parser.epilog.splitlines()[1:]]
         )
     for action, nested in subparsers_of(parser).items():
+        nested.description = nested.description or one_liner_of(parser, action)
         yield from command_line_section(f"{name} {action}", nested)
+
+
+def one_liner_of(parser: argparse.ArgumentParser, name: str) -> str:
+    """What the list of its actions says of one that has no description of its own."""
+    (actions,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    (text,) = (str(listed.help) for listed in actions._choices_actions if listed.dest == name)
+    return f"{text[0].upper()}{text[1:]}."
 
 
 def argument_row(action: argparse.Action) -> list[str] | None:
@@ -450,6 +459,61 @@ def record_lines(name: str, record: type[msgspec.Struct]) -> Lines:
     yield from table(["position", "name"], ([str(n), f"`{field}`"] for n, field in enumerate(names, 1)))
 
 
+# The names that Python programs import
+
+
+PUBLIC: Final = ("headrace", "headrace.events", "headrace.workflows", "headrace.workflows.testing")
+
+
+def python_reference() -> Lines:
+    told: set[tuple[str, int]] = set()
+    for package in PUBLIC:
+        module = importlib.import_module(package)
+        yield f"## {package}"
+        yield ""
+        for name in sorted(module.__all__, key=str.lower):
+            value = getattr(module, name)
+            if not name.startswith("__") and (name, id(value)) not in told:
+                told.add((name, id(value)))
+                yield from public_name(name, value)
+
+
+def public_name(name: str, value: object) -> Lines:
+    yield f"### {name}"
+    yield ""
+    if not callable(value):
+        yield f"`{sorted(value) if isinstance(value, frozenset) else value!r}`"
+    else:
+        yield source.cleandoc(value.__dict__.get("__doc__") or value.__doc__ or "").partition("\n\n")[0]
+    yield ""
+    if source.isfunction(value):
+        yield f"`{name}{signature_of(value)}`"
+        yield ""
+    elif isinstance(value, type):
+        rows = [row for member in sorted(dir(value)) if (row := member_row(value, member))]
+        yield from table(["", "what it does"], rows) if rows else ()
+
+
+def member_row(owner: type, name: str) -> list[str] | None:
+    value = source.getattr_static(owner, name)
+    value = getattr(value, "__wrapped__", getattr(value, "__func__", value))
+    home = getattr(value, "__module__", None) or getattr(getattr(value, "fget", None), "__module__", "")
+    text = (source.getdoc(value) or "").partition("\n\n")[0].replace("\n", " ")
+    if name.startswith("_") or not home.startswith("headrace") or not text:
+        return None
+    return [f"`{name}{signature_of(value) if source.isfunction(value) else ''}`", text]
+
+
+def signature_of(function: Callable[..., Any]) -> str:
+    """What a caller gives; types stand in the code."""
+    parameters = [
+        parameter.replace(annotation=source.Parameter.empty)
+        for parameter in source.signature(function).parameters.values()
+        if parameter.name not in ("self", "cls")
+    ]
+    return re.sub(r"<[^>]*>", "...", str(source.Signature(parameters)))
+
+
 def table(head: list[str], rows: Iterable[list[str]]) -> Lines:
     yield "| " + " | ".join(head) + " |"
     yield "|" + "---|" * len(head)
@@ -479,6 +543,7 @@ PAGES: Final[dict[str, Callable[[], Lines]]] = {
     "operations.md": settings_reference,
     "cli.md": command_line_reference,
     "valkey.md": valkey_reference,
+    "reference.md": python_reference,
 }
 
 

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from headrace.tasks.task import Task as Task
     from headrace.worker.context import JobContext as JobContext
     from headrace.worker.context import current_job as current_job
+    from headrace.worker.failures import RetryLater as RetryLater
     from headrace.worker.failures import UnrecoverableError as UnrecoverableError
     from headrace.worker.logs import JobFields as JobFields
     from headrace.worker.worker import Worker as Worker
@@ -62,7 +63,7 @@ _HOMES = {
     "headrace.workflows.handle": ("FlowHandle",),
     "headrace.workflows.provider": ("Workflows",),
     "headrace.worker.context": ("JobContext", "current_job"),
-    "headrace.worker.failures": ("UnrecoverableError",),
+    "headrace.worker.failures": ("RetryLater", "UnrecoverableError"),
     "headrace.worker.logs": ("JobFields",),
     "headrace.worker.worker": ("Worker",),
 }

@@ -7,7 +7,6 @@ docs/operations.md follow from it. Environment names are HEADRACE_<FIELD>; the p
 from __future__ import annotations
 
 import os
-import tomllib
 from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Any, Final
@@ -168,6 +167,8 @@ def load_settings(flags: dict[str, Any], environ: dict[str, str] | None = None) 
 
 
 def _from_file(path: Path) -> dict[str, Any]:
+    import tomllib  # most servers have no file
+
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -17,6 +17,7 @@ from msgspec import Struct
 from headrace.backends.local.backend import BOUNDED_LOG, LocalBackend
 from headrace.client.channel import Channel, Done, Hear, LinkChange, LinkHealth, decode_event
 from headrace.client.conversation import reply_decoder
+from headrace.client.line import mailbox_of
 from headrace.clock import Clock, SystemClock
 from headrace.commands._base import Command, Reply
 from headrace.engine.engine import Engine
@@ -47,7 +48,8 @@ class EmbeddedEngine:
         self._peers: set[LocalPeer] = set()
 
     async def start(self) -> None:
-        self.ticker = self.ticker_type(self.engine, asyncio.get_running_loop())
+        loop = asyncio.get_running_loop()
+        self.ticker = self.ticker_type(self.engine, loop, mailbox_of(loop).at_end)
         await self.engine.start()
         self.ticker.start()
 

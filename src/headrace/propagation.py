@@ -13,7 +13,9 @@ type, message, step, attempt and traceback, and is never unpickled.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
+import os
 import secrets
 import traceback
 from collections.abc import Iterator, Mapping
@@ -114,6 +116,16 @@ class PropagationFilter(logging.Filter):
 
 _MAX_MESSAGE: Final = 2_000
 _MAX_TRACEBACK: Final = 16_000
+_OURS: Final = os.path.dirname(__file__)
+
+
+def _traceback(error: BaseException) -> Iterator[str]:
+    """The traceback from the first frame that is not ours: how we came to call a handler is nobody's concern."""
+    told = traceback.TracebackException.from_exception(error)
+    theirs = list(itertools.dropwhile(lambda frame: frame.filename.startswith(_OURS), told.stack))
+    if theirs:
+        told.stack = traceback.StackSummary.from_list(theirs)
+    return told.format()
 
 
 class ErrorReport(Struct, rename="camel", omit_defaults=True, kw_only=True):
@@ -136,7 +148,7 @@ class ErrorReport(Struct, rename="camel", omit_defaults=True, kw_only=True):
                 attempt=error.attempt or attempt,
                 traceback=error.remote_traceback,
             )
-        text = "".join(traceback.format_exception(error))
+        text = "".join(_traceback(error))
         return cls(
             type=type(error).__name__,
             message=str(error)[:_MAX_MESSAGE],

@@ -4,6 +4,9 @@ Decoding is optimistic: one typed decode into the union of all commands, limits 
 frame is it taken apart field by field (`_Explainer`), which either cleans up what is legal in the protocol but not in
 the types (JavaScript's `undefined` as extension 0, null for an absent option, whole numbers as floats) or finds the
 exact text for what is wrong.
+
+The union of all commands takes a tenth of a server's start to build. So it begins with the few that clients begin with;
+`know_all` adds the others, when a server has nothing better to do or when the first of them is asked for.
 """
 
 from __future__ import annotations
@@ -11,15 +14,17 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Callable
+import struct
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, Final, Union
 
 import msgspec
 from msgspec import NODEFAULT, UNSET, Raw, Struct, inspect
 
-from headrace.commands import REGISTRY
-from headrace.commands._base import SHORT_FORMS, Command, ErrorReply
+from headrace import commands
+from headrace.commands import connection, jobs, monitoring
+from headrace.commands._base import REGISTRY, SHORT_FORMS, Command, EncodedReply, ErrorReply, Spec
 from headrace.errors import HeadraceError, InvalidCommand, UnknownCommand
 from headrace.frames import HEADER
 from headrace.model import NIL, is_queue_name
@@ -34,6 +39,8 @@ _encoder: Final = msgspec.msgpack.Encoder()
 
 _encode_into: Final = _encoder.encode_into
 _pack_length: Final = HEADER.pack_into
+_pack: Final = struct.Struct(f"{HEADER.format}B").pack
+"""The length of a frame and the header of the map in it."""
 
 
 def append_reply(out: bytearray, reply: Struct, req_id: Raw | bytes) -> int:
@@ -48,6 +55,22 @@ def append_reply(out: bytearray, reply: Struct, req_id: Raw | bytes) -> int:
     length = len(out) - body
     _pack_length(out, start, length)
     return length
+
+
+def append_replies(out: bytearray, replies: Iterable[Struct], request_ids: Iterable[Raw | bytes]) -> None:
+    """`append_reply` for many, of which most are encoded already."""
+    parts: list[bytes | Raw] = []
+    for reply, req_id in zip(replies, request_ids, strict=True):
+        if type(reply) is EncodedReply:
+            keys, body, last = reply.keys, reply.body, reply.last
+            size = 1 + len(body) + len(last)
+            if req_id:
+                parts += (_pack(size + 6 + len(req_id), 0x81 + keys), body, last, _REQ_ID_KEY, req_id)
+            else:
+                parts += (_pack(size, 0x80 + keys), body, last)
+        else:
+            parts.append(encode_reply(reply, req_id))
+    out += b"".join(parts)
 
 
 def encode_reply(reply: Struct, req_id: Raw | bytes) -> bytes:
@@ -84,14 +107,31 @@ _decode_items: Final = msgspec.msgpack.Decoder(list[Raw]).decode
 _decode_any: Final = msgspec.msgpack.Decoder(ext_hook=lambda code, data: msgspec.msgpack.Ext(code, bytes(data))).decode
 
 
-_typed_decode: Final[Callable[[bytes], Command[Any]]] = msgspec.msgpack.Decoder(
-    Union[tuple(spec.type for spec in REGISTRY.values())]  # noqa: UP007 - built at run time
-).decode
+def _decoder_of(types: Iterable[type[Command[Any]]]) -> Callable[[bytes], Command[Any]]:
+    return msgspec.msgpack.Decoder(Union[tuple(types)]).decode  # noqa: UP007 - built at run time
 
 
-_decode_short: Final[Callable[[bytes], Command[Any]]] = msgspec.msgpack.Decoder(
-    Union[tuple(SHORT_FORMS.get(name, spec.type) for name, spec in REGISTRY.items())]  # noqa: UP007
-).decode
+_FIRST: Final = {connection.__name__, jobs.__name__, monitoring.__name__}
+_knows_all = False
+_typed_decode: Callable[[bytes], Command[Any]]
+_decode_short: Callable[[bytes], Command[Any]]
+
+
+def _know(specs: Sequence[Spec]) -> None:
+    global _typed_decode, _decode_short
+    _typed_decode = _decoder_of(spec.type for spec in specs)
+    _decode_short = _decoder_of(SHORT_FORMS.get(spec.name, spec.type) for spec in specs)
+
+
+def know_all() -> None:
+    """Load all commands, unless that was done. May be called in any thread."""
+    global _knows_all
+    if not _knows_all:
+        _know(list(commands.REGISTRY.values()))
+        _knows_all = True
+
+
+_know([spec for spec in REGISTRY.values() if spec.type.__module__ in _FIRST])
 _short_types: Final = frozenset(SHORT_FORMS.values())
 
 
@@ -117,6 +157,9 @@ def decode_command(frame: bytes) -> Command[Any]:
 
 def _decode_slowly(frame: bytes) -> Command[Any]:
     name, req_id = _identify(frame)
+    if not _knows_all:
+        know_all()
+        return decode_command(frame)
     spec = REGISTRY.get(name)
     if spec is None:
         raise Undecodable(str(UnknownCommand(name)), req_id, name)

@@ -193,6 +193,7 @@ def test_signing_in_with_a_wrong_and_then_the_right_token(open_page: OpenPage, t
         page.get_by_role("button", name="Sign out").click()
         expect(page.get_by_role("heading", name="Sign in")).to_be_visible()
         expect(page.locator("body")).not_to_contain_text("secret-mail")
+        page.close()  # a page that outlives its server complains about that
 
 
 def test_a_page_opens_a_websocket_with_its_token(open_page: OpenPage, tmp_path: Path) -> None:
@@ -212,6 +213,7 @@ def test_a_page_opens_a_websocket_with_its_token(open_page: OpenPage, tmp_path: 
         }"""
         assert page.evaluate(ask, "open-sesame/é") == ["headrace", True]
         assert page.evaluate(ask, "close-sesame") == ["refused", False]
+        page.close()  # a page that outlives its server complains about that
 
 
 def test_a_lost_server_is_loud_and_its_return_is_silent(open_page: OpenPage, tmp_path: Path) -> None:

@@ -39,6 +39,7 @@ def test_an_empty_server_shows_the_lines_that_fill_it(open_page: OpenPage, tmp_p
         page, _ = open_page(empty)
         expect(page.get_by_role("heading", name="No queues yet")).to_be_visible()
         expect(page.locator("pre")).to_contain_text("queue.add(")
+        page.close()  # a page that outlives its server complains about that
 
 
 def test_numbers_move_without_a_reload(site: Site, client: Client, queue: str, open_page: OpenPage) -> None:

@@ -11,8 +11,8 @@ from playwright.sync_api import expect
 from headrace.errors import WorkflowError
 from headrace.propagation import Retry
 from headrace.workflows import Workflows
+from headrace.workflows.testing import Saga, define
 from tests.browser.conftest import OpenPage, Site
-from tests.workflows.saga import Saga, define
 
 
 def run_flow(site: Site, saga: Saga, flow_id: str) -> None:
@@ -33,7 +33,7 @@ def run_flow(site: Site, saga: Saga, flow_id: str) -> None:
 
 
 def test_a_compensated_flow_is_drawn_with_its_rollbacks(site: Site, open_page: OpenPage) -> None:
-    saga = Saga(define("reserve", ["charge", "pack"], "ship", name="shown-order"), failing={"ship": 9})
+    saga = Saga(define("reserve", ["charge", "pack"], "ship", "tell", name="shown-order"), failing={"ship": 9})
     run_flow(site, saga, "shown-1")
     page, _ = open_page(site, "#/workflows")
     expect(page.get_by_role("cell", name="shown-order")).to_be_visible()
@@ -42,6 +42,10 @@ def test_a_compensated_flow_is_drawn_with_its_rollbacks(site: Site, open_page: O
     labels = page.locator(".gantt .name")
     expect(labels).to_have_count(8)
     texts = labels.all_text_contents()
+    steps = page.locator(".plan ul > li")
+    assert [text.replace("↩", "").replace("✕", "").replace("·", "") for text in steps.all_text_contents()] == [
+        "reserverolled back", "chargerolled back", "packrolled back", "shipfailed", "tellnot reached",
+    ]  # fmt: skip
     assert texts[0] == "reserve"
     assert texts[3:5] == ["ship", "ship"]
     assert texts[-1] == "↩ reserve"

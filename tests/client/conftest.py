@@ -12,15 +12,19 @@ from headrace.client.client import Client
 from headrace.connect import open_client, release_client
 from tests.client.faces import AsyncFace, SyncFace
 from tests.serverprocess import ServerProcess
+from tests.valkeyserver import ValkeyServer
 
 
-@pytest.fixture(scope="module", params=["memory", "sqlite", "headrace"])
+@pytest.fixture(scope="module", params=["memory", "sqlite", "headrace", "valkey"])
 def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = Path(tmp_path_factory.mktemp("client"))
     if request.param == "memory":
         yield f"memory://{folder.name}"
     elif request.param == "sqlite":
         yield f"sqlite:///{folder / 'jobs.db'}"
+    elif request.param == "valkey":
+        with ValkeyServer(folder, "--appendonly", "yes") as valkey:
+            yield valkey.url
     else:
         with ServerProcess(folder / "jobs.db") as running:
             yield f"headrace://127.0.0.1:{running.port}"

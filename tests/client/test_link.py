@@ -13,6 +13,7 @@ import pytest
 from headrace.client.link import Link
 from headrace.client.policy import MAX_BLOCKING, ConnectionOptions, LinkState
 from headrace.client.pool import Pool
+from headrace.commands.connection import SubscribeEvents
 from headrace.commands.control import WaitJob
 from headrace.commands.monitoring import Ping
 from headrace.errors import (
@@ -129,6 +130,7 @@ async def test_something_that_is_no_server_is_named() -> None:
             await ask(link)
 
 
+@pytest.mark.alone
 async def test_a_link_that_was_cut_is_made_again_and_what_was_under_way_is_lost() -> None:
     hears = deaf_but_for("Hello")
     async with FakeServer(lambda command: hears(command)) as server, linked(server) as link:
@@ -153,6 +155,17 @@ async def test_a_link_counts_as_dead_after_three_silent_pings() -> None:
         await link.start()
         await until(lambda: len(server.connections) == 2)
         assert sum(command["cmd"] == "Ping" for command in server.asked) == 3
+
+
+async def test_only_a_silent_link_is_pinged() -> None:
+    async with FakeServer(protocol_2) as server, linked(server, ping_interval=0.5) as link:
+        await link.start()
+        began = time.monotonic()
+        while time.monotonic() - began < 1.2:
+            await ask(link, SubscribeEvents(queue="q"))
+            await asyncio.sleep(0.01)
+        assert [command["cmd"] for command in server.asked if command["cmd"] == "Ping"] == []
+        await until(lambda: server.asked[-1]["cmd"] == "Ping")
 
 
 @pytest.mark.parametrize("limit", [1, 3])

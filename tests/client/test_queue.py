@@ -97,7 +97,7 @@ async def test_defaults_of_a_queue_apply_to_its_jobs_and_give_way_to_those_of_a_
         ({"delay": "soon"}, "'soon' is not understood"),
         ({"delay": -1}, "must not be negative"),
         ({"delay": True}, "delay must be seconds"),
-        ({"timeout": object()}, "timeout must be seconds"),
+        ({"timeout": int}, "timeout must be seconds"),
         ({"color": "red"}, "unknown job option 'color'; there are: at, dedup, priority"),
         ({"tags": "urgent"}, "write ['urgent']"),
         ({"depends_on": "id"}, "write ['id']"),
@@ -108,7 +108,7 @@ async def test_defaults_of_a_queue_apply_to_its_jobs_and_give_way_to_those_of_a_
         ({"priority": 2_000_000}, "priority must be at most 1000000"),
         ({"attempts": 0}, "maxAttempts must be at least 1"),
         ({"lifo": "no"}, "lifo must be a boolean"),
-        ({"tags": [object()]}, "cannot be sent"),
+        ({"tags": [int]}, "cannot be sent"),
     ],
     ids=str,
 )
@@ -151,9 +151,10 @@ async def test_one_bad_job_keeps_its_whole_batch_out(q: Any) -> None:
     assert await q.count() == 0
 
 
-async def test_batches_of_large_jobs_fit_their_frames(q: Any) -> None:
-    added = await q.add_many([("large", b"x" * 3_000_000) for _ in range(5)])
-    assert len(added) == 5 == await q.count()
+async def test_batches_of_large_jobs_fit_their_frames(q: Any, url: str) -> None:
+    size, count = (700_000, 15) if url.startswith("valkey") else (3_000_000, 5)  # there, 1 MB of text is the limit
+    added = await q.add_many([("large", b"x" * size) for _ in range(count)])
+    assert len(added) == count == await q.count()
     await q.obliterate()
 
 

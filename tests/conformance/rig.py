@@ -23,9 +23,11 @@ from headrace.clock import ManualClock
 from headrace.commands.jobs import PushEntry
 from headrace.model import Event
 from tests.conformance import invariants, valkeykeys
-from tests.valkeyserver import shared_cluster, shared_server
+from tests.valkeyserver import redis_binary, shared_cluster, shared_server
 
 T = TypeVar("T")
+# How soon the server answers is not under test, and the failure of a chain of thousands is one script.
+PATIENT = "timeout=60"
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ def _sqlite(folder: Path, clock: ManualClock) -> LocalBackend:
 def _valkey(folder: Path, clock: ManualClock) -> ValkeyBackend:
     """On a server that others have used before: its keys go, its functions stay."""
     shared_server().client().flushall()
-    return ValkeyBackend(f"{shared_server().url}?prefix=t{folder.name}", clock=clock, rng=seeded())
+    return ValkeyBackend(f"{shared_server().url}?prefix=t{folder.name}&{PATIENT}", clock=clock, rng=seeded())
 
 
 LOCAL_KINDS = (
@@ -66,9 +68,16 @@ LOCAL_KINDS = (
 
 def _cluster(folder: Path, clock: ManualClock) -> ValkeyBackend:
     shared_cluster().flush()
-    return ValkeyBackend(f"{shared_cluster().url}?prefix=t{folder.name}", clock=clock, rng=seeded())
+    return ValkeyBackend(f"{shared_cluster().url}?prefix=t{folder.name}&{PATIENT}", clock=clock, rng=seeded())
 
 
+def _redis(folder: Path, clock: ManualClock) -> ValkeyBackend:
+    server = shared_server(redis_binary())
+    server.client().flushall()
+    return ValkeyBackend(f"{server.url}?prefix=t{folder.name}", clock=clock, rng=seeded())
+
+
+REDIS = Kind("redis", _redis, valkeykeys.check, is_persistent=False, is_local=False)
 CLUSTER = Kind("cluster", _cluster, lambda backend: None, is_persistent=False, is_local=False)
 VALKEY = Kind("valkey", _valkey, valkeykeys.check, is_persistent=False, is_local=False)
 KINDS = (*LOCAL_KINDS, VALKEY)
@@ -203,9 +212,16 @@ class Rig:
         stack: list[str] | None = None,
         unrecoverable: bool = False,
         remove: bool | None = None,
+        retry_after: float | None = None,
     ) -> bool:
         return self.fail(
-            held.id, token=held.token, error=error, stack=stack, unrecoverable=unrecoverable, remove=remove
+            held.id,
+            token=held.token,
+            error=error,
+            stack=stack,
+            unrecoverable=unrecoverable,
+            remove=remove,
+            retry_after=retry_after,
         )
 
     def run(self, queue: str = "q", result: Any = ...) -> Held:

@@ -23,8 +23,16 @@ def snapshot(backend: LocalBackend) -> dict[str, Any]:
         "logs": {job_id: msgspec.to_builtins(run_now(backend.logs(job_id))) for job_id in backend._jobs},
         "crons": msgspec.to_builtins(run_now(backend.crons())),
         "webhooks": msgspec.to_builtins(run_now(backend.webhooks())),
+        "flows": _flows(backend),
         "totals": {name: getattr(backend.totals(), name) for name in ("pushed", "completed", "failed")},
     }
+
+
+def _flows(backend: LocalBackend) -> dict[str, Any]:
+    flows = run_now(backend.flows(None, None, 1000, None))
+    assert backend._flows == {flow.id: flow for flow in flows if not flow.status.is_final}, "memory and file differ"
+    logs = {flow.id: [bytes(step.body) for step in run_now(backend.flow_steps(flow.id, 0))] for flow in flows}
+    return {flow.id: (msgspec.to_builtins(flow), logs[flow.id], backend._flow_sizes.get(flow.id)) for flow in flows}
 
 
 def as_restarted(before: dict[str, Any]) -> dict[str, Any]:

@@ -8,14 +8,14 @@ from pathlib import Path
 import apsw
 import pytest
 
-from headrace.backends.base import Ack, Demand, GroupDemand, Totals
+from headrace.backends.base import Ack, Demand, FlowPush, GroupDemand, NewStep, Totals
 from headrace.backends.local import slices
 from headrace.backends.local.backend import LocalBackend
 from headrace.backends.local.journal import Journal
 from headrace.backends.local.slices import Breath, run_now
 from headrace.clock import ManualClock
 from headrace.errors import StorageUnavailable
-from headrace.model import CronEntry, Dedup, DlqFilter, Webhook
+from headrace.model import CronEntry, Dedup, DlqFilter, FlowStatus, Webhook
 from tests.conformance import invariants
 from tests.conformance.rig import Kind, Rig, pack, seeded, spec
 from tests.conformance.snapshot import as_restarted, snapshot
@@ -54,6 +54,10 @@ def _broken(folder: Path, clock: ManualClock) -> LocalBackend:
 BROKEN = Kind("sqlite on a broken disk", _broken, invariants.check, is_persistent=True)
 
 
+def step_of(flow_id: str, job_id: str) -> FlowPush:
+    return FlowPush("q", spec(custom_id=job_id, flow_id=flow_id))
+
+
 class World:
     """A backend with a job of every kind, and the claims of a worker."""
 
@@ -81,6 +85,10 @@ class World:
             ("child", "q", {"parent_id": "parent", "priority": 9, "fail_parent_on_failure": True}),
             ("parent", "q", {"children_ids": ["child"], "depends_on": ["child", "leased"]}),
         )
+        for flow_id, job_id in (("flow", "waiting step"), ("another", "spare")):
+            rig.start_flow(flow_id, "w", "q", [NewStep("started", body=pack(1))], [step_of(flow_id, job_id)])
+        rig.start_flow("ended", "w", "q", [NewStep("started", body=pack(1))], [])
+        rig.advance_flow("ended", 1, FlowStatus.COMPLETED, [], [], None)
         rig.add_log("waiting", "line", "info")
         rig.set_concurrency("q", 50)
         rig.put_cron(CronEntry("c", "q", bytes(pack(1)), None, 1000.0, 5000.0))
@@ -125,6 +133,12 @@ def fail(world: World, name: str, *, unrecoverable: bool = False) -> None:
 def claim_and_complete(world: World) -> None:
     (claim,) = world.go("claim", "q", Demand(1, "w", 1000, world.holder))
     world.go("complete", [Ack("child", claim.token)])
+
+
+def decide(world: World, status: FlowStatus | None = None) -> None:
+    ack = Ack("held", world.held["held"].token)
+    steps, jobs = [NewStep("done", "a", body=pack(2))], [step_of("flow", "next step")]
+    world.go("advance_flow", "flow", 1, status, steps, jobs, ack, ("waiting step",))
 
 
 def wait(world: World, ms: int) -> None:
@@ -187,6 +201,10 @@ TICKS: dict[str, Callable[[World], object]] = {
     "fire a schedule": lambda w: w.go(
         "fire_cron", CronEntry("c", "q", b"\x01", None, 1.0, 6000.0, last_slot=5000.0), spec()
     ),
+    "begin a flow": lambda w: w.go("start_flow", "new", "w", "q", [NewStep("started")], [step_of("new", "new step")]),
+    "carry out a decision": decide,
+    "end a flow": lambda w: decide(w, FlowStatus.FAILED),
+    "lose a job of a flow": lambda w: w.go("cancel", "waiting step"),
     "remove a webhook": lambda w: w.go("remove_webhook", "w"),
 }
 EXPIRES_LEASES = ("let leases run out",)

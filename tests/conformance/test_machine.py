@@ -545,6 +545,9 @@ def _settings(quick: int, full: int) -> settings:
     )
 
 
+# Ten thousand commits are ten thousand waits for the disk and for one's turn: minutes where the machine is shared.
+pytestmark = pytest.mark.timeout(600)
+
 TestSqlite = Machine.TestCase
 TestSqlite.settings = _settings(200, 1000)
 TestMemory = MemoryMachine.TestCase

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import random
 import sqlite3
-from contextlib import suppress
+from contextlib import closing, suppress
 
 import msgspec
 import pytest
 
-from headrace.backends.base import GroupDemand
+from headrace.backends.base import Ack, GroupDemand
 from headrace.backends.local.backend import LocalBackend
 from headrace.backends.local.journal import FileLocked
 from headrace.backends.local.slices import run_now
@@ -156,6 +156,61 @@ class TestJobs:
         kept.retire_completed()
         kept.settle()
         assert kept.states(*(one.id for one in held)) == ["unknown", "completed", "unknown", "completed"]
+
+
+class TestJobsThatCompletedTogether:
+    """Their rows stay as they are: one row elsewhere says which have completed."""
+
+    def complete(self, kept: Rig, count: int = 10) -> list[str]:
+        kept.push_many(*(spec(n) for n in range(count)))
+        held = kept.pull(count=count)
+        kept.complete([Ack(one.id, one.token) for one in held])
+        return [one.id for one in held]
+
+    def test_come_back_completed(self, kept: Rig) -> None:
+        ids = self.complete(kept)
+        (rows,) = stored(kept, "SELECT count(*) FROM completion")
+        assert rows == (1,)
+        restart(kept)
+        assert kept.states(*ids) == ["completed"] * 10
+
+    def test_one_that_runs_again_waits_after_a_restart(self, kept: Rig) -> None:
+        ids = self.complete(kept)
+        kept.retry_completed("q", ids[4], None, None)
+        kept.settle()
+        restart(kept)
+        assert kept.states(*ids[3:6]) == ["completed", "waiting", "completed"]
+        kept.run(result="again")
+        restart(kept)
+        assert kept.look(ids[4])["returnvalue"] == "again"
+
+    def test_their_numbers_are_not_given_to_new_jobs(self, kept: Rig) -> None:
+        ids = self.complete(kept)
+        kept.retry_completed("q", ids[0], None, None)
+        kept.clean("q", 0, "completed", 100)
+        assert kept.states(*ids) == ["waiting", *["unknown"] * 9]
+        restart(kept)
+        new = [kept.push() for _ in range(20)]
+        restart(kept)
+        assert kept.states(ids[0], *new) == ["waiting"] * 21
+
+    def test_those_that_are_gone_leave_nothing_behind(self, kept: Rig) -> None:
+        kept.backend.max_completed = 7
+        for _ in range(10):
+            self.complete(kept, 5)
+        kept.retire_completed()
+        kept.settle()
+        assert stored(kept, "SELECT count(*) FROM completion") == [(2,)]
+        kept.clean("q", 0, "completed", 10)
+        kept.settle()
+        restart(kept)
+        assert stored(kept, "SELECT count(*) FROM completion") == [(0,)]
+
+
+def stored(rig: Rig, sql: str) -> list[tuple[object, ...]]:
+    rig.settle()
+    with closing(sqlite3.connect(f"file:{rig.backend._journal.path}?mode=ro", uri=True)) as db:
+        return db.execute(sql).fetchall()
 
 
 class TestKeys:

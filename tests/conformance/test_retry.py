@@ -27,6 +27,16 @@ class TestBackoff:
         rig.advance(1)
         assert rig.take().job["attempts"] == 1
 
+    @pytest.mark.parametrize("after", [0, 50, 7_200_000])
+    def test_a_failure_may_say_when_the_next_attempt_is_due(self, rig: Rig, after: int) -> None:
+        job_id = rig.push(backoff=1000, max_attempts=2)
+        rig.nack(rig.take(), retry_after=after)
+        job = rig.look(job_id)
+        assert (job["attempts"], job["runAt"]) == (1, rig.clock.now_ms() + after)
+        rig.advance(after)
+        rig.nack(rig.take(), retry_after=after)
+        assert rig.look(job_id)["state"] == "failed", "the last attempt is the last"
+
     def test_max_delay_caps_the_wait_exactly(self, rig: Rig) -> None:
         job_id = rig.push(backoff=Backoff("exponential", 60_000, 5000), max_attempts=9)
         for _ in range(4):

@@ -25,7 +25,7 @@ def handlers(events: Events, role: str) -> None:
         async def handle(ctx: EventContext[Any]) -> Any:
             say("handling", ctx.data, ctx.attempt)
             if role == "hang":
-                await asyncio.sleep(3600)
+                await asyncio.Event().wait()
             return {"pid": os.getpid(), "attempt": ctx.attempt}
 
     if role == "first":

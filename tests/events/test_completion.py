@@ -196,6 +196,7 @@ async def test_ew_089_a_missing_result_is_none(tracker: CompletionTracker) -> No
     assert seen == [None]
 
 
+@pytest.mark.alone
 async def test_ew_090_completing_costs_the_same_however_many_wait(tracker: CompletionTracker) -> None:
     def cost(pending: int) -> float:
         for n in range(pending):

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from headrace.client.options import Options
+from headrace.client.payloads import decode_payload
 from headrace.errors import (
     EventCancelledError,
     EventTimeoutError,
@@ -19,7 +20,9 @@ from headrace.errors import (
     ProviderStoppedError,
     RemoteError,
 )
-from headrace.events import EventContext, Events, Retry, event, propagate
+from headrace.events import EventContext, EventMessage, Events, Retry, event, propagate
+from headrace.events.queues import EventWorker
+from headrace.worker.context import JobContext
 from tests.events.conftest import Order, Verdict, check, echo, eventually, placed, until
 from tests.scale import scaled
 
@@ -136,6 +139,19 @@ async def test_ew_092_094_100_the_envelope_has_its_fields_and_the_job_its_id(eve
         assert job.data["payload"] == {"id": "o1", "total": 3}
         assert job.data["meta"] == {"correlationId": "r", "flags": {"beta": True}}
         assert job.run_at == job.created_at
+
+
+async def test_ew_108_subscribing_makes_a_worker_that_unwraps_the_envelope(events: Events) -> None:
+    async with events:
+        got: list[Any] = []
+
+        async def handle(message: EventMessage, job: JobContext, worker: EventWorker) -> None:
+            got.append((message.event_name, decode_payload(message.payload), job.queue, worker.queues))
+
+        await events.provider.subscribe("order.placed", handle)
+        await events.emit(placed, Order("o7", 3))
+        await eventually(lambda: got)
+    assert got == [("order.placed", {"id": "o7", "total": 3}, "event.order.placed", ["event.order.placed"])]
 
 
 async def test_ew_092_cause_and_key_are_there_only_when_given(events: Events) -> None:
@@ -265,6 +281,21 @@ async def test_ew_106_a_key_is_retired_in_two_steps(events: Events) -> None:
         assert await provider.has_receipt("order.placed", "k")
         await provider.finalize_retirement("order.placed", "k")
         assert not await provider.receipts.has(key_id)
+
+
+async def test_ew_106_what_the_store_has_of_a_key_can_be_asked(events: Events) -> None:
+    @events.on(placed, retry=Retry(1))
+    async def refuse(ctx: EventContext[Order]) -> None:
+        raise ValueError("no")
+
+    async with events:
+        provider = events.provider
+        assert not await provider.has_retained_event("order.placed", "k")
+        await events.emit(placed, Order(), key="k", delay=60)
+        assert await provider.has_retained_event("order.placed", "k")
+        assert not await provider.is_retained_event_retryable("order.placed", "k")
+        await events.emit(placed, Order(), key="bad")
+        await until(lambda: provider.is_retained_event_retryable("order.placed", "bad"))
 
 
 @pytest.mark.parametrize("key", ["a:b", ""])

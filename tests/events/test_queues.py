@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from headrace.client.client import Client
+from headrace.client.queue import Queue
 from headrace.errors import InvalidCommand
-from headrace.events import QueueManager, Retry
-from tests.events.conftest import eventually
-from tests.scale import scaled
+from headrace.events import EventContext, Events, QueueManager, Retry, event
+from tests.events.conftest import eventually, until
+from tests.scale import IS_FULL, scaled
+from tests.serverprocess import ServerProcess
 
 
 async def test_ew_063_064_queues_are_named_after_events_and_reused(client: Client) -> None:
@@ -128,3 +132,28 @@ async def test_ew_120_one_handler_per_event_and_group(client: Client) -> None:
     with pytest.raises(InvalidCommand, match="already"):
         await manager.register_worker("a", handler)
     await manager.stop()
+
+
+@pytest.mark.timeout(600)
+async def test_ew_075_the_store_stays_bounded_however_many_events_there_were(tmp_path: Path) -> None:
+    kept, count = scaled(300, 50_000), scaled(1000, 100_000)
+    note = event("soak.note", int)
+    seen: set[int] = set()
+    limits = {} if IS_FULL else {"BUNQUEUE_MAX_COMPLETED_JOBS": str(kept)}  # in full, the default is the limit
+    with ServerProcess(tmp_path / "events.db", env=limits) as server:
+        events = Events(f"headrace://127.0.0.1:{server.port}")
+
+        @events.on(note, concurrency=100)
+        async def handle(ctx: EventContext[int]) -> None:
+            seen.add(ctx.data)
+
+        async with events:
+            await events.emit_many(note, range(count))
+            await eventually(lambda: len(seen) == count, 500)
+            queue = events.provider.queues.get_queue("soak.note")
+            await until(partial(_has_at_most, queue, kept))
+
+
+async def _has_at_most(queue: Queue, kept: int) -> bool:
+    counts = await queue.counts()
+    return not counts["waiting"] and not counts["active"] and 0 < counts["completed"] <= kept

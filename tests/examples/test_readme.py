@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import importlib
 import re
 import shlex
 import ssl
@@ -163,16 +164,15 @@ def test_every_way_to_start_a_server_works(folder: Path) -> None:
         assert certificate.strip() == (folder / "cert.pem").read_text().strip()
 
 
-def test_both_ways_to_copy_a_database_give_a_healthy_one(folder: Path) -> None:
+def test_a_backup_is_a_healthy_database(folder: Path) -> None:
     server = ServerProcess(folder / "headrace.db")
     with server, server.client() as client:
         for number in range(20):
             assert client.call("PUSH", queue="mail", data=number)["ok"]
-        pages.run_shell(pages.block_with(OPERATIONS, "sh", "import sqlite3"), folder)
+        pages.run_shell(pages.block_with(OPERATIONS, "sh", "headrace backup headrace-copy.db"), folder)
         assert client.call("PUSH", queue="mail", data="after the copy")["ok"]
-    pages.run_shell(pages.block_with(OPERATIONS, "sh", "cp -a"), folder)
     assert examine(folder, "headrace-copy.db") == ["queue mail: 20 waiting", "healthy"]
-    assert examine(folder, "backup/headrace.db") == ["queue mail: 21 waiting", "healthy"]
+    assert examine(folder, "headrace.db") == ["queue mail: 21 waiting", "healthy"]
 
 
 def examine(folder: Path, path: str) -> list[str]:
@@ -186,6 +186,15 @@ def test_the_server_can_be_watched_as_described(folder: Path, server: ServerProc
     shown = pages.run([".venv/bin/python", "-c", python], folder, server.port)
     assert shown.startswith("{'diskFull': False, 'error': None, 'since': None}\n")
     assert "# TYPE " in shown
+
+
+def test_alerts_speak_of_metrics_that_are_there(server: ServerProcess) -> None:
+    named = set(re.findall(r"bunqueue_\w+", text_of(OPERATIONS).partition("Alerts worth having")[2]))
+    with server.client() as client:
+        client.ok("PUSH", queue="mail", data=1)
+        scraped = client.ok("Prometheus")["data"]["metrics"]
+    assert len(named) >= 6
+    assert named <= set(re.findall(r"^bunqueue_\w+", scraped, re.M))
 
 
 def test_the_systemd_unit_starts_a_server_and_gives_it_time_to_stop() -> None:
@@ -225,6 +234,18 @@ def test_architecture_names_files_and_functions_that_exist() -> None:
     assert len(methods) > 30
     unknown = [f"{cls}.{name}" for cls, name in methods if f"def {name}(" not in everything]
     assert not unknown
+
+
+@pytest.mark.parametrize("package", ["headrace", "headrace.events", "headrace.workflows", "headrace.workflows.testing"])
+def test_every_public_name_says_what_it_is_for(package: str) -> None:
+    module = importlib.import_module(package)
+    named = {name: getattr(module, name) for name in module.__all__}
+    documented = {
+        name for name, value in named.items() if not callable(value) or vars(value).get("__doc__", value.__doc__)
+    }
+    assert set(named) - documented == set()
+    reference = text_of("docs/reference.md")
+    assert [name for name in named if not name.startswith("__") and f"### {name}\n" not in reference] == []
 
 
 def test_every_module_has_its_place_in_the_reading_order() -> None:

@@ -27,3 +27,8 @@ def test_the_order_saga_completes_and_takes_itself_back(tmp_path: Path) -> None:
 def test_the_test_kit_reports_what_would_happen(tmp_path: Path) -> None:
     (tmp_path / "kit.py").write_text(block_with(PAGE, "python", "run_workflow("), encoding="utf-8")
     assert run([sys.executable, "kit.py"], tmp_path).splitlines() == printed("run_workflow(")
+
+
+def test_threads_wait_for_a_flow_without_a_loop(tmp_path: Path) -> None:
+    (tmp_path / "bill.py").write_text(block_with(PAGE, "python", "flows.blocking"), encoding="utf-8")
+    assert run([sys.executable, "bill.py"], tmp_path).splitlines() == printed("flows.blocking")

@@ -53,6 +53,7 @@ class TestTokens:
         with guarded.http() as http:
             assert http.get("/nowhere").status == 404
 
+    @pytest.mark.alone
     def test_guessing_is_slowed_down_and_then_cut_off(self) -> None:
         with WebServer(":memory:", "--auth-tokens", "sesame") as web, web.http() as http:
             spent = []
@@ -201,6 +202,7 @@ def test_the_number_of_queues_at_prometheus_is_a_setting() -> None:
         assert "bunqueue_queue_metrics_omitted 2" in text
 
 
+@pytest.mark.alone
 def test_a_scrape_of_a_thousand_queues_holds_the_loop_for_less_than_50_ms() -> None:
     with WebServer(":memory:", env={"METRICS_MAX_QUEUES": "1000"}) as web, web.http() as http:
         for number in range(1000):

@@ -202,6 +202,7 @@ class TestBounds:
             assert stream.raw.is_closed()
 
     @pytest.mark.timeout(180)
+    @pytest.mark.alone
     def test_many_streams_one_of_which_never_reads(self) -> None:
         """Events at 200/s to all: coalesced frames, half a core, bounded memory; who never reads is cut off."""
         count, seconds, rate = scaled(200, 1000), scaled(4, 30), 200

@@ -231,6 +231,7 @@ class TestHandshake:
             answer = http.call("GET", "/ws", headers={**UPGRADE, "Sec-WebSocket-Protocol": f"headrace, {offer}"})
             assert (answer.status, answer.error) == (401, "Unauthorized")
 
+    @pytest.mark.alone
     async def test_guessing_by_subprotocol_is_slowed_down_too(self) -> None:
         with WebServer(":memory:", "--auth-tokens", "sesame") as web, web.http() as http:
             spent = []

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from headrace.backends.local.journal import schema_scripts
 from tests.serverprocess import ServerProcess
+from tests.wireclient import Client
 
 
 def headrace(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -177,3 +182,54 @@ def test_damaged_pages_are_told_and_no_server_starts_on_them(path: Path) -> None
     assert refused.returncode == 1
     assert str(path) in refused.stderr
     assert "Traceback" not in examined.stderr + refused.stderr
+
+
+def test_a_backup_of_a_busy_server_holds_everything_acknowledged_before_it(path: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy.db"
+    with ServerProcess(path) as server, server.client() as client, server.client() as other:
+        before = [client.ok("PUSH", queue="mail", data={"n": n})["id"] for n in range(50)]
+        with writing(other):
+            made = headrace("backup", str(copy), "--data-path", str(path), "--json")
+        assert made.returncode == 0, made.stderr
+    assert not copy.with_name("copy.db.part").exists()
+    assert doctor(copy).returncode == 0
+    with ServerProcess(copy) as server, server.client() as client:
+        assert {client.ok("GetState", id=job_id)["state"] for job_id in before} == {"waiting"}
+        assert client.ok("IsPaused", queue="mail")["paused"]
+        count = client.ok("Count", queue="mail")["count"] + client.ok("Count", queue="meanwhile")["count"]
+    assert json.loads(made.stdout)["jobs"] == count
+
+
+@contextmanager
+def writing(client: Client) -> Iterator[None]:
+    """Push all the time, as fast as one connection can."""
+    is_over = threading.Event()
+
+    def push() -> None:
+        while not is_over.is_set():
+            client.ok("PUSH", queue="meanwhile", data="x" * 1000)
+
+    thread = threading.Thread(target=push)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join(10)
+
+
+def test_a_backup_overwrites_nothing(path: Path, tmp_path: Path) -> None:
+    (tmp_path / "there.db").write_text("precious")
+    refused = headrace("backup", str(tmp_path / "there.db"), "--data-path", str(path))
+    assert refused.returncode != 0
+    assert "there.db exists" in refused.stderr
+    assert (tmp_path / "there.db").read_text() == "precious"
+
+
+def test_a_backup_that_cannot_be_made_leaves_nothing(path: Path, tmp_path: Path) -> None:
+    for target, data_path in ((tmp_path / "no" / "folder.db", path), (tmp_path / "copy.db", tmp_path / "missing.db")):
+        failed = headrace("backup", str(target), "--data-path", str(data_path))
+        assert failed.returncode != 0
+        assert "Traceback" not in failed.stderr
+        assert not target.exists()
+    assert sorted(file.name for file in tmp_path.glob("*.part")) == []

@@ -148,6 +148,7 @@ def test_a_heartbeat_in_the_socket_of_a_stopped_server_keeps_the_lease(server: S
         assert client.ok("GetState", id=job_id)["state"] == "completed"
 
 
+@pytest.mark.alone
 def test_a_lease_without_heartbeat_ends_although_the_server_was_stopped(server: ServerProcess, queue: str) -> None:
     with server.client() as client, server.client() as other:
         job_id = client.ok("PUSH", queue=queue, data=1)["id"]
@@ -162,6 +163,7 @@ def test_a_lease_without_heartbeat_ends_although_the_server_was_stopped(server: 
         assert time.monotonic() - resumed < 0.5
 
 
+@pytest.mark.alone
 def test_a_disconnect_gives_jobs_back_at_once_and_counts_no_attempt(
     server: ServerProcess, client: Client, queue: str
 ) -> None:
@@ -206,6 +208,7 @@ def test_a_detached_pull_survives_its_connection(server: ServerProcess, client: 
     client.ok("ACK", id=job_id, token=token)
 
 
+@pytest.mark.alone
 def test_a_long_poll_wakes_within_milliseconds_of_a_push(client: Client, other: Client, queue: str) -> None:
     waits = []
     for number in range(60):
@@ -238,6 +241,7 @@ def test_parked_pulls_are_served_in_the_order_in_which_they_came(
 
 
 @pytest.mark.parametrize("ending", ["ACK", "FAIL", "Cancel"])
+@pytest.mark.alone
 def test_wait_job_answers_when_the_job_ends(client: Client, other: Client, queue: str, ending: str) -> None:
     job_id = client.ok("PUSH", queue=queue, data=1)["id"]
     other.send("WaitJob", id=job_id, timeout=20_000)
@@ -252,6 +256,7 @@ def test_wait_job_answers_when_the_job_ends(client: Client, other: Client, queue
     assert reply.get("result") == ({"x": 1} if ending == "ACK" else None)
 
 
+@pytest.mark.alone
 def test_wait_job_ends_with_its_timeout(client: Client, queue: str) -> None:
     job_id = client.ok("PUSH", queue=queue, data=1)["id"]
     asked_at = time.monotonic()

@@ -36,6 +36,7 @@ def resident_bytes(server: ServerProcess) -> int:
 
 
 @pytest.mark.timeout(scaled(120, 900))
+@pytest.mark.alone
 def test_many_waiting_jobs_are_light_and_back_soon(tmp_path: Path) -> None:
     with ServerProcess(tmp_path / "long.db") as server:
         empty_bytes = resident_bytes(server)

@@ -161,6 +161,7 @@ class TestStarting:
                 assert client.ok("GetLogs", id=job_id)["data"]["count"] == 1
         assert list(tmp_path.iterdir()) == []
 
+    @pytest.mark.alone
     def test_how_long_it_takes_from_start_to_the_first_reply(self, tmp_path: Path) -> None:
         times = []
         for number in range(3):

@@ -96,7 +96,7 @@ OPTIONAL = {"opentelemetry", "pytest", "pyspark", "pandas", "pyarrow", "valkey",
 """What modules that are made for another package may miss: the extras, and pytest."""
 
 
-def test_every_other_module_can_be_imported_without_extras(python: Path, tmp_path: Path) -> None:
+def test_row_24_every_other_module_can_be_imported_without_extras(python: Path, tmp_path: Path) -> None:
     program = """
 import importlib, pkgutil, headrace
 for module in pkgutil.walk_packages(headrace.__path__, "headrace.", onerror=lambda name: None):
@@ -124,6 +124,7 @@ print(beneath - started, package - beneath, process_time() - package)
 """
 
 
+@pytest.mark.alone
 def test_importing_it_costs_at_most_30_ms_more_than_what_it_stands_on(python: Path, tmp_path: Path) -> None:
     run(python, COSTS, tmp_path)  # writes the bytecode
     runs = [[float(cost) for cost in run(python, COSTS, tmp_path).split()] for _ in range(5)]

@@ -56,7 +56,7 @@ class Cluster:
         while "Registering worker" not in self._log("master") or self._log("master").count("Registering worker") < 2:
             assert time.monotonic() < deadline, self._log("master") + self._log("worker-1")
             assert all(process.poll() is None for process in self._processes), self._log("master")
-            time.sleep(0.2)
+            time.sleep(0.05)
         return self
 
     def _log(self, name: str) -> str:

@@ -568,6 +568,7 @@ def test_a_batch_pull_waits_for_the_first_job_only(server: ServerProcess, client
         assert len(poller.recv()["jobs"]) == 1
 
 
+@pytest.mark.alone
 def test_a_pull_that_waits_in_vain_answers_after_its_timeout(client: Client, queue: str) -> None:
     began = time.monotonic()
     assert client.call("PULL", queue=queue, timeout=100)["job"] is None
@@ -699,6 +700,7 @@ def _outlive(client: Client, queue: str, **fields: Any) -> tuple[str, str]:
     return job_id, token
 
 
+@pytest.mark.alone
 def test_an_expired_lease_gives_the_job_back_within_half_a_second(client: Client, queue: str) -> None:
     push(client, queue)
     began = time.monotonic()

@@ -478,6 +478,7 @@ def test_a_later_failure_does_not_close_what_is_open(guarded: ServerProcess) -> 
         assert client.ok("Ping")["data"]["pong"] is True
 
 
+@pytest.mark.alone
 def test_guessing_tokens_becomes_slower_and_ends_the_connection(tmp_path: Path) -> None:
     with _serving(tmp_path, "--auth-tokens", "right") as server, server.client() as client:
         waits: list[float] = []

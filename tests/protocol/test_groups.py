@@ -125,6 +125,7 @@ def test_a_group_rate_limit_holds_back_its_group_only(client: Client, queue: str
     # The two texts in full: "max must be a positive safe integer", "duration must be a positive safe integer".
 
 
+@pytest.mark.alone
 def test_a_rate_limit_of_the_pull_refills_and_wakes_it(server: ServerProcess, client: Client, queue: str) -> None:
     _fill(client, queue, "a0", "a1")
     group = {"limit": {"max": 1, "duration": 250}}
@@ -135,6 +136,7 @@ def test_a_rate_limit_of_the_pull_refills_and_wakes_it(server: ServerProcess, cl
     assert 0.15 <= time.monotonic() - began < 0.9
 
 
+@pytest.mark.alone
 def test_rate_limit_group_holds_a_group_back_for_a_while(client: Client, queue: str) -> None:
     _fill(client, queue, "a0", "b0")
     assert _pull(client, queue, 1) == ["a0"]

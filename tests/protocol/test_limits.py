@@ -40,6 +40,7 @@ def test_a_rate_of_two_per_second_refills_every_half_second(client: Client, queu
         assert expected - 0.02 <= at < expected + 0.4, times
 
 
+@pytest.mark.alone
 def test_a_refill_wakes_a_waiting_pull(server: ServerProcess, client: Client, queue: str) -> None:
     _fill(client, queue, 2)
     client.ok("RateLimit", queue=queue, limit=1, duration=300)
@@ -83,6 +84,7 @@ def test_a_rate_of_zero_holds_everything_back_until_it_is_cleared(
     assert client.call("RateLimitClear", queue=f"{queue}.none") == OK
 
 
+@pytest.mark.alone
 def test_a_rate_limit_with_a_ttl_ends_by_itself(server: ServerProcess, client: Client, queue: str) -> None:
     push(client, queue)
     client.ok("RateLimit", queue=queue, limit=0, ttl=150)
@@ -122,6 +124,7 @@ def test_concurrency_counts_jobs_that_were_active_before(client: Client, queue: 
 
 
 @pytest.mark.parametrize("how", ["ACK", "FAIL"])
+@pytest.mark.alone
 def test_a_freed_slot_serves_a_waiting_pull(server: ServerProcess, client: Client, queue: str, how: str) -> None:
     _fill(client, queue, 2)
     client.ok("SetConcurrency", queue=queue, limit=1)

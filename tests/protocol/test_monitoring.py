@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.protocol.steps import OK, bury, complete, counts, eventually, job_of, push, state, take, take_plain
@@ -152,6 +153,7 @@ def test_a_job_heartbeat_with_its_token_renews_the_lease(client: Client, queue: 
     assert state(client, job_id) == "active"
 
 
+@pytest.mark.alone
 def test_a_job_heartbeat_without_token_is_noted_and_renews_nothing(client: Client, queue: str) -> None:
     job_id = push(client, queue)
     began = time.monotonic()

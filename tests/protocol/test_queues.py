@@ -58,6 +58,7 @@ def test_a_paused_queue_hands_out_nothing_until_it_is_resumed(client: Client, qu
     assert take_plain(client, queue)["id"] == job_id
 
 
+@pytest.mark.alone
 def test_resume_serves_a_waiting_pull_at_once(server: ServerProcess, client: Client, queue: str) -> None:
     client.ok("Pause", queue=queue)
     job_id = push(client, queue)

@@ -65,7 +65,7 @@ async def for_ever() -> None:
 
 @app.task(queue="orders", timeout=0.05)
 async def slow() -> None:
-    await asyncio.sleep(30)
+    await asyncio.Event().wait()
 
 
 @app.task(queue="orders", run_in="process")

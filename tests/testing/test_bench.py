@@ -59,7 +59,7 @@ async def test_what_was_refused_is_not_told(headrace_app: AppBench) -> None:
 # -- running -----------------------------------------------------------------------------------------------------------
 
 
-async def test_drain_runs_jobs_through_middleware_lifespan_and_encoding(headrace_app: AppBench) -> None:
+async def test_row_21_drain_runs_jobs_through_middleware_lifespan_and_encoding(headrace_app: AppBench) -> None:
     job = await pack.enqueue(Order(7, ["tea", "cups"]))
     (run,) = await headrace_app.drain()
     assert (run.job_id, run.name, run.error) == (job.id, "pack", None)

@@ -1,4 +1,4 @@
-"""Type checkers see the signature of a task in its `enqueue`, and what it returns in the result of its job."""
+"""Type checkers see the signature of a task in its `enqueue`, what jobs and flows give in their results."""
 
 from __future__ import annotations
 
@@ -12,44 +12,51 @@ from typing import NamedTuple
 
 import pytest
 
-PAGE = Path(__file__).with_name("tasks.py")
-ROOT = PAGE.parents[2]
+HERE = Path(__file__).parent
+PAGES = [HERE / "tasks.py", HERE / "events.py", HERE / "workflows.py"]
+Place = tuple[str, int]
 
 
 class Judgement(NamedTuple):
-    types: dict[int, str]
-    errors: set[int]
+    types: dict[Place, str]
+    errors: set[Place]
 
 
 def _run(*command: str) -> str:
-    return subprocess.run(command, capture_output=True, text=True, timeout=110, check=False, cwd=ROOT).stdout
+    given = [*command, *map(str, PAGES)]
+    return subprocess.run(given, capture_output=True, text=True, timeout=110, check=False, cwd=HERE.parents[1]).stdout
 
 
 def mypy() -> Judgement:
-    said = _run(sys.executable, "-m", "mypy", "--strict", "--no-error-summary", str(PAGE))
-    types = re.findall(r':(\d+): note: Revealed type is "(.*)"', said)
-    errors = re.findall(r":(\d+): error:", said)
-    return Judgement({int(line): found for line, found in types}, set(map(int, errors)))
+    said = _run(sys.executable, "-m", "mypy", "--strict", "--no-error-summary")
+    types = re.findall(r'(\w+\.py):(\d+): note: Revealed type is "(.*)"', said)
+    errors = re.findall(r"(\w+\.py):(\d+): error:", said)
+    found = {(page, int(line)): shown for page, line, shown in types}
+    return Judgement(found, {(page, int(line)) for page, line in errors})
 
 
 def pyright() -> Judgement:
-    said = _run(sys.executable, "-m", "pyright", "--pythonpath", sys.executable, "--outputjson", str(PAGE))
-    found = json.loads(said)["generalDiagnostics"]
-    lines = [(note["range"]["start"]["line"] + 1, note["severity"], note["message"]) for note in found]
-    types = {line: text.split(" is ", 1)[1].strip('"') for line, kind, text in lines if kind == "information"}
-    return Judgement(types, {line for line, kind, _ in lines if kind == "error"})
+    said = _run(sys.executable, "-m", "pyright", "--pythonpath", sys.executable, "--outputjson")
+    notes = [
+        ((Path(note["file"]).name, note["range"]["start"]["line"] + 1), note["severity"], note["message"])
+        for note in json.loads(said)["generalDiagnostics"]
+    ]
+    types = {place: text.split(" is ", 1)[1].strip('"') for place, kind, text in notes if kind == "information"}
+    return Judgement(types, {place for place, kind, _ in notes if kind == "error"})
 
 
 def _expected() -> Judgement:
-    lines = list(enumerate(PAGE.read_text().splitlines(), 1))
-    types = {number: line.split("# is: ")[1] for number, line in lines if "# is: " in line}
-    return Judgement(types, {number for number, line in lines if line.endswith("# error")})
+    lines = [
+        ((page.name, number), line) for page in PAGES for number, line in enumerate(page.read_text().splitlines(), 1)
+    ]
+    types = {place: line.split("# is: ")[1] for place, line in lines if "# is: " in line}
+    return Judgement(types, {place for place, line in lines if line.endswith("# error")})
 
 
 @pytest.mark.parametrize("check", [mypy, pyright])
-def test_checkers_know_what_tasks_take_and_give(check: Callable[[], Judgement]) -> None:
+def test_row_20_checkers_know_what_tasks_and_flows_take_and_give(check: Callable[[], Judgement]) -> None:
     judged, expected = check(), _expected()
-    shown = {line: re.sub(r"\b[a-z_.]+\.(?=[A-Z])", "", found) for line, found in judged.types.items()}
+    shown = {place: re.sub(r"\b[a-z_.]+\.(?=[A-Z])", "", found) for place, found in judged.types.items()}
     assert shown == expected.types
     assert judged.errors == expected.errors
-    assert len(expected.types) > 10
+    assert len(expected.types) > 20

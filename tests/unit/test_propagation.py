@@ -8,6 +8,7 @@ import logging
 import msgspec
 import pytest
 
+from headrace.durations import milliseconds
 from headrace.errors import (
     InvalidCommand,
     PayloadError,
@@ -17,6 +18,7 @@ from headrace.errors import (
     WorkflowStepError,
     WorkflowTimeoutError,
 )
+from headrace.events.queues import EventWorker
 from headrace.propagation import ErrorReport, PropagationFilter, Retry, capture, current_meta, propagate, restored
 
 
@@ -150,3 +152,27 @@ def test_a_retry_becomes_options_of_a_job() -> None:
 def test_an_impossible_retry_is_refused_at_once(wrong: dict[str, object]) -> None:
     with pytest.raises(InvalidCommand):
         Retry(**wrong)  # type: ignore[arg-type]
+
+
+def test_the_traceback_of_a_report_begins_with_code_that_is_not_ours() -> None:
+    def handler() -> None:
+        raise ValueError("no such order")
+
+    async def called() -> BaseException:
+        with pytest.raises(ValueError, match="no such order") as caught:
+            await EventWorker.__new__(EventWorker).run_in_place("loop", handler)
+        return caught.value
+
+    error = asyncio.run(called())
+    assert error.__traceback__ is not None
+    report = ErrorReport.of(error.with_traceback(error.__traceback__.tb_next))
+    assert "in handler" in report.traceback
+    assert "headrace/worker" not in report.traceback
+
+
+def test_a_traceback_that_is_all_ours_is_told_whole() -> None:
+    with pytest.raises(InvalidCommand) as caught:
+        milliseconds("soon")
+    error = caught.value
+    assert error.__traceback__ is not None
+    assert "durations.py" in ErrorReport.of(error.with_traceback(error.__traceback__.tb_next)).traceback

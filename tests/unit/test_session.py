@@ -309,6 +309,21 @@ class TestClosing:
         house.settle()
         assert talk.ask("Count", queue="q")["count"] == 1000
 
+    def test_a_server_knows_of_sliced_commands_whose_client_is_gone(
+        self, house: House, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        gone, idle = house.session(), house.session()
+        gone.ask("PUSHB", queue="q", jobs=[{"data": n} for n in range(1000)])
+        monkeypatch.setattr(slices, "SLICE_SECONDS", -1)
+        gone.send("PULL", reqId="waits", queue="other", timeout=5000)
+        gone.send("Obliterate", reqId="works", queue="q")
+        house.turn()
+        for left in (gone, idle):
+            left.session.close()
+        assert house.engine.unattended == {gone.session}
+        house.settle()
+        assert house.engine.unattended == set()
+
     def test_a_waiter_for_a_job_is_cancelled(self, house: House, talk: Talk) -> None:
         job_id = talk.ask("PUSH", queue="q", data=1)["id"]
         gone = house.session()

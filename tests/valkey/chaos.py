@@ -53,7 +53,7 @@ class Chaos:
         self._attack()
         deadline = time.monotonic() + scaled(90, 400)
         while self.missing() and time.monotonic() < deadline:
-            time.sleep(0.1)
+            time.sleep(0.05)
         self._ended.set()
         for thread in threads:
             thread.join(20)

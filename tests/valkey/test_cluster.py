@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from headrace.backends.base import Ack
+from headrace.backends.base import Ack, FlowPush
 from headrace.errors import NotSupported
+from headrace.events import Events, event
+from headrace.model import FlowStatus
 from tests.conformance import test_claim, test_finish, test_insert, test_leases, test_records, test_retry
-from tests.conformance.rig import CLUSTER, Rig
+from tests.conformance.rig import CLUSTER, Rig, spec
 from tests.valkeyserver import shared_cluster
 
 LEFT_OUT = (
@@ -66,3 +69,28 @@ def test_acknowledgements_of_several_queues_in_one_batch(rig: Rig) -> None:
         rig.push(queue)
         held.append(rig.take(queue))
     assert rig.complete([Ack(one.id, one.token) for one in held]) == []
+
+
+def test_workflows_within_a_queue_work_and_across_queues_are_refused_by_name(rig: Rig) -> None:
+    rig.start_flow("f", "order", "wf", [], [FlowPush("wf", spec(flow_id="f", max_attempts=1))])
+    rig.bury("wf")
+    news = rig.take("wf")
+    assert news.job["name"] == "decide"
+    assert rig.advance_flow("f", 1, FlowStatus.FAILED, [], [], Ack(news.id, news.token)).status is FlowStatus.FAILED
+    with pytest.raises(NotSupported, match="workflows across queues in a cluster"):
+        rig.start_flow("g", "order", "wf", [], [FlowPush("wf.steps", spec(flow_id="g"))])
+    assert rig.wait(rig.backend.flow("g")) is None
+    rig.push("other", flow_id="f", max_attempts=1)
+    assert rig.state(rig.bury("other").id) == "failed"
+
+
+async def test_a_question_is_answered_by_another_process(rig: Rig) -> None:
+    """The options differ, so the two share nothing."""
+    url = f"{shared_cluster().url}?prefix={rig.backend.url.prefix}"
+    asking, answering = Events(f"{url}&timeout=5"), Events(f"{url}&timeout=6")
+    questions = [event(f"ask{n}", int, int) for n in range(5)]
+    for question in questions:
+        answering.on(question)(lambda ctx: ctx.data * 10)
+    async with asking, answering:
+        answers = await asyncio.gather(*(asking.emit(q, n, timeout=20).wait() for n, q in enumerate(questions)))
+    assert answers == [0, 10, 20, 30, 40]

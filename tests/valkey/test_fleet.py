@@ -61,6 +61,7 @@ class TestOneTruth:
                 waits.append(time.monotonic() - began)
             assert sorted(waits)[2] < 0.05
 
+    @pytest.mark.alone
     def test_a_delayed_job_reaches_the_other_broker_in_time(self, brokers: list[ServerProcess], queue: str) -> None:
         with brokers[0].client() as here, brokers[1].client() as there:
             there.send("PULL", queue=queue, timeout=10_000, owner="w")

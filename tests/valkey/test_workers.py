@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from contextlib import suppress
 
 import pytest
 
 import valkey
+from headrace.backends.base import Ack
 from headrace.errors import LeaseLost
-from tests.conformance.rig import Rig, spec
+from tests.conformance.rig import Rig, pack, spec
 from tests.valkey.foreign import Foreign
 
 BAND = 2**42
@@ -71,6 +73,21 @@ class TestCompletion:
             rig.advance(700)
         assert foreign.client.zrange(foreign.key("completed"), 0, -1) == left
         assert [n for n in "1234" if foreign.hash(n)] == left
+
+    def test_its_result_goes_with_its_event_when_ticks_end_while_the_call_is_under_way(self, rig: Rig) -> None:
+        async def complete_while_a_tick_ends() -> None:
+            await rig.backend.insert_one("q", spec(1))
+            completing = asyncio.create_task(rig.backend.complete([Ack(held.id, held.token, bytes(pack("done")))]))
+            await asyncio.sleep(0)
+            rig.backend.commit()
+            await completing
+
+        rig.push()
+        held = rig.take()
+        rig.backend.wants_bodies = True
+        rig.wait(complete_while_a_tick_ends())
+        (event,) = rig.backend.uncommitted_events()
+        assert (event.event, rig.backend.body_of(event)) == ("completed", bytes(pack("done")))
 
 
 class TestFailure:

@@ -1,4 +1,4 @@
-"""Apps on every kind of engine: in memory, on a file, behind a real server."""
+"""Apps on every kind of engine: in memory, on a file, behind a real server, on Valkey."""
 
 from __future__ import annotations
 
@@ -10,16 +10,19 @@ import pytest
 
 from headrace import Headrace
 from tests.serverprocess import ServerProcess
+from tests.valkeyserver import shared_server
 from tests.worker.workerprocess import Marks
 
 MakeApp = Callable[..., Headrace]
 
 
-@pytest.fixture(params=["memory", "sqlite", "server"])
+@pytest.fixture(params=["memory", "sqlite", "server", "valkey"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """Where queues live. What a test says of one of these holds for all of them."""
     if request.param == "server":
         return f"headrace://127.0.0.1:{request.getfixturevalue('server').port}"
+    if request.param == "valkey":
+        return shared_server().url
     return f"sqlite:///{tmp_path}/jobs.db" if request.param == "sqlite" else f"memory://{tmp_path.name}"
 
 

@@ -8,13 +8,17 @@ import time
 from pathlib import Path
 from typing import Any
 
-from headrace import Headrace, JobContext, UnrecoverableError, current_job
+from headrace import Headrace, JobContext, RetryLater, UnrecoverableError, current_job
 
 app = Headrace("memory://handlers", queue="processes")
 
 
 def double(job: JobContext) -> int:
     return int(job.data) * 2
+
+
+def come_back_in_an_hour(job: JobContext) -> None:
+    raise RetryLater("the bank is closed", after="1h")
 
 
 @app.task(run_in="process")

@@ -37,7 +37,7 @@ async def test_an_async_handler_over_its_time_is_cancelled(app: Headrace) -> Non
     @app.task(timeout=0.2, attempts=1)
     async def overlong() -> None:
         try:
-            await asyncio.sleep(30)
+            await asyncio.Event().wait()
         except asyncio.CancelledError:
             ends.append("cancelled")
             raise
@@ -89,7 +89,7 @@ async def test_a_timeout_of_the_handlers_own_is_a_plain_failure(app: Headrace) -
     @app.task(timeout=5, attempts=1)
     async def impatient() -> None:
         async with asyncio.timeout(0.01):
-            await asyncio.sleep(5)
+            await asyncio.Event().wait()
 
     async with app.worker():
         with pytest.raises(JobFailed, match=r"TimeoutError$"):
@@ -103,9 +103,9 @@ async def test_a_job_timed_out_by_its_server_is_not_brought_back_by_its_worker(a
     async def handle(job: JobContext) -> None:
         runs.append(job.id)
         time.sleep(0.5)  # noqa: ASYNC251 - the loop is blocked, so the limit here fires after that of the server
-        await asyncio.sleep(5)
+        await asyncio.Event().wait()
 
-    async with Worker(app.client, queue, handle, lease=0.3):
+    async with Worker(app.client, queue, handle, lease=1):
         job = await app.queue().add("j", timeout=0.2, attempts=1)
         assert await job.wait(timeout=10)
         await eventually(lambda: _has_ended_here(app, queue))
@@ -129,7 +129,7 @@ async def test_a_running_job_is_cancelled_by_force(app: Headrace) -> None:
     async def on_loop() -> None:
         try:
             began.set()
-            await asyncio.sleep(30)
+            await asyncio.Event().wait()
         finally:
             ends.append("cancelled")
 
@@ -202,19 +202,21 @@ async def test_a_long_job_keeps_its_lease_and_runs_once(app: Headrace, queue: st
     assert (await job.info()).stall_count == 0
 
 
-async def test_a_handler_that_blocks_the_loop_keeps_its_job_and_is_named(
+async def test_row_06_a_handler_that_blocks_the_loop_keeps_its_job_and_is_named(
     server_app: Headrace, caplog: pytest.LogCaptureFixture
 ) -> None:
     runs: list[str] = []
+    sated = asyncio.Event()
 
     @server_app.task()
     async def greedy() -> None:
         runs.append("greedy")
         time.sleep(2.5)  # noqa: ASYNC251 - that is the point
+        sated.set()
 
     @server_app.task()
     async def patient() -> None:
-        await asyncio.sleep(3)
+        await sated.wait()
 
     with caplog.at_level(logging.WARNING, "headrace.worker"):
         async with server_app.worker(lease=0.6):

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,9 +20,11 @@ from headrace import Headrace, JobContext, NewJob, Worker
 from headrace.client.job import JobInfo
 from headrace.client.options import Options
 from headrace.errors import NotAuthenticated
+from tests.client.fakeserver import FakeServer, protocol_2
 from tests.client.proxy import Proxy
 from tests.scale import scaled
 from tests.serverprocess import ServerProcess
+from tests.worker.handlers import double
 from tests.worker.steps import eventually
 from tests.worker.workerprocess import Marks, WorkerProcess
 
@@ -110,6 +113,7 @@ async def _completed(app: Headrace) -> list[JobInfo]:
     return found
 
 
+@pytest.mark.alone
 async def test_redelivery_starts_within_the_lease_and_half_a_second(
     fresh: ServerProcess, producer: Headrace, marks: Marks
 ) -> None:
@@ -244,10 +248,11 @@ async def test_a_worker_notices_a_link_that_swallows_everything(
 async def test_a_worker_follows_a_token_that_changes(tmp_path: Path, queue: str) -> None:
     token = "old"
     runs: list[str] = []
+    let_in = asyncio.Event()
 
     async def handle(job: JobContext) -> None:
         runs.append(job.name)
-        await asyncio.sleep(0.3)
+        await let_in.wait()
 
     server = ServerProcess(tmp_path / "headrace.db", "--auth-tokens", "old").start()
     try:
@@ -259,7 +264,9 @@ async def test_a_worker_follows_a_token_that_changes(tmp_path: Path, queue: str)
             server.kill()
             server.flags = ("--auth-tokens", "new")
             server.start()
-            await asyncio.sleep(0.5)
+            with pytest.raises(NotAuthenticated):
+                await app.queue().counts()
+            let_in.set()
             token = "new"
             await eventually(lambda: _is_all_done_and_let_in(app, 5), 30)
             assert await (await app.queue().add("later")).wait(timeout=20)
@@ -297,3 +304,21 @@ async def test_a_network_that_breaks_every_second_makes_no_job_run_twice(
         assert proxy.connections > seconds
     assert Counter(marks.begun()) == Counter(range(jobs))
     assert Counter(marks.ended()) == Counter(range(jobs))
+
+
+async def test_a_worker_asks_for_jobs_only_when_the_server_has_heard_which_are_its_own() -> None:
+    """On Valkey commands are under way together: a pull that overtook this brought jobs that were released at once."""
+    refusals = [{"ok": False, "error": "Storage is full", "code": "storage_unavailable"}]
+
+    def answer(command: dict[str, Any]) -> dict[str, Any] | None:
+        if command["cmd"] == "PULLB":
+            return None
+        if command["cmd"] == "ReleaseLeases":
+            return {**(refusals.pop() if refusals else {"ok": True, "count": 0}), "reqId": command["reqId"]}
+        return protocol_2(command)
+
+    async with FakeServer(answer) as server, Headrace(url_of(server.port)) as app:
+        async with Worker(app.client, "q", double):
+            await eventually(lambda: any(command["cmd"] == "PULLB" for command in server.asked))
+        asked = [command["cmd"] for command in server.asked]
+        assert asked[: asked.index("PULLB")].count("ReleaseLeases") == 2

@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from headrace import Headrace, JobContext, Worker
+from headrace.worker.attendant import Attendant
 from tests.client.proxy import Proxy
 from tests.scale import scaled
 from tests.serverprocess import ServerProcess
@@ -19,7 +20,10 @@ from tests.worker.workerprocess import Marks, WorkerProcess
 
 
 @pytest.mark.parametrize("queues", [1, 3])
-async def test_an_idle_worker_begins_a_job_within_two_milliseconds(app: Headrace, queue: str, queues: int) -> None:
+@pytest.mark.alone
+async def test_row_23_an_idle_worker_begins_a_job_within_two_milliseconds(
+    app: Headrace, queue: str, queues: int
+) -> None:
     names = [f"{queue}.{n}" for n in range(queues)]
     waits: list[float] = []
 
@@ -40,21 +44,53 @@ async def test_an_idle_worker_begins_a_job_within_two_milliseconds(app: Headrace
     assert best < 0.002
 
 
+async def test_short_jobs_in_a_row_share_their_outcomes(
+    app: Headrace, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However fast they come one by one, a worker that keeps up speaks at most once in a millisecond."""
+    spoken = 0
+
+    def counted(attendant: Attendant) -> None:
+        nonlocal spoken
+        spoken += 1
+        flush(attendant)
+
+    flush = Attendant._flush
+    monkeypatch.setattr(Attendant, "_flush", counted)
+    ended: set[int] = set()
+
+    async def handle(job: JobContext) -> None:
+        ended.add(job.data)
+
+    async with Worker(app.client, queue, handle, concurrency=50) as worker:
+        await worker.ready.wait()
+        began = time.monotonic()
+        for n in range(300):
+            await app.queue(queue).add("j", n)
+        await eventually(lambda: len(ended) == 300, 20)
+        await eventually(lambda: worker.figures.completed == 300, 20)
+        elapsed_ms = (time.monotonic() - began) * 1000
+    assert 0 < spoken <= elapsed_ms + 10
+
+
 class CountingProxy(Proxy):
     """Knows how much went through."""
 
     def __init__(self, target: int) -> None:
         super().__init__(target)
         self.chunks = 0
+        self.last_at = 0.0
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while data := await reader.read(65536):
             self.chunks += 1
+            self.last_at = time.monotonic()
             writer.write(data)
         writer.close()
 
 
-async def test_an_idle_worker_says_nothing_but_that_it_lives(
+@pytest.mark.alone
+async def test_row_22_an_idle_worker_says_nothing_but_that_it_lives(
     server: ServerProcess, marks: Marks, queue: str, tmp_path: Path
 ) -> None:
     """One heartbeat and its answer in ten seconds; nothing is polled, however many queues there are."""
@@ -63,7 +99,7 @@ async def test_an_idle_worker_says_nothing_but_that_it_lives(
         queues = ",".join(f"{queue}.{n}" for n in range(3))
         with WorkerProcess(f"headrace://127.0.0.1:{proxy.port}", marks, "--queues", queues) as worker:
             await eventually(lambda: "works on" in worker.said(), 20)
-            await asyncio.sleep(1)  # what it says on its arrival
+            await eventually(lambda: time.monotonic() - proxy.last_at > 0.5)  # it has said what it says on arrival
             process = psutil.Process(worker.pid)
             cpu, chunks = sum(process.cpu_times()[:2]), proxy.chunks
             await asyncio.sleep(seconds)

@@ -287,7 +287,7 @@ async def test_a_lifespan_surrounds_the_worker_and_its_state_reaches_jobs(make_a
 async def test_a_worker_left_while_its_lifespan_opens_ends(make_app: MakeApp) -> None:
     @asynccontextmanager
     async def lifespan(app: Headrace) -> AsyncIterator[None]:
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.05)
         yield
 
     app = make_app(lifespan=lifespan)
@@ -331,7 +331,7 @@ async def test_a_schedule_keeps_firing_under_workers_that_are_restarted_more_oft
 
     async def restart() -> bool:
         async with app.worker():
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.05)
         return bool(runs)
 
     await eventually(restart)

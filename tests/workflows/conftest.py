@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
-from headrace.propagation import Retry
 from headrace.workflows import Workflows
+from headrace.workflows.testing.contract import QUICK
 from tests.serverprocess import ServerProcess
 
-QUICK = Retry(3, backoff="fixed", delay=0.005)
 _numbers = itertools.count()
 MakeFlows = Callable[..., Workflows]
 

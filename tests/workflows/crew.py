@@ -73,7 +73,7 @@ async def work(url: str, folder: Path) -> None:
 async def start_and_hang(url: str) -> None:
     async with Workflows(url, default_retry=RETRY) as flows:
         print((await flows.execute(trip, {}, timeout=60)).id, flush=True)
-        await asyncio.sleep(60)
+        await asyncio.Event().wait()
 
 
 def start_and_die(url: str, folder: Path) -> str:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
+from headrace.cli.session import authorised_url
 from headrace.errors import WorkflowStepError
 from headrace.workflows import FlowStatus, Workflows, step, workflow
-from tests.workflows.conftest import QUICK
-from tests.workflows.saga import Saga, define, eventually
+from headrace.workflows.testing import Saga, define
+from headrace.workflows.testing.contract import QUICK, eventually
 
 
 async def flow_command(url: str, *words: str) -> tuple[int, str, str]:
@@ -40,7 +43,10 @@ async def test_a_compensated_flow_is_shown_and_retried(server_url: str) -> None:
         assert "raise ValueError" in story["error"]["traceback"]
         assert (await flow_command(server_url, "retry", "cli-1"))[1].strip() == "cli-1~2"
         assert set(await flows.get_result("cli-1~2", 10)) == {"charge", "ship"}
-        assert "cli-1~2  cli-order  completed" in (await flow_command(server_url, "list", "--workflow", "cli-order"))[1]
+        listed = (await flow_command(server_url, "list", "--workflow", "cli-order"))[1].splitlines()
+        assert [line.split()[:3] for line in listed] == [
+            ["ID", "WORKFLOW", "STATUS"], ["cli-1~2", "cli-order", "completed"], ["cli-1", "cli-order", "failed"],
+        ]  # fmt: skip
 
 
 async def test_flows_are_signalled_and_cancelled(server_url: str) -> None:
@@ -54,6 +60,43 @@ async def test_flows_are_signalled_and_cancelled(server_url: str) -> None:
         assert "being stopped" in (await flow_command(server_url, "cancel", second.id, "--reason", "enough"))[1]
         await eventually(lambda: _is_cancelled(second))
         assert "cancelled already" in (await flow_command(server_url, "cancel", second.id))[1]
+
+
+async def test_every_action_speaks_json(server_url: str) -> None:
+    saga = Saga(workflow("cli-json").step(step("a")).wait("go").build())
+    flows = Workflows(server_url, default_retry=QUICK)
+    saga.join(flows)
+
+    async def asked(*words: str) -> Any:
+        code, shown, errors = await flow_command(server_url, *words, "--json")
+        assert code == 0, errors
+        return json.loads(shown)
+
+    async with flows:
+        first, second = [await flows.execute(saga.definition, None, id=f"cli-j{n}") for n in (1, 2)]
+        assert await asked("signal", first.id, "go") == {"id": "cli-j1", "signal": "go"}
+        await first.result(10)
+        found = await asked("list", "--workflow", "cli-json", "--status", "completed")
+        assert (found["id"], found["status"]) == ("cli-j1", "completed")
+        assert (await asked("show", first.id))["status"] == "completed"
+        stopped = await asked("cancel", second.id)
+        assert (stopped["id"], stopped["cancelled"]) == ("cli-j2", True)
+        await eventually(lambda: _is_cancelled(second))
+        assert await asked("cancel", second.id) == {"id": "cli-j2", "cancelled": False, "status": "cancelled"}
+        assert await asked("retry", second.id) == {"id": "cli-j2~2", "retryOf": "cli-j2"}
+        assert (await flow_command(server_url, "list", "--workflow", "nobody", "--json"))[:2] == (0, "")
+        assert "no flows" in (await flow_command(server_url, "list", "--workflow", "nobody"))[2]
+
+
+def test_the_token_of_the_environment_goes_with_the_url(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_TOKEN", "a b")
+    for url, meant in (
+        ("headrace://h:1", "headrace://h:1?token=a%20b"),
+        ("headraces://h:1?pool_size=2", "headraces://h:1?pool_size=2&token=a%20b"),
+        ("headrace://h:1?token=x", "headrace://h:1?token=x"),
+        ("sqlite:///jobs.db", "sqlite:///jobs.db"),
+    ):
+        assert authorised_url(argparse.Namespace(url=url)) == meant
 
 
 async def _is_cancelled(handle: object) -> bool:

@@ -53,6 +53,7 @@ class World:
     def __init__(self, of: Plan, seed: int, *, failing: float = 0.2, stray: float = 0.1) -> None:
         self.random = random.Random(seed)
         self.failing, self.stray = failing, stray
+        self.is_enough = self.random.random() < 0.5
         self.log: list[Entry] = []
         self.jobs: list[FlowJob] = []
         self.old: list[News] = []
@@ -76,7 +77,7 @@ class World:
         fails = self.random.random() < self.failing
         if job.role == "step":
             body = Body(result=encode_payload(f"result of {job.step}"), can_roll_back=self.random.random() < 0.8)
-            return StepLost(job.step, 3, ERROR) if fails else StepDone(job.step, 1, body)
+            return StepLost(job.step, 3, ERROR) if fails else StepDone(job.step, 1, body, self.is_enough)
         if job.role == "rollback":
             return RollbackLost(job.step, 3, ERROR) if fails else RollbackDone(job.step)
         if job.role == "complete":
@@ -230,6 +231,20 @@ def test_a_timeout_during_on_complete_wins_and_cannot_be_overturned() -> None:
     log, decision = play(plan("a", timeout=9), done("a"), TimedOut())
     assert decision.drop == [FlowJob("complete"), FlowJob("timeout")]
     assert decide(Run.of(log), Completed(encode_payload(1))) == Decision()
+
+
+def test_without_on_complete_the_last_step_ends_the_flow() -> None:
+    def last(step: str) -> StepDone:
+        return StepDone(step, 1, Body(result=encode_payload(step)), is_enough=True)
+
+    log, decision = play(plan("a", "bc", timeout=9), last("a"), last("c"), last("b"))
+    assert story(log) == ["completed:a", "completed:c", "completed:b", "result"]
+    assert decision.status is FlowStatus.COMPLETED
+    assert decision.jobs == []
+    assert decision.drop == [FlowJob("timeout")]
+    assert decode_payload(Run.of(log).result) == {"a": "a", "c": "c", "b": "b"}
+    _log, decision = play(plan("a", "b"), last("a"), StepLost("b", 3, ERROR))
+    assert decision.status is FlowStatus.COMPENSATING, "a failure is no end, whoever says it"
 
 
 def test_a_signal_may_come_before_its_wait_after_it_and_only_once() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from headrace.errors import WorkflowError, WorkflowTimeoutError
+from headrace.worker.failures import UnrecoverableError
 from headrace.workflows import FlowStatus, StepContext, WorkflowRollbackError, step, workflow
 from headrace.workflows.testing import run_workflow
 
@@ -59,3 +60,20 @@ async def test_time_may_run_out_and_signals_may_be_missing() -> None:
     assert (await run_workflow(waits, signals={"go": 3})).results == {"go": 3}
     with pytest.raises(WorkflowError, match="never comes"):
         await run_workflow(waits)
+
+
+async def test_a_worker_that_dies_makes_the_call_again_and_again_until_it_counts_as_failed() -> None:
+    report = await run_workflow(order, code=Code, kill_after={charge: 2, "on_complete": 1})
+    assert report.status is FlowStatus.COMPLETED
+    assert report.calls == ["charge"] * 3 + ["ship"] + ["on_complete"] * 2
+    report = await run_workflow(order, fakes={charge: "c"}, kill_after={ship: 99})
+    assert report.calls == ["charge", *["ship"] * 4, "charge:rollback"]
+    assert "its worker died 4 times" in str(report.error)
+
+
+async def test_steps_name_themselves_and_what_is_final_is_not_tried_again() -> None:
+    def refuse(ctx: StepContext[Any]) -> None:
+        raise UnrecoverableError("no such order")
+
+    report = await run_workflow(order, fakes={charge: "c", ship: refuse})
+    assert report.calls == ["charge", "ship", "charge:rollback"]

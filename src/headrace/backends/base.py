@@ -92,7 +92,7 @@ class FlowNode(Struct):
     spec: JobSpec
 
 
-class NewStep(Struct, rename="camel"):
+class NewStep(Struct, rename="camel", gc=False):
     """An entry for the log of a flow."""
 
     kind: str
@@ -101,7 +101,7 @@ class NewStep(Struct, rename="camel"):
     body: Raw = Raw(NIL)
 
 
-class FlowPush(Struct):
+class FlowPush(Struct, gc=False):
     """A job that a flow pushes."""
 
     queue: str
@@ -386,8 +386,11 @@ class Backend(Protocol):
         stack: list[str] | None,
         unrecoverable: bool,
         remove: bool | None,
+        retry_after: float | None = None,
     ) -> bool:
-        """End an attempt as failed: retry or bury. False when the lease was finalised before."""
+        """End an attempt as failed: retry or bury. False when the lease was finalised before.
+
+        `retry_after` (ms) takes the place of the backoff."""
 
     async def release(self, held: dict[str, int]) -> None:
         """Give back the jobs (id -> lease serial) of a closed connection, counting no attempt."""
@@ -633,7 +636,7 @@ class Backend(Protocol):
         """Flows by id, last ones first; ids that begin with the time they were made come newest first. `before` is the
         last id of the page before."""
 
-    def retire_flows(self) -> None:
+    async def retire_flows(self) -> None:
         """Forget the oldest of the ended flows where there are too many of them or they are too old."""
 
     # -- figures ---------------------------------------------------------------------------------------------------

@@ -5,20 +5,39 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import time
 from collections.abc import Awaitable, Callable
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
+from headrace import notation
+from headrace.cli.output import (
+    Cell,
+    Column,
+    Styled,
+    note,
+    print_json,
+    print_json_line,
+    print_line,
+    print_table,
+    state_cell,
+)
+from headrace.cli.session import add_client_flags, authorised_url, connected
 from headrace.errors import InvalidCommand
 
 if TYPE_CHECKING:
-    from headrace.model import FlowStatus
-    from headrace.workflows.handle import FlowHandle
+    from headrace.model import Flow, FlowStatus
     from headrace.workflows.provider import Workflows
     from headrace.workflows.timeline import Bar, Timeline
 
-DEFAULT_URL: Final = "headrace://localhost:6789"
 Action = Callable[["Workflows", argparse.Namespace], Awaitable[None]]
+_COLUMNS: Final = (
+    Column("ID"),
+    Column("WORKFLOW", gives_way=True),
+    Column("STATUS"),
+    Column("AGE", is_number=True),
+    Column("TOOK", is_number=True),
+)
+_STYLES: Final = {"running": "bright_blue", "compensating": "magenta", "cancelled": "bright_black"}
 _WIDTH: Final = 40
 _MARKS: Final = {
     "completed": "█",
@@ -31,53 +50,76 @@ _MARKS: Final = {
 
 
 def prepare(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Workflows: list and show them, stop one, give it a signal, begin it anew."
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
-    _list(actions.add_parser("list", help="the latest flows"))
-    _add(actions, "show", "what happened in a flow, and when", _show).add_argument(
-        "--json", action="store_true", help="as JSON, with every error and traceback"
-    )
-    cancel = _add(actions, "cancel", "stop a flow and take back what it did", _cancel)
-    cancel.add_argument("--reason", default="", help="kept in its log")
+    listed = _add(actions, "list", "the latest flows", "List flows, the latest first.", _list)
+    listed.add_argument("--workflow", metavar="NAME", help="only those of this workflow")
+    listed.add_argument("--status", metavar="STATUS", help="only those that are running, failed and so on")
+    listed.add_argument("--limit", type=int, default=20, metavar="N", help="lines at most (default: 20)")
+    _add_for_one(actions, "show", "what happened in it", "What happened in a flow, and when.", _show)
+    cancel = _add_for_one(actions, "cancel", "stop one", "Stop a flow and take back what it did.", _cancel)
+    cancel.add_argument("--reason", metavar="TEXT", default="", help="kept in its log")
     cancel.add_argument("--keep", action="store_true", help="do not take back what was done")
-    signal = _add(actions, "signal", "give a flow the signal it waits for", _signal)
-    signal.add_argument("name")
-    signal.add_argument("payload", nargs="?", default="null", help="JSON; null if left out")
-    _add(actions, "retry", "begin a failed flow anew where its work was not kept", _retry)
+    signal = _add_for_one(actions, "signal", "let one go on", "Give a flow the signal that it waits for.", _signal)
+    signal.add_argument("name", metavar="NAME", help="of the signal")
+    signal.add_argument("payload", metavar="JSON", nargs="?", default="null", help="what goes with it (default: null)")
+    _add_for_one(actions, "retry", "begin it anew", "Begin a failed flow anew where its work was not kept.", _retry)
 
 
-def _list(parser: argparse.ArgumentParser) -> None:
-    _connect(parser, _list_flows)
-    parser.add_argument("--workflow")
-    parser.add_argument("--status")
-    parser.add_argument("--limit", type=int, default=20)
-
-
-def _add(actions: argparse._SubParsersAction, name: str, text: str, action: Action) -> argparse.ArgumentParser:  # type: ignore[type-arg]
-    parser: argparse.ArgumentParser = actions.add_parser(name, help=text)
-    parser.add_argument("id", help="the id of the flow")
-    _connect(parser, action)
+def _add(actions: Any, name: str, summary: str, description: str, action: Action) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = actions.add_parser(name, help=summary, description=description)
+    add_client_flags(parser)
+    parser.set_defaults(run=lambda arguments: _run(action, arguments))
     return parser
 
 
-def _connect(parser: argparse.ArgumentParser, action: Action) -> None:
-    parser.add_argument("--url", default=DEFAULT_URL, help=f"where the flows are (default: {DEFAULT_URL})")
-    parser.set_defaults(run=lambda arguments: asyncio.run(_act(action, arguments)))
+def _add_for_one(actions: Any, *given: Any) -> argparse.ArgumentParser:
+    parser = _add(actions, *given)
+    parser.add_argument("id", metavar="ID", help="of the flow")
+    return parser
 
 
-async def _act(action: Action, arguments: argparse.Namespace) -> int:
-    from headrace.workflows.provider import Workflows
-
-    async with Workflows(arguments.url or DEFAULT_URL) as flows:
-        await action(flows, arguments)
+def _run(action: Action, arguments: argparse.Namespace) -> int:
+    with connected(arguments):  # says in plain words when there is nobody to talk to
+        asyncio.run(_act(action, arguments))
     return 0
 
 
-async def _list_flows(flows: Workflows, arguments: argparse.Namespace) -> None:
+async def _act(action: Action, arguments: argparse.Namespace) -> None:
+    from headrace.workflows.provider import Workflows
+
+    async with Workflows(authorised_url(arguments)) as flows:
+        await action(flows, arguments)
+
+
+async def _list(flows: Workflows, arguments: argparse.Namespace) -> None:
     from headrace.model import FlowStatus
 
     status = None if arguments.status is None else _known_status(FlowStatus, arguments.status)
-    for flow in await flows.list(arguments.workflow, status, arguments.limit):
-        print(f"{flow.id}  {flow.workflow}  {flow.status.value}  {_time(flow.created_at)}")
+    found = await flows.list(arguments.workflow, status, arguments.limit)
+    if arguments.as_json:
+        for flow in found:
+            print_json_line(flow)
+    elif found:
+        print_table(_COLUMNS, [_row(flow, time.time() * 1000) for flow in found])
+    else:
+        note("no flows; start them with flows.execute(...), see docs/workflows.md")
+
+
+def _row(flow: Flow, now: float) -> list[Cell]:
+    took = None if flow.ended_at is None else flow.ended_at - flow.created_at
+    return [
+        notation.one_line(flow.id),
+        notation.one_line(flow.workflow),
+        _status_cell(flow.status),
+        notation.age(flow.created_at, now),
+        notation.duration(took),
+    ]
+
+
+def _status_cell(status: FlowStatus) -> Styled:
+    word = status.value
+    return Styled(word, _STYLES[word]) if word in _STYLES else state_cell(word)
 
 
 def _known_status(kind: type[FlowStatus], given: str) -> FlowStatus:
@@ -88,19 +130,22 @@ def _known_status(kind: type[FlowStatus], given: str) -> FlowStatus:
 
 
 async def _show(flows: Workflows, arguments: argparse.Namespace) -> None:
-    import msgspec
-
     timeline = await (await flows.get_handle(arguments.id)).timeline()
-    if arguments.json:
-        print(msgspec.json.format(msgspec.json.encode(timeline)).decode())
-    else:
-        print("\n".join(drawing(timeline)))
+    if arguments.as_json:
+        print_json(timeline)
+        return
+    for line in drawing(timeline):
+        print_line(notation.one_line(line))
 
 
 async def _cancel(flows: Workflows, arguments: argparse.Namespace) -> None:
-    handle: FlowHandle[Any] = await flows.get_handle(arguments.id)
+    handle = await flows.get_handle(arguments.id)
     done = await handle.cancel(compensate=not arguments.keep, reason=arguments.reason)
-    print(f"{arguments.id} is {'being stopped' if done else (await handle.status()).value + ' already'}")
+    status = (await handle.status()).value
+    if arguments.as_json:
+        print_json({"id": arguments.id, "cancelled": done, "status": status})
+    else:
+        print_line(f"{arguments.id} is {'being stopped' if done else status + ' already'}")
 
 
 async def _signal(flows: Workflows, arguments: argparse.Namespace) -> None:
@@ -109,11 +154,18 @@ async def _signal(flows: Workflows, arguments: argparse.Namespace) -> None:
     except ValueError as error:
         raise InvalidCommand(f"the payload is no JSON: {error}; texts need quotes: '\"yes\"'") from None
     await (await flows.get_handle(arguments.id)).signal(arguments.name, payload)
-    print(f"{arguments.id} has the signal {arguments.name}")
+    if arguments.as_json:
+        print_json({"id": arguments.id, "signal": arguments.name})
+    else:
+        print_line(f"{arguments.id} has the signal {arguments.name}")
 
 
 async def _retry(flows: Workflows, arguments: argparse.Namespace) -> None:
-    print((await flows.retry(arguments.id)).id)
+    again = await flows.retry(arguments.id)
+    if arguments.as_json:
+        print_json({"id": again.id, "retryOf": arguments.id})
+    else:
+        print_line(again.id)
 
 
 # -- drawing -----------------------------------------------------------------------------------------------------------
@@ -124,9 +176,8 @@ def drawing(timeline: Timeline) -> list[str]:
     last = max((bar.ended_at or bar.began_at for bar in timeline.bars), default=timeline.began_at)
     span = max(1.0, (timeline.ended_at or last) - timeline.began_at)
     width = max((len(_label(bar)) for bar in timeline.bars), default=0)
-    head = (
-        f"{timeline.id}  {timeline.workflow} v{timeline.version}  {timeline.status.value}  {_time(timeline.began_at)}"
-    )
+    began = notation.moment(timeline.began_at)
+    head = f"{timeline.id}  {timeline.workflow} v{timeline.version}  {timeline.status.value}  {began}"
     lines = [head, *(_line(bar, timeline.began_at, span, width) for bar in timeline.bars)]
     if timeline.cause is not None:
         said = f": {timeline.error.type}: {timeline.error.message}" if timeline.error is not None else ""
@@ -145,7 +196,3 @@ def _line(bar: Bar, began: float, span: float, width: int) -> str:
     drawn = f"{' ' * first}{_MARKS.get(bar.outcome, '·') * length}".ljust(_WIDTH)
     why = f"  {bar.error.type}: {bar.error.message}" if bar.error is not None else ""
     return f"  {_label(bar).ljust(width)} |{drawn}| {ended - bar.began_at:6.0f} ms  #{bar.attempt} {bar.outcome}{why}"
-
-
-def _time(ms: float) -> str:
-    return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")

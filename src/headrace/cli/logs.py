@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from typing import Any, Final
 
@@ -12,6 +11,12 @@ _JOB_FIELDS: Final = ("job_id", "queue", "task", "attempt", "trace_id")
 
 class JsonLines(logging.Formatter):
     """One JSON object per record."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        import json
+
+        self._dumps = json.dumps
 
     def format(self, record: logging.LogRecord) -> str:
         shown: dict[str, Any] = {
@@ -23,7 +28,7 @@ class JsonLines(logging.Formatter):
         shown |= {name: value for name in _JOB_FIELDS if (value := getattr(record, name, None)) is not None}
         if record.exc_info:
             shown["exception"] = self.formatException(record.exc_info)
-        return json.dumps(shown, ensure_ascii=False)
+        return self._dumps(shown, ensure_ascii=False)
 
 
 def configure_logging(form: str, level: str, *filters: logging.Filter) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Collection, Sequence
+from functools import partial
 from importlib import import_module
 from typing import Final
 
@@ -39,25 +40,37 @@ COMMANDS: Final[dict[str, str]] = {
     "pipeline": "job history to facts and reports, with Spark",
     "capture": "keep the history of queues on Valkey, for the pipeline",
     "doctor": "check a database file",
+    "backup": "copy a database file while its server goes on",
     "valkey": "prepare a Valkey server, or print our function libraries",
 }
 
 
+_any_width: Final = partial(argparse.HelpFormatter, width=80)
+"""Good enough to check arguments with: argparse makes a formatter for each, and the usual one asks the terminal."""
+
+
 def _parser(wanted: Collection[str]) -> argparse.ArgumentParser:
-    """The parser, complete for the commands that are named."""
+    """The parser, complete for the commands that are named; when there are none, all are listed."""
     parser = argparse.ArgumentParser(
         prog="headrace",
         description="A job queue that speaks the bunqueue protocol and loses nothing it acknowledged.",
         epilog='Try `headrace serve`, then `headrace push mail welcome \'{"to": "ada"}\'` in another terminal. '
         "`headrace COMMAND --help` tells more.",
+        formatter_class=_any_width,
     )
     parser.add_argument("--version", action="version", version=f"headrace {__version__}")
     parser.set_defaults(url=None, as_json=False)
-    subcommands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for name, summary in COMMANDS.items():
-        command = subcommands.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
-        if name in wanted:
+    subcommands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, prog="headrace")
+    known = [name for name in COMMANDS if name in wanted]
+    for name in known or COMMANDS:
+        summary = COMMANDS[name]
+        description = f"{summary[0].upper()}{summary[1:]}."
+        command = subcommands.add_parser(name, help=summary, description=description, formatter_class=_any_width)
+        if known:
             import_module(f"headrace.cli.{name}").prepare(command)
+            if command.formatter_class is _any_width:
+                command.formatter_class = argparse.HelpFormatter
+    parser.formatter_class = argparse.HelpFormatter
     return parser
 
 

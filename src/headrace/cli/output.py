@@ -11,9 +11,9 @@ import functools
 import json
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from headrace import notation
 from headrace.cli.session import UsageError, advised
@@ -174,26 +174,30 @@ def confirm(question: str, is_sure: bool) -> None:
 
 
 _LABEL: Final = 28
-Advance = Callable[[float, int], None]
+
+
+class Advance(Protocol):
+    def __call__(self, done: float, jobs: int | None = None, /) -> None: ...
 
 
 @contextmanager
 def progress(what: str, total: float | None, *, is_quiet: bool = False) -> Iterator[Advance]:
     """A bar with rate and time left while stderr is a terminal.
 
-    The function it gives takes how much of `total` is done, and how many jobs that were.
+    The function it gives takes how much of `total` is done and, where it is jobs that are counted, how many.
     """
     if is_quiet or not is_terminal(sys.stderr):
-        yield lambda done, jobs: None
+        yield lambda done, jobs=None: None
         return
     bar = _bar()
     began = time.monotonic()
     with bar:
         task = bar.add_task(notation.one_line(what, _LABEL), total=total, told="")
 
-        def advance(done: float, jobs: int) -> None:
-            per_second = jobs / max(0.001, time.monotonic() - began)
-            bar.update(task, completed=done, told=f"{notation.jobs(jobs)}  {notation.count(per_second)}/s")
+        def advance(done: float, jobs: int | None = None) -> None:
+            per_second = (jobs or 0) / max(0.001, time.monotonic() - began)
+            told = "" if jobs is None else f"{notation.jobs(jobs)}  {notation.count(per_second)}/s"
+            bar.update(task, completed=done, told=told)
 
         yield advance
 

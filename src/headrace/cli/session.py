@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import argparse
 import enum
-import json
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, quote, urlsplit
 
 from headrace import errors
 
@@ -92,6 +91,8 @@ def report(error: errors.HeadraceError, as_json: bool) -> int:
     code, hints = verdict(error)
     if as_json:
         told = {"error": str(error), "code": error.code, "exit": int(code), "hints": hints}
+        import json
+
         print(json.dumps(told, ensure_ascii=False), file=sys.stderr)
         return code
     from headrace.notation import harmless
@@ -130,6 +131,15 @@ def add_yes_flag(parser: argparse.ArgumentParser) -> None:
 
 def url_of(arguments: argparse.Namespace) -> str:
     return arguments.url or os.environ.get("HEADRACE_URL") or DEFAULT_URL
+
+
+def authorised_url(arguments: argparse.Namespace) -> str:
+    """The URL with the token of the environment, for what is given a URL and no options."""
+    url, token = url_of(arguments), os.environ.get("HEADRACE_TOKEN")
+    parts = urlsplit(url)
+    if not token or parts.scheme.removesuffix("s") not in SERVERS or "token" in parse_qs(parts.query):
+        return url
+    return f"{url}{'&' if parts.query else '?'}token={quote(token, safe='')}"
 
 
 def is_embedded(arguments: argparse.Namespace) -> bool:

@@ -88,6 +88,8 @@ def show(app: Headrace) -> None:
 
 
 def work(app: Headrace, arguments: argparse.Namespace) -> int:
+    from headrace.client.line import new_loop
+
     worker = app.worker(
         arguments.queues.split(",") if arguments.queues else None,
         concurrency=arguments.concurrency,
@@ -102,7 +104,8 @@ def work(app: Headrace, arguments: argparse.Namespace) -> int:
         finally:
             await app.close()
 
-    asyncio.run(main())
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(main())
     if worker.has_threads_left:
         # Their jobs were given back. Waiting for threads that cannot be stopped would undo the deadline.
         logging.shutdown()

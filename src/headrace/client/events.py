@@ -15,9 +15,9 @@ from collections import deque
 from collections.abc import AsyncIterator, Iterator
 from typing import Any, Final
 
+from headrace import commands
 from headrace.client.channel import Channel, EventView
 from headrace.client.client import Client
-from headrace.commands.connection import SubscribeEvents
 from headrace.errors import ClientClosed, CommandTimeout, HeadraceError
 
 MAX_UNHEARD: Final = 10_000
@@ -69,9 +69,13 @@ class QueueEvents:
         self._channel = channel
         self._is_closed = False
 
+    @property
+    def _wish(self) -> commands.connection.SubscribeEvents:
+        return commands.connection.SubscribeEvents(queue=self.queue)
+
     async def _subscribe(self, channel: Channel) -> None:
         subscribed: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        channel.submit(SubscribeEvents(queue=self.queue), subscribed.set_result, self._client.timeout)
+        channel.submit(self._wish, subscribed.set_result, self._client.timeout)
         outcome = await subscribed
         if isinstance(outcome, HeadraceError):
             raise outcome
@@ -79,7 +83,7 @@ class QueueEvents:
     def _changed(self, is_connected: bool) -> None:
         """A link that was lost comes back by itself and knows nothing: subscribe again."""
         if is_connected and self._channel is not None:
-            self._channel.submit(SubscribeEvents(queue=self.queue), self._resumed, self._client.timeout)
+            self._channel.submit(self._wish, self._resumed, self._client.timeout)
 
     def _resumed(self, outcome: object) -> None:
         if not isinstance(outcome, HeadraceError):

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Final, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar
 
+from msgspec import Struct, structs
+
+from headrace import commands
 from headrace.client.client import Client
 from headrace.client.job import Job, SyncJob
 from headrace.client.options import Options, wire_options
 from headrace.client.payloads import encode_payload
 from headrace.client.queue import JobType
 from headrace.client.verbs import AsyncShell, Shell, SyncShell, verb
-from headrace.commands.families import FlowEntry, PushFlow
-from headrace.commands.jobs import PushEntry
-from headrace.ids import IdSource
+
+if TYPE_CHECKING:
+    from headrace.ids import IdSource
 
 OnFailure = Literal["block", "fail", "continue", "ignore", "remove"]
 
@@ -28,14 +30,13 @@ _POLICIES: Final[dict[OnFailure, dict[str, Any]]] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class FlowJob:
+class FlowJob(Struct, frozen=True, kw_only=True):
     """One job of a flow and those that have to end before it."""
 
     queue: str
     name: str
     data: Any = None
-    options: Options = field(default_factory=lambda: Options())
+    options: Options = {}
     children: Sequence[FlowJob] = ()
     on_failure: OnFailure = "fail"
     """What a final failure of this job means for its parent."""
@@ -44,8 +45,7 @@ class FlowJob:
 J = TypeVar("J", Job[Any], SyncJob[Any])
 
 
-@dataclass(frozen=True)
-class FlowTree(Generic[J]):
+class FlowTree(Struct, Generic[J], frozen=True):
     """The jobs that a flow became."""
 
     job: J
@@ -63,14 +63,14 @@ class FlowVerbs(Shell, Generic[JobType]):
 
     def __init__(self, client: Client) -> None:
         super().__init__(client)
-        self._ids = IdSource()
+        self._ids: IdSource | None = None
 
     @verb
     async def add(self, flow: FlowJob) -> FlowTree[JobType]:
         """Add a tree of jobs, all or none."""
-        entries: list[FlowEntry] = []
+        entries: list[commands.families.FlowEntry] = []
         tree = self._plan(flow, None, entries)
-        await self._ask(PushFlow(jobs=entries))
+        await self._ask(commands.families.PushFlow(jobs=entries))
         return tree
 
     @verb
@@ -78,17 +78,24 @@ class FlowVerbs(Shell, Generic[JobType]):
         """Add jobs that run one after the other; the first one given is the first to run."""
         if not steps:
             return []
-        entries: list[FlowEntry] = []
+        entries: list[commands.families.FlowEntry] = []
         tree = self._plan(_nested(steps), None, entries)
-        await self._ask(PushFlow(jobs=entries))
+        await self._ask(commands.families.PushFlow(jobs=entries))
         return _last_to_first(tree)
 
-    def _plan(self, flow: FlowJob, parent: str | None, entries: list[FlowEntry]) -> FlowTree[JobType]:
+    def _next_id(self) -> str:
+        if self._ids is None:
+            from headrace.ids import IdSource  # most programs add no flows
+
+            self._ids = IdSource()
+        return self._ids.next()
+
+    def _plan(self, flow: FlowJob, parent: str | None, entries: list[commands.families.FlowEntry]) -> FlowTree[JobType]:
         options = dict(flow.options)
-        job_id = str(options.pop("job_id", None) or self._ids.next())
+        job_id = str(options.pop("job_id", None) or self._next_id())
         children = [self._plan(child, job_id, entries) for child in flow.children]
         ids = tuple(child.job.id for child in children)
-        entry = PushEntry(
+        entry = commands.jobs.PushEntry(
             name=flow.name,
             data=encode_payload(flow.data),
             parent_id=parent,
@@ -97,14 +104,14 @@ class FlowVerbs(Shell, Generic[JobType]):
             **(_POLICIES[flow.on_failure] if parent is not None else {}),
             **wire_options(options, self._client.clock.now_ms),
         )
-        entries.append(FlowEntry(id=job_id, queue=flow.queue, input=entry))
+        entries.append(commands.families.FlowEntry(id=job_id, queue=flow.queue, input=entry))
         return FlowTree(self._job_type(self._client, job_id, flow.queue, flow.name), children)
 
 
 def _nested(steps: Sequence[FlowJob]) -> FlowJob:
     first, *later = steps
     for step in later:
-        first = replace(step, children=(*step.children, first))
+        first = structs.replace(step, children=(*step.children, first))
     return first
 
 

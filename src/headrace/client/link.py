@@ -17,6 +17,7 @@ from msgspec import Raw
 
 from headrace.client.channel import Channel, Done, Hear, LinkChange, LinkHealth, decode_event
 from headrace.client.conversation import Conversation, Question
+from headrace.client.line import mailbox_of
 from headrace.client.policy import ConnectionOptions, LinkState, Vitals, reconnect_delay
 from headrace.commands._base import Command, Reply
 from headrace.commands.monitoring import Ping
@@ -56,6 +57,7 @@ class Link(asyncio.Protocol):
         self._is_patient = is_patient
         """Whether the server was reached before: then it is away and will come back, and commands wait for it."""
         self._loop = asyncio.get_running_loop()
+        self._at_end = mailbox_of(self._loop).at_end
         self._hear = hear
         self._changed = changed
         self._vitals = Vitals(options)
@@ -71,6 +73,7 @@ class Link(asyncio.Protocol):
         self._is_closed = False
         self._timer: asyncio.TimerHandle | None = None
         self._ping_timer: asyncio.TimerHandle | None = None
+        self._heard_at = 0.0
 
     # -- asking --------------------------------------------------------------------------------------------------------
 
@@ -103,10 +106,10 @@ class Link(asyncio.Protocol):
         self._stir()
 
     def _stir(self) -> None:
-        """Send what this turn of the loop brings together with one write."""
+        """Send what this turn of the loop brings together, with one write."""
         if not self._is_stirred and not self._is_choked and self._transport is not None:
             self._is_stirred = True
-            self._loop.call_soon(self._flush)
+            self._at_end(self._flush)
 
     def _flush(self) -> None:
         self._is_stirred = False
@@ -143,10 +146,18 @@ class Link(asyncio.Protocol):
         return CommandTimeout(f"{name} got no answer within {question.timeout:g} s")
 
     def _plan_ping(self) -> None:
+        """Ask when nothing was heard for an interval; a link that carries replies proves itself."""
         if self._ping_timer is not None:
             self._ping_timer.cancel()
         if self.options.ping_interval > 0:
-            self._ping_timer = self._loop.call_later(self.options.ping_interval, self._ping)
+            self._ping_timer = self._loop.call_later(self.options.ping_interval, self._ping_if_silent)
+
+    def _ping_if_silent(self) -> None:
+        due = self._heard_at + self.options.ping_interval
+        if due > self._loop.time():
+            self._ping_timer = self._loop.call_at(due, self._ping_if_silent)
+        else:
+            self._ping()
 
     def _ping(self) -> None:
         asked_at = self._loop.time()
@@ -282,6 +293,7 @@ class Link(asyncio.Protocol):
         self._flush()
 
     def data_received(self, data: bytes) -> None:
+        self._heard_at = self._loop.time()
         self._vitals.success()
         try:
             self._conversation.receive(data)

@@ -11,6 +11,7 @@ from typing import Final, TypeVar
 
 from headrace.client.channel import Channel, Done, Hear, LinkChange, LinkHealth
 from headrace.client.conversation import is_blocking
+from headrace.client.line import mailbox_of
 from headrace.client.link import Link
 from headrace.client.policy import MAX_BLOCKING, ConnectionOptions, LinkState
 from headrace.commands._base import Command, Reply
@@ -27,7 +28,7 @@ class Pool:
         # The first one finds out whether the server can be reached at all; the others may rely on it.
         self._links = [Link(options, is_patient=number > 0) for number in range(options.pool_size)]
         self._waiting_links: list[Link] = []
-        self._loop = asyncio.get_running_loop()
+        self._at_end = mailbox_of(asyncio.get_running_loop()).at_end
         self._next = 0
         self._of_this_turn: Link | None = None
 
@@ -39,7 +40,7 @@ class Pool:
         """What is asked in one turn of the loop goes over one link: it can share a write and a commit."""
         if self._of_this_turn is None:
             self._of_this_turn = self._rotate()
-            self._loop.call_soon(self._end_turn)
+            self._at_end(self._end_turn)
         return self._of_this_turn
 
     def _end_turn(self) -> None:

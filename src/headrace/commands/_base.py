@@ -21,7 +21,7 @@ import enum
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
-from msgspec import UNSET, Raw, Struct, UnsetType
+from msgspec import UNSET, Raw, Struct, UnsetType, msgpack
 
 from headrace.errors import HeadraceError
 
@@ -42,6 +42,22 @@ class Ok(Reply):
     """Nothing more to say than that it was done."""
 
 
+class EncodedReply(Struct, gc=False, frozen=True):
+    """A reply in bytes, for commands that are answered by the dozen: how many keys, and these with their values.
+
+    The last value may be given apart: it is not copied once more then.
+    """
+
+    keys: int
+    body: bytes
+    last: bytes | Raw = b""
+
+    @classmethod
+    def of(cls, reply: Reply) -> EncodedReply:
+        encoded = msgpack.encode(reply)
+        return cls(encoded[0] & 0x0F, encoded[1:])
+
+
 class ErrorReply(Struct):
     """`code` is the kind of the error, for clients that asked for it in Hello; the protocol knows the text alone."""
 
@@ -53,6 +69,9 @@ class ErrorReply(Struct):
     def of(cls, error: HeadraceError, peer: Peer | None = None) -> ErrorReply:
         return cls(str(error), code=error.code if peer is not None and peer.wants_codes else UNSET)
 
+
+BurstReply = Reply | EncodedReply | HeadraceError
+"""What one of several commands that are run together is answered with."""
 
 R = TypeVar("R", bound=Reply)
 
@@ -134,6 +153,8 @@ class Command(Struct, Generic[R], tag_field="cmd", rename="camel", kw_only=True,
 REGISTRY: Final[dict[str, Spec]] = {}
 BY_TYPE: Final[dict[type, Spec]] = {}
 SHORT_FORMS: Final[dict[str, type[Command[Any]]]] = {}
+TOGETHER: Final[dict[type, Any]] = {}
+"""The `together` of those commands that have one."""
 
 C = TypeVar("C", bound="type[Command[Any]]")
 
@@ -155,10 +176,16 @@ def command(
         routes = tuple(Route.parse(text) for text in ((http,) if isinstance(http, str) else http))
         spec = Spec(name, cls, reply, category, flags, routes, errors)
         REGISTRY[name] = spec
-        BY_TYPE[cls] = spec
+        _enter(cls, spec)
         return cls
 
     return register
+
+
+def _enter(cls: type[Command[Any]], spec: Spec) -> None:
+    BY_TYPE[cls] = spec
+    if hasattr(cls, "together"):
+        TOGETHER[cls] = cls.together
 
 
 def short_form(whole: type[Command[Any]]) -> Callable[[C], C]:
@@ -166,7 +193,7 @@ def short_form(whole: type[Command[Any]]) -> Callable[[C], C]:
 
     def register(cls: C) -> C:
         SHORT_FORMS[BY_TYPE[whole].name] = cls
-        BY_TYPE[cls] = BY_TYPE[whole]
+        _enter(cls, BY_TYPE[whole])
         return cls
 
     return register

@@ -66,6 +66,7 @@ class SubscribeEvents(Command[Ok], tag="SubscribeEvents"):
     queue: WatchedQueue
 
     async def run(self, engine: Engine, peer: Peer) -> Ok:
+        await engine.follow(self.queue)
         peer.subscribe(self.queue)
         return Ok()
 

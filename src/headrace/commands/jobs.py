@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field, msgpack, structs
 
 from headrace.backends.base import Ack, Claim, Demand, GroupDemand
-from headrace.commands._base import Command, Flag, Reply, command, short_form
-from headrace.errors import HeadraceError, InvalidCommand, Refused
+from headrace.commands._base import BurstReply, Command, EncodedReply, Flag, Reply, command, short_form
+from headrace.errors import InvalidCommand, Refused
 from headrace.model import (
     MAX_DATA_BYTES,
     MAX_FRAME_BYTES,
@@ -197,6 +197,10 @@ class Pushed(Reply):
     id: str
 
 
+_OK_ID: Final = b"\xa2ok\xc3\xa2id"
+_encode: Final = msgpack.Encoder().encode
+
+
 class PushedBatch(Reply):
     ids: list[str]
 
@@ -231,7 +235,7 @@ class Push(JobOptions, tag_field="cmd", tag="PUSH", kw_only=True):
         return Pushed(id=await engine.push(self.queue, self))
 
     @staticmethod
-    async def together(commands: Sequence[Push], engine: Engine, peer: Peer) -> list[Reply | HeadraceError]:
+    async def together(commands: Sequence[Push], engine: Engine, peer: Peer) -> list[BurstReply]:
         plain = list(itertools.takewhile(is_plain, commands))
         return await _push_together(plain, engine)
 
@@ -251,11 +255,11 @@ class ShortPush(Command[Pushed], tag="PUSH", kw_only=True, forbid_unknown_fields
         return await Push(**structs.asdict(self)).run(engine, peer)
 
     @staticmethod
-    async def together(commands: Sequence[ShortPush], engine: Engine, peer: Peer) -> list[Reply | HeadraceError]:
+    async def together(commands: Sequence[ShortPush], engine: Engine, peer: Peer) -> list[BurstReply]:
         return await _push_together(commands, engine)
 
 
-async def _push_together(pushes: Sequence[Push | ShortPush], engine: Engine) -> list[Reply | HeadraceError]:
+async def _push_together(pushes: Sequence[Push | ShortPush], engine: Engine) -> list[BurstReply]:
     """Push the first ones of these plain jobs at once: as many as go to one queue with data as it should be."""
     alike = 0
     for push in pushes:
@@ -265,7 +269,8 @@ async def _push_together(pushes: Sequence[Push | ShortPush], engine: Engine) -> 
         alike += 1
     if alike < 2:
         return []
-    return [Pushed(job_id) for job_id in await engine.backend.insert_plain(pushes[0].queue, pushes[:alike])]
+    job_ids = await engine.backend.insert_plain(pushes[0].queue, pushes[:alike])
+    return [EncodedReply(2, _OK_ID, _encode(job_id)) for job_id in job_ids]
 
 
 @command(
@@ -317,6 +322,8 @@ class GroupPull(Struct, frozen=True):
 
 
 _NO_JOB: Final = Raw(NIL)
+_OK_JOB: Final = b"\xa2ok\xc3\xa3job"
+_TOKEN: Final = b"\xa5token"
 
 
 class Pulled(Reply):
@@ -383,7 +390,7 @@ class Pull(Command[Pulled], tag="PULL"):
         return _pulled(claims[0] if claims else None, with_token=bool(self.owner))
 
     @staticmethod
-    async def together(commands: Sequence[Pull], engine: Engine, peer: Peer) -> list[Reply | HeadraceError]:
+    async def together(commands: Sequence[Pull], engine: Engine, peer: Peer) -> list[BurstReply]:
         first = commands[0]
         wishes = list(map(_wish, commands))
         alike = len(list(itertools.takewhile(wishes[0].__eq__, wishes)))
@@ -392,8 +399,8 @@ class Pull(Command[Pulled], tag="PULL"):
         demand = Demand(alike, first.owner or None, first.lock_ttl, None if first.detach else peer.held)
         claims = await engine.backend.claim(first.queue, demand)
         if not first.owner:
-            return [Pulled(claim.job) for claim in claims]
-        return [Pulled(claim.job, claim.token) for claim in claims]
+            return [EncodedReply(2, _OK_JOB, claim.job) for claim in claims]
+        return [EncodedReply(3, _OK_JOB + claim.job + _TOKEN, _encode(claim.token)) for claim in claims]
 
 
 @short_form(Pull)
@@ -455,7 +462,7 @@ class Settled(Reply):
     data: NotApplied | UnsetType = UNSET
 
 
-_APPLIED: Final = Settled()
+_APPLIED: Final = EncodedReply.of(Settled())
 
 
 class Ignored(Struct, rename="camel"):
@@ -497,7 +504,7 @@ class Acknowledge(Command[Settled], tag="ACK"):
         return Settled(data=NotApplied()) if ignored else Settled()
 
     @staticmethod
-    async def together(commands: Sequence[Acknowledge], engine: Engine, peer: Peer) -> list[Reply | HeadraceError]:
+    async def together(commands: Sequence[Acknowledge], engine: Engine, peer: Peer) -> list[BurstReply]:
         acks = [
             Ack(c.id, c.token or None, None if c.result is UNSET else given_result(c.result), c.remove_on_complete)
             for c in commands
@@ -553,7 +560,7 @@ class AcknowledgeBatch(Command[SettledBatch], tag="ACKB"):
 class Fail(Command[Settled], tag="FAIL"):
     """End an attempt as failed: the job is retried after its backoff, or becomes a dead letter.
 
-    `unrecoverable` makes it a dead letter at once.
+    `unrecoverable` makes it a dead letter at once; `retryAfter` (ms) takes the place of the backoff this once.
     """
 
     id: JobId
@@ -562,6 +569,7 @@ class Fail(Command[Settled], tag="FAIL"):
     stack: Annotated[list[Text], Meta(max_length=100)] | None = None
     unrecoverable: bool = False
     remove_on_fail: bool | None = None
+    retry_after: DelayMs | None = None
 
     async def run(self, engine: Engine, peer: Peer) -> Settled:
         applied = await engine.backend.fail(
@@ -571,5 +579,6 @@ class Fail(Command[Settled], tag="FAIL"):
             stack=self.stack,
             unrecoverable=self.unrecoverable,
             remove=self.remove_on_fail,
+            retry_after=self.retry_after,
         )
         return Settled() if applied else Settled(data=NotApplied())

@@ -25,7 +25,6 @@ from headrace.commands.jobs import PushEntry
 from headrace.engine.workers import WorkerRegistry
 from headrace.errors import HeadraceError, InvalidCommand
 from headrace.model import CronEntry
-from headrace.schedules import check_cron, next_every, parse_schedule
 
 CATCH_UP_MS: Final = 60_000
 RETRY_MS: Final = 1_000
@@ -78,6 +77,8 @@ class Crons:
 
     async def upsert(self, entry: CronEntry, *, immediately: bool = False) -> CronEntry:
         """Store a schedule. One that had its name passes its count on and, if timed alike, its phase."""
+        from headrace.schedules import check_cron  # calendars and time zones: loaded with the first schedule
+
         check_cron(entry.schedule, entry.repeat_every, entry.timezone)
         now = self._clock.now_ms()
         known = await self._backend.cron(entry.name)
@@ -208,6 +209,8 @@ class Crons:
 
 
 def _first_run(entry: CronEntry, now: int) -> float:
+    from headrace.schedules import parse_schedule
+
     if entry.schedule is not None:
         return float(parse_schedule(entry.schedule, entry.timezone).next_after(now))
     return now + (entry.repeat_every or 0)
@@ -230,6 +233,8 @@ def _timing(entry: CronEntry) -> tuple[object, ...]:
 
 def _run_after(entry: CronEntry, after: float) -> float | None:
     """The first run after `after`; None when the calendar has no more."""
+    from headrace.schedules import next_every, parse_schedule
+
     if entry.schedule is None:
         return float(next_every(entry.next_run, entry.repeat_every or 1, after))
     try:

@@ -10,7 +10,6 @@ commits once for all of them, and returns the events to publish; only then do re
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
 from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -28,8 +27,8 @@ from headrace.engine.history import History
 from headrace.engine.peer import Peer
 from headrace.engine.waiters import Waiter, Waiters
 from headrace.engine.workers import WorkerRegistry
-from headrace.errors import HeadraceError, NotAuthenticated, StorageUnavailable
-from headrace.model import EVENT_WORDS, EVERY_QUEUE, Event, JobSpec
+from headrace.errors import HeadraceError, NotAuthenticated, NotFound, StorageUnavailable
+from headrace.model import EVENT_WORDS, EVERY_QUEUE, Event, Flow, JobSpec
 
 if TYPE_CHECKING:
     from headrace.backends import AnyBackend
@@ -82,6 +81,8 @@ class Engine:
         self.crons = Crons(backend, clock, self.workers)
         self.figures = Figures(backend, clock, self.workers, self.crons, connections, metrics_max_queues)
         self.history = History(backend, clock)
+        self.unattended: set[Peer] = set()
+        """Peers that are gone while a command of theirs is under way; a server does not stop before it has ended."""
         self._subscribers: dict[str, set[Peer]] = {}
         self._listeners: list[Listener] = []
         self._body_readers = 0
@@ -93,6 +94,8 @@ class Engine:
     async def start(self) -> None:
         if not self.backend.is_local:
             self.backend.on_end = self.hear_of_end
+            self.backend.on_flow = self.hear_of_flow
+            self.backend.on_event = self.hear_of_event
         await self.backend.open()
         await self.crons.start()
         self.backend.commit()
@@ -181,7 +184,15 @@ class Engine:
         if not self.backend.is_local:
             await self._look_again(waiter, timeout_ms)
         ended: Outcome | None = await waiter
-        return ended
+        return await self._look_last(job_id) if ended is None and not self.backend.is_local else ended
+
+    async def _look_last(self, job_id: str) -> Outcome | None:
+        """Time is up, or so it seems: the message of another broker may have been lost."""
+        try:
+            outcome = await self.backend.outcome(job_id)
+        except NotFound:
+            return None  # it ended and was not kept
+        return outcome if outcome.state in _ENDS else None
 
     async def _look_again(self, waiter: Waiter, timeout_ms: float) -> None:
         """The job may have ended at another broker before that one knew that somebody waits here."""
@@ -205,7 +216,22 @@ class Engine:
             return
         if revision is None or flow.revision == revision:
             key = _flow_key(flow_id) if revision is None else _change_key(flow_id)
-            await self.waiters.park_job(key, self.clock.monotonic_ms() + int(timeout_ms))
+            waiter = self.waiters.park_job(key, self.clock.monotonic_ms() + int(timeout_ms))
+            if not self.backend.is_local:
+                await self._look_at_flow_again(waiter, flow, timeout_ms, is_any_change=revision is not None)
+            await waiter
+
+    async def _look_at_flow_again(self, waiter: Waiter, seen: Flow, timeout_ms: float, *, is_any_change: bool) -> None:
+        """The flow may have changed at another broker before that one knew that somebody waits here."""
+        assert not self.backend.is_local
+        try:
+            await self.backend.announce_watched(seen.queue, timeout_ms)
+            flow = await self.backend.flow(seen.id)
+        except HeadraceError:
+            self.waiters.cancel(waiter)
+            raise
+        if flow is None or flow.status.is_final or (is_any_change and flow.revision != seen.revision):
+            self.hear_of_flow(seen.id, is_ended=flow is None or flow.status.is_final)
 
     # -- the tick ------------------------------------------------------------------------------------------------------
 
@@ -227,6 +253,8 @@ class Engine:
         events, bodies = self.backend.take_events(), self.backend.take_bodies()
         if self._subscribers:
             self._publish(events, bodies)
+        if not self.backend.is_local:
+            self.backend.tell_heard()
         for listener in self._listeners:
             self._tell(listener, events, bodies)
         return events
@@ -262,9 +290,7 @@ class Engine:
             if event.event == "failed" and not event.terminal:
                 continue
             if event.event in _FLOW_CHANGES:
-                waiting = self.waiters.take_job(_flow_key(event.job)) if event.event in _FLOW_ENDS else []
-                for waiter in waiting + self.waiters.take_job(_change_key(event.job)):
-                    waiter.finish(None)
+                self.hear_of_flow(event.job, is_ended=event.event in _FLOW_ENDS)
             elif event.event in _ENDS:
                 for waiter in self.waiters.take_job(event.job):
                     waiter.finish(self._outcome(event))
@@ -279,6 +305,17 @@ class Engine:
         """A job ended at another broker: whoever waits for it here is told."""
         for waiter in self.waiters.take_job(job_id):
             waiter.finish(outcome)
+
+    def hear_of_event(self, event: Event, body: bytes | None) -> None:
+        """Somebody else did something to a queue: who listens to it here is told."""
+        for peer in self._subscribers.get(event.queue, ()):
+            peer.deliver(event, body)
+
+    def hear_of_flow(self, flow_id: str, is_ended: bool) -> None:
+        """A workflow was changed, here or at another broker: whoever waits for that is told."""
+        waiting = self.waiters.take_job(_flow_key(flow_id)) if is_ended else []
+        for waiter in waiting + self.waiters.take_job(_change_key(flow_id)):
+            waiter.finish(None)
 
     def cancel(self, waiter: Waiter) -> None:
         self.waiters.cancel(waiter)
@@ -330,7 +367,7 @@ class Engine:
             self.figures.sample()
             await self.history.sample()
             await self.backend.retire_completed()
-            self.backend.retire_flows()
+            await self.backend.retire_flows()
             self.backend.retire_tombstones()
             await self._look_after_others()
 
@@ -357,8 +394,10 @@ class Engine:
 
     def knows(self, token: str) -> bool:
         """Whether the token is one of ours; compared in constant time, all of them."""
+        from hmac import compare_digest  # many servers have no tokens
+
         given = token.encode()
-        return any([hmac.compare_digest(given, known) for known in self.tokens])
+        return any([compare_digest(given, known) for known in self.tokens])
 
     def open_connections(self) -> dict[str, int]:
         """How many connections are open, by transport."""
@@ -382,6 +421,11 @@ class Engine:
         if peer.held:
             self.backend.check_writable()
             await self.backend.release(peer.held)
+
+    async def follow(self, queue: str) -> None:
+        """Before somebody listens to a queue: others may work on it, too."""
+        if not self.backend.is_local and queue != EVERY_QUEUE:
+            await self.backend.follow(queue)
 
     def subscribe(self, queue: str, peer: Peer) -> None:
         self._subscribers.setdefault(queue, set()).add(peer)
@@ -416,5 +460,8 @@ class Engine:
     def _publish(self, events: list[Event], bodies: dict[int, bytes]) -> None:
         everywhere = self._subscribers.get(EVERY_QUEUE, ())
         for event in events:
-            for peer in (*self._subscribers.get(event.queue, ()), *everywhere):
+            listeners = self._subscribers.get(event.queue, ())
+            if listeners and not self.backend.is_local and self.backend.is_told_already(event):
+                listeners = ()
+            for peer in (*listeners, *everywhere):
                 peer.deliver(event, bodies.get(event.seq))

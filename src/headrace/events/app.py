@@ -17,19 +17,19 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-import threading
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Protocol, TypeVar, overload
+from typing import Any, Final, Protocol, TypeVar, Unpack, overload
 
+from headrace.blocking import BlockingFace
 from headrace.client.payloads import decode_payload
 from headrace.connect import open_client, release_client
 from headrace.durations import Duration
 from headrace.errors import InvalidCommand
 from headrace.events.context import EventContext, context_of, current_cause, set_cause
 from headrace.events.definitions import AnyEvent, EventCatalogue, EventDefinition
-from headrace.events.message import EmitOptions, EventMessage
+from headrace.events.message import Emission, EmitOptions, EventMessage
 from headrace.events.provider import DEFAULT_TIMEOUT_MS, EventProvider
 from headrace.events.queues import EventWorker
 from headrace.events.schedules import ScheduleInfo
@@ -47,7 +47,7 @@ log: Final = logging.getLogger("headrace.events")
 class Emitter(Protocol):
     """What a service needs to emit: no lifetime, no handlers."""
 
-    def emit(self, definition: EventDefinition[D, R], data: D = ..., **options: Any) -> EventSubscription[R]: ...
+    def emit(self, definition: EventDefinition[D, R], data: D, **options: Unpack[Emission]) -> EventSubscription[R]: ...
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,8 @@ class Consumer:
 
 
 class Events:
+    """Typed events behind one URL: emit, handle, ask, schedule."""
+
     def __init__(
         self,
         url: str = "memory://",
@@ -131,6 +133,7 @@ class Events:
             return
         self._begun.clear()
         await provider.stop()
+        self.loop = None
         client = provider.client
         if release_client(client):
             await asyncio.wrap_future(client.close())
@@ -221,32 +224,10 @@ class Events:
     # -- emitting ------------------------------------------------------------------------------------------------------
 
     @overload
-    def emit(
-        self,
-        definition: EventDefinition[D, R],
-        data: D,
-        *,
-        delay: Duration | None = ...,
-        timeout: Duration | None = ...,
-        expires: Duration | None = ...,
-        key: str | None = ...,
-        causation_id: str | None = ...,
-        meta: PropagationMeta | None = ...,
-        expects_result: bool | None = ...,
-    ) -> EventSubscription[R]: ...
+    def emit(self, definition: EventDefinition[D, R], data: D, **options: Unpack[Emission]) -> EventSubscription[R]: ...
     @overload
     def emit(
-        self,
-        definition: AnyEvent | str,
-        data: Any = ...,
-        *,
-        delay: Duration | None = ...,
-        timeout: Duration | None = ...,
-        expires: Duration | None = ...,
-        key: str | None = ...,
-        causation_id: str | None = ...,
-        meta: PropagationMeta | None = ...,
-        expects_result: bool | None = ...,
+        self, definition: AnyEvent | str, data: Any = ..., **options: Unpack[Emission]
     ) -> EventSubscription[Any]: ...
     def emit(
         self,
@@ -372,60 +353,31 @@ def _check_loop() -> None:
         raise RuntimeError("emit was called where no loop runs; in threads use events.blocking.emit(...)") from None
 
 
-class BlockingEvents:
-    """Events for threads. Entering it runs them on a loop in the background, unless they run on one already."""
+class BlockingEvents(BlockingFace[Events]):
+    """Events for threads."""
 
-    def __init__(self, events: Events) -> None:
-        self._events = events
-        self._thread: threading.Thread | None = None
-
-    def __enter__(self) -> BlockingEvents:
-        if self._events.loop is None or not self._events.loop.is_running():
-            loop = asyncio.new_event_loop()
-            self._events.loop = loop
-            self._thread = threading.Thread(target=loop.run_forever, name="headrace-events", daemon=True)
-            self._thread.start()
-            self._run(self._events.start())
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        loop = self._events.loop
-        if self._thread is not None and loop is not None:
-            self._run(self._events.stop())
-            loop.call_soon_threadsafe(loop.stop)
-            self._thread.join(timeout=5)
-            loop.close()
-            self._events.loop = self._thread = None
-
-    def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        loop = self._events.loop
-        if loop is None:
-            work.close()
-            raise RuntimeError("the events do not run: use `with events.blocking as e:`")
-        return asyncio.run_coroutine_threadsafe(work, loop).result()
-
-    def emit(self, definition: EventDefinition[D, R], data: D, **options: Any) -> R:
+    def emit(self, definition: EventDefinition[D, R], data: D, **options: Unpack[Emission]) -> R:
         """Emit an event and wait for its answer, or for the word that it is stored."""
-        given = {**options, "meta": self._events._meta(options.get("meta"))}
-        given.setdefault("causation_id", current_cause())
+        options["meta"] = self._hosted._meta(options.get("meta"))
+        options.setdefault("causation_id", current_cause())
 
         async def emitted() -> R:
-            subscription: EventSubscription[R] = self._events.emit(definition, data, **given)
+            subscription: EventSubscription[R] = self._hosted.emit(definition, data, **options)
             return await subscription
 
         return self._run(emitted())
 
     def emit_many(self, definition: EventDefinition[D, Any], data: Iterable[D]) -> int:
-        return self._run(self._events.emit_many(definition, data))
+        return self._run(self._hosted.emit_many(definition, data))
 
     def cancel(self, definition: AnyEvent, key: str) -> bool:
-        return self._run(self._events.cancel(definition, key))
+        return self._run(self._hosted.cancel(definition, key))
 
     def schedule_event(self, definition: AnyEvent, schedule_id: str, **schedule: Any) -> ScheduleInfo:
-        return self._run(self._events.schedule_event(definition, schedule_id, **schedule))
+        return self._run(self._hosted.schedule_event(definition, schedule_id, **schedule))
 
     def unschedule_event(self, definition: AnyEvent, schedule_id: str) -> bool:
-        return self._run(self._events.unschedule_event(definition, schedule_id))
+        return self._run(self._hosted.unschedule_event(definition, schedule_id))
 
     def get_schedules(self, definition: AnyEvent) -> list[ScheduleInfo]:
-        return self._run(self._events.get_schedules(definition))
+        return self._run(self._hosted.get_schedules(definition))

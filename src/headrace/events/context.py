@@ -6,12 +6,12 @@ import logging
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack
 
 from msgspec import UNSET
 
 from headrace.events.definitions import EventDefinition
-from headrace.events.message import EventMessage
+from headrace.events.message import Emission, EventMessage
 from headrace.events.subscription import EventSubscription
 from headrace.propagation import PropagationMeta, current_meta
 from headrace.worker.context import JobContext
@@ -51,9 +51,10 @@ class EventContext(Generic[D]):
         """1 for the first try."""
         return self.job.attempt
 
-    def emit(self, definition: EventDefinition[X, Y], data: X = None, **options: Any) -> EventSubscription[Y]:  # type: ignore[assignment]
+    def emit(self, definition: EventDefinition[X, Y], data: X, **options: Unpack[Emission]) -> EventSubscription[Y]:
         """Emit an event that this one caused."""
-        return self._events.emit(definition, data, **{"causation_id": self.event_id, **options})
+        options.setdefault("causation_id", self.event_id)
+        return self._events.emit(definition, data, **options)
 
     @property
     def blocking(self) -> BlockingEvents:

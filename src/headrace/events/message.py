@@ -7,7 +7,7 @@ answer to this one emission; `correlation_id` (meta.correlationId) is the reques
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypedDict
 
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
@@ -15,6 +15,7 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 from headrace.client.job import JobInfo
 from headrace.durations import Duration
 from headrace.errors import PayloadError
+from headrace.propagation import PropagationMeta
 
 EVENT_MESSAGE_VERSION: Final = "1"
 JOB_NAME: Final = "event"
@@ -85,6 +86,18 @@ def message_of(info: JobInfo) -> EventMessage:
         return _decode(info.encoded_data)
     except msgspec.MsgspecError as error:
         raise PayloadError(what, "$", f"no event message: {error}") from None
+
+
+class Emission(TypedDict, total=False):
+    """What can be said by name when an event is emitted."""
+
+    delay: Duration | None
+    timeout: Duration | None
+    expires: Duration | None
+    key: str | None
+    causation_id: str | None
+    meta: PropagationMeta | None
+    expects_result: bool | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

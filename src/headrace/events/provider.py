@@ -45,6 +45,8 @@ MessageHandler = Callable[[EventMessage, JobContext, EventWorker], Awaitable[Any
 
 
 class EventProvider:
+    """Events by name and encoded payload: what `Events` stands on, with parts that can be replaced."""
+
     def __init__(
         self,
         client: Client,
@@ -291,6 +293,17 @@ class EventProvider:
     async def finalize_retirement(self, event_name: str, key: str) -> None:
         """Forget the key."""
         await self.receipts.finalize_retirement(self._key_id(event_name, key))
+
+    async def has_retained_event(self, event_name: str, key: str) -> bool:
+        """Whether the store has the event of this key, however it stands."""
+        return await self._retained_state(event_name, key) != "unknown"
+
+    async def is_retained_event_retryable(self, event_name: str, key: str) -> bool:
+        """Whether the event of this key failed for good and is kept: it can be tried again."""
+        return await self._retained_state(event_name, key) == "failed"
+
+    async def _retained_state(self, event_name: str, key: str) -> str:
+        return await self.queues.get_queue(event_name).job(self._key_id(event_name, key)).state()
 
     # -- handling ------------------------------------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ from headrace.commands.jobs import PushEntry
 from headrace.durations import Duration
 from headrace.errors import ConnectionLost, InvalidCommand
 from headrace.events.message import JOB_NAME
+from headrace.hooks import Hooks
 from headrace.propagation import Retry
 from headrace.worker.context import JobContext, RunIn
 from headrace.worker.worker import Worker
@@ -69,6 +70,8 @@ class EventWorker(Worker):
 
 
 class QueueManager:
+    """The queues of events and the workers on them."""
+
     def __init__(
         self,
         client: Client,
@@ -87,10 +90,9 @@ class QueueManager:
         self._defaults: Options = {**(default_retry or Retry()).options(), **(default_job_options or {})}
         self._worker_options = {"concurrency": DEFAULT_CONCURRENCY, "lease": LEASE_SECONDS}
         self._worker_options |= default_worker_options or {}
-        self._metrics = metrics
         self._queue_class = queue_class
         self._worker_class = worker_class
-        self._log = logger or logging.getLogger("headrace.events")
+        self._hooks = Hooks(metrics, logger or logging.getLogger("headrace.events"))
         self._queues: dict[str, Queue] = {}
         self._workers: dict[str, EventWorker] = {}
 
@@ -114,7 +116,7 @@ class QueueManager:
         """Add one job; its id, or that of the job which has the same id already."""
         queue = self.get_queue(event_name, group)
         job = await queue.add(JOB_NAME, data, **cast("Options", {**self._defaults, **options}))
-        self._tell("on_job_added", event_name, job.id)
+        self._hooks.tell("on_job_added", event_name, job.id)
         return job.id
 
     async def add_to_groups(
@@ -131,7 +133,7 @@ class QueueManager:
             entries.append(FlowEntry(id=job_id, queue=self.get_queue_name(event_name, group), input=entry))
         await self._client.ask(PushFlow(jobs=entries))
         for entry_ in entries:
-            self._tell("on_job_added", event_name, entry_.id)
+            self._hooks.tell("on_job_added", event_name, entry_.id)
 
     async def add_jobs(self, event_name: str, group: str | None, jobs: Sequence[tuple[Any, dict[str, Any]]]) -> None:
         """Add many events in few commands."""
@@ -140,7 +142,7 @@ class QueueManager:
             for data, options in jobs
         ]
         for job in await self.get_queue(event_name, group).add_many(new):
-            self._tell("on_job_added", event_name, job.id)
+            self._hooks.tell("on_job_added", event_name, job.id)
 
     async def remove(self, event_name: str, job_id: str, group: str | None = None) -> bool:
         """Withdraw a job that has not begun. False: there is none, or it is too late."""
@@ -177,18 +179,10 @@ class QueueManager:
         try:
             result = await handler(context, worker)
         except Exception as error:
-            self._tell("on_job_failed", event_name, context.id, error)
+            self._hooks.tell("on_job_failed", event_name, context.id, error)
             raise
-        self._tell("on_job_completed", event_name, context.id, (time.perf_counter() - began) * 1000)
+        self._hooks.tell("on_job_completed", event_name, context.id, (time.perf_counter() - began) * 1000)
         return result
-
-    def _tell(self, hook: str, *told: Any) -> None:
-        call = getattr(self._metrics, hook, None)
-        if call is not None:
-            try:
-                call(*told)
-            except Exception:
-                self._log.exception("the metrics hook %s failed", hook)
 
     async def stop(self) -> None:
         """Workers first, waiting for what they run; then the queues."""

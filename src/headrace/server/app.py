@@ -22,6 +22,7 @@ from headrace.config import Settings
 from headrace.engine.engine import Engine
 from headrace.errors import ConfigError
 from headrace.server.tcp import TcpServer
+from headrace.wire import know_all
 
 if TYPE_CHECKING:
     from headrace.backends import AnyBackend
@@ -65,6 +66,8 @@ class App:
                 "Is another server running? Choose another port with --tcp-port."
             ) from error
         self._start_webhooks()
+        # TCP clients are served already, also while this is done.
+        await asyncio.get_running_loop().run_in_executor(None, know_all)
         await self._start_http(tls)
         # What is there now stays: spare the collector the walk over it. And let it look less often: a large command
         # makes hundreds of thousands of objects, all alive, and at the default it took longer than decoding them.
@@ -75,7 +78,6 @@ class App:
     async def _start_http(self, tls: ssl.SSLContext | None) -> None:
         if not self.settings.http_port:
             return
-        # TCP clients are served already, also while this is imported.
         loop = asyncio.get_running_loop()
         http = await loop.run_in_executor(None, importlib.import_module, "headrace.server.http")
         self.http = http.HttpServer(self.engine, self.settings, self.tcp.ticker, tls)

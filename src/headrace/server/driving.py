@@ -113,7 +113,7 @@ class Driver(Generic[Key]):
         if isinstance(suspended, Waiter) and self._is_gone:
             self._engine.cancel(suspended)
             work.close()
-            self._waiting.pop(work, None)
+            self._forget(work)
         elif isinstance(suspended, Waiter):
             self._waiting[work] = suspended
             suspended.resume = resume
@@ -143,8 +143,13 @@ class Driver(Generic[Key]):
         else:
             self._drive_on(work, suspended, command, key)
             return
-        del self._waiting[work]
+        self._forget(work)
         self._ended(key)
+
+    def _forget(self, work: Work) -> None:
+        self._waiting.pop(work, None)
+        if not self._waiting:
+            self._engine.unattended.discard(self)
 
     @property
     def is_waiting(self) -> bool:
@@ -160,3 +165,5 @@ class Driver(Generic[Key]):
                 self._engine.cancel(waiter)
                 work.close()
                 del self._waiting[work]
+        if self._waiting:
+            self._engine.unattended.add(self)

@@ -26,11 +26,11 @@ from headrace.errors import HeadraceError, StorageUnavailable
 from headrace.server.access import HEALTH_PATHS, Access
 from headrace.server.exchange import HeadTooLarge, Request, Response, TooLarge, TooSlow, encode_response, unsynced
 from headrace.server.httpsession import MAX_BODY_BYTES, HttpSession, Plain, Takeover
+from headrace.server.listener import Listener
 from headrace.server.live import Hub
 from headrace.server.openapi import Description
 from headrace.server.pages import API_PAGE, DASHBOARD, Folder, Page, Report
 from headrace.server.routes import BadRequest, Endpoint, Router, WrongContent, endpoints
-from headrace.server.session import Budget
 from headrace.server.sse import EventStreams
 from headrace.server.ticker import Parcels, Release, Ticker
 from headrace.server.valve import Valve
@@ -331,17 +331,11 @@ class Text:
         return self._response
 
 
-class HttpServer:
+class HttpServer(Listener[HttpConnection]):
     def __init__(self, engine: Engine, settings: Settings, ticker: Ticker, tls: ssl.SSLContext | None = None) -> None:
-        self.engine = engine
-        self.settings = settings
-        self.ticker = ticker
-        self.tls = tls
-        self.loop = asyncio.get_running_loop()
+        super().__init__(engine, settings, ticker, tls)
         self.access = Access(engine, settings)
         self.router: Router[Endpoint | Plain] = Router()
-        self._connections: set[HttpConnection] = set()
-        self._server: asyncio.Server | None = None
         self.hub = Hub(engine, settings, self.loop)
         self._streams = EventStreams(self.hub, settings.max_sse_clients)
         self._sockets = Sockets(self.hub, settings.max_ws_clients)
@@ -393,51 +387,12 @@ class HttpServer:
 
     # -- connections ---------------------------------------------------------------------------------------------------
 
-    @property
-    def is_full(self) -> bool:
-        return len(self._connections) > self.settings.max_connections
-
-    def new_budget(self) -> Budget | None:
-        limit = self.settings.rate_limit_max_requests
-        return Budget(limit, self.settings.rate_limit_window_ms) if limit else None
-
-    def joined(self, connection: HttpConnection) -> None:
-        self._connections.add(connection)
-
-    def left(self, connection: HttpConnection) -> None:
-        self._connections.discard(connection)
-
-    @property
-    def port(self) -> int:
-        assert self._server is not None
-        return int(self._server.sockets[0].getsockname()[1])
-
     async def start(self) -> None:
-        make: Callable[[], HttpConnection] = lambda: HttpConnection(self)  # noqa: E731
-        self._server = await self.loop.create_server(
-            make, self.settings.bind_host, self.settings.http_port, ssl=self.tls, backlog=1024
-        )
+        await self._listen(lambda: HttpConnection(self), self.settings.http_port)
 
     async def stop(self) -> None:
-        """Stop listening, end long polls, let the answers in flight leave, close what is left."""
-        deadline = self.loop.time() + self.settings.shutdown_timeout_ms / 1000
-        if self._server is not None:
-            self._server.close()
         self.hub.close()
-        self.engine.end_waiting()
-        self.ticker.schedule()
-        while self._is_busy and self.loop.time() < deadline:  # noqa: ASYNC110 - many parts are busy, none tells
-            await asyncio.sleep(0.005)
-        for connection in list(self._connections):
-            connection.close()
-        while self._connections and self.loop.time() < deadline:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-        for connection in list(self._connections):
-            connection.abort()
-
-    @property
-    def _is_busy(self) -> bool:
-        return self.ticker.is_busy or any(connection.session.is_busy for connection in self._connections)
+        await super().stop()
 
 
 class _Preflight:

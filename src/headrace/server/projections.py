@@ -32,6 +32,7 @@ _TCP_EVENTS: Final = frozenset(
         "waiting",
         "waiting-children",
         "drained",
+        "gap",
     )
 )
 

@@ -20,8 +20,7 @@ from typing import Any, Final, NamedTuple
 
 from msgspec import Raw, Struct
 
-from headrace.commands import BY_TYPE
-from headrace.commands._base import Command, ErrorReply, Reply
+from headrace.commands._base import TOGETHER, BurstReply, Command, ErrorReply
 from headrace.engine.engine import Engine
 from headrace.errors import (
     HeadraceError,
@@ -35,14 +34,13 @@ from headrace.frames import Frames
 from headrace.model import MAX_FRAME_BYTES, NIL, UNDEFINED, Event
 from headrace.server.driving import Driver, Work
 from headrace.server.projections import tcp_event_frame
-from headrace.wire import Undecodable, append_reply, decode_command, decode_commands
+from headrace.wire import Undecodable, append_replies, append_reply, decode_command, decode_commands
 
 log: Final = logging.getLogger("headrace.server")
 
 MAX_IN_FLIGHT: Final = 50
 MAX_AUTH_FAILURES: Final = 5
 MAX_BURST: Final = 128
-_TOGETHER: Final = {kind: kind.together for kind in BY_TYPE if hasattr(kind, "together")}
 MAX_OUTBOX: Final = 8 * 1024 * 1024
 """With more than this to send, further commands wait for the next tick: a burst of questions with large answers must
 not pile all of them up."""
@@ -169,7 +167,7 @@ class Session(Driver[bytes | Raw]):
         at = 0
         for kind, run in itertools.groupby(self._decode_all(frames), type):
             commands = list(run)
-            done = self._run_together(commands) if kind in _TOGETHER and len(commands) > 1 else 0
+            done = self._run_together(commands) if kind in TOGETHER and len(commands) > 1 else 0
             for n in range(done, len(commands)):
                 if self._must_wait():
                     self._backlog.extend(frames[at + n :])
@@ -186,7 +184,7 @@ class Session(Driver[bytes | Raw]):
         """Run the first ones with one call of the backend; how many were answered."""
         if not self.is_authenticated or self._backend.is_degraded or not self._backend.is_local or self._must_wait():
             return 0
-        work = _TOGETHER[type(commands[0])](commands, self._engine, self)
+        work = TOGETHER[type(commands[0])](commands, self._engine, self)
         try:
             work.send(None)
         except StopIteration as done:
@@ -198,14 +196,13 @@ class Session(Driver[bytes | Raw]):
             self._answer_all(commands, replies)
         return len(replies)
 
-    def _answer_all(self, commands: list[Any], replies: list[Reply | HeadraceError]) -> None:
+    def _answer_all(self, commands: list[Any], replies: list[BurstReply]) -> None:
         """`_answer` for many small replies at once."""
-        out = self._out
-        if not out:
+        if not self._out:
             self._stir(self)
         request_ids = list(map(_req_id, commands[: len(replies)]))
-        for reply, req_id in zip(replies, request_ids, strict=True):
-            append_reply(out, ErrorReply.of(reply, self) if isinstance(reply, HeadraceError) else reply, req_id)
+        shown = [ErrorReply.of(reply, self) if isinstance(reply, HeadraceError) else reply for reply in replies]
+        append_replies(self._out, shown, request_ids)
         self._request_ids += request_ids
 
     def _refuse_rate(self, frames: list[bytes]) -> None:

@@ -6,13 +6,13 @@ import asyncio
 import logging
 import socket
 import ssl
-from collections.abc import Callable
 from typing import Final
 
 from headrace.config import Settings
 from headrace.engine.engine import Engine
 from headrace.errors import Refused, StorageUnavailable
-from headrace.server.session import Budget, Session
+from headrace.server.listener import Listener
+from headrace.server.session import Session
 from headrace.server.ticker import Parcels, Release, Ticker
 from headrace.server.valve import Valve
 from headrace.wire import encode_error
@@ -70,9 +70,9 @@ class Connection(asyncio.Protocol):
             self._partial_timer = None
         timeout_ms = self._server.settings.tcp_idle_timeout_ms
         if timeout_ms and self.session.has_partial_frame:
-            self._partial_timer = self._server.loop.call_later(timeout_ms / 1000, self._abort)
+            self._partial_timer = self._server.loop.call_later(timeout_ms / 1000, self.abort)
 
-    def _abort(self) -> None:
+    def abort(self) -> None:
         if self._transport is not None:
             self._transport.abort()
 
@@ -142,64 +142,17 @@ class Connection(asyncio.Protocol):
         self._server.ticker.give_back(self.session)
 
 
-class TcpServer:
+class TcpServer(Listener[Connection]):
+    """The door for the protocol itself; its ticker is that of all doors."""
+
     def __init__(self, engine: Engine, settings: Settings, tls: ssl.SSLContext | None = None) -> None:
-        self.engine = engine
-        self.settings = settings
-        self.loop = asyncio.get_running_loop()
-        self.ticker = Ticker(engine, self.loop)
-        self._tls = tls
-        self._connections: set[Connection] = set()
-        self._server: asyncio.Server | None = None
-
-    @property
-    def is_full(self) -> bool:
-        return len(self._connections) > self.settings.max_connections
-
-    @property
-    def connection_count(self) -> int:
-        return len(self._connections)
-
-    @property
-    def port(self) -> int:
-        assert self._server is not None
-        return int(self._server.sockets[0].getsockname()[1])
-
-    def new_budget(self) -> Budget | None:
-        limit = self.settings.rate_limit_max_requests
-        return Budget(limit, self.settings.rate_limit_window_ms) if limit else None
-
-    def joined(self, connection: Connection) -> None:
-        self._connections.add(connection)
-
-    def left(self, connection: Connection) -> None:
-        self._connections.discard(connection)
+        super().__init__(engine, settings, Ticker(engine, asyncio.get_running_loop()), tls)
 
     async def start(self) -> None:
-        make: Callable[[], Connection] = lambda: Connection(self)  # noqa: E731
-        self._server = await self.loop.create_server(
-            make, self.settings.bind_host, self.settings.tcp_port, ssl=self._tls, backlog=1024
-        )
+        await self._listen(lambda: Connection(self), self.settings.tcp_port)
         self.ticker.start()
 
-    @property
-    def _is_busy(self) -> bool:
-        return self.ticker.is_busy or any(connection.session.is_busy for connection in self._connections)
-
     async def stop(self) -> None:
-        """Stop listening, end long polls, let the replies in flight leave, close what is left."""
-        deadline = self.loop.time() + self.settings.shutdown_timeout_ms / 1000
-        if self._server is not None:
-            self._server.close()
-        self.engine.end_waiting()
-        self.ticker.schedule()
-        while self._is_busy and self.loop.time() < deadline:  # noqa: ASYNC110 - many parts are busy, none tells
-            await asyncio.sleep(0.005)
-        for connection in list(self._connections):
-            connection.close()
-        while self._connections and self.loop.time() < deadline:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-        for connection in list(self._connections):
-            connection._abort()
+        await super().stop()
         await asyncio.sleep(0)
         self.ticker.stop()

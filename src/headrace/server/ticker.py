@@ -88,9 +88,16 @@ class Ticker:
     commits, and only then lets the replies out.
     """
 
-    def __init__(self, engine: Engine, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        loop: asyncio.AbstractEventLoop,
+        soon: Callable[[Callable[[], None]], object] | None = None,
+    ) -> None:
+        """`soon` calls something at the end of this turn of the loop."""
         self._engine = engine
         self.loop = loop
+        self._soon = soon or loop.call_soon
         self._stirred: dict[Outlet, None] = {}
         self._is_scheduled = False
         self._began = 0.0
@@ -98,6 +105,7 @@ class Ticker:
         self._timer_due = 0
         self._syncs: set[asyncio.Future[None]] = set()
         self._is_sweeping = False
+        self._is_stopped = False
 
     def start(self) -> None:
         if not self._engine.backend.is_local:
@@ -105,13 +113,14 @@ class Ticker:
         self._set_timer()
 
     def stop(self) -> None:
+        self._is_stopped = True
         if self._timer is not None:
             self._timer.cancel()
 
     @property
     def is_busy(self) -> bool:
-        """Whether replies wait for the end of a tick or for the disk."""
-        return self._is_scheduled or bool(self._syncs)
+        """Whether replies wait for the end of a tick or for the disk, or work goes on whose client is gone."""
+        return self._is_scheduled or bool(self._syncs or self._engine.unattended)
 
     def stir(self, outlet: Outlet) -> None:
         self._stirred[outlet] = None
@@ -149,7 +158,7 @@ class Ticker:
         if not self._is_scheduled:
             self._is_scheduled = True
             self._began = perf_counter()
-            self.loop.call_soon(self._end)
+            self._soon(self._end)
 
     def _end(self) -> None:
         self._is_scheduled = False
@@ -219,8 +228,8 @@ class Ticker:
     # -- time ----------------------------------------------------------------------------------------------------------
 
     def _set_timer(self) -> None:
-        if self._is_sweeping:
-            return  # its end sets the timer
+        if self._is_sweeping or self._is_stopped:
+            return  # the end of the sweep sets the timer
         due = self._engine.alarm.due_mono
         if self._timer is not None:
             if due == self._timer_due:
@@ -257,7 +266,8 @@ class Ticker:
         try:
             await self._engine.sweep()
         except StorageUnavailable as error:
-            log.warning("a sweep waits for the backend: %s", error)
+            if not self._is_stopped:
+                log.warning("a sweep waits for the backend: %s", error)
             self._engine.alarm.due_mono = self._engine.clock.monotonic_ms() + _LATE_MS
         except Exception:
             log.exception("a sweep failed")

@@ -15,9 +15,11 @@ import os
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass, field
-from typing import Any, Concatenate, Final, ParamSpec, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar, Unpack, overload
 
+from msgspec import Struct
+
+from headrace import commands
 from headrace.client.client import Client
 from headrace.client.events import QueueEvents
 from headrace.client.flow import FlowJob, FlowProducer, FlowTree, OnFailure, SyncFlowProducer
@@ -25,15 +27,16 @@ from headrace.client.job import Job, SyncJob
 from headrace.client.options import Options, RateLimit
 from headrace.client.queue import Queue, SyncQueue
 from headrace.client.verbs import AsyncShell, SyncShell
-from headrace.commands.queues import QueueLine
 from headrace.connect import DEFAULT_URL, open_client, release_client
 from headrace.durations import Duration
 from headrace.errors import InvalidCommand
 from headrace.tasks.task import AnyTask, Call, Signature, Task
 from headrace.worker.context import JobContext, RunIn
 from headrace.worker.failures import UnrecoverableError
-from headrace.worker.processes import check_importable
-from headrace.worker.worker import Worker
+
+if TYPE_CHECKING:
+    from headrace.commands.queues import QueueLine
+    from headrace.tasks.worker import TaskWorker
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -47,8 +50,7 @@ Carrier = Callable[[AnyTask], Mapping[str, Any]]
 DEFAULT_QUEUE: Final = "default"
 
 
-@dataclass(frozen=True)
-class Schedule:
+class Schedule(Struct, frozen=True):
     name: str
     task: AnyTask
     cron: str | None
@@ -58,14 +60,13 @@ class Schedule:
     overlap: bool
 
 
-@dataclass(frozen=True)
-class Flow:
+class Flow(Struct, frozen=True):
     """A call that runs when those of its children have ended."""
 
     call: Signature
     children: Sequence[Flow | Signature] = ()
     on_failure: OnFailure = "fail"
-    options: Options = field(default_factory=lambda: Options())
+    options: Options = {}
 
     def plan(self) -> FlowJob:
         task = self.call.task
@@ -178,6 +179,8 @@ class Headrace(AsyncShell):
             if task.run_in == "process":
                 if task.is_async:
                     raise InvalidCommand(f"{task.name}: an async function runs on the loop, not in a process")
+                from headrace.worker.processes import check_importable  # few tasks need it
+
                 check_importable(function)
             if task.name in self.tasks:
                 raise InvalidCommand(f"there is a task {task.name!r} already: give this one another name=")
@@ -241,9 +244,7 @@ class Headrace(AsyncShell):
         return QueueEvents(self._client, queue or self.default_queue)
 
     async def queues(self) -> list[QueueLine]:
-        from headrace.commands.queues import ListQueues
-
-        return (await self.call(ListQueues())).queues
+        return (await self.call(commands.queues.ListQueues())).queues
 
     @asynccontextmanager
     async def alive(self) -> AsyncIterator[Any]:
@@ -270,6 +271,8 @@ class Headrace(AsyncShell):
         group_concurrency: int | None = None,
     ) -> TaskWorker:
         """A worker for the queues of the app's tasks, or for those named."""
+        from headrace.tasks.worker import TaskWorker
+
         known = sorted({task.queue for task in self.tasks.values()})
         chosen = list(queues or known or [self.default_queue])
         return TaskWorker(
@@ -324,36 +327,6 @@ class Headrace(AsyncShell):
         if at == len(self._middleware):
             return await run(task)
         return await self._middleware[at](context, lambda: self._through(context, task, run, at + 1))
-
-
-class TaskWorker(Worker):
-    """A worker that runs the tasks of an app."""
-
-    def __init__(self, app: Headrace, queues: Sequence[str], **options: Any) -> None:
-        super().__init__(app.client, queues, self._call, **options)
-        self._app = app
-
-    async def run(self, *, handle_signals: bool = True) -> None:
-        async with self._app.alive() as self.state:
-            await super().run(handle_signals=handle_signals)
-
-    async def _prepare(self) -> None:
-        await self._app.enter_schedules(self.queues)
-
-    async def _call(self, context: JobContext) -> Any:
-        async def run(task: AnyTask) -> Any:
-            if task.run_in == "process":
-                return await self._execute(context, "process", task, _nothing)
-            bound = task.arguments.decode(context.data)
-            return await self._execute(
-                context, task.run_in, task, lambda: task.arguments.call(task.function, bound, context)
-            )
-
-        return await self._app.run_job(context, run)
-
-
-def _nothing() -> None:
-    """A process finds its function by name: there is nothing to call here."""
 
 
 class SyncHeadrace(SyncShell):

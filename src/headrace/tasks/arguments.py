@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -44,10 +44,19 @@ class Arguments:
         self._types = {p.name: hints.get(p.name, Any) for p in parameters}
         self._returns = hints.get("return", Any)
         self._context_at = _place(signature, self.context_name)
+        is_plain = all(p.kind in _POSITIONAL for p in parameters)
+        required = sum(p.default is p.empty for p in parameters)
+        self._counts = range(required, len(parameters) + 1) if is_plain else range(0)
+        """How many arguments a call without keywords may have, where nothing else has to be looked at."""
+
+    def _bound(self, args: Sequence[Any], kwargs: dict[str, Any]) -> inspect.BoundArguments:
+        if not kwargs and len(args) in self._counts:
+            return inspect.BoundArguments(self._signature, dict(zip(self._types, args, strict=False)))
+        return self._signature.bind(*args, **kwargs)
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> inspect.BoundArguments:
         try:
-            return self._signature.bind(*args, **kwargs)
+            return self._bound(args, kwargs)
         except TypeError as error:
             raise InvalidCommand(f"{self._name}{self._signature}: {error}") from None
 
@@ -68,7 +77,7 @@ class Arguments:
         """The arguments that a payload stands for."""
         call = data if isinstance(data, dict) else {}
         try:
-            bound = self._signature.bind(*_list(call.get("args", ())), **_map(call.get("kwargs", {})))
+            bound = self._bound(_list(call.get("args", ())), _map(call.get("kwargs", {})))
         except TypeError as error:
             raise ArgumentMismatch(f"the data of the job does not fit {self._name}{self._signature}: {error}") from None
         for name, value in bound.arguments.items():

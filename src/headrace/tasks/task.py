@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, Unpack, cast
 
+from headrace import commands
 from headrace.client.job import Job, SyncJob
 from headrace.client.options import Options, wire_options
 from headrace.client.queue import batches
-from headrace.commands.jobs import Push, PushBatch, PushEntry
 from headrace.tasks.arguments import Arguments
 from headrace.worker.context import JobContext, RunIn
 
@@ -64,7 +64,8 @@ class Task(Generic[P, R, T]):
 
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[T]:
         """Add a job that calls the function with these arguments."""
-        return await Call[P, T](self, {}).enqueue(*args, **kwargs)
+        call: Call[P, T] = Call(self, {})
+        return await call.enqueue(*args, **kwargs)
 
     async def enqueue_many(self, calls: Iterable[tuple[Any, ...] | Mapping[str, Any]]) -> list[Job[T]]:
         """Add many jobs in few commands: a tuple of positional or a map of named arguments for each."""
@@ -99,15 +100,15 @@ class Call(Generic[P, T]):
     async def enqueue_many(self, calls: Iterable[tuple[Any, ...] | Mapping[str, Any]]) -> list[Job[T]]:
         jobs: list[Job[T]] = []
         for entries in batches(self._entry(call) for call in calls):
-            added = await self._task.app.call(PushBatch(queue=self._task.queue, jobs=entries))
+            added = await self._task.app.call(commands.jobs.PushBatch(queue=self._task.queue, jobs=entries))
             jobs += [self.job(Job, job_id) for job_id in added.ids]
         return jobs
 
-    def push(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Push:
+    def push(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> commands.jobs.Push:
         """The command that adds the job."""
         task = self._task
         data = task.arguments.encode(args, kwargs, task.app.envelope(task))
-        return Push(
+        return commands.jobs.Push(
             queue=task.queue, name=task.name, data=data, **wire_options(self._options, task.app.client.clock.now_ms)
         )
 
@@ -115,11 +116,13 @@ class Call(Generic[P, T]):
         task = self._task
         return kind(task.app.client, job_id, task.queue, task.name, task.arguments.result)
 
-    def _entry(self, call: tuple[Any, ...] | Mapping[str, Any]) -> PushEntry:
+    def _entry(self, call: tuple[Any, ...] | Mapping[str, Any]) -> commands.jobs.PushEntry:
         args, kwargs = ((), dict(call)) if isinstance(call, Mapping) else (tuple(call), {})
         task = self._task
         data = task.arguments.encode(args, kwargs, task.app.envelope(task))
-        return PushEntry(name=task.name, data=data, **wire_options(self._options, task.app.client.clock.now_ms))
+        return commands.jobs.PushEntry(
+            name=task.name, data=data, **wire_options(self._options, task.app.client.clock.now_ms)
+        )
 
 
 class Signature:

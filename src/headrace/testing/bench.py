@@ -27,8 +27,9 @@ from headrace.durations import Duration, milliseconds
 from headrace.embedded import EmbeddedEngine, LocalPeer
 from headrace.errors import HeadraceError, JobTimeout
 from headrace.server.ticker import Ticker
-from headrace.tasks.app import Headrace, TaskWorker
+from headrace.tasks.app import Headrace
 from headrace.tasks.task import AnyTask
+from headrace.tasks.worker import TaskWorker
 from headrace.worker.attendant import Holding
 from headrace.worker.context import JobContext
 

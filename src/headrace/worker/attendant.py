@@ -7,6 +7,10 @@ running handler: on the next one the worker says which jobs it has, and sends th
 Rules: everything here runs on the line's thread; `deliver` and `lose` post to where handlers run. At most
 `concurrency` jobs run. With several queues one more per queue may come while all slots are busy; it is given back when
 none becomes free within a moment, for somebody else may be idle.
+
+Outcomes and the next question go out together, in one write (`_turn`). An outcome that comes alone leaves at once; in a
+stream of short jobs that the worker keeps up with, there is at most one turn in a millisecond, so that many jobs share
+few commands. Nothing waits where that would leave a slot empty.
 """
 
 from __future__ import annotations
@@ -37,7 +41,7 @@ log: Final = logging.getLogger("headrace.worker")
 _POLL_SECONDS: Final = 50
 _MAX_PULL: Final = 1000
 _LINGER: Final = 0.001
-"""Seconds for which a single free slot waits for company, so that many short jobs are pulled in few commands."""
+"""Seconds from one turn to the next while there is no hurry."""
 _SIGN_OF_LIFE: Final = 10.0
 _RETRY_AFTER: Final = 1.0
 _DRY_FOR: Final = 0.05
@@ -67,8 +71,10 @@ class Holding:
     def completed(self, result: Raw | None) -> None:
         self.outcome = Acknowledge(id=self.info.id, result=UNSET if result is None else result)
 
-    def failed(self, error: str, stack: list[str], *, unrecoverable: bool) -> None:
-        self.outcome = Fail(id=self.info.id, error=error, stack=stack, unrecoverable=unrecoverable)
+    def failed(self, error: str, stack: list[str], *, unrecoverable: bool, retry_after: float | None = None) -> None:
+        self.outcome = Fail(
+            id=self.info.id, error=error, stack=stack, unrecoverable=unrecoverable, retry_after=retry_after
+        )
 
     def given_back(self) -> None:
         self.outcome = MoveToWait(id=self.info.id)
@@ -123,9 +129,14 @@ class Attendant:
         self._rotation = deque(self._queues)
         self._settled: list[Holding] = []
         self._is_connected = False
+        self._has_reclaimed = False
+        """Whether the server has heard, on this connection, which jobs are ours."""
+        self._reclaiming: asyncio.TimerHandle | None = None
         self._is_stopping = False
-        self._pump_timer: asyncio.TimerHandle | None = None
-        self._is_lingering = False
+        self._turn_timer: asyncio.TimerHandle | None = None
+        self._turn_due = float("inf")
+        """When outcomes leave and more is asked for."""
+        self._last_turn = 0.0
         self._timers: dict[Callable[[], None], asyncio.TimerHandle] = {}
         self._empty: asyncio.Event = asyncio.Event()
 
@@ -197,6 +208,9 @@ class Attendant:
 
     def _changed(self, is_connected: bool) -> None:
         self._is_connected = is_connected
+        self._has_reclaimed = False
+        if self._reclaiming is not None:
+            self._reclaiming.cancel()
         self._asked.clear()
         self._dry.clear()
         if not is_connected:
@@ -208,10 +222,22 @@ class Attendant:
         for holding in list(self._held.values()):
             if holding.is_settled and holding not in self._settled:
                 self._send(holding)
-        self._plan_pump()
 
     def _reclaim(self) -> None:
-        """Say which jobs are still ours: the server releases the others, and one that was restarted learns of them."""
+        """Say which jobs are still ours: the server releases the others, and one that was restarted learns of them.
+
+        Nothing is asked for before it has answered: where commands are under way together a pull might overtake this,
+        and what it brought would be released while it runs here.
+        """
+
+        def heard(outcome: object) -> None:
+            _note(outcome)
+            if isinstance(outcome, StorageUnavailable | CommandTimeout):
+                self._reclaiming = self._loop.call_later(_RETRY_AFTER, self._reclaim)
+            elif not isinstance(outcome, ClientError):  # a link that broke comes back and says it anew
+                self._has_reclaimed = True
+                self._plan_turn()
+
         held = [holding for holding in self._held.values() if holding.token is not None]
         self._submit(
             ReleaseLeases(
@@ -221,7 +247,7 @@ class Attendant:
                 tokens=[holding.token or "" for holding in held],
                 lock_ttl=self._lease * 1000,
             ),
-            _note,
+            heard,
         )
 
     def _register(self) -> None:
@@ -242,6 +268,7 @@ class Attendant:
             if isinstance(outcome, NotFound):
                 self._register()
 
+        self._pump()  # whatever was missed: a worker with a free slot has a question out
         if self._is_connected:
             done = self.figures
             self._submit(
@@ -263,21 +290,40 @@ class Attendant:
     def _free(self) -> int:
         return self._concurrency - self._running - len(self._ready)
 
-    def _plan_pump(self, *, is_early: bool = False) -> None:
-        """Ask for more at the end of this turn. A few free slots among many busy ones wait a moment for others; so
-        does a question that is early, for the outcome of a short job can go with it."""
+    def _plan_turn(self, *, is_early: bool = False, is_urgent: bool = False) -> None:
+        """Send outcomes and ask for more. A question that is early waits a moment: the outcome of a short job can go
+        with it."""
+        now = self._loop.time()
+        due = now + _LINGER if is_early else now
+        if not is_urgent and not is_early and self._has_time(now):
+            due = max(now, self._last_turn + _LINGER)
+        if due >= self._turn_due:
+            return
+        if self._turn_timer is not None:
+            self._turn_timer.cancel()
+            self._turn_timer = None
+        self._turn_due = due
+        if due > now:
+            self._turn_timer = self._loop.call_at(due, self._turn)
+        else:
+            self._client.line.mailbox.at_end(self._turn)
+
+    def _has_time(self, now: float) -> bool:
+        """Whether no slot stays empty for want of a question: there is nothing to be had, or most of them are busy."""
         is_few = 0 < self._free * 4 < self._concurrency and self._running > 0
-        linger = _LINGER if is_few or is_early else 0
-        if self._pump_timer is not None:
-            if linger or not self._is_lingering:
-                return
-            self._pump_timer.cancel()
-        self._is_lingering = linger > 0
-        self._pump_timer = self._loop.call_later(linger, self._pump)
+        return is_few or all(self._dry.get(queue, 0.0) > now for queue in self._queues)
+
+    def _turn(self) -> None:
+        if self._turn_due == float("inf"):
+            return  # it was made early
+        self._turn_timer, self._turn_due = None, float("inf")
+        self._last_turn = self._loop.time()
+        if self._settled:
+            self._flush()
+        self._pump()
 
     def _pump(self) -> None:
-        self._pump_timer = None
-        if self._is_stopping or not self._is_connected or self._free <= 0:
+        if self._is_stopping or not self._has_reclaimed or self._free <= 0:
             return
         if len(self._queues) == 1:
             if not self._asked:
@@ -322,7 +368,7 @@ class Attendant:
             # Fewer than asked for: that was all it had.
             is_dry = len(outcome.jobs) < count
             self._dry[queue] = self._loop.time() + _DRY_FOR if is_dry else 0.0
-            self._plan_pump(is_early=is_dry and bool(outcome.jobs))
+            self._plan_turn(is_early=is_dry and bool(outcome.jobs))
 
         self._submit(pull, pulled, wait)
 
@@ -331,7 +377,7 @@ class Attendant:
         if not isinstance(error, ClientError):
             log.error("cannot pull from %s: %s", queue, error)
         if self._is_connected:
-            self._loop.call_later(_RETRY_AFTER, self._plan_pump)
+            self._loop.call_later(_RETRY_AFTER, self._plan_turn)
 
     def _take(self, holdings: list[Holding]) -> None:
         self.figures.pulled += len(holdings)
@@ -406,18 +452,19 @@ class Attendant:
     # -- outcomes ------------------------------------------------------------------------------------------------------
 
     def settle(self, holdings: list[Holding]) -> None:
-        """Handlers have ended: their slots are free, their outcomes go out with the end of this turn."""
+        """Handlers have ended: their slots are free, their outcomes go out with the next turn."""
         self._running -= len(holdings)
-        if not self._settled:
-            self._loop.call_soon(self._flush)
+        has_ended_alone = False
         for holding in holdings:
             holding.is_settled = True
             if holding.outcome is None and not holding.is_lost:
+                has_ended_alone = True
                 self._settled_elsewhere(holding)
             elif not holding.is_lost:
                 self._settled.append(holding)
         self._begin_ready()
-        self._plan_pump()
+        # A command that ended a job may well have pushed the next one: there is nothing to wait for.
+        self._plan_turn(is_urgent=has_ended_alone)
 
     def _settled_elsewhere(self, holding: Holding) -> None:
         """The handler had another command end its job: there is nothing to send and nothing to hold."""

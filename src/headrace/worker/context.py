@@ -12,10 +12,9 @@ from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any, Final, Literal, Protocol
 
+from headrace import commands
 from headrace.client.job import JobInfo
 from headrace.commands._base import Command
-from headrace.commands.control import Progress
-from headrace.commands.logs import AddLog
 from headrace.errors import HeadraceError
 
 Tell = Callable[[Command[Any]], None]
@@ -46,7 +45,7 @@ class JobContext:
         self.run_in: RunIn = "loop"
         self.log_fields: dict[str, str] = {}
         """What log records of this job say besides its id (see `worker.logs`)."""
-        self._cancelled = threading.Event()
+        self._is_cancelled = False
 
     @classmethod
     def detached(cls) -> JobContext:
@@ -98,20 +97,25 @@ class JobContext:
     @property
     def cancelled(self) -> bool:
         """Whether the job was cancelled, ran out of time or is given back: a handler in a thread should look at it."""
-        return self._cancelled.is_set()
+        return self._is_cancelled
 
     def wait_cancelled(self, timeout: float | None = None) -> bool:
         """Sleep, unless the job is cancelled meanwhile."""
-        return self._cancelled.wait(timeout)
+        # Made by the first one who waits: few do, and it is dear for a short job. Whether the job is cancelled is asked
+        # only then, because whoever cancels it says so first and looks for the event afterwards.
+        event: threading.Event = vars(self).setdefault("_cancelling", threading.Event())
+        return self._is_cancelled or event.wait(timeout)
 
     def cancel(self) -> None:
-        self._cancelled.set()
+        self._is_cancelled = True
+        if "_cancelling" in vars(self):
+            vars(self)["_cancelling"].set()
 
     def progress(self, percent: float, message: str | None = None) -> None:
-        self._tell(Progress(id=self.id, progress=percent, message=message))
+        self._tell(commands.control.Progress(id=self.id, progress=percent, message=message))
 
     def log(self, message: str, level: Literal["info", "warn", "error"] = "info") -> None:
-        self._tell(AddLog(id=self.id, message=message, level=level))
+        self._tell(commands.logs.AddLog(id=self.id, message=message, level=level))
 
 
 _current: ContextVar[JobContext | None] = ContextVar("headrace_job", default=None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import traceback
 from typing import Final
 
+from headrace.durations import Duration, milliseconds
 from headrace.errors import InvalidCommand
 
 _MAX_REASON: Final = 2000
@@ -13,6 +14,14 @@ _MAX_LINES: Final = 50
 
 class UnrecoverableError(Exception):
     """Raise it in a handler to make the job a dead letter at once: no further attempt would do better."""
+
+
+class RetryLater(Exception):
+    """Raise it in a handler to end this attempt as failed and say when the next one is due, whatever the backoff."""
+
+    def __init__(self, reason: str = "", *, after: Duration) -> None:
+        self.after_ms = milliseconds(after, "after")
+        super().__init__(reason or f"to be tried again after {self.after_ms / 1000:g} s")
 
 
 class JobCancelled(BaseException):
@@ -24,10 +33,15 @@ def is_final(error: BaseException) -> bool:
     return isinstance(error, UnrecoverableError | InvalidCommand)
 
 
+def retry_after_ms(error: BaseException) -> float | None:
+    """When the next attempt is due, if the handler has said so."""
+    return error.after_ms if isinstance(error, RetryLater) else None
+
+
 def reason_of(error: BaseException) -> str:
     """`ValueError: no such order`; the message alone when it was raised to tell the reason."""
     message = str(error)
-    if isinstance(error, UnrecoverableError) and message:
+    if isinstance(error, UnrecoverableError | RetryLater) and message:
         return message[:_MAX_REASON]
     name = type(error).__name__
     return (f"{name}: {message}" if message else name)[:_MAX_REASON]

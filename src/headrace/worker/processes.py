@@ -25,7 +25,7 @@ from headrace.client.job import JobInfo
 from headrace.client.payloads import encode_payload
 from headrace.errors import InvalidCommand
 from headrace.worker.context import JobContext, set_current
-from headrace.worker.failures import JobCancelled, is_final, reason_of, stack_of
+from headrace.worker.failures import JobCancelled, is_final, reason_of, retry_after_ms, stack_of
 
 _GLANCE: Final = 0.05
 """Seconds between two looks at whether the job was cancelled."""
@@ -47,6 +47,7 @@ class Answer(Struct, kw_only=True, omit_defaults=True):
     reason: str = ""
     stack: list[str] = []
     is_unrecoverable: bool = False
+    retry_after: float | None = None
     percent: float = 0
     message: str | None = None
     level: Literal["info", "warn", "error"] = "info"
@@ -68,11 +69,12 @@ class TimeLimitExceeded(TimeoutError):
 class RemoteFailure(Exception):
     """What was raised in the child: its reason and stack, as texts."""
 
-    def __init__(self, reason: str, stack: list[str], is_unrecoverable: bool) -> None:
+    def __init__(self, reason: str, stack: list[str], is_unrecoverable: bool, retry_after: float | None = None) -> None:
         super().__init__(reason)
         self.reason = reason
         self.stack = stack
         self.is_unrecoverable = is_unrecoverable
+        self.retry_after = retry_after
 
 
 class Child:
@@ -97,7 +99,7 @@ class Child:
                 if answer.kind == "done":
                     return answer.result
                 if answer.kind == "failed":
-                    raise RemoteFailure(answer.reason, answer.stack, answer.is_unrecoverable)
+                    raise RemoteFailure(answer.reason, answer.stack, answer.is_unrecoverable, answer.retry_after)
                 _pass_on(answer, context)
             if context.cancelled:
                 self.kill()
@@ -211,7 +213,13 @@ def _answer(pipe: Connection, call: Call) -> Answer:
     try:
         return Answer(kind="done", result=encode_payload(function_of(call.module, call.function)(context)))
     except Exception as error:
-        return Answer(kind="failed", reason=reason_of(error), stack=stack_of(error), is_unrecoverable=is_final(error))
+        return Answer(
+            kind="failed",
+            reason=reason_of(error),
+            stack=stack_of(error),
+            is_unrecoverable=is_final(error),
+            retry_after=retry_after_ms(error),
+        )
 
 
 class _ChildContext(JobContext):

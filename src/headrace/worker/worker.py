@@ -25,7 +25,7 @@ from typing import Any, Final, TypeVar
 from msgspec import Raw
 
 from headrace.client.client import Client
-from headrace.client.line import Mailbox
+from headrace.client.line import mailbox_of
 from headrace.client.payloads import encode_payload
 from headrace.commands.jobs import GroupPull
 from headrace.durations import Duration, seconds
@@ -33,7 +33,7 @@ from headrace.errors import ClientError, HeadraceError, InvalidCommand, StorageU
 from headrace.ids import IdSource
 from headrace.worker.attendant import Attendant, Figures, Holding
 from headrace.worker.context import SETTLED, JobContext, RunIn, set_current
-from headrace.worker.failures import JobCancelled, is_final, reason_of, stack_of
+from headrace.worker.failures import JobCancelled, is_final, reason_of, retry_after_ms, stack_of
 from headrace.worker.processes import Call, Children, RemoteFailure, TimeLimitExceeded, check_importable
 
 log: Final = logging.getLogger("headrace.worker")
@@ -151,7 +151,7 @@ class Worker:
 
     async def _begin(self, loop: asyncio.AbstractEventLoop) -> bool:
         """Whether it works now: a worker may be stopped before its server answers."""
-        home = Mailbox(loop)
+        home = mailbox_of(loop)
         self._loop = loop
         self._attendant = Attendant(
             self._client,
@@ -311,10 +311,15 @@ class Worker:
         if run_in == "process":
             asked = Call(function.__module__, function.__qualname__, context.info)
             return await self._in_thread(partial(self._children.run, asked, context, limit))
+        return await self._in_time(context, limit, call)
+
+    async def _in_time(self, context: JobContext, limit: float | None, call: Callable[[], Any]) -> Any:
+        if limit is None:
+            return await self._in_place(context.run_in, call)
         deadline = asyncio.timeout(limit)
         try:
             async with deadline:
-                return await self._in_place(run_in, call)
+                return await self._in_place(context.run_in, call)
         except TimeoutError:
             if not deadline.expired():
                 raise  # the handler's own
@@ -344,9 +349,11 @@ class Worker:
 
     def _failed(self, holding: Holding, error: BaseException) -> None:
         if isinstance(error, RemoteFailure):
-            holding.failed(error.reason, error.stack, unrecoverable=error.is_unrecoverable)
+            later = error.retry_after
+            holding.failed(error.reason, error.stack, unrecoverable=error.is_unrecoverable, retry_after=later)
         else:
-            holding.failed(reason_of(error), stack_of(error), unrecoverable=is_final(error))
+            later = retry_after_ms(error)
+            holding.failed(reason_of(error), stack_of(error), unrecoverable=is_final(error), retry_after=later)
         extra = {"job_id": holding.info.id, "queue": holding.info.queue, "task": holding.info.name}
         log.warning("job %s of %s failed: %s", holding.info.id, holding.info.queue, error, extra=extra)
 

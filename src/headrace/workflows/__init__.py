@@ -1,7 +1,8 @@
 """Workflows: several steps as one undertaking that survives crashes and takes itself back when it fails.
 
 Reading order: `definition` (what a workflow is), `plan` (how a flow is stored), `machine` (how it goes on), `ledger`
-(reading and changing flows), `runner` (workers that run steps), `provider` (what users hold), `handle`, `timeline`.
+(reading and changing flows), `watch` (waiting for them), `runner` (workers that run steps), `provider` (what users
+hold), `handle`, `blocking`, `timeline`. `testing` stands beside them.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ from headrace.errors import (
 )
 from headrace.model import FlowStatus
 from headrace.propagation import Retry
+from headrace.workflows.blocking import BlockingFlow, BlockingWorkflows
 from headrace.workflows.context import StepContext
 from headrace.workflows.definition import Step, StepGroup, WorkflowDefinition, step, workflow
 from headrace.workflows.handle import FlowHandle
-from headrace.workflows.provider import Workflows
+from headrace.workflows.ledger import FlowMetrics
+from headrace.workflows.provider import WorkflowProvider, Workflows
 from headrace.workflows.registry import RegisteredStep, StepRegistry
 from headrace.workflows.results import (
     DANGEROUS_KEYS,
@@ -35,8 +38,11 @@ __all__ = [
     "DEFAULT_TIMEOUT_MS",
     "JOB_DATA_VERSION",
     "WRAPPER_VERSION",
+    "BlockingFlow",
+    "BlockingWorkflows",
     "FlowBuilder",
     "FlowHandle",
+    "FlowMetrics",
     "FlowStatus",
     "RegisteredStep",
     "Retry",
@@ -48,6 +54,7 @@ __all__ = [
     "WorkflowCancelledError",
     "WorkflowDefinition",
     "WorkflowError",
+    "WorkflowProvider",
     "WorkflowRollbackError",
     "WorkflowStepError",
     "WorkflowTimeoutError",

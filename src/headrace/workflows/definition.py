@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Final, Generic, Literal, TypeVar
+from typing import Any, Final, Generic, Literal, TypeVar, overload
 
 from headrace.durations import Duration, milliseconds
 from headrace.errors import InvalidCommand
@@ -74,14 +74,32 @@ def _marked(function: Handler, name: str, role: str) -> Handler:
     return function
 
 
+@overload
 def step(
     name: str,
-    result: type[T] | Any = Any,
+    result: type[T],
     *,
     retry: Retry | None = None,
     timeout: Duration | None = None,
     rollback_retry: Retry | None = None,
-) -> Step[T]:
+) -> Step[T]: ...
+@overload
+def step(
+    name: str,
+    result: Any = ...,
+    *,
+    retry: Retry | None = None,
+    timeout: Duration | None = None,
+    rollback_retry: Retry | None = None,
+) -> Step[Any]: ...
+def step(
+    name: str,
+    result: Any = Any,
+    *,
+    retry: Retry | None = None,
+    timeout: Duration | None = None,
+    rollback_retry: Retry | None = None,
+) -> Step[Any]:
     """A step of a workflow; what is not given here is the provider's default."""
     return Step(name, result, retry, timeout, rollback_retry)
 
@@ -156,9 +174,15 @@ def _checked(given: object) -> Step[Any]:
     return given
 
 
-def workflow(
-    name: str, *, data: type[D] | Any = Any, result: type[R] | Any = Any, version: int = 1
-) -> WorkflowBuilder[D, R]:
+@overload
+def workflow(name: str, *, data: type[D], result: type[R], version: int = 1) -> WorkflowBuilder[D, R]: ...
+@overload
+def workflow(name: str, *, data: type[D], result: Any = ..., version: int = 1) -> WorkflowBuilder[D, Any]: ...
+@overload
+def workflow(name: str, *, data: Any = ..., result: type[R], version: int = 1) -> WorkflowBuilder[Any, R]: ...
+@overload
+def workflow(name: str, *, data: Any = ..., result: Any = ..., version: int = 1) -> WorkflowBuilder[Any, Any]: ...
+def workflow(name: str, *, data: Any = Any, result: Any = Any, version: int = 1) -> WorkflowBuilder[Any, Any]:
     """Begin the definition of a workflow; `.build()` ends it."""
     if not isinstance(name, str) or not _WORKFLOW_NAME.fullmatch(name):
         raise InvalidCommand(

@@ -11,7 +11,7 @@ import contextlib
 import random
 import time
 from collections import OrderedDict
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 from msgspec import Struct
@@ -21,12 +21,13 @@ from headrace.client.payloads import encode_payload
 from headrace.commands.flows import FlowAdvance, FlowFound, FlowGet, FlowStart, GivenAck, GivenJob, GivenStep
 from headrace.commands.jobs import PushEntry
 from headrace.errors import CommandTimeout, Conflict, ConnectionLost, LeaseLost, NotFound, StorageUnavailable
-from headrace.model import Flow, FlowStep
+from headrace.hooks import Hooks
+from headrace.model import Flow, FlowStatus, FlowStep
 from headrace.worker.context import JobContext
 from headrace.workflows.machine import Decision, News, Run, decide
 from headrace.workflows.plan import Entry, FlowJob, Plan, Policy, decode_body, encode_body, job_id, job_name
 
-_REMEMBERED: Final = 256
+REMEMBERED_FLOWS: Final = 256
 _REMEMBERED_BYTES: Final = 65_536
 _PATIENCE: Final = 60.0
 """Seconds for which a change is tried again while the store cannot be reached or others are always faster."""
@@ -37,7 +38,19 @@ _UNREACHED: Final = (ConnectionLost, CommandTimeout, StorageUnavailable)
 _TIRELESS: Final = Policy(attempts=100)
 
 
-class Work(Struct, rename="camel", omit_defaults=True):
+class FlowMetrics(Protocol):
+    """Hooks that are told by the process in which something happens; all may be missing, and none can break a flow.
+
+    `step` is `{step}:rollback` for a rollback and empty for a hook of the whole flow; times are ms.
+    """
+
+    def on_flow_started(self, workflow: str, flow_id: str) -> None: ...
+    def on_step_completed(self, workflow: str, flow_id: str, step: str, duration: float) -> None: ...
+    def on_step_failed(self, workflow: str, flow_id: str, step: str, error: Exception) -> None: ...
+    def on_flow_ended(self, workflow: str, flow_id: str, status: FlowStatus, duration: float) -> None: ...
+
+
+class Work(Struct, rename="camel", omit_defaults=True, gc=False):
     """The data of a job of a flow: what to do, and how much of the log must be known to do it."""
 
     flow: str
@@ -64,8 +77,10 @@ class Record:
 
 
 class Ledger:
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, hooks: Hooks, most: int = REMEMBERED_FLOWS) -> None:
         self._client = client
+        self._hooks = hooks
+        self._most = most
         self._records: OrderedDict[str, Record] = OrderedDict()
 
     async def start(self, flow_id: str, queue: str, decision: Decision) -> tuple[Flow, bool]:
@@ -76,6 +91,7 @@ class Ledger:
         asked = FlowStart(id=flow_id, workflow=run.plan.workflow, queue=queue, steps=steps, jobs=jobs)
         reply = await self._client.ask(asked)
         if reply.created:
+            self._hooks.tell("on_flow_started", run.plan.workflow, flow_id)
             self._remember(Record(reply.flow, run, sum(len(step.body) for step in steps)))
         return reply.flow, reply.created
 
@@ -87,14 +103,26 @@ class Ledger:
             return known
         return self._remember(record_of(await self._client.ask(FlowGet(id=flow_id))))
 
+    async def reach(self, flow_id: str, revision: int = 1) -> Record:
+        """The same for who has a job of the flow: a store that is away for a while costs the job no attempt."""
+        deadline = time.monotonic() + _PATIENCE
+        while True:
+            try:
+                return await self.read(flow_id, revision)
+            except _UNREACHED:
+                if time.monotonic() > deadline:
+                    raise
+            await asyncio.sleep(random.uniform(0.1, 0.5))
+
     async def carry_out(self, flow_id: str, news: News, job: JobContext | None = None) -> Decision:
         """Decide on the news and have it done, the job completed with it. A decision without entries changed nothing.
 
         LeaseLost when the job is not ours any more.
         """
         deadline = time.monotonic() + _PATIENCE
+        read = self.read if job is None else self.reach
         while True:
-            record = await self.read(flow_id)
+            record = await read(flow_id)
             async with record.lock:
                 decision = decide(record.run, news)
                 if not decision.entries:
@@ -102,7 +130,7 @@ class Ledger:
                         return decision
                     # Perhaps only what is remembered here is old: nothing is turned away without a look at the store.
                     self._records.pop(flow_id, None)
-                    record = await self.read(flow_id)
+                    record = await read(flow_id)
                     decision = decide(record.run, news)
                     if not decision.entries:
                         return decision
@@ -135,18 +163,25 @@ class Ledger:
         self._note(record, reply.flow, decision, sum(len(step.body) for step in steps))
         return True
 
+    def stop(self) -> None:
+        """Forget everything: the store has it."""
+        self._records.clear()
+
     def _note(self, record: Record, flow: Flow, decision: Decision, size: int) -> None:
         for entry in decision.entries:
             record.run.apply(entry)
         record.flow = flow
         record.size += size
+        if flow.status.is_final:
+            lasted = (flow.ended_at or flow.updated_at) - flow.created_at
+            self._hooks.tell("on_flow_ended", flow.workflow, flow.id, flow.status, lasted)
         if flow.status.is_final or record.size > _REMEMBERED_BYTES:
             self._records.pop(flow.id, None)
 
     def _remember(self, record: Record) -> Record:
         if not record.flow.status.is_final and record.size <= _REMEMBERED_BYTES:
             self._records[record.flow.id] = record
-            if len(self._records) > _REMEMBERED:
+            if len(self._records) > self._most:
                 self._records.popitem(last=False)
         return record
 

@@ -12,7 +12,6 @@ To add something a flow can do: a kind of news, its branch in `decide`, and what
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
@@ -20,18 +19,20 @@ from msgspec import Raw, Struct
 
 from headrace.model import FlowStatus
 from headrace.propagation import ErrorReport
-from headrace.workflows.plan import NO_RESULT, Body, Cause, Entry, FlowJob, Plan, StepPlan
+from headrace.workflows.plan import NO_RESULT, Body, Cause, Entry, FlowJob, Plan, StepPlan, results_of
 
 # -- news --------------------------------------------------------------------------------------------------------------
 
 
-class StepDone(Struct, frozen=True):
+class StepDone(Struct, frozen=True, gc=False):
     step: str
     attempt: int
     body: Body
+    is_enough: bool = False
+    """Whether the flow is complete with its last step: who ran this one has no on_complete."""
 
 
-class StepLost(Struct, frozen=True):
+class StepLost(Struct, frozen=True, gc=False):
     """A step failed for good."""
 
     step: str
@@ -40,7 +41,7 @@ class StepLost(Struct, frozen=True):
     body: Body = Body()
 
 
-class AttemptFailed(Struct, frozen=True):
+class AttemptFailed(Struct, frozen=True, gc=False):
     """An attempt at a step or rollback failed; another one follows."""
 
     step: str
@@ -48,50 +49,50 @@ class AttemptFailed(Struct, frozen=True):
     body: Body
 
 
-class RollbackDone(Struct, frozen=True):
+class RollbackDone(Struct, frozen=True, gc=False):
     step: str
     attempt: int = 1
     body: Body = Body()
 
 
-class RollbackLost(Struct, frozen=True):
+class RollbackLost(Struct, frozen=True, gc=False):
     step: str
     attempt: int
     error: ErrorReport
 
 
-class Completed(Struct, frozen=True):
+class Completed(Struct, frozen=True, gc=False):
     """on_complete gave the result of the flow."""
 
     result: Raw
 
 
-class CompleteLost(Struct, frozen=True):
+class CompleteLost(Struct, frozen=True, gc=False):
     error: ErrorReport
 
 
-class Reported(Struct, frozen=True):
+class Reported(Struct, frozen=True, gc=False):
     """on_error has run, or failed for good."""
 
     error: ErrorReport | None = None
 
 
-class TimedOut(Struct, frozen=True):
+class TimedOut(Struct, frozen=True, gc=False):
     pass
 
 
-class Woken(Struct, frozen=True):
+class Woken(Struct, frozen=True, gc=False):
     """A sleep is over, or the wait for a signal lasted too long."""
 
     step: str
 
 
-class Signalled(Struct, frozen=True):
+class Signalled(Struct, frozen=True, gc=False):
     name: str
     payload: Raw
 
 
-class Cancelled(Struct, frozen=True):
+class Cancelled(Struct, frozen=True, gc=False):
     reason: str = ""
     compensate: bool = True
 
@@ -112,7 +113,7 @@ News = (
 )
 
 
-class Decision(Struct):
+class Decision(Struct, gc=False):
     """What is to be written and done. Nothing at all when the news changes nothing; then `refusal` may say why."""
 
     entries: list[Entry] = []
@@ -165,7 +166,8 @@ class Run:
 
     def after(self, entries: Iterable[Entry]) -> Run:
         """The same flow some entries later."""
-        later = copy.copy(self)
+        later = Run.__new__(Run)
+        later.__dict__.update(self.__dict__)
         later.done, later.failed, later.undone = dict(self.done), dict(self.failed), dict(self.undone)
         later.waiting, later.signals = set(self.waiting), dict(self.signals)
         for entry in entries:
@@ -323,7 +325,7 @@ def _step_done(run: Run, news: StepDone) -> Decision:
     decision = Decision()
     entry = Entry("completed", news.step, news.attempt, news.body)
     if run.is_open(news.step):
-        _go_on(_write(run, decision, entry), decision)
+        _go_on(_write(run, decision, entry), decision, is_enough=news.is_enough)
     elif run.is_compensating and news.step not in run.done and run.plan.step(news.step) is not None:
         # It ended although nobody wanted it any more: what it did must be undone as well.
         after = _write(run, decision, entry)
@@ -345,7 +347,7 @@ def _attempt_failed(run: Run, news: AttemptFailed) -> Decision:
     return Decision([Entry("attempt-failed", news.step, news.attempt, news.body)] if is_wanted else [])
 
 
-def _go_on(run: Run, decision: Decision) -> None:
+def _go_on(run: Run, decision: Decision, *, is_enough: bool = False) -> None:
     """A step has ended: fail or go on when all of its group have."""
     group = run.at_work
     if any(one.name not in run.done and one.name not in run.failed for one in group):
@@ -356,11 +358,12 @@ def _go_on(run: Run, decision: Decision) -> None:
     if lost:
         _compensate(run, decision, Body(cause="step", error=run.failed[lost]), lost)
     else:
-        _enter(run, decision)
+        _enter(run, decision, is_enough=is_enough)
 
 
-def _enter(run: Run, decision: Decision) -> None:
-    """Begin the group that is next. A signal that came early lets its group pass at once."""
+def _enter(run: Run, decision: Decision, *, is_enough: bool = False) -> None:
+    """Begin the group that is next. A signal that came early lets its group pass at once. Behind the last group comes
+    on_complete, or the end if there is none."""
     while run.at_work:
         early = [one for one in run.at_work if one.kind == "wait" and one.name in run.signals]
         entries = [Entry("completed", one.name, 0, Body(result=run.signals[one.name])) for one in early]
@@ -371,8 +374,17 @@ def _enter(run: Run, decision: Decision) -> None:
         run = _write(run, decision, *entries)
         if run.group == here:
             return
-    decision.jobs.append(FlowJob("complete"))
-    _write(run, decision, Entry("completing"))
+    if is_enough:
+        _complete(run, decision, results_of(run.done))
+    else:
+        decision.jobs.append(FlowJob("complete"))
+        decision.entries.append(Entry("completing"))
+
+
+def _complete(run: Run, decision: Decision, result: Raw) -> None:
+    decision.entries.append(Entry("result", body=Body(result=result)))
+    decision.status = FlowStatus.COMPLETED
+    decision.drop += run.timeout_jobs()
 
 
 def _begin_step(one: StepPlan, decision: Decision, entries: list[Entry]) -> None:
@@ -421,10 +433,10 @@ def _rollback_ended(run: Run, entry: Entry) -> Decision:
 
 
 def _completed(run: Run, news: Completed) -> Decision:
-    if not (run.is_running and run.is_completing):
-        return Decision()
-    entry = Entry("result", body=Body(result=news.result))
-    return Decision([entry], FlowStatus.COMPLETED, drop=run.timeout_jobs())
+    decision = Decision()
+    if run.is_running and run.is_completing:
+        _complete(run, decision, news.result)
+    return decision
 
 
 def _complete_lost(run: Run, news: CompleteLost) -> Decision:

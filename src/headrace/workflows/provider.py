@@ -20,8 +20,9 @@ import logging
 import random
 import string
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any, Final, Literal, TypeVar, cast
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol, TypeVar, Unpack, cast, overload
 
 from msgspec import structs
 
@@ -29,33 +30,61 @@ from headrace.client.client import Client
 from headrace.client.options import RateLimit
 from headrace.client.payloads import encode_payload
 from headrace.client.queue import Queue
-from headrace.commands.flows import FlowFound, FlowGet, FlowList, FlowWait
+from headrace.commands.flows import FlowFound, FlowGet, FlowList
 from headrace.connect import DEFAULT_URL, open_client, release_client
 from headrace.durations import Duration, milliseconds, seconds
 from headrace.errors import ConnectionLost, InvalidCommand, ProviderStoppedError, WorkflowError
+from headrace.hooks import Hooks
 from headrace.model import Flow, FlowStatus
-from headrace.propagation import PropagationMeta, Retry, capture
+from headrace.propagation import Retry, capture
+from headrace.workflows.blocking import BlockingWorkflows
 from headrace.workflows.context import fitted
 from headrace.workflows.definition import WorkflowDefinition
 from headrace.workflows.handle import FlowHandle
-from headrace.workflows.ledger import Ledger, entry_of, record_of
+from headrace.workflows.ledger import REMEMBERED_FLOWS, FlowMetrics, Ledger, entry_of, record_of
 from headrace.workflows.machine import Decision, News, Run, begin
-from headrace.workflows.plan import Body, Entry, Plan, Policy, plan_of
+from headrace.workflows.plan import Body, Entry, ExecuteOptions, Plan, Policy, plan_of
 from headrace.workflows.registry import Implementation, StepRegistry
 from headrace.workflows.runner import FlowWorker
 from headrace.workflows.tree import steps_queue, workflow_queue
+from headrace.workflows.watch import FlowWatch
 
 D = TypeVar("D")
 R = TypeVar("R")
-T = TypeVar("T")
 Home = TypeVar("Home")
 
 log: Final = logging.getLogger("headrace.workflows")
 SHORTEST_STALL: Final = 5.0
-_MOST_WAITING: Final = 100
-"""Commands that wait for flows at once; a server serves a limited number of them per connection."""
-_WAIT_SLICE: Final = 1.0
 _DIGITS: Final = string.digits + string.ascii_lowercase
+
+
+class WorkflowProvider(Protocol):
+    """What a service needs to start flows and to find them: no lifetime, no code of steps. `Workflows` is one."""
+
+    async def execute(
+        self, definition: WorkflowDefinition[D, R], data: D, **options: Unpack[ExecuteOptions]
+    ) -> FlowHandle[R]: ...
+    async def get_handle(self, flow_id: str) -> FlowHandle[Any]: ...
+    async def get_status(self, flow_id: str) -> FlowStatus: ...
+    async def get_result(self, flow_id: str, timeout: Duration | None = None) -> Any: ...
+
+
+Running = tuple[FlowWorker, asyncio.Task[None]]
+
+
+@dataclass
+class _Parts:
+    """What a started provider consists of."""
+
+    client: Client
+    ledger: Ledger
+    watch: FlowWatch
+    step_workers: list[Running] = field(default_factory=list)
+    flow_workers: list[Running] = field(default_factory=list)
+
+    @property
+    def workers(self) -> list[Running]:
+        return [*self.step_workers, *self.flow_workers]
 
 
 class Workflows:
@@ -75,12 +104,19 @@ class Workflows:
         concurrency: int = 10,
         drain: Duration = 25,
         provider_id: str = "",
+        max_flow_states: int = REMEMBERED_FLOWS,
+        queue_class: type[Queue] = Queue,
         worker_class: type[FlowWorker] = FlowWorker,
+        queue_events_class: type[FlowWatch] = FlowWatch,
+        flow_producer_class: type[Ledger] = Ledger,
         step_registry: StepRegistry | None = None,
         logger: logging.Logger = log,
+        metrics: FlowMetrics | object = None,
     ) -> None:
         """`stall_interval` is the lease of steps, and the margin of every timeout: a worker may die once without
-        making its flow late. `max_stalls` is how often that may happen to one step."""
+        making its flow late. `max_stalls` is how often that may happen to one step. `max_flow_states` flows are
+        remembered, to spare reading them for every step. The classes take the place of our own, for those who want to
+        see or change what they do."""
         self._stall = seconds(stall_interval, "stall_interval")
         if self._stall < SHORTEST_STALL:
             raise InvalidCommand(f"stall_interval must be at least {SHORTEST_STALL:g} s, not {self._stall:g}")
@@ -97,13 +133,17 @@ class Workflows:
         }
         self._concurrency = concurrency
         self._drain = drain
-        self._worker_class = worker_class
+        self._max_flow_states = max_flow_states
+        self._queue_class, self._worker_class = queue_class, worker_class
+        self._watch_class, self._ledger_class = queue_events_class, flow_producer_class
         self._log = logger
+        self._hooks = Hooks(metrics, logger)
         self._homes: dict[tuple[str, int], tuple[WorkflowDefinition[Any, Any], Any]] = {}
         self._settings: dict[str, tuple[int, RateLimit | None]] = {}
         self._implementations: dict[tuple[str, int], Implementation] = {}
-        self._client: Client | None = None
-        self._workers: dict[str, list[tuple[FlowWorker, asyncio.Task[None]]]] = {}
+        self._parts: _Parts | None = None
+        self._stopping: asyncio.Future[None] | None = None
+        self.loop: asyncio.AbstractEventLoop | None = None
 
     # -- code ----------------------------------------------------------------------------------------------------------
 
@@ -147,7 +187,7 @@ class Workflows:
         key = (definition.name, definition.version)
         if key in self._homes:
             raise InvalidCommand(f"workflow {definition.name!r} version {definition.version} is implemented already")
-        if self._client is not None:
+        if self._parts is not None:
             raise InvalidCommand(f"implement workflow {definition.name!r} before the provider starts")
         self._homes[key] = (definition, home)
         self._settings[definition.name] = (concurrency or self._concurrency, limit)
@@ -167,41 +207,42 @@ class Workflows:
 
     async def start(self) -> None:
         """Connect, and return when the workers are ready. Does nothing when it runs already."""
-        if self._client is not None:
+        if self._parts is not None:
             return
         for key, (definition, home) in self._homes.items():
             made = home if isinstance(home, Implementation) else Implementation.of(definition, home)
             self._implementations[key] = made
             for name, step in made.steps.items():
                 self.step_registry.register(definition.name, name, step.handler, step.rollback)
-        self._client = open_client(self.url)
-        self._ledger = Ledger(self._client)
-        self._stopped: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._slots = asyncio.Semaphore(_MOST_WAITING)
+        client = open_client(self.url)
+        ledger = self._ledger_class(client, self._hooks, self._max_flow_states)
+        self._parts = parts = _Parts(client, ledger, self._watch_class(client, self._stall))
+        self.loop = asyncio.get_running_loop()
         try:
-            await asyncio.wrap_future(self._client.connect())
-            await self._start_workers()
+            await asyncio.wrap_future(client.connect())
+            await self._start_workers(parts)
         except BaseException:
             await self.stop()
             raise
 
-    async def _start_workers(self) -> None:
+    async def _start_workers(self, parts: _Parts) -> None:
         for workflow, (concurrency, limit) in self._settings.items():
             steps, flows = steps_queue(workflow, self._prefix), workflow_queue(workflow, self._prefix)
             if limit is not None:
-                await Queue(self._asked(), steps).limit_rate(limit)
-            self._workers.setdefault("steps", []).append(self._started(steps, concurrency))
-            self._workers.setdefault("flows", []).append(self._started(flows, concurrency))
-        await asyncio.gather(*(worker.ready.wait() for pairs in self._workers.values() for worker, _ in pairs))
+                await self._queue_class(parts.client, steps).limit_rate(limit)
+            parts.step_workers.append(self._started(parts, steps, concurrency))
+            parts.flow_workers.append(self._started(parts, flows, concurrency))
+        await asyncio.gather(*(worker.ready.wait() for worker, _ in parts.workers))
 
-    def _started(self, queue: str, concurrency: int) -> tuple[FlowWorker, asyncio.Task[None]]:
+    def _started(self, parts: _Parts, queue: str, concurrency: int) -> Running:
         worker = self._worker_class(
-            self._asked(),
+            parts.client,
             queue,
-            self._ledger,
+            parts.ledger,
             self._implementations,
             provider_id=self.provider_id,
             logger=self._log,
+            hooks=self._hooks,
             concurrency=concurrency,
             lease=self._stall,
             drain=self._drain,
@@ -211,26 +252,37 @@ class Workflows:
     async def stop(self) -> None:
         """Take no more work, let running steps end, then running decisions; whoever still waits for a result gets
         ProviderStoppedError. The flows themselves go on elsewhere."""
-        client = self._client
-        if client is None:
+        if self._parts is None:
             return
-        for worker, _ in (pair for pairs in self._workers.values() for pair in pairs):
-            worker.pause()
-        for kind in ("steps", "flows"):
-            pairs = self._workers.pop(kind, [])
-            for worker, _ in pairs:
-                worker.stop()
-            await asyncio.gather(*(task for _, task in pairs))
-        self._client = None
-        if not self._stopped.done():
-            self._stopped.set_result(None)
-        if release_client(client):
-            await asyncio.wrap_future(client.close())
+        if self._stopping is None:
+            self._stopping = asyncio.ensure_future(self._stop(self._parts))
+        await asyncio.shield(self._stopping)
 
-    def _asked(self) -> Client:
-        if self._client is None:
+    async def _stop(self, parts: _Parts) -> None:
+        for worker, _ in parts.workers:
+            worker.pause()
+        await _drained(parts.step_workers)
+        await _drained(parts.flow_workers)
+        self._parts = self._stopping = self.loop = None
+        parts.watch.stop()
+        parts.ledger.stop()
+        if release_client(parts.client):
+            await asyncio.wrap_future(parts.client.close())
+
+    def _running(self) -> _Parts:
+        if self._parts is None:
             raise ProviderStoppedError("the workflow provider is not started: use `async with flows:` or flows.start()")
-        return self._client
+        return self._parts
+
+    @property
+    def client(self) -> Client:
+        """The client that it talks through while it is started."""
+        return self._running().client
+
+    @property
+    def blocking(self) -> BlockingWorkflows:
+        """The same for threads: `with flows.blocking as f: f.execute(...).result()`."""
+        return BlockingWorkflows(self)
 
     # -- flows ---------------------------------------------------------------------------------------------------------
 
@@ -238,58 +290,62 @@ class Workflows:
         self,
         definition: WorkflowDefinition[D, R],
         data: D,
-        *,
-        id: str | None = None,
-        idempotency_key: str | None = None,
-        timeout: Duration | None = None,
-        on_timeout: Literal["cancel", "detach"] = "cancel",
-        priority: int = 0,
-        meta: PropagationMeta | None = None,
+        **options: Unpack[ExecuteOptions],
     ) -> FlowHandle[R]:
         """Start a flow, or find the one that has this id or key. Returns when the store has it.
 
         `timeout` counts from now, and the margin of one stall is added; 0 is none. When it is over the flow is taken
         back (`cancel`), or only its waiters are sent away (`detach`).
         """
-        self._asked()
+        parts = self._running()
         if not isinstance(definition, WorkflowDefinition):
             raise WorkflowError(f"{definition!r} is no workflow: build one with workflow(...).build()")
         given = encode_payload(fitted(data, definition.data, f"data of workflow {definition.name!r}"))
-        plan = self._plan(definition, timeout, on_timeout, priority)
+        plan = self._plan(definition, options)
+        meta = options.get("meta")
         carried = dict(capture() if meta is None else meta)
         if not carried:
             self._log.debug("workflow %s starts without a context to carry", definition.name)
         started = Entry("started", body=Body(plan=plan, data=given, meta=carried or None))
-        flow_id = idempotency_key or id or _new_flow_id()
-        flow = await self._begin(flow_id, begin(started))
+        flow_id = options.get("idempotency_key") or options.get("id") or _new_flow_id()
+        flow = await self._begin(parts.ledger, flow_id, begin(started))
         if flow.workflow != definition.name:
             raise WorkflowError(f"the id {flow_id!r} belongs to a flow of workflow {flow.workflow!r}")
         return FlowHandle(self, flow_id, definition)
 
-    def _plan(self, definition: WorkflowDefinition[Any, Any], timeout: Any, on_timeout: Any, priority: int) -> Plan:
+    def _plan(self, definition: WorkflowDefinition[Any, Any], options: ExecuteOptions) -> Plan:
+        unknown = options.keys() - ExecuteOptions.__annotations__
+        if unknown:
+            known = ", ".join(ExecuteOptions.__annotations__)
+            raise TypeError(f"execute() does not know the option {min(unknown)!r}; there are: {known}")
+        timeout = options.get("timeout")
         base = milliseconds(self._default_timeout if timeout is None else timeout, "timeout")
-        effective = base + self._stall * 1000 if base else 0
-        options: dict[str, Any] = {
+        return plan_of(
+            definition,
+            step_timeout=self._step_timeout,
+            timeout=base + self._stall * 1000 if base else 0,
+            on_timeout=options.get("on_timeout", "cancel"),
+            priority=options.get("priority", 0),
             **self._policies,
-            "timeout": effective,
-            "on_timeout": on_timeout,
-            "priority": priority,
-        }
-        return plan_of(definition, step_timeout=self._step_timeout, **options)
+        )
 
-    async def _begin(self, flow_id: str, decision: Decision) -> Flow:
+    async def _begin(self, ledger: Ledger, flow_id: str, decision: Decision) -> Flow:
         plan = decision.entries[0].body.plan
         assert plan is not None
         queue = workflow_queue(plan.workflow, self._prefix)
         try:
-            return (await self._ledger.start(flow_id, queue, decision))[0]
+            return (await ledger.start(flow_id, queue, decision))[0]
         except ConnectionLost:
             # Whether it was begun is unknown; beginning the same id again is harmless.
-            return (await self._ledger.start(flow_id, queue, decision))[0]
+            return (await ledger.start(flow_id, queue, decision))[0]
 
-    async def get_handle(self, flow_id: str, definition: WorkflowDefinition[Any, R] | None = None) -> FlowHandle[R]:
+    @overload
+    async def get_handle(self, flow_id: str, definition: WorkflowDefinition[Any, R]) -> FlowHandle[R]: ...
+    @overload
+    async def get_handle(self, flow_id: str, definition: None = None) -> FlowHandle[Any]: ...
+    async def get_handle(self, flow_id: str, definition: WorkflowDefinition[Any, Any] | None = None) -> FlowHandle[Any]:
         """A flow that was started anywhere."""
-        self._asked()
+        self._running()
         return FlowHandle(self, flow_id, definition)
 
     async def get_status(self, flow_id: str) -> FlowStatus:
@@ -302,7 +358,7 @@ class Workflows:
         self, workflow: str | None = None, status: FlowStatus | None = None, limit: int = 100, before: str | None = None
     ) -> list[Flow]:
         asked = FlowList(workflow=workflow, status=status, limit=limit, before=before)
-        return (await self._asked().ask(asked)).flows
+        return (await self.client.ask(asked)).flows
 
     async def retry(self, flow_id: str) -> FlowHandle[Any]:
         """Begin a failed or cancelled flow anew, as `{id}~2` and so on. Groups at its beginning that are complete and
@@ -316,70 +372,30 @@ class Workflows:
         kept = _kept_steps(run)
         entries = [entry for entry in map(entry_of, found.steps) if entry.kind == "completed" and entry.step in kept]
         again = _next_id(flow_id)
-        await self._begin(again, begin(started, entries))
+        await self._begin(self._running().ledger, again, begin(started, entries))
         return FlowHandle(self, again, self.definition_of(run.plan.workflow, run.plan.version))
 
     # -- what handles stand on -----------------------------------------------------------------------------------------
 
     async def look(self, flow_id: str) -> FlowFound:
-        return await self._asked().ask(FlowGet(id=flow_id))
+        return await self.client.ask(FlowGet(id=flow_id))
 
     async def carry_out(self, flow_id: str, news: News) -> Decision:
-        self._asked()
-        return await self._ledger.carry_out(flow_id, news)
+        return await self._running().ledger.carry_out(flow_id, news)
 
     async def wait_end(self, flow_id: str, patience: float | None) -> FlowFound:
-        """The flow at its end; or as it is when patience (monotonic) or its own time is over."""
-        return await self._until_stopped(self._wait_end(flow_id, patience))
-
-    async def _wait_end(self, flow_id: str, patience: float | None) -> FlowFound:
-        deadline = patience
-        while True:
-            left = _WAIT_SLICE if deadline is None else min(_WAIT_SLICE, max(0.0, deadline - time.monotonic()))
-            found = await self._ask_waiting(FlowWait(id=flow_id, timeout=left * 1000))
-            if found.flow.status.is_final or (deadline is not None and time.monotonic() >= deadline):
-                return found
-            deadline = _earlier(patience, self._own_deadline(found))
-
-    def _own_deadline(self, found: FlowFound) -> float | None:
-        """When waiting is pointless although nobody ended the flow: perhaps there is no worker at all."""
-        plan = record_of(found).run.plan
-        if not plan.timeout:
-            return None
-        margin = self._stall * 1000 if plan.on_timeout == "cancel" else 0
-        due = found.flow.created_at + plan.timeout + margin
-        return time.monotonic() + max(0.0, due - time.time() * 1000) / 1000
+        return await self._running().watch.wait_end(flow_id, patience)
 
     async def wait_change(self, flow_id: str, revision: int | None, after: int) -> FlowFound:
         if revision is None:
             return await self.look(flow_id)
-        asked = FlowWait(id=flow_id, timeout=_WAIT_SLICE * 1000, revision=revision, after=after)
-        return await self._until_stopped(self._ask_waiting(asked))
-
-    async def _ask_waiting(self, asked: FlowWait) -> FlowFound:
-        async with self._slots:
-            try:
-                return await self._asked().ask(asked, _WAIT_SLICE + self._asked().timeout)
-            except ConnectionLost:
-                await asyncio.sleep(0.1)
-                return await self._asked().ask(FlowGet(id=asked.id, after=asked.after))
-
-    async def _until_stopped(self, work: Coroutine[Any, Any, T]) -> T:
-        self._asked()
-        task = asyncio.ensure_future(work)
-        try:
-            await asyncio.wait((task, self._stopped), return_when=asyncio.FIRST_COMPLETED)
-            if task.done():
-                return task.result()
-            raise ProviderStoppedError("the workflow provider was stopped; the flow goes on in the store")
-        finally:
-            task.cancel()
+        return await self._running().watch.wait_change(flow_id, revision, after)
 
 
-def _earlier(one: float | None, other: float | None) -> float | None:
-    return (
-        min(moment for moment in (one, other) if moment is not None) if one is not None or other is not None else None
-    )
+async def _drained(workers: list[Running]) -> None:
+    for worker, _ in workers:
+        worker.stop()
+    await asyncio.gather(*(task for _, task in workers))
 
 
 def _kept_steps(run: Run) -> set[str]:

@@ -19,11 +19,11 @@ from typing import Any, Final
 from headrace.client.client import Client
 from headrace.client.payloads import decode_payload, encode_payload
 from headrace.commands.control import MoveToDelayed
-from headrace.errors import HeadraceError, InvalidCommand, LeaseLost, NotFound, StalledError
+from headrace.errors import HeadraceError, LeaseLost, NotFound, StalledError
+from headrace.hooks import Hooks
 from headrace.propagation import ErrorReport, capture, restored
 from headrace.worker.context import SETTLED, JobContext
-from headrace.worker.failures import JobCancelled, UnrecoverableError
-from headrace.worker.processes import TimeLimitExceeded
+from headrace.worker.failures import JobCancelled, UnrecoverableError, is_final
 from headrace.worker.worker import Worker
 from headrace.workflows.context import FlowLogger, Results, StepContext, fitted
 from headrace.workflows.failures import failure_of
@@ -42,12 +42,11 @@ from headrace.workflows.machine import (
     TimedOut,
     Woken,
 )
-from headrace.workflows.plan import ROLLBACK, Body
+from headrace.workflows.plan import ROLLBACK, Body, results_of
 from headrace.workflows.registry import Implementation
 
 Implementations = Mapping[tuple[str, int], Implementation]
 _PUT_OFF_MS: Final = 5000
-_FINAL: Final = (UnrecoverableError, InvalidCommand)
 
 
 class _Forgotten(Exception):
@@ -67,6 +66,7 @@ class FlowWorker(Worker):
         *,
         provider_id: str,
         logger: logging.Logger,
+        hooks: Hooks,
         **options: Any,
     ) -> None:
         super().__init__(client, queue, self._handle, name=provider_id, **options)
@@ -74,6 +74,7 @@ class FlowWorker(Worker):
         self._implementations = implementations
         self._provider_id = provider_id
         self._log = logger
+        self._hooks = hooks
 
     async def _handle(self, job: JobContext) -> Any:
         try:
@@ -91,7 +92,7 @@ class FlowWorker(Worker):
 
     async def _run(self, work: Work) -> Run:
         try:
-            return (await self._ledger.read(work.flow, work.revision)).run
+            return (await self._ledger.reach(work.flow, work.revision)).run
         except NotFound:
             raise _Forgotten from None
 
@@ -128,12 +129,12 @@ class FlowWorker(Worker):
         attempt, began = _attempt(job), time.time() * 1000
 
         async def done() -> News:
-            context = self._context(code, run, work, job, _before(run, work.step), work.step)
+            context = self._context(code, run, work, job, _before(run), work.step)
             value = await self._call_code(job, one.handler, context, limit=step.timeout)
             what = f"result of step {work.step!r}"
             result = encode_payload(fitted(value, code.definition.steps[work.step].result, what))
             body = Body(result=result, can_roll_back=one.rollback is not None, worker=self._provider_id, began=began)
-            return StepDone(work.step, attempt, body)
+            return StepDone(work.step, attempt, body, is_enough=code.on_complete is None)
 
         told = Body(worker=self._provider_id, began=began)
         return await self._try(job, work, run, done, lambda error: StepLost(work.step, attempt, error, told), told)
@@ -167,15 +168,18 @@ class FlowWorker(Worker):
         told: Body,
     ) -> Any:
         """One attempt: its news, or that of the final failure; another failure is the engine's to retry."""
-        number = _attempt(job)
+        number, began = _attempt(job), time.perf_counter()
+        told_as = (run.plan.workflow, work.flow, job.name if work.step else "")
         try:
             if job.info.stall_count > run.plan.max_stalls:
                 raise StalledError(f"its worker died {job.info.stall_count} times")
             news = await attempt()
+            self._hooks.tell("on_step_completed", *told_as, (time.perf_counter() - began) * 1000)
         except Exception as error:
+            self._hooks.tell("on_step_failed", *told_as, error)
             report = ErrorReport.of(error, step=work.step or None, attempt=number)
             is_last = number >= policy_of(run.plan, work.role, work.step).attempts
-            if not is_last and not isinstance(error, (*_FINAL, StalledError)):
+            if not is_last and not is_final(error) and not isinstance(error, StalledError):
                 await self._tell_attempt(work, AttemptFailed(work.step, number, _with_error(told, report)))
                 raise
             self._log.warning("flow %s: %s %s failed for good: %s", work.flow, work.role, work.step, error)
@@ -200,7 +204,7 @@ class FlowWorker(Worker):
 
         async def done() -> News:
             if code.on_complete is None:
-                return Completed(encode_payload({name: decode_payload(body.result) for name, body in run.done.items()}))
+                return Completed(results_of(run.done))
             context = self._context(code, run, work, job, dict(run.done), "")
             value = await self._call_code(job, code.on_complete, context)
             return Completed(encode_payload(fitted(value, code.definition.result, f"result of {run.plan.workflow!r}")))
@@ -271,16 +275,9 @@ class FlowWorker(Worker):
         is_async = inspect.iscoroutinefunction(function.func if isinstance(function, partial) else function)
         job.run_in = "loop" if is_async else "thread"
         meta = given.meta if isinstance(given, StepContext) else function.args[0].meta  # type: ignore[attr-defined]
-        deadline = asyncio.timeout(None if limit is None else limit / 1000)
         with restored(meta):
             try:
-                async with deadline:
-                    return await self._in_place(job.run_in, partial(function, given))
-            except TimeoutError:
-                if not deadline.expired():
-                    raise
-                job.cancel()
-                raise TimeLimitExceeded(f"it ran longer than {(limit or 0) / 1000:g} s") from None
+                return await self._in_time(job, None if limit is None else limit / 1000, partial(function, given))
             except JobCancelled:
                 raise asyncio.CancelledError from None
 
@@ -294,16 +291,10 @@ def _with_error(told: Body, report: ErrorReport) -> Body:
     return Body(worker=told.worker, began=told.began, error=report)
 
 
-def _before(run: Run, step: str) -> dict[str, Body]:
+def _before(run: Run) -> dict[str, Body]:
     """What the steps of earlier groups returned: neighbours of a parallel group do not see each other."""
-    earlier = {
-        one.name
-        for group in run.plan.groups[
-            : next(at for at, g in enumerate(run.plan.groups) if any(o.name == step for o in g))
-        ]
-        for one in group
-    }
-    return {name: body for name, body in run.done.items() if name in earlier}
+    neighbours = {one.name for one in run.at_work}
+    return {name: body for name, body in run.done.items() if name not in neighbours}
 
 
 def _lost_news(work: Work) -> News | None:

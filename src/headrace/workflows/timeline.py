@@ -78,5 +78,5 @@ def timeline_of(flow: Flow, log: Sequence[Entry]) -> Timeline:
 def _bar(entry: Entry, *, is_rollback: bool) -> Bar:
     body = entry.body
     role: Literal["step", "rollback"] = "rollback" if is_rollback or entry.kind.startswith("roll") else "step"
-    began = body.began or entry.at
+    began = min(body.began or entry.at, entry.at)  # the clock of the worker may be ahead of the store's
     return Bar(entry.step, role, began, entry.at, entry.attempt, _ATTEMPTS[entry.kind], body.error, body.worker)

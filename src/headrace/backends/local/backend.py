@@ -9,6 +9,7 @@ refused (`StorageUnavailable`) until a probe succeeds again.
 from __future__ import annotations
 
 import gc
+import itertools
 import random
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -137,7 +138,7 @@ class LocalBackend(Flows):
             self._load_queue(name, value)
         self._load_small_tables()
         self._open_batches = self._journal.drop_unfinished_batches()
-        self._job_seq = max(self._open_batches.values(), default=0)
+        self._job_seq = max((self._journal.drop_idle_completions(), *self._open_batches.values()))
         for row in self._journal.rows():
             if not self._open_batches or not self._is_staged(row[0]):
                 self._load_row(row)
@@ -531,7 +532,7 @@ class LocalBackend(Flows):
         if self.completed_retention_ms is not None:
             horizon = self._clock.now_ms() - self.completed_retention_ms
         gone = 0
-        for job in list(self._completed.values())[:limit] if self._completed else []:
+        for job in list(itertools.islice(self._completed.values(), limit)):
             if len(self._completed) > self.max_completed or (horizon is not None and (job.finished or 0) < horizon):
                 self._remove(job)
                 gone += 1

@@ -54,6 +54,10 @@ class Delivery(Settlement):
 
     def _next_jobs(self, q: Queue, room: int, demand: Demand, now: int, mono: int) -> Iterator[Job]:
         """Up to `room` jobs, best first. Each must be handed out before the next is asked for: groups take turns."""
+        if demand.group is None:
+            plain = q.ready.pop_plain(room)
+            yield from plain
+            room -= len(plain)
         while room > 0:
             job = q.ready.pop() if demand.group is None else self._next_of_groups(q, demand.group, mono)
             if job is None:
@@ -99,10 +103,10 @@ class Delivery(Settlement):
         until, active, figures, epoch = mono + int(lease_ms), q.active, q.figures, self._epoch
         note_claimed, tell = self._claimed.append, self._events.append
         claims: list[Claim] = []
-        waited_ms = 0
+        waited_ms, wait, new_token = 0, figures.wait, self.ids.at
         for job in jobs:
             self._lease_serial = serial = self._lease_serial + 1
-            token = self.ids.at(now) if owner is not None else None
+            token = new_token(now) if owner is not None else None
             timeout = job.settings.timeout
             q.waiting -= 1
             if job.priority > 0:
@@ -128,9 +132,11 @@ class Delivery(Settlement):
             self._event_seq = seq = self._event_seq + 1
             tell(Event(seq, now, "pulled", epoch, q.name, job.id, job.name, job.attempts + 1, owner))
             note_claimed(job)
-            waited = max(0, now - job.run_at)
+            waited = now - job.run_at
+            if waited < 0:  # the wall clock was set back
+                waited = 0
             waited_ms += waited
-            figures.wait[waited.bit_length()] += 1
+            wait[waited.bit_length()] += 1
             claims.append(Claim(self._show_to_worker(job, now), token))
         self._totals.pulled += len(claims)
         self._totals.wait_ms += waited_ms

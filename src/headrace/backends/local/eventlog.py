@@ -24,7 +24,6 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Final
@@ -45,8 +44,7 @@ PROBE_BYTES: Final = 4096
 UNREADABLE_POSITIONS: Final = "(unreadable positions.json)"
 
 
-@dataclass(frozen=True, slots=True)
-class LogLimits:
+class LogLimits(msgspec.Struct, frozen=True):
     """How large the log may get. The default is small and bounded; capture sets keep_bytes=None.
 
     `keep_bytes` and `keep_ms` respect registered consumer positions, `cap_bytes` does not.

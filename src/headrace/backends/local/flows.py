@@ -22,8 +22,8 @@ from headrace.views import encode
 
 KEPT_FLOWS: Final = 10_000
 KEPT_FLOWS_MS: Final = 7 * DAY_MS
-_RETIRED_AT_ONCE: Final = 1000
-_RETIRE_EVERY_MS: Final = 5000
+RETIRED_AT_ONCE: Final = 1000
+RETIRE_EVERY_MS: Final = 5000
 
 _COLUMNS: Final = "id, workflow, queue, status, revision, created, updated, ended"
 _NEWS: Final = {
@@ -207,17 +207,17 @@ class Flows(Records):
         )
         return [_flow_of(row) for row in rows]
 
-    def retire_flows(self) -> None:
+    async def retire_flows(self) -> None:
         mono = self._clock.monotonic_ms()
         if mono < self._next_retirement:
             return
-        self._next_retirement = mono + _RETIRE_EVERY_MS
+        self._next_retirement = mono + RETIRE_EVERY_MS
         rows = self._journal.select(
             "SELECT id FROM flow WHERE ended < max(?1, coalesce((SELECT ended FROM flow WHERE ended IS NOT NULL "
             "ORDER BY ended DESC LIMIT 1 OFFSET ?2), 0)) ORDER BY ended LIMIT ?3",
             self._clock.now_ms() - KEPT_FLOWS_MS,
             KEPT_FLOWS - 1,
-            _RETIRED_AT_ONCE,
+            RETIRED_AT_ONCE,
         )
         for (flow_id,) in rows:
             self._journal.later("DELETE FROM flow WHERE id=?", flow_id)

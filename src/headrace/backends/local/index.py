@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
@@ -19,7 +19,7 @@ from headrace.backends.base import QueueFigures
 from headrace.backends.local.job import Job
 from headrace.buckets import TokenBucket
 from headrace.clock import Alarm
-from headrace.model import DlqConfig, RateLimit, StallConfig
+from headrace.model import DEFAULT_SETTINGS, DlqConfig, RateLimit, StallConfig
 from headrace.states import State
 
 _COMPACT_AFTER: Final = 1024
@@ -98,6 +98,18 @@ class ReadyOrder:
         if fifo and (0, 1, fifo[0].run_at, fifo[0].seq) < heap[0][:4]:
             return fifo[0]
         return heap[0][5]
+
+    def pop_plain(self, count: int) -> list[Job]:
+        """Up to `count` of the best jobs, as long as they stand in the deque and have nothing but defaults."""
+        fifo = self._fifo
+        jobs: list[Job] = []
+        if not self._heap:
+            while fifo and len(jobs) < count:
+                job = fifo[0]
+                if job.settings is not DEFAULT_SETTINGS or job.state is not _WAITING or job.priority:
+                    break
+                jobs.append(fifo.popleft())
+        return jobs
 
     def pop(self) -> Job | None:
         fifo = self._fifo
@@ -343,7 +355,8 @@ class Queue:
         self.active: dict[int, Job] = {}
         self.blocked: dict[int, Job] = {}
         self.completed: dict[int, Job] = {}
-        self.failed: dict[int, Job] = {}
+        self.failed: OrderedDict[int, Job] = OrderedDict()
+        """Ordered: when there are too many the first goes, and a dict looks for its first behind all that are gone."""
         nowhere: dict[int, Job] = {}
         self.places = [nowhere, nowhere, self.delayed, self.active, self.completed, self.failed, self.blocked]
         """Where the jobs of a state are, by its number; waiting jobs are in `ready`."""

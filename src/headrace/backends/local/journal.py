@@ -18,9 +18,9 @@ import operator
 import os
 import re
 import struct
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
@@ -51,6 +51,7 @@ _COLUMNS: Final = (
     "seq, id, queue, state, priority, created, run_at, finished, attempts, stalls, name, data, settings, links, "
     "history, result"
 )
+_FIELDS: Final = (*_COLUMNS.split(", "), "length")
 _INSERT: Final = f"INSERT OR REPLACE INTO job ({_COLUMNS}) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)"
 _UPDATE: Final = (
     "UPDATE job SET state=?, priority=?, run_at=?, finished=?, attempts=?, stalls=?, settings=?, links=?, history=?, "
@@ -64,7 +65,8 @@ _INSERT_PLAIN: Final = (
 _ROWS_AT_ONCE: Final = 32
 _INSERT_MANY: Final = _INSERT_PLAIN + f", {_PLAIN_VALUES}" * (_ROWS_AT_ONCE - 1)
 _FINISH: Final = f"UPDATE job SET state={State.COMPLETED:d}, finished=?, result=? WHERE seq=?"
-_FINISH_RANGE: Final = f"UPDATE job SET state={State.COMPLETED:d}, finished=? WHERE seq BETWEEN ? AND ?"
+_FINISH_RANGE: Final = "INSERT OR REPLACE INTO completion (finished, first, last) VALUES (?,?,?)"
+_IDLE: Final = "NOT EXISTS (SELECT 1 FROM job WHERE seq BETWEEN first AND last)"
 _WORTH_A_RANGE: Final = 4
 _INSERT_LONE: Final = _INSERT_PLAIN.replace("name, data)", "name, data, mark)").replace("0,0,?,?)", "0,0,?,?,?)")
 _FINISH_LONE: Final = f"UPDATE job SET state={State.COMPLETED:d}, finished=?, result=?, mark=? WHERE seq=?"
@@ -79,6 +81,7 @@ _PROBE_BYTES: Final = 16_384
 _encode: Final = msgspec.msgpack.Encoder().encode
 
 Row = tuple[Any, ...]
+_NO_COMPLETION: Final = (sys.maxsize, sys.maxsize, 0)
 
 
 class FileLocked(StorageUnavailable):
@@ -231,6 +234,16 @@ class Journal:
             return batches
         return {}
 
+    def drop_idle_completions(self) -> int:
+        """At start: drop completions of jobs that are gone; the greatest number that any other speaks of.
+
+        Numbers up to that must not be given to new jobs: they would be taken for completed.
+        """
+        with suppress(apsw.FullError), self.db:
+            self.db.execute(f"DELETE FROM completion WHERE {_IDLE}")
+        (last,) = next(self.db.execute("SELECT max(last) FROM completion"))
+        return last or 0
+
     def _is_new(self, job: Job) -> bool:
         """Whether the job has no row yet; it is no longer plain then, as something happened to it."""
         if job.seq in self.plain:
@@ -352,7 +365,9 @@ class Journal:
         if self.changed:
             db.executemany(_UPDATE, map(_changes, self.changed.values()))
         if self.gone:
-            db.executemany("DELETE FROM job WHERE seq=?", [(seq,) for seq in self.gone])
+            runs = list(_runs(sorted(self.gone)))
+            db.executemany("DELETE FROM job WHERE seq BETWEEN ? AND ?", runs)
+            db.executemany(f"DELETE FROM completion WHERE last BETWEEN ? AND ? AND {_IDLE}", runs)
             large_gone = [(job.seq,) for job in self.gone.values() if job.size > LARGE_BYTES]
             if large_gone:
                 db.executemany("DELETE FROM payload WHERE seq=?", large_gone)
@@ -503,15 +518,23 @@ class Journal:
 
     def rows(self) -> Iterator[Row]:
         """Every stored job in push order; payloads of finished jobs stay on disk."""
-        yield from self.db.execute(
+        completions = self.db.execute("SELECT first, last, finished FROM completion ORDER BY last")
+        first, last, finished = next(completions, _NO_COMPLETION)
+        for row in self.db.execute(
             "SELECT seq, id, queue, state, priority, created, run_at, finished, attempts, stalls, name, "
             "CASE WHEN state IN (4, 5) THEN NULL ELSE data END, settings, links, history, "
             f"CASE WHEN length(result) > {SMALL_RESULT_BYTES} THEN NULL ELSE result END, length(data) "
             "FROM job ORDER BY seq"
-        )
+        ):
+            while last < row[0]:
+                first, last, finished = next(completions, _NO_COMPLETION)
+            yield row if row[0] < first else _completed_row(row, finished)
 
     def row(self, seq: int) -> Row | None:
-        return next(self.db.execute(f"SELECT {_COLUMNS}, length(data) FROM job WHERE seq=?", (seq,)), None)
+        row = next(self.db.execute(f"SELECT {_COLUMNS}, length(data) FROM job WHERE seq=?", (seq,)), None)
+        sql = "SELECT first, last, finished FROM completion WHERE last >= ? ORDER BY last LIMIT 1"
+        first, _, finished = next(self.db.execute(sql, (seq,)), _NO_COMPLETION)
+        return row if row is None or seq < first else _completed_row(row, finished)
 
     def data(self, job: Job) -> bytes:
         """The payload of a job that does not hold it in memory."""
@@ -570,7 +593,7 @@ def _size(path: Path) -> int:
 
 
 def schema_scripts() -> list[str]:
-    folder = resources.files("headrace.backends.local") / "sql"
+    folder = Path(__file__).with_name("sql")
     names = sorted(entry.name for entry in folder.iterdir() if re.fullmatch(r"\d{4}_\w+\.sql", entry.name))
     return [(folder / name).read_text(encoding="utf-8") for name in names]
 
@@ -586,6 +609,25 @@ def is_full(error: BaseException | None) -> bool:
     if isinstance(error, OSError):
         return error.errno in (errno.ENOSPC, errno.EDQUOT)
     return isinstance(error, apsw.FullError)
+
+
+def _runs(numbers: list[int]) -> Iterator[tuple[int, int]]:
+    """First and last of every run of neighbours in a sorted list."""
+    first = last = numbers[0]
+    for number in numbers[1:]:
+        if number != last + 1:
+            yield first, last
+            first = number
+        last = number
+    yield first, last
+
+
+def _completed_row(row: Row, finished: int) -> Row:
+    """The row as it would be if its completion had been written into it."""
+    fields = dict(zip(_FIELDS, row, strict=True))
+    if fields["history"] is not None or fields["finished"] is not None:
+        return row
+    return tuple((fields | {"state": int(State.COMPLETED), "finished": finished, "data": None}).values())
 
 
 def _stored_state(job: Job) -> int:

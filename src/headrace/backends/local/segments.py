@@ -26,11 +26,9 @@ import contextlib
 import io
 import os
 import re
-import shutil
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import BinaryIO, Final, Literal
@@ -80,8 +78,7 @@ class Sealed(msgspec.Struct, frozen=True):
         return sealed_name(self.first, self.last)
 
 
-@dataclass(slots=True)
-class Raw:
+class Raw(msgspec.Struct):
     """A segment of plain lines: the open one, or one that waits to be sealed. Empty while last < first."""
 
     path: Path
@@ -91,7 +88,7 @@ class Raw:
     min_ts: int = 0
     max_ts: int = 0
     epoch: int = 0
-    marks: list[tuple[int, int]] = field(default_factory=list)  # (seq, offset of its line), sparse
+    marks: list[tuple[int, int]] = []  # (seq, offset of its line), sparse
 
     def offset_before(self, seq: int) -> tuple[int, int]:
         """The nearest known line start at or before `seq`: (seq of that line, offset)."""
@@ -178,8 +175,7 @@ def sealed_chunk(path: Path, offset: int, size: int) -> bytes:
         return file.read(size)
 
 
-@dataclass(slots=True)
-class Survey:
+class Survey(msgspec.Struct):
     """What a walk over a segment's lines found, up to the first line that must not stay."""
 
     last: int
@@ -188,7 +184,7 @@ class Survey:
     max_ts: int = 0
     epoch: int = 0
     crc32: int = 0
-    marks: list[tuple[int, int]] = field(default_factory=list)
+    marks: list[tuple[int, int]] = []
     stop: Stop = "end"
 
     def add(self, event: Line, line: bytes) -> None:
@@ -351,8 +347,7 @@ def remove_corrupt(folder: Path, *, upto: int) -> None:
 # -- recovery -----------------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class Recovered:
+class Recovered(msgspec.Struct):
     """A whole folder: dense segments, one open file at the end, and what had to be given up."""
 
     sealed: list[Sealed]
@@ -536,7 +531,8 @@ class Recovery:
         with contextlib.suppress(OSError), path.open("rb") as source:
             source.seek(offset)
             with path.with_name(f".corrupt-{path.name}").open("wb") as sink:
-                shutil.copyfileobj(source, sink)
+                while piece := source.read(CHUNK):
+                    sink.write(piece)
 
     def _place_open(self, lost_firsts: list[int]) -> tuple[Raw, tuple[int, int] | None]:
         """Find or make the open file at the log's end; a missing stretch before that end is the gap."""

@@ -7,6 +7,7 @@ holds the job. A batch is checked as a whole before any of it is applied.
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections.abc import Sequence
 from typing import Final
 
@@ -31,12 +32,16 @@ from headrace.model import (
     JobLinks,
     TimelineEntry,
 )
-from headrace.schedules import next_repeat
-from headrace.states import State, Verb
+from headrace.states import State, Verb, advance
 
 _MAX_FAILURES: Final = 100
+_EVICTION_PART: Final = 64
+"""Completed jobs go when there are this part more of them than are kept..."""
+_MAX_EVICTION: Final = 2048
+"""...but never more at once: it happens inside somebody's ACK."""
 _COMPLETE: Final = Verb.COMPLETE
 _COMPLETED: Final = State.COMPLETED
+_GONE: Final = advance(State.COMPLETED, Verb.REMOVE)
 _DEFAULT_DLQ: Final = DlqConfig()
 
 
@@ -157,19 +162,30 @@ class Settlement(Intake):
         if remove:
             self._satisfied[job.id] = None
             if len(self._satisfied) > MAX_SATISFIED:
-                del self._satisfied[next(iter(self._satisfied))]
+                self._satisfied.popitem(last=False)
             self._remove(job)
         else:
             self._journal.finish(job)
-            if len(self._completed) > self.max_completed:
-                self._evict_completed()
 
     def _evict_completed(self) -> None:
-        """Only the newest completed jobs are kept. A few at a time: this runs inside somebody's ACK."""
-        for _ in range(min(2, len(self._completed) - self.max_completed)):
-            self._remove(next(iter(self._completed.values())))
+        """Only the newest completed jobs are kept.
+
+        Many at a time: a tick that only completes a job has a short commit of its own, and neighbours are deleted from
+        the file with one statement.
+        """
+        excess = len(self._completed) - self.max_completed
+        if excess > self.max_completed // _EVICTION_PART:
+            for job in list(itertools.islice(self._completed.values(), min(excess, _MAX_EVICTION))):
+                if job.links is None and job.seq not in self._logged:
+                    # _remove spelled out: in the long run one job goes for each that completes.
+                    del job.queue.completed[job.seq], self._completed[job.seq], self._jobs[job.id]
+                    job.state = _GONE
+                    self._journal.remove(job)
+                else:
+                    self._remove(job)
 
     def _count_completed(self, done: dict[Queue, int], now: int) -> None:
+        self._evict_completed()
         for queue, count in done.items():
             self._totals.completed += count
             queue.figures.completed += count
@@ -201,6 +217,7 @@ class Settlement(Intake):
         stack: list[str] | None,
         unrecoverable: bool,
         remove: bool | None,
+        retry_after: float | None = None,
     ) -> bool:
         job = self._check_lease(job_id, token, late_allowed=False)
         if job is None:
@@ -210,7 +227,9 @@ class Settlement(Intake):
             lines = [line.strip() for text in stack for line in text.splitlines() if line.strip()]
             job.remember().stacktrace = lines[: job.settings.stack_trace_limit]
         reason = DeadLetterReason.EXPLICIT_FAIL
-        self._end_attempt(job, now, error=error, reason=reason, terminal=unrecoverable, remove=remove)
+        self._end_attempt(
+            job, now, error=error, reason=reason, terminal=unrecoverable, remove=remove, retry_after=retry_after
+        )
         return True
 
     def _end_attempt(
@@ -222,6 +241,7 @@ class Settlement(Intake):
         reason: DeadLetterReason,
         terminal: bool = False,
         remove: bool | None = None,
+        retry_after: float | None = None,
     ) -> None:
         """One attempt is over without success: another one after the backoff, or the dead-letter queue."""
         lease = job.lease
@@ -241,7 +261,7 @@ class Settlement(Intake):
                 reason = DeadLetterReason.MAX_ATTEMPTS_EXCEEDED
             self._bury_or_remove(job, now, reason, error, remove=remove)
         else:
-            self._retry(job, now)
+            self._retry(job, now, retry_after)
         job.ended = ended
 
     def _record_failure(self, job: Job, now: int, reason: DeadLetterReason, error: str | None) -> None:
@@ -260,8 +280,8 @@ class Settlement(Intake):
         del history.failures[:-_MAX_FAILURES]
         self._note(job, "failed", now, error=error, attempt=job.attempts)
 
-    def _retry(self, job: Job, now: int) -> None:
-        job.run_at = now + self._backoff_ms(job)
+    def _retry(self, job: Job, now: int, after_ms: float | None = None) -> None:
+        job.run_at = now + (self._backoff_ms(job) if after_ms is None else int(after_ms))
         self._move(job, Verb.RETRY)
         self._settle_time(job, now)
         job.started = None
@@ -499,6 +519,8 @@ class Settlement(Intake):
         repeat = job.links.repeat
         if repeat is None or self._has_key_rival(job, now):
             return  # a rival took the key over while this job ran: it goes on in its place
+        from headrace.schedules import next_repeat  # calendars and time zones: few jobs need them
+
         planned = repeat.prev_millis if repeat.prev_millis is not None else float(job.run_at)
         run_at = next_repeat(msgspec.structs.replace(repeat, prev_millis=planned), now)
         if run_at is None:

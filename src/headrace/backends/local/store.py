@@ -10,7 +10,7 @@ Rules:
 from __future__ import annotations
 
 import heapq
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Final
 
@@ -59,7 +59,7 @@ class Store:
         self._wakes: list[tuple[int, str]] = []
         self._burials: list[tuple[int, int]] = []
         self._dependents: dict[str, list[Job]] = {}
-        self._satisfied: dict[str, None] = {}
+        self._satisfied: OrderedDict[str, None] = OrderedDict()
         """Ids of jobs that completed and were not kept: they still satisfy a dependsOn."""
         self._bad_news: deque[tuple[Job, str | None]] = deque()
         """Failures that parents have not heard of yet."""

@@ -27,7 +27,12 @@ class Extra(Struct, rename="camel", omit_defaults=True):
     """What only some jobs have, as one MessagePack map."""
 
     custom_id: str | None = None
+    id_ttl: int | None = None
+    """For how long the custom id stands for its job, whatever becomes of it."""
     is_id_free: bool = False
+    """In a cluster: whether no job of another queue has the id, as far as the client knows."""
+    lookup: str | None = None
+    """Elsewhere: the key that says which queue has the id, for the function itself to look at and to write."""
     birth: str | None = None
     group_id: str | None = None
     unique_key: str | None = None
@@ -37,6 +42,8 @@ class Extra(Struct, rename="camel", omit_defaults=True):
     size: int | None = None
     parent: Tie | None = None
     depends_on: list[Tie] = []
+    flow: str | None = None
+    """The key prefix of the queue that decides about the workflow it belongs to."""
 
 
 class NewJob(Struct):
@@ -56,6 +63,23 @@ class NewJob(Struct):
     extra: bytes
 
 
+class PlainJob(Struct):
+    """One job of `headrace_insertPlain`: default settings, due now, priority 0."""
+
+    id: str
+    name: str
+    data: bytes
+    raw: bytes
+
+
+class Ending(Struct):
+    """One plain job of `headrace_completeAndClaim`; no returnvalue is the empty text."""
+
+    id: str
+    token: str | None
+    returnvalue: bytes
+
+
 class Completion(Struct):
     """One job of `headrace_complete` (after `now`, the mode and the plans of successors)."""
 
@@ -68,15 +92,14 @@ class Completion(Struct):
 
 
 class Claiming(Struct):
-    """`headrace_claim`, after `now`."""
+    """What one puller asks for: `headrace_claim` and `headrace_completeAndClaim`."""
 
     count: int
-    broker: str
     owner: str | None
     token: str
-    serial: int
+    serial: int | None
+    """Jobs are numbered from here on, where somebody may give them back without a token."""
     lease_ms: int
-    group: bytes
 
 
 class Failing(Struct):
@@ -90,6 +113,7 @@ class Failing(Struct):
     remove: bool | None
     luck: float
     has_error: bool
+    retry_after: int | None
 
 
 class Renewal(Struct):
@@ -99,6 +123,39 @@ class Renewal(Struct):
     token: str | None
     duration_ms: int | None
     is_forced: bool
+
+
+class FlowEntry(Struct):
+    """One entry for the log of a workflow: `headrace_startFlow`, `headrace_advanceFlow`."""
+
+    kind: str
+    step: str
+    packed: bytes
+    """What is kept: time, kind, step, attempt and body as MessagePack."""
+
+
+class FlowStarting(Struct):
+    """`headrace_startFlow`, after `now`: then as many entries of the log, then jobs."""
+
+    id: str
+    workflow: str
+    mark: str
+    """How ids of jobs in its queue end."""
+    registry: str
+    """The key where the queue of this flow is noted; empty in a cluster, where it is in another slot."""
+    noted: bytes
+    entries: int
+
+
+class FlowAdvancing(Struct):
+    """`headrace_advanceFlow`, after `now`: then as many completions, entries of the log and ids of jobs, then jobs."""
+
+    id: str
+    revision: int
+    status: str | None
+    acks: int
+    entries: int
+    drops: int
 
 
 class Successor(Struct, rename={"repeat": "repeat_"}, omit_defaults=True):
@@ -111,31 +168,40 @@ class Successor(Struct, rename={"repeat": "repeat_"}, omit_defaults=True):
 
 
 FUNCTIONS: Final[dict[str, tuple[str, str]]] = {
+    "advanceFlow": (
+        "id revision status acks entries drops Completion? FlowEntry* id* NewJob*",
+        "Carry out a decision about a workflow that is still at this revision: its log, its status, the job of this "
+        "step, jobs to drop and to push.",
+    ),
     "announce": ("event count", "Tell of a drain, clean or obliteration."),
     "announceWaiting": (
         "field untilMs",
-        "Until when a broker waits for jobs (`hrParked`) or for the end of one (`hrAwaited`).",
+        "Until when a broker waits for jobs (`hrParked`), for the end of one (`hrAwaited`) or for a workflow "
+        "(`hrWatched`).",
     ),
     "cancel": ("id isForced", "Withdraw a job that has not begun, or with `isForced` one at work."),
     "changePriority": ("id priority lifo", "Another priority, and LIFO or not."),
-    "claim": (
-        "count broker owner token serial leaseMs group",
-        "Hand out jobs under leases: pause, limits, order and groups in one step.",
-    ),
+    "claim": ("broker group Claiming", "Hand out jobs under leases: pause, limits, order and groups in one step."),
     "complete": ("mode plans Completion*", "Complete jobs: `all` or none, or `each` by itself."),
+    "completeAndClaim": (
+        "broker count Claiming* (size Ending*)*",
+        "Complete lots of plain jobs, each all or none, then hand out jobs to all who asked.",
+    ),
     "counts": ("", "Jobs by state."),
     "delay": ("mode id delayMs token", "Put a job off: `move` or `change`, which also takes delayed jobs."),
     "discard": ("id token", "Bury a job without an attempt."),
     "extend": ("Renewal*", "Renew leases, note heartbeats."),
-    "fail": ("id token error stack isTerminal remove luck hasError", "End an attempt: retry or bury."),
+    "fail": ("id token error stack isTerminal remove luck hasError retryAfter", "End an attempt: retry or bury."),
     "fireCron": ("name slot entry NewJob?", "Advance a schedule and push its job, once per slot."),
     "fireScheduler": (
         "name before after jobName data opts attempts priority ttl lifo schedulerName",
         "Fire a schedule that Node wrote, if it still reads `before`; without `after` it is over.",
     ),
+    "flows": ("workflow status limit before", "Workflows by id, the last ones first, and where to go on."),
     "groupWait": ("group", "How long a group is held back."),
     "holdGroup": ("group durationMs", "Hold a group back."),
-    "insert": ("mode NewJob*", "Store jobs (`plain`, `jobs`) or a whole family (`flow`), all or none."),
+    "insert": ("mode NewJob*", "Store `jobs`, or a whole family (`flow`), all or none."),
+    "insertPlain": ("PlainJob*", "Store jobs that have nothing but a name and a payload."),
     "limits": ("", "Rate and concurrency limit, and whether they hold now."),
     "log": ("id line", "Append a log line."),
     "moveToWait": ("id token", "Give back, promote or revive a job."),
@@ -143,19 +209,24 @@ FUNCTIONS: Final[dict[str, tuple[str, str]]] = {
     "progress": ("id progress hasMessage message", "Note how far a job is; counts as a sign of life."),
     "promote": ("mode id*", "Delayed jobs wait at once: `one` must be delayed, of `many` those that are."),
     "reclaim": ("idleMs maxStalls cursor broker", "Take over what a dead Node worker had; returns the cursor."),
-    "release": ("(id serial)*", "Give jobs back that a broker holds."),
+    "release": ("(id lease)*", "Give jobs back that are held by this token or serial."),
     "releaseLeases": ("owner id*", "Give back what is leased to an owner, but for the ids."),
     "remove": ("states isTold id*", "Remove those of the jobs that are in one of the states."),
     "removeChildDependency": ("childId", "Untie a child; keys: meta of both queues."),
     "removeJobUniqueKey": ("id", "Take its key from a job."),
     "removeUniqueKey": ("key", "Take a key from its owner."),
     "removeUnprocessedChildren": ("parentId", "Withdraw the children that have not begun."),
+    "retireFlows": ("kept keptMs limit", "Forget the oldest of the ended workflows; their ids."),
     "revive": ("state id*", "Bring completed or failed jobs back."),
     "setDeadLetters": ("config", "Dead-letter settings, as JSON; letters are planned anew."),
     "setGroup": ("group (setting value)*", "Settings of a group."),
     "setMeta": ("(field value)*", "Set fields of the meta; an empty value removes one."),
     "setPaused": ("paused", "Pause or resume the queue."),
     "setStalls": ("config", "Stall settings, as JSON."),
+    "startFlow": (
+        "id workflow mark registry noted entries FlowEntry* NewJob*",
+        "Begin a workflow with its first jobs, or find the one that has this id.",
+    ),
     "sweep": ("luck", "What time demands: promote, expire, stall, time out, tend dead letters."),
     "uniqueKeyOwner": ("key", "Who holds a key."),
     "update": ("id data raw size", "Replace the payload."),
@@ -163,7 +234,18 @@ FUNCTIONS: Final[dict[str, tuple[str, str]]] = {
 }
 """What each function is given after `now`, and what it does; the same words stand where the Lua file registers it."""
 
-RECORDS: Final = {"NewJob": NewJob, "Completion": Completion, "Renewal": Renewal, "claim": Claiming, "fail": Failing}
+RECORDS: Final[dict[str, type[Struct]]] = {
+    "NewJob": NewJob,
+    "PlainJob": PlainJob,
+    "Claiming": Claiming,
+    "Completion": Completion,
+    "Ending": Ending,
+    "Renewal": Renewal,
+    "FlowEntry": FlowEntry,
+    "fail": Failing,
+    "startFlow": FlowStarting,
+    "advanceFlow": FlowAdvancing,
+}
 
 
 def flat(record: Struct) -> list[Text]:

@@ -15,6 +15,7 @@ from headrace.backends.local.eventlog import LogLimits, MemoryLog, Roll
 from headrace.backends.valkey.hashes import from_fields
 from headrace.backends.valkey.library import ensure_libraries, is_own_glidemq
 from headrace.backends.valkey.refused import Refused
+from headrace.backends.valkey.streams import Streams
 from headrace.backends.valkey.transport import Standalone, Transport
 from headrace.backends.valkey.url import ValkeyUrl, parse_url
 from headrace.backends.valkey.wakes import Wakes
@@ -67,6 +68,7 @@ class ValkeyBackend(Refused):
     ) -> None:
         self.url = parse_url(url)
         super().__init__(transport_of(self.url), self.url.prefix, clock or SystemClock(), rng)
+        self.events_kept = self.url.events
         self.max_completed = max_completed
         self.completed_retention_ms = completed_retention_ms
         self.problems: list[str] = []
@@ -80,18 +82,32 @@ class ValkeyBackend(Refused):
         """Called when another broker brought news: the server should end a tick."""
         self.on_end: Callable[[str, Outcome], None] = _nobody
         """Called with the id and the outcome of a job that ended at another broker."""
-        self._wakes = Wakes(self.url, [self._keys.wake, self._keys.ended], self._hear, self._hear_all)
+        self.on_flow: Callable[[str, bool], None] = _nobody
+        """Called with the id of a workflow that was changed at another broker, and whether it has ended."""
+        self.on_event: Callable[[Event, bytes | None], None] = _nobody
+        """Called with what somebody else did to a queue that is followed here, and the result that goes with it."""
+        self._streams = Streams(
+            self._server,
+            self._keys,
+            self.url.timeout_s,
+            lambda event, body: self.on_event(event, body),
+            lambda: self.on_wake(),
+        )
+        channels = [self._keys.wake, self._keys.ended, self._keys.flow_changes]
+        self._wakes = Wakes(self.url, channels, self._hear, self._hear_all)
 
     async def open(self) -> None:
         await self._server.open()
         await self.load_libraries()
-        await self._wakes.open()
         self._epoch = self._clock.now_ms()
         self._log.epoch = self._epoch
-        for queue in await self._queue_names():
+        names = await self._queue_names()
+        await self._cap_events(names)
+        for queue in names:
             self._look_at(queue, self._clock.now_ms())
 
     async def close(self) -> None:
+        await self._streams.close()
         await self._wakes.close()
         with suppress(StorageUnavailable):
             await self._unregister_worker()
@@ -101,6 +117,8 @@ class ValkeyBackend(Refused):
         self.library_owner = await ensure_libraries(self._server.primaries())
 
     async def look_after(self) -> None:
+        await self._server.refresh()
+        self._streams.keep_only({queue for queue, listeners in self._watched.items() if listeners > 0})
         await super().look_after()
         await self.load_libraries()  # a Node process may have replaced `glidemq`, or brought none and flushed ours
 
@@ -111,14 +129,35 @@ class ValkeyBackend(Refused):
 
     # -- other brokers -------------------------------------------------------------------------------------------------
 
+    async def _listen(self) -> None:
+        await self._wakes.open()
+
     def _hear(self, channel: bytes, message: bytes) -> None:
-        if channel.decode() == self._keys.wake:
+        name = channel.decode()
+        if name == self._keys.wake:
             self._ready.add(message.decode())
+        elif name == self._keys.flow_changes:
+            change, _, flow_id = message.decode().partition(" ")
+            self.on_flow(flow_id, change == "ended")
         else:
-            ended = _decode_ended(message)
-            value = None if ended.value is None else from_fields(ended.value.encode(), (ended.raw or "").encode())
-            self.on_end(ended.job, Outcome(ended.state, value, ended.error))
+            self._hear_of_end(_decode_ended(message))
         self.on_wake()
+
+    def _hear_of_end(self, ended: Ended) -> None:
+        value = None if ended.value is None else from_fields(ended.value.encode(), (ended.raw or "").encode())
+        self.on_end(ended.job, Outcome(ended.state, value, ended.error))
+
+    async def follow(self, queue: str) -> None:
+        """Have `on_event` called for what others do to the queue, from now on while somebody watches it."""
+        await self._streams.follow(queue)
+
+    def is_told_already(self, event: Event) -> bool:
+        """Whether an event of our own reached the listeners of its queue by the stream that all brokers write."""
+        return self._streams.is_told_already(event)
+
+    def tell_heard(self) -> None:
+        """Have `on_event` called for what was heard: after the events of this tick, among which its own are."""
+        self._streams.tell_heard()
 
     def _hear_all(self) -> None:
         """Messages may have been lost: every queue deserves a look."""

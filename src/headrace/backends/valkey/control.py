@@ -100,9 +100,9 @@ class Control(Delivery):
     async def discard(self, job_id: str, token: str | None) -> None:
         queue, own_id = await self._locate(job_id)
         job = await self._read(queue, own_id) if self._wants_bodies(queue) else None
-        first = len(self._events)
+        before = self._event_seq
         await self._call("discard", queue, own_id, token or "")
-        for event in self._events[first:]:
+        for event in self._told_since(before):
             if job is not None and event.event == "failed" and event.job == own_id:
                 self._attach(event, job.data)
         self._let_go(job_id)
@@ -154,6 +154,7 @@ class Control(Delivery):
         await self._server.call(self._keys.meta(queue), "UNLINK", *doomed)
         await self._server.call(self._keys.queues, "SREM", self._keys.queues, queue)
         self._registered.discard(queue)
+        self._capped.discard(queue)
         self._dues.pop(queue, None)
         self._figures.pop(queue, None)
 

@@ -7,13 +7,13 @@ from typing import Final, NoReturn
 from headrace.errors import NotSupported
 
 NOT_SUPPORTED: Final[dict[str, str]] = {
-    "workflows": "the log of a workflow and the jobs it pushes are not kept on Valkey yet",
     "search": "finding jobs by text would read every job of the queue over the network",
     "scans": "jobs have no numbers by which partitioned readers could share them out",
     "event log": "the log of a broker holds what that broker did; `headrace capture` keeps the streams",
-    "idTtl": "ids of jobs that are gone are not remembered on Valkey yet",
     "families across queues in a cluster": "parents, children and dependencies must be in one queue, because a call "
     "reaches one slot only",
+    "workflows across queues in a cluster": "a workflow, its steps and its decisions are changed by one call, which "
+    "reaches one slot only; on one server, or one with replicas, they work",
     "durable without an append-only file": "`durable: true` waits for the append-only file of the server: it needs "
     "`appendonly yes` and Valkey, or Redis 7.2",
 }
@@ -25,9 +25,11 @@ DIFFERENT: Final[dict[str, str]] = {
     "time": "leases and limits follow the wall clock of the brokers, which must agree within some milliseconds",
     "batches": "a batch of more than 500 jobs without a family is stored 500 at a time, each part whole",
     "completed jobs": "the number kept is per queue and not over all queues",
+    "ended workflows": "the number kept is per workflow and not over all of them",
     "figures": "totals, minutes and durations are those of one broker; counts by state are those of all",
-    "events": "each broker numbers and shows what it did itself; all brokers and Node processes write the queue's "
-    "event stream",
+    "events": "each broker numbers and logs what it did itself; who subscribes to one queue also hears what other "
+    "brokers and Node processes did to it (pushed, progress, completed, failed, removed, stalled), who subscribes to "
+    "all queues does not; after more events at once than the stream keeps comes a `gap`",
     "acknowledgements of several queues": "in a cluster a batch is all or none for each queue",
     "job ids": "jobs of Node producers go by `<queue>:<number>`",
     "order of commands": "commands that a client sends without awaiting replies are under way together: one that needs "

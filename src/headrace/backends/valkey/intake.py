@@ -26,22 +26,25 @@ class Intake(Store):
     """A durable push returns when the disk has it: no reply has to wait any longer."""
 
     async def insert_one(self, queue: str, spec: JobSpec) -> str:
+        if queue in self._registered and is_plain(spec) and _is_due_now(spec):
+            return (await self._insert_plain(queue, [spec]))[0]
         return (await self.insert(queue, [spec]))[0]
 
     async def insert_plain(self, queue: str, specs: Sequence[JobSpec]) -> list[str]:
         await self._register(queue)
+        insert = self._insert_plain if all(map(_is_due_now, specs)) else self._insert_rich
         ids: list[str] = []
         for start in range(0, len(specs), BULK):
-            ids += await self._insert_plain(queue, specs[start : start + BULK])
+            ids += await insert(queue, specs[start : start + BULK])
         return ids
 
     async def _insert_plain(self, queue: str, specs: Sequence[JobSpec]) -> list[str]:
         now = self._clock.now_ms()
-        args: list[Text] = ["plain"]
+        args: list[Text] = []
         ids = [marked(job_id, queue) for job_id in self.ids.many(now, len(specs))]
         for job_id, spec in zip(ids, specs, strict=True):
-            args += flat(self._record_of(spec, job_id, 1, now, b""))
-        await self._call("insert", queue, *args, now=now)
+            args += (job_id, spec.name or "", *to_fields(bytes(spec.data)))
+        await self._call("insertPlain", queue, *args, now=now)
         for job_id, spec in zip(ids, specs, strict=True):
             self._tell_pushed(queue, job_id, spec, now)
         self._ready.add(queue)
@@ -59,11 +62,7 @@ class Intake(Store):
         return ids
 
     async def _insert_rich(self, queue: str, specs: Sequence[JobSpec]) -> list[str]:
-        if any(getattr(spec, "id_ttl", None) for spec in specs):
-            refuse("idTtl")
-        is_synced = any(getattr(spec, "durable", False) for spec in specs)
-        if is_synced:
-            await self._require_aof()
+        is_synced = await self._promises(specs)
         now = self._clock.now_ms()
         free = await self._free_ids(queue, specs)
         args: list[Text] = ["jobs"]
@@ -130,6 +129,8 @@ class Intake(Store):
             extra.settings, extra.opts = settings, _opts(settings)
         if links is not None:
             await self._add_links(queue, links, extra, job_id, free, others, homes or {})
+        if extra.custom_id is not None:
+            extra.id_ttl = int(getattr(spec, "id_ttl", None) or 0) or None
         return self._record_of(spec, job_id, 1, now, pack(extra), settings.max_attempts)
 
     async def _add_links(
@@ -146,12 +147,22 @@ class Intake(Store):
             links.custom_id = None
         extra.links = links
         extra.group_id, extra.unique_key, extra.custom_id = links.group_id, links.unique_key or None, links.custom_id
-        if links.custom_id is not None and links.custom_id in free:
+        if links.custom_id is not None and not self._server.is_cluster:
+            extra.lookup, extra.birth = self._keys.lookup(links.custom_id), job_id
+        elif links.custom_id is not None and links.custom_id in free:
             extra.is_id_free, extra.birth = True, job_id
         if links.parent_id is not None and links.parent_id != LINK_LATER:
             extra.parent = await self._tie(queue, links.parent_id, others, homes)
+        if links.flow_id is not None:
+            home = await self._flow_home(links.flow_id)
+            if home is not None and (home == queue or not self._server.is_cluster):
+                extra.flow = self._keys.of(home)
         for dependency in dict.fromkeys(links.depends_on):
             extra.depends_on.append(await self._tie(queue, dependency, others, homes))
+
+    async def _flow_home(self, flow_id: str) -> str | None:
+        """The queue that decides about a workflow."""
+        raise NotImplementedError
 
     async def _tie(self, queue: str, job_id: str, others: list[str], homes: dict[str, str]) -> Tie:
         """Where a relative is; one that cannot be found is looked for in the same queue, and refused there."""
@@ -175,9 +186,10 @@ class Intake(Store):
     # -- chosen ids ----------------------------------------------------------------------------------------------------
 
     async def _free_ids(self, queue: str, specs: Sequence[JobSpec]) -> frozenset[str]:
-        """Which custom ids may become job ids: those that no job of another queue has. They are noted as ours."""
+        """In a cluster: which custom ids may become job ids. Those that no job of another queue has; they are noted as
+        ours. On one server the function that stores the jobs does that by itself."""
         wanted = list(dict.fromkeys(filter(None, (getattr(spec, "custom_id", None) for spec in specs))))
-        if not wanted:
+        if not wanted or not self._server.is_cluster:
             return frozenset()
         keys = [self._keys.lookup(custom_id) for custom_id in wanted]
         noted = await self._server.call_many([(key, ("SET", key, queue, "NX", "GET")) for key in keys])
@@ -211,6 +223,13 @@ class Intake(Store):
             event.delay = run_at - now
         self._count(event)
 
+    async def _promises(self, specs: Sequence[JobSpec]) -> bool:
+        """Whether the push has to wait for the disk; options that cannot be kept are refused."""
+        is_synced = any(getattr(spec, "durable", False) for spec in specs)
+        if is_synced:
+            await self._require_aof()
+        return is_synced
+
     async def _require_aof(self) -> None:
         """Durable pushes need a server that writes an append-only file and can tell when it has."""
         key = self._keys.queues
@@ -218,6 +237,10 @@ class Intake(Store):
         info, known = await self._server.call_many(asked)
         if b"aof_enabled:1" not in info or not known or known[0] is None:
             refuse("durable without an append-only file")
+
+
+def _is_due_now(spec: JobSpec) -> bool:
+    return not spec.delay and not spec.priority and spec.timestamp is None
 
 
 def _has_family(spec: JobSpec) -> bool:

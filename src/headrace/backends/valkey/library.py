@@ -15,7 +15,7 @@ from typing import Final
 from headrace.backends.valkey.connection import Connection, ServerError
 from headrace.errors import StorageUnavailable
 
-REVISION: Final = 4
+REVISION: Final = 9
 """Counts up with every change to a Lua file: servers get the newer one."""
 
 GLIDEMQ_VERSION: Final = f"40+headrace.{REVISION}"
@@ -31,6 +31,7 @@ _PARTS: Final = (
     "delivery",
     "control",
     "schedulers",
+    "flows",
 )
 _MISSING: Final = re.compile(r"Function not found|Function not loaded|No matching script|NOSCRIPT", re.IGNORECASE)
 _EXISTS: Final = re.compile(r"already exists", re.IGNORECASE)

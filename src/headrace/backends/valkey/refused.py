@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headrace.backends.base import Ack, FlowPush, JobScan, NewStep, ScanPage, SearchPage, SegmentInfo
+from headrace.backends.base import JobScan, ScanPage, SearchPage, SegmentInfo
 from headrace.backends.valkey.differences import refuse
-from headrace.backends.valkey.records import Records
-from headrace.model import Flow, FlowStatus, FlowStep
+from headrace.backends.valkey.flows import Flows
 
 
-class Refused(Records):
+class Refused(Flows):
     async def search(
         self, queue: str, text: str, states: Sequence[str] | None, limit: int, before: int | None
     ) -> SearchPage:
@@ -44,35 +43,4 @@ class Refused(Records):
         refuse("event log")
 
     def retire_tombstones(self, limit: int = 512) -> None:
-        """There are none."""
-
-    async def start_flow(
-        self, flow_id: str, workflow: str, queue: str, steps: Sequence[NewStep], jobs: Sequence[FlowPush]
-    ) -> tuple[Flow, bool]:
-        refuse("workflows")
-
-    async def advance_flow(
-        self,
-        flow_id: str,
-        revision: int,
-        status: FlowStatus | None,
-        steps: Sequence[NewStep],
-        jobs: Sequence[FlowPush],
-        ack: Ack | None,
-        drop: Sequence[str] = (),
-    ) -> Flow:
-        refuse("workflows")
-
-    async def flow(self, flow_id: str) -> Flow | None:
-        refuse("workflows")
-
-    async def flow_steps(self, flow_id: str, after: int) -> list[FlowStep]:
-        refuse("workflows")
-
-    async def flows(
-        self, workflow: str | None, status: FlowStatus | None, limit: int, before: str | None
-    ) -> list[Flow]:
-        refuse("workflows")
-
-    def retire_flows(self) -> None:
-        """There are none."""
+        """The server drops them when their time is over."""

@@ -21,6 +21,12 @@ class Transport(Protocol):
 
     def primaries(self) -> list[Connection]: ...
 
+    async def refresh(self) -> None:
+        """Find out which nodes there are now."""
+
+    def reader(self, key: str) -> Connection:
+        """A connection of its own to where `key` is, for calls that block."""
+
     async def call(self, key: str, *command: Argument) -> Any:
         """One command, sent where `key` is."""
 
@@ -37,6 +43,7 @@ class Standalone:
     is_cluster = False
 
     def __init__(self, url: ValkeyUrl) -> None:
+        self._url = url
         self._connection = Connection(url, *url.hosts[0])
         self._syncing = Connection(url, *url.hosts[0])
 
@@ -49,6 +56,12 @@ class Standalone:
 
     def primaries(self) -> list[Connection]:
         return [self._connection]
+
+    async def refresh(self) -> None:
+        """There is one."""
+
+    def reader(self, key: str) -> Connection:
+        return Connection(self._url, *self._url.hosts[0])
 
     async def call(self, key: str, *command: Argument) -> Any:
         return await answer(self._connection.call(*command))

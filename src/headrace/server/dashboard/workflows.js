@@ -91,7 +91,55 @@ export function bars(entries) {
   return rows;
 }
 
+const STEPS = {
+  completed: ["completed", "✓", "done"],
+  failed: ["failed", "✕", "failed"],
+  "attempt-failed": ["active", "▶", "tried again"],
+  sleeping: ["delayed", "◷", "sleeps"],
+  waiting: ["waiting", "◔", "waits for its signal"],
+  "rolling-back": ["delayed", "↩", "being rolled back"],
+  "rolled-back": ["delayed", "↩", "rolled back"],
+  "rollback-failed": ["failed", "✕", "rollback failed"],
+};
+const AT_WORK = ["active", "▶", "at work"];
+const NOT_REACHED = ["paused", "·", "not reached"];
+
+/** How each step of the plan stands: a map from its name to [look, glyph, words]. */
+export function standing(groups, entries, isRunning) {
+  const found = new Map();
+  for (const entry of entries) if (STEPS[entry.kind]) found.set(entry.step, STEPS[entry.kind]);
+  const isDone = (step) => found.get(step.name) === STEPS.completed;
+  const atWork = isRunning ? groups.find((group) => !group.every(isDone)) : null;
+  for (const group of groups) {
+    for (const step of group) if (!found.has(step.name)) found.set(step.name, group === atWork ? AT_WORK : NOT_REACHED);
+  }
+  return found;
+}
+
+const stand = (look, glyph, words) =>
+  h("span", { class: `state ${look}` }, h("span", { class: "glyph", "aria-hidden": "true" }, glyph), words);
+
+/** The plan as columns: a group is entered when the one before it is complete, its steps run side by side. */
+function graph(groups, looks) {
+  return h(
+    "ol",
+    { class: "plan" },
+    groups.map((group) =>
+      h(
+        "li",
+        {},
+        h(
+          "ul",
+          {},
+          group.map((step) => h("li", {}, h("span", { class: "name" }, step.name), stand(...looks.get(step.name)))),
+        ),
+      ),
+    ),
+  );
+}
+
 function flowPage({ flow, steps }, ctx) {
+  const groups = steps[0]?.body?.plan?.groups ?? [];
   const rows = bars(steps);
   const failure = steps.find((entry) => entry.kind === "compensating");
   const error = failure?.body?.error;
@@ -106,6 +154,7 @@ function flowPage({ flow, steps }, ctx) {
         ["Took", duration((flow.endedAt ?? now()) - flow.createdAt)],
       ].map(([word, value]) => h("div", {}, h("dt", {}, word), h("dd", {}, value))),
     ),
+    groups.length > 0 && section("Steps", null, graph(groups, standing(groups, steps, flow.status === "running"))),
     section(
       "Timeline",
       null,

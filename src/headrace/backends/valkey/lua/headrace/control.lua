@@ -29,6 +29,7 @@ do
     if not is_unstarted(job) and not (args[3] == '1' and job.h.state == 'active') then
       refuse('refused', 'Job not found or cannot be cancelled')
     end
+    tell_flow(job, 'cancelled')
     withdraw(job)
   end)
 

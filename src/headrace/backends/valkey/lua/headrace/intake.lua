@@ -1,13 +1,14 @@
 -- How jobs come in. Order inside one push: an existing custom id or a held unique key answers first and nothing is
 -- stored; then the job is made, takes its keys, and waits, is delayed, or waits for what it depends on.
 
-local make, tell_pushed
+local JOB_ARGS, read_new, make, tell_pushed, push
 do
   -- How Node workers are told of the default settings of a job.
   local DEFAULT_OPTS = '{"attempts":3,"backoff":{"type":"exponential","delay":1000}}'
-  local JOB_ARGS = 10 -- fields of the record `NewJob`
+  JOB_ARGS = 10 -- fields of the record `NewJob`
+  local PLAIN_ARGS = 4 -- fields of the record `PlainJob`
 
-  local function read_new(args, at, keys)
+  function read_new(args, at, keys)
     local extra = args[at + 9]
     return {
       queue = queue_of_key(keys[tonumber(args[at])]),
@@ -137,7 +138,10 @@ do
     if new.priority ~= '0' then fields.hp = new.priority end
     if extra then
       fields.birth, fields.hg, fields.uk, fields.ci = extra.birth, extra.groupId, extra.uniqueKey, extra.customId
+      fields.hf, fields.lk = extra.flow, extra.birth and extra.lookup
       fields.hs = extra.settings and to_text(extra.settings) or nil
+      local ttl = extra.settings and tonumber(extra.settings.ttl)
+      if ttl then fields.expireAt = str(tonumber(new.created) + ttl) end -- for Node workers
       fields.hl = extra.links and to_text(extra.links) or nil
     end
     for field, value in pairs(fields) do put(job, field, value) end
@@ -177,19 +181,50 @@ do
     if #past.pending == 0 then unblock(job, true) else hear_of_failures(targets) end
   end
 
+  -- Whether the custom id becomes the id of the job: no other job may have it, in whatever queue.
+  local function take_id(new)
+    local extra, queue = new.extra, new.queue
+    local is_free = extra.isIdFree
+    if extra.lookup then
+      local owner = call('GET', extra.lookup)
+      is_free = not owner or owner == queue.name or call('EXISTS', string.match(queue.p, '^(.*):{') .. ':{' .. owner .. '}:job:' .. extra.customId) == 0
+    end
+    if not is_free or find(queue, extra.customId) then
+      extra.birth = nil
+      return false
+    end
+    if extra.lookup then call('SET', extra.lookup, queue.name) end
+    return true
+  end
+
+  local function used_key(new)
+    return new.queue.p .. ':hr:used:' .. new.extra.customId
+  end
+
+  -- The job that the id was used for within its `idTtl`; a shadow of it when it is gone.
+  local function used_job(new)
+    if not new.extra.idTtl then return nil end
+    local expires, id = string.match(call('GET', used_key(new)) or '', '^(%d+) (.*)$')
+    if not expires or tonumber(expires) <= NOW then return nil end
+    return find(new.queue, id) or { queue = new.queue, id = id, h = {} }
+  end
+
   -- Store one job, or give the one that its id or key already stands for.
   local function admit(new)
     local extra = new.extra
     if extra then
-      local known = known_job(new)
+      local known = used_job(new) or known_job(new)
       if known then
         tell('duplicated', known)
         return known, false
       end
-      if extra.customId and extra.isIdFree and not find(new.queue, extra.customId) then new.id = extra.customId end
+      if extra.customId and take_id(new) then new.id = extra.customId end
     end
     local job = make(new)
     if extra then take_keys(job) end
+    if extra and extra.idTtl then
+      call('SET', used_key(new), str(NOW + extra.idTtl) .. ' ' .. job.id, 'PX', str(extra.idTtl))
+    end
     if extra and extra.dependsOn then
       history(job).timeline = { { state = 'waiting-children', timestamp = tonumber(new.created) } }
       history(job).pending = {}
@@ -204,30 +239,27 @@ do
     return job, true
   end
 
-  -- `admit` spelled out for what nearly every push is: default settings, due now, priority 0. nil for any other job.
-  local function admit_plain(queue, args, at)
-    local id, name, created, run = args[at + 1], args[at + 2], args[at + 5], args[at + 6]
-    if run ~= NOW_TEXT or created ~= run or args[at + 7] ~= '0' or #id ~= 36 or #run ~= 13 then return nil end
-    local entry = call('XADD', queue.p .. ':stream', '*', 'jobId', id, 'name', name, 'at', '00' .. run .. id)
-    local fields = { 'id', id, 'name', name, 'data', args[at + 3], 'opts', DEFAULT_OPTS, 'timestamp', created, 'attemptsMade', '0', 'delay', '0', 'priority', '0', 'maxAttempts', args[at + 8], 'state', 'waiting', 'hv', '1', 'entry', entry }
-    if args[at + 4] ~= '' then fields[25], fields[26] = 'hd', args[at + 4] end
-    call('HSET', queue.p .. ':job:' .. id, unpack(fields))
+  -- `admit` spelled out for what nearly every push is: default settings, due now, priority 0.
+  local function admit_plain(queue, moment, id, name, data, raw)
+    local k, now = queue.k, NOW_TEXT
+    local entry = call('XADD', k.stream, '*', 'jobId', id, 'name', name, 'at', moment)
+    local set = { 'hv', PLAIN, 'state', 'waiting', 'entry', entry, 'id', id, 'name', name, 'data', data, 'timestamp', now, 'attemptsMade', '0', 'opts', DEFAULT_OPTS, 'delay', '0', 'priority', '0', 'maxAttempts', '3' }
+    if raw ~= '' then set[25], set[26] = 'hd', raw end
+    call('HSET', k.job .. id, unpack(set))
     announce(queue, 'added', id, 'name', name)
-    return id
   end
 
-  local function insert_plain(queue, args, keys)
-    local ids = {}
-    for at = 3, #args - JOB_ARGS + 1, JOB_ARGS do
-      ids[#ids + 1] = admit_plain(queue, args, at) or admit(read_new(args, at, keys)).id
-    end
-    if #ids > 0 then wake(queue) end
-    return { ids }
+  -- The client has made the ids, makes the events and knows that there are jobs now.
+  local function insert_plain(queue, args)
+    local moment = place_in_time(NOW, '')
+    for at = 2, #args, PLAIN_ARGS do admit_plain(queue, moment, unpack(args, at, at + PLAIN_ARGS - 1)) end
+    wake_others(queue)
   end
 
-  -- The jobs of one push. The client makes the events of plain ones itself.
+  verb('insertPlain', 'PlainJob*', insert_plain)
+
+  -- The jobs of one push.
   local function insert(queue, args, keys)
-    if args[2] == 'plain' then return insert_plain(queue, args, keys) end
     local is_flow = args[2] == 'flow'
     local news, ids, related = {}, {}, {}
     for at = 3, #args - JOB_ARGS + 1, JOB_ARGS do news[#news + 1] = read_new(args, at, keys) end
@@ -246,6 +278,16 @@ do
 
   verb('insert', 'mode NewJob*', insert)
 
+  -- One job that is stored together with something else.
+  function push(new)
+    local job, is_new = admit(new)
+    if is_new then
+      tell_pushed(job, new)
+      if new.extra then resolve_family(job, new.extra) end
+    end
+    return job
+  end
+
   -- Store the advanced schedule and push its job in one step; nothing happens when the slot was fired by somebody else.
   local function fire_cron(queue, args, keys)
     local name, slot, entry = args[2], tonumber(args[3]), args[4]
@@ -254,12 +296,7 @@ do
     call('HSET', queue.p .. ':hr:cron-slots', name, str(slot))
     call('HSET', queue.p .. ':hr:crons', name, entry)
     if not args[5] then return { '' } end
-    local new = read_new(args, 5, keys)
-    local job, is_new = admit(new)
-    if is_new then
-      tell_pushed(job, new)
-      if new.extra then resolve_family(job, new.extra) end
-    end
+    local job = push(read_new(args, 5, keys))
     tell('cron-fired', job, { action = name })
     return { job.id }
   end

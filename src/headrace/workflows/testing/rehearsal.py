@@ -20,28 +20,13 @@ from headrace.client.payloads import decode_payload, encode_payload
 from headrace.errors import WorkflowError
 from headrace.model import FlowStatus
 from headrace.propagation import ErrorReport
+from headrace.worker.failures import UnrecoverableError, is_final
+from headrace.workflows import machine
 from headrace.workflows.context import FlowLogger, Results, StepContext, fitted
-from headrace.workflows.definition import WorkflowDefinition
+from headrace.workflows.definition import Step, WorkflowDefinition
 from headrace.workflows.failures import failure_of
 from headrace.workflows.ledger import policy_of
-from headrace.workflows.machine import (
-    Completed,
-    CompleteLost,
-    Decision,
-    News,
-    Reported,
-    RollbackDone,
-    RollbackLost,
-    Run,
-    Signalled,
-    StepDone,
-    StepLost,
-    TimedOut,
-    Woken,
-    begin,
-    decide,
-)
-from headrace.workflows.plan import ROLLBACK, Body, Entry, FlowJob, Plan, plan_of
+from headrace.workflows.plan import ROLLBACK, Body, Entry, FlowJob, Plan, job_name, plan_of
 from headrace.workflows.registry import Implementation
 
 _log: Final = logging.getLogger("headrace.workflows.testing")
@@ -71,16 +56,19 @@ async def run_workflow(
     data: Any = None,
     *,
     code: Any = None,
-    fakes: Mapping[str, Any] | None = None,
-    fail: Mapping[str, int] | None = None,
+    fakes: Mapping[str | Step[Any], Any] | None = None,
+    fail: Mapping[str | Step[Any], int] | None = None,
+    kill_after: Mapping[str | Step[Any], int] | None = None,
     signals: Mapping[str, Any] | None = None,
     timeout: float = 0,
 ) -> Report:
     """Run a flow to its end. `code` is a class or an object as for `flows.implement`; `fakes` are functions or plain
     results for single steps; a step with neither returns None, and has a rollback that does nothing. `fail` says how
-    often a call fails before it succeeds (99: always); `signals` are given at the beginning; `timeout` (s) is virtual.
+    often a call fails before it succeeds (99: always), `kill_after` how often the worker dies when the call is made and
+    nobody knows yet, so that it is made again. Calls are steps or names as in `Report.calls`. `signals` are given at
+    the beginning; `timeout` (s) is virtual.
     """
-    rehearsal = _Rehearsal(definition, data, code, fakes or {}, fail or {}, timeout)
+    rehearsal = _Rehearsal(definition, data, code, _named(fakes), _named(fail), _named(kill_after), timeout)
     await rehearsal.play(signals or {})
     return rehearsal.report()
 
@@ -93,6 +81,7 @@ class _Rehearsal:
         code: Any,
         fakes: Mapping[str, Any],
         fail: Mapping[str, int],
+        kill_after: Mapping[str, int],
         timeout: float,
     ) -> None:
         self._definition = definition
@@ -100,6 +89,7 @@ class _Rehearsal:
         self._code = None if code is None else Implementation.of(definition, code)
         self._fakes = fakes
         self._failing = Counter(fail)
+        self._dying = Counter(kill_after)
         self._plan: Plan = plan_of(definition, timeout=timeout * 1000)
         self._jobs: list[tuple[float, int, FlowJob]] = []
         self._numbers = itertools.count()
@@ -108,9 +98,9 @@ class _Rehearsal:
         self.calls: list[str] = []
 
     async def play(self, signals: Mapping[str, Any]) -> None:
-        self._carry_out(begin(Entry("started", body=Body(plan=self._plan, data=encode_payload(self._data)))))
+        self._carry_out(machine.begin(Entry("started", body=Body(plan=self._plan, data=encode_payload(self._data)))))
         for name, payload in signals.items():
-            decision = decide(self._run, Signalled(name, encode_payload(payload)))
+            decision = machine.decide(self._run, machine.Signalled(name, encode_payload(payload)))
             if not decision.entries:
                 raise WorkflowError(f"the workflow does not take the signal: {decision.refusal}")
             self._carry_out(decision)
@@ -120,7 +110,7 @@ class _Rehearsal:
             if not self._jobs:
                 raise WorkflowError("the flow waits for a signal that never comes: give it in signals=")
             self._now, _, job = heapq.heappop(self._jobs)
-            self._carry_out(decide(self._run, await self._news(job)))
+            self._carry_out(machine.decide(self._run, await self._news(job)))
 
     def report(self) -> Report:
         run = self._run
@@ -129,10 +119,10 @@ class _Rehearsal:
         return Report(run.status, self.calls, results, decode_payload(run.result), error, self._log, self._now / 1000)
 
     @property
-    def _run(self) -> Run:
-        return Run.of(self._log)
+    def _run(self) -> machine.Run:
+        return machine.Run.of(self._log)
 
-    def _carry_out(self, decision: Decision) -> None:
+    def _carry_out(self, decision: machine.Decision) -> None:
         self._log += decision.entries
         dropped = {(job.role, job.step) for job in decision.drop}
         self._jobs = [one for one in self._jobs if (one[2].role, one[2].step) not in dropped]
@@ -140,34 +130,43 @@ class _Rehearsal:
         for job in decision.jobs:
             heapq.heappush(self._jobs, (self._now + job.delay, next(self._numbers), job))
 
-    async def _news(self, job: FlowJob) -> News:
+    async def _news(self, job: FlowJob) -> machine.News:
         if job.role == "timeout":
-            return TimedOut()
+            return machine.TimedOut()
         if job.role == "wake":
-            return Woken(job.step)
+            return machine.Woken(job.step)
         attempts = policy_of(self._plan, job.role, job.step).attempts
-        for attempt in range(1, attempts + 1):
+        call = f"on_{job.role}" if job.role in ("complete", "error") else job_name(job)
+        attempt, deaths = 1, 0
+        while True:
             try:
-                return await self._attempt(job, attempt)
+                news = await self._attempt(job, attempt)
+                if self._dying[call] <= 0:
+                    return news
+                self._dying[call] -= 1
+                deaths += 1
+                if deaths > self._plan.max_stalls:
+                    raise UnrecoverableError(f"its worker died {deaths} times")
             except Exception as error:
-                report = ErrorReport.of(error, step=job.step or None, attempt=attempt)
-        return _lost(job, attempts, report)
+                if attempt >= attempts or is_final(error):
+                    return _lost(job, attempt, ErrorReport.of(error, step=job.step or None, attempt=attempt))
+                attempt += 1
 
-    async def _attempt(self, job: FlowJob, attempt: int) -> News:
+    async def _attempt(self, job: FlowJob, attempt: int) -> machine.News:
         if job.role == "complete":
-            return Completed(encode_payload(await self._complete(attempt)))
+            return machine.Completed(encode_payload(await self._complete(attempt)))
         if job.role == "error":
             await self._call("on_error", self._hook("on_error"), attempt, failure_of("test", self._run))
-            return Reported()
+            return machine.Reported()
         known = None if self._code is None else self._code.steps[job.step]
         if job.role == "rollback":
             await self._call(job.step + ROLLBACK, known.rollback if known is not None else None, attempt)
-            return RollbackDone(job.step, attempt)
+            return machine.RollbackDone(job.step, attempt)
         given = self._fakes.get(job.step, None if known is None else known.handler)
         value = await self._call(job.step, given, attempt)
         result = fitted(value, self._definition.steps[job.step].result, f"result of step {job.step!r}")
         can_roll_back = known is None or known.rollback is not None
-        return StepDone(job.step, attempt, Body(result=encode_payload(result), can_roll_back=can_roll_back))
+        return machine.StepDone(job.step, attempt, Body(result=encode_payload(result), can_roll_back=can_roll_back))
 
     async def _complete(self, attempt: int) -> Any:
         hook = self._hook("on_complete")
@@ -205,9 +204,13 @@ class _Rehearsal:
         )
 
 
-def _lost(job: FlowJob, attempts: int, error: ErrorReport) -> News:
+def _named(given: Mapping[str | Step[Any], Any] | None) -> dict[str, Any]:
+    return {key if isinstance(key, str) else key.name: value for key, value in (given or {}).items()}
+
+
+def _lost(job: FlowJob, attempts: int, error: ErrorReport) -> machine.News:
     if job.role == "complete":
-        return CompleteLost(error)
+        return machine.CompleteLost(error)
     if job.role == "error":
-        return Reported(error)
-    return (RollbackLost if job.role == "rollback" else StepLost)(job.step, attempts, error)
+        return machine.Reported(error)
+    return (machine.RollbackLost if job.role == "rollback" else machine.StepLost)(job.step, attempts, error)

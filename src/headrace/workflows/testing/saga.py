@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
-import itertools
+import secrets
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from headrace.workflows import StepContext, WorkflowDefinition, Workflows, step, workflow
+from headrace.workflows.context import StepContext
+from headrace.workflows.definition import WorkflowDefinition, step, workflow
+from headrace.workflows.provider import Workflows
 
-_numbers = itertools.count()
+
+def fresh(word: str) -> str:
+    """A name that no store has seen."""
+    return f"{word}-{secrets.token_hex(4)}"
 
 
 def define(*groups: str | list[str], name: str = "", **options: Any) -> WorkflowDefinition[Any, Any]:
     """A text is a step, a list is a parallel group."""
-    builder = workflow(name or f"saga-{next(_numbers)}", **options)
+    builder = workflow(name or fresh("saga"), **options)
     for group in groups:
         builder = builder.step(step(group)) if isinstance(group, str) else builder.parallel(*map(step, group))
     return builder.build()
@@ -70,14 +74,3 @@ class Saga:
     async def _on_error(self, context: StepContext[Any], error: Exception) -> None:
         self.errors.append(error)
         await self._handler("error")(context)
-
-
-async def eventually(condition: Callable[[], Any], timeout: float = 10.0) -> None:
-    async with asyncio.timeout(timeout):
-        while True:
-            found = condition()
-            if asyncio.iscoroutine(found):
-                found = await found
-            if found:
-                return
-            await asyncio.sleep(0.01)

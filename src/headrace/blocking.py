@@ -1,0 +1,77 @@
+"""The blocking face of something that lives on a loop, for threads.
+
+Entering a face runs what it stands for on a loop in the background, unless it runs on one already. A face has a method
+for each coroutine it offers and hands it to `_run`; the context of the caller goes along.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine
+from typing import Any, Generic, Protocol, Self, TypeVar
+
+T = TypeVar("T")
+
+
+class Hosted(Protocol):
+    """What a face can stand for. `loop` is the one it runs on, None while it does not run."""
+
+    loop: asyncio.AbstractEventLoop | None
+
+    async def start(self) -> None: ...
+    async def stop(self) -> None: ...
+
+
+H = TypeVar("H", bound=Hosted)
+
+
+class BlockingFace(Generic[H]):
+    def __init__(self, hosted: H) -> None:
+        self._hosted = hosted
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> Self:
+        if self._hosted.loop is None or not self._hosted.loop.is_running():
+            self._hosted.loop = loop = asyncio.new_event_loop()
+            self._thread = threading.Thread(target=loop.run_forever, name="headrace-background", daemon=True)
+            self._thread.start()
+            try:
+                self._run(self._hosted.start())
+            except BaseException:
+                self._end(loop, self._thread)
+                raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        loop = self._hosted.loop
+        if self._thread is not None and loop is not None:
+            try:
+                self._run(self._hosted.stop())
+            finally:
+                self._end(loop, self._thread)
+
+    def _end(self, loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(timeout=5)
+        loop.close()
+        self._hosted.loop = self._thread = None
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        loop = self._hosted.loop
+        try:
+            if loop is None:
+                raise RuntimeError(f"{type(self).__name__} does not run: use it as `with ... .blocking as face:`")
+            if loop is _running_loop():
+                raise RuntimeError("this loop would wait for itself: await the method without .blocking here")
+        except RuntimeError:
+            work.close()
+            raise
+        return asyncio.run_coroutine_threadsafe(work, loop).result()
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None

@@ -1,0 +1,87 @@
+"""What the doors of the server have in common: who came in, opening, and closing without cutting answers off."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable
+from typing import Generic, Protocol, TypeVar
+
+from headrace.config import Settings
+from headrace.engine.engine import Engine
+from headrace.server.session import Budget
+from headrace.server.ticker import Ticker
+
+
+class Busy(Protocol):
+    @property
+    def is_busy(self) -> bool: ...
+
+
+class Guest(Protocol):
+    """A connection, as far as its door cares."""
+
+    @property
+    def session(self) -> Busy: ...
+    def close(self) -> None: ...
+    def abort(self) -> None: ...
+
+
+G = TypeVar("G", bound=Guest)
+
+
+class Listener(Generic[G]):
+    def __init__(self, engine: Engine, settings: Settings, ticker: Ticker, tls: ssl.SSLContext | None) -> None:
+        self.engine = engine
+        self.settings = settings
+        self.loop = asyncio.get_running_loop()
+        self.ticker = ticker
+        self.tls = tls
+        self._connections: set[G] = set()
+        self._server: asyncio.Server | None = None
+
+    @property
+    def connection_count(self) -> int:
+        return len(self._connections)
+
+    @property
+    def is_full(self) -> bool:
+        return len(self._connections) > self.settings.max_connections
+
+    @property
+    def port(self) -> int:
+        assert self._server is not None
+        return int(self._server.sockets[0].getsockname()[1])
+
+    def new_budget(self) -> Budget | None:
+        limit = self.settings.rate_limit_max_requests
+        return Budget(limit, self.settings.rate_limit_window_ms) if limit else None
+
+    def joined(self, connection: G) -> None:
+        self._connections.add(connection)
+
+    def left(self, connection: G) -> None:
+        self._connections.discard(connection)
+
+    async def _listen(self, make: Callable[[], asyncio.Protocol], port: int) -> None:
+        self._server = await self.loop.create_server(make, self.settings.bind_host, port, ssl=self.tls, backlog=1024)
+
+    async def stop(self) -> None:
+        """Stop listening, end long polls, let the answers in flight leave, close what is left."""
+        deadline = self.loop.time() + self.settings.shutdown_timeout_ms / 1000
+        if self._server is not None:
+            self._server.close()
+        self.engine.end_waiting()
+        self.ticker.schedule()
+        while self._is_busy and self.loop.time() < deadline:  # noqa: ASYNC110 - many parts are busy, none tells
+            await asyncio.sleep(0.005)
+        for connection in list(self._connections):
+            connection.close()
+        while self._connections and self.loop.time() < deadline:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        for connection in list(self._connections):
+            connection.abort()
+
+    @property
+    def _is_busy(self) -> bool:
+        return self.ticker.is_busy or any(connection.session.is_busy for connection in self._connections)

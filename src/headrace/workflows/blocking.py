@@ -1,0 +1,90 @@
+"""Workflows for threads: the same verbs, each of which returns when it is done.
+
+with flows.blocking as face:
+    receipt = face.execute(process_order, Order(...), id="order-42").result(timeout=10)
+"""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack, overload
+
+from headrace.blocking import BlockingFace
+from headrace.durations import Duration
+from headrace.model import Flow, FlowStatus
+from headrace.workflows.definition import WorkflowDefinition
+from headrace.workflows.handle import FlowHandle
+from headrace.workflows.plan import Entry, ExecuteOptions
+from headrace.workflows.timeline import Timeline
+
+if TYPE_CHECKING:
+    from headrace.workflows.provider import Workflows
+
+D = TypeVar("D")
+R = TypeVar("R")
+
+
+class BlockingWorkflows(BlockingFace[Any]):
+    """Workflows for threads: every verb returns when it is done."""
+
+    _hosted: Workflows
+
+    def execute(
+        self, definition: WorkflowDefinition[D, R], data: D, **options: Unpack[ExecuteOptions]
+    ) -> BlockingFlow[R]:
+        """Start a flow."""
+        return BlockingFlow(self, self._run(self._hosted.execute(definition, data, **options)))
+
+    @overload
+    def get_handle(self, flow_id: str, definition: WorkflowDefinition[Any, R]) -> BlockingFlow[R]: ...
+    @overload
+    def get_handle(self, flow_id: str, definition: None = None) -> BlockingFlow[Any]: ...
+    def get_handle(self, flow_id: str, definition: WorkflowDefinition[Any, Any] | None = None) -> BlockingFlow[Any]:
+        return BlockingFlow(self, FlowHandle(self._hosted, flow_id, definition))
+
+    def get_status(self, flow_id: str) -> FlowStatus:
+        return self._run(self._hosted.get_status(flow_id))
+
+    def get_result(self, flow_id: str, timeout: Duration | None = None) -> Any:
+        return self._run(self._hosted.get_result(flow_id, timeout))
+
+    def list(self, workflow: str | None = None, **filters: Any) -> builtins.list[Flow]:
+        return self._run(self._hosted.list(workflow, **filters))
+
+
+class BlockingFlow(Generic[R]):
+    """A flow in the hands of a thread."""
+
+    def __init__(self, face: BlockingWorkflows, handle: FlowHandle[R]) -> None:
+        self.id = handle.id
+        self._face = face
+        self._handle = handle
+
+    def status(self) -> FlowStatus:
+        return self._face._run(self._handle.status())
+
+    def result(self, timeout: Duration | None = None) -> R:
+        return self._face._run(self._handle.result(timeout))
+
+    def events(self) -> Iterator[Entry]:
+        """The entries of its log, those that are there and those to come, until it has ended."""
+        entries = self._handle.events()
+        while (entry := self._face._run(_next_of(entries))) is not None:
+            yield entry
+
+    def timeline(self) -> Timeline:
+        return self._face._run(self._handle.timeline())
+
+    def cancel(self, *, compensate: bool = True, reason: str = "") -> bool:
+        return self._face._run(self._handle.cancel(compensate=compensate, reason=reason))
+
+    def signal(self, name: str, payload: Any = None) -> None:
+        self._face._run(self._handle.signal(name, payload))
+
+    def retry(self) -> BlockingFlow[R]:
+        return BlockingFlow(self._face, self._face._run(self._handle.retry()))
+
+
+async def _next_of(entries: Any) -> Entry | None:
+    return await anext(entries, None)

@@ -1,0 +1,12 @@
+"""Testing workflows, and testing providers of workflows.
+
+`run_workflow` rehearses a flow in no time, with fakes and failures at will; `Saga` is code for any definition that
+writes down what is called. `contract.WorkflowContract` is the suite that every provider passes (it needs pytest).
+"""
+
+from __future__ import annotations
+
+from headrace.workflows.testing.rehearsal import InjectedFailure, Report, run_workflow
+from headrace.workflows.testing.saga import Saga, define
+
+__all__ = ["InjectedFailure", "Report", "Saga", "define", "run_workflow"]

@@ -1,0 +1,94 @@
+"""Waiting for flows: for their end, or for the next thing that happens to them.
+
+A question waits at the store for a second, and the longer a flow lasts the longer the next ones; a limited number of
+them wait at once, for a server lets few commands of one connection wait. When the watch ends, everybody who still waits
+is told; the flows themselves go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Coroutine
+from typing import Any, Final, TypeVar
+
+from headrace.client.client import Client
+from headrace.commands.flows import FlowFound, FlowGet, FlowWait
+from headrace.errors import ConnectionLost, ProviderStoppedError, StorageUnavailable
+from headrace.workflows.ledger import record_of
+
+T = TypeVar("T")
+
+_MOST_WAITING: Final = 100
+_SLICE: Final = 1.0
+_LONGEST_SLICE: Final = 10.0
+_PAUSE: Final = 0.1
+
+
+class FlowWatch:
+    """Made on the loop of those who wait."""
+
+    def __init__(self, client: Client, stall: float) -> None:
+        self._client = client
+        self._stall = stall
+        self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._slots = asyncio.Semaphore(_MOST_WAITING)
+
+    async def wait_end(self, flow_id: str, patience: float | None) -> FlowFound:
+        """The flow at its end; or as it is when patience (monotonic) or its own time is over."""
+        return await self._until_ended(self._wait_end(flow_id, patience))
+
+    async def wait_change(self, flow_id: str, revision: int, after: int) -> FlowFound:
+        """The flow when it is beyond this revision, or as it is after a while, with its log from behind `after`."""
+        asked = FlowWait(id=flow_id, timeout=_SLICE * 1000, revision=revision, after=after)
+        return await self._until_ended(self._ask(asked))
+
+    def stop(self) -> None:
+        if not self._ended.done():
+            self._ended.set_result(None)
+
+    async def _wait_end(self, flow_id: str, patience: float | None) -> FlowFound:
+        deadline, span = patience, _SLICE
+        answered = time.monotonic()
+        while True:
+            left = span if deadline is None else min(span, max(0.0, deadline - time.monotonic()))
+            try:
+                found = await self._ask(FlowWait(id=flow_id, timeout=left * 1000))
+            except StorageUnavailable:
+                # Behind a server that answers the store may be away for a while; the flow is not.
+                if time.monotonic() > min(answered + self._client.timeout, patience or float("inf")):
+                    raise
+                await asyncio.sleep(_PAUSE)
+                continue
+            answered = time.monotonic()
+            if found.flow.status.is_final or (deadline is not None and time.monotonic() >= deadline):
+                return found
+            span = min(2 * span, _LONGEST_SLICE)
+            deadline = min((end for end in (patience, self._own_deadline(found)) if end is not None), default=None)
+
+    def _own_deadline(self, found: FlowFound) -> float | None:
+        """When waiting is pointless although nobody ended the flow: perhaps there is no worker at all."""
+        plan = record_of(found).run.plan
+        if not plan.timeout:
+            return None
+        margin = self._stall * 1000 if plan.on_timeout == "cancel" else 0
+        due = found.flow.created_at + plan.timeout + margin
+        return time.monotonic() + max(0.0, due - time.time() * 1000) / 1000
+
+    async def _ask(self, asked: FlowWait) -> FlowFound:
+        async with self._slots:
+            try:
+                return await self._client.ask(asked, asked.timeout / 1000 + self._client.timeout)
+            except ConnectionLost:
+                await asyncio.sleep(_PAUSE)
+                return await self._client.ask(FlowGet(id=asked.id, after=asked.after))
+
+    async def _until_ended(self, work: Coroutine[Any, Any, T]) -> T:
+        task = asyncio.ensure_future(work)
+        try:
+            await asyncio.wait((task, self._ended), return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                return task.result()
+            raise ProviderStoppedError("the workflow provider was stopped; the flow goes on in the store")
+        finally:
+            task.cancel()

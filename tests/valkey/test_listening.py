@@ -1,0 +1,154 @@
+"""Listening to a queue on Valkey: what others do to it is heard, too, each thing once, whoever did it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from headrace.client.channel import EventView
+from headrace.client.client import Client
+from headrace.client.events import QueueEvents
+from headrace.commands import REGISTRY
+from headrace.connect import open_client
+from tests.conformance.rig import pack, unpack
+from tests.valkeyserver import shared_server
+
+
+async def ask(client: Client, name: str, **fields: Any) -> Any:
+    return await client.ask(REGISTRY[name].type(**fields))
+
+
+async def push(client: Client, data: Any = None, **options: Any) -> str:
+    return str((await ask(client, "PUSH", queue="q", data=pack(data), **options)).id)
+
+
+async def take(client: Client) -> tuple[str, str]:
+    reply = await ask(client, "PULL", queue="q", owner="w", timeout=5000)
+    return unpack(reply.job)["id"], reply.token
+
+
+@pytest.fixture
+def prefix() -> str:
+    return f"listening-{uuid4()}"
+
+
+@pytest.fixture
+async def clients(prefix: str) -> AsyncIterator[list[Client]]:
+    """Two, as in two processes: the options differ, so they share nothing."""
+    opened = [open_client(f"{shared_server().url}?prefix={prefix}&timeout={n}") for n in (5, 6)]
+    yield opened
+    for client in opened:
+        await asyncio.wrap_future(client.close())
+
+
+async def hear(events: QueueEvents, until: str, job_id: str = "") -> list[EventView]:
+    """What comes, up to this event."""
+    heard: list[EventView] = []
+    async with asyncio.timeout(10):
+        async for event in events:
+            heard.append(event)
+            if event.event_type == until and job_id in ("", event.job_id):
+                break
+    return heard
+
+
+async def test_what_another_process_does_is_heard(clients: list[Client]) -> None:
+    here, there = clients
+    async with QueueEvents(here, "q") as events:
+        job_id = await push(there, 1, max_attempts=2, backoff=0)
+        _, token = await take(there)
+        await ask(there, "Progress", id=job_id, progress=50)
+        await ask(there, "FAIL", id=job_id, token=token, error="once")
+        _, token = await take(there)
+        await ask(there, "FAIL", id=job_id, token=token, error="twice")
+        gone = await push(there)
+        await ask(there, "Cancel", id=gone)
+        heard = await hear(events, "removed")
+    assert [(event.event_type, event.job_id) for event in heard] == [
+        *((word, job_id) for word in ("pushed", "progress", "failed", "failed")),
+        *((word, gone) for word in ("pushed", "removed")),
+    ]
+    assert heard[1].progress == 50
+    assert [(event.error, event.terminal) for event in heard[2:4]] == [("once", False), ("twice", True)]
+
+
+@pytest.mark.parametrize("result", [{"n": [1, None, "ü", 2.0]}, b"\x00\xff", None, "", {1: 2}])
+async def test_a_result_arrives_as_it_was_given(clients: list[Client], result: Any) -> None:
+    here, there = clients
+    async with QueueEvents(here, "q") as events:
+        await push(there)
+        job_id, token = await take(there)
+        await ask(there, "ACK", id=job_id, token=token, result=pack(result))
+        *_, completed = await hear(events, "completed")
+    assert (completed.job_id, completed.data) == (job_id, result)
+
+
+async def test_everything_is_told_once_whoever_did_it(clients: list[Client]) -> None:
+    async def work(client: Client, count: int) -> None:
+        for n in range(count):
+            await push(client, n)
+            job_id, token = await take(client)
+            for progress in (10, 20, 30):
+                await ask(client, "Progress", id=job_id, progress=progress)
+            await ask(client, "ACK", id=job_id, token=token, result=pack(n))
+
+    here, there = clients
+    async with QueueEvents(here, "q") as events:
+        await asyncio.gather(work(here, 40), work(there, 40))
+        last = await push(there, "last")
+        heard = await hear(events, "pushed", last)
+    told = Counter(event.event_type for event in heard if event.job_id != last)
+    assert (told["pushed"], told["progress"], told["completed"]) == (80, 240, 80)
+    assert len({event.job_id for event in heard if event.event_type == "completed"}) == 80
+
+
+async def test_a_lost_connection_loses_no_event(clients: list[Client]) -> None:
+    here, there = clients
+    async with QueueEvents(here, "q") as events:
+        first = await push(there)
+        await hear(events, "pushed", first)
+        shared_server().client().client_kill_filter(_type="normal", skipme=True)
+        await eventually_push(there)
+        last = await eventually_push(there)
+        heard = await hear(events, "pushed", last)
+    assert [event.event_type for event in heard] == ["pushed", "pushed"]
+
+
+async def eventually_push(client: Client) -> str:
+    async with asyncio.timeout(5):
+        while True:
+            try:
+                return await push(client)
+            except Exception:
+                await asyncio.sleep(0.01)  # its connection was cut, too
+
+
+async def test_who_may_have_missed_something_is_told_of_a_gap(clients: list[Client], prefix: str) -> None:
+    here, there = clients
+    plain, stream = shared_server().client(), f"{prefix}:{{q}}:events"
+    async with QueueEvents(here, "q") as events:
+        await hear(events, "pushed", await push(there))
+        plain.client_kill_filter(_type="normal", skipme=True)
+        for _ in range(3):
+            plain.xadd(stream, {"event": "added", "jobId": "7", "name": ""})
+        plain.xtrim(stream, maxlen=1, approximate=False)
+        heard = await hear(events, "pushed")
+    assert [(event.event_type, event.job_id) for event in heard] == [("gap", ""), ("pushed", "q:7")]
+
+
+async def test_an_entry_that_cannot_be_read_harms_nobody(clients: list[Client], prefix: str) -> None:
+    here, there = clients
+    stream = f"{prefix}:{{q}}:events"
+    async with QueueEvents(here, "q") as events:
+        plain = shared_server().client()
+        plain.xadd(stream, {"event": "completed", "jobId": "1", "returnvalue": "{", "raw": "no base64!"})
+        plain.xadd(stream, {"event": "failed", "jobId": b"\xff\xfe", "failedReason": "x"})
+        plain.xadd(stream, {"what": "else"})
+        last = await push(there)
+        heard = await hear(events, "pushed", last)
+    assert [event.event_type for event in heard] == ["pushed"]

@@ -1,0 +1,363 @@
+"""What a provider keeps, tells and lets be replaced: EW-190 to EW-192, EW-207, hooks, parts, and its blocking face."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import threading
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from headrace.client.options import RateLimit
+from headrace.client.queue import Queue
+from headrace.errors import JobTimeout, ProviderStoppedError, WorkflowStepError
+from headrace.propagation import current_meta, propagate
+from headrace.workflows import FlowStatus, StepContext, StepRegistry, Workflows, step, watch, workflow
+from headrace.workflows.ledger import Ledger
+from headrace.workflows.runner import FlowWorker
+from headrace.workflows.testing import Saga, define
+from headrace.workflows.testing.contract import QUICK, eventually
+from headrace.workflows.watch import FlowWatch
+from tests.scale import scaled
+from tests.serverprocess import ServerProcess
+from tests.workflows.conftest import MakeFlows
+
+# -- what is kept ------------------------------------------------------------------------------------------------------
+
+
+async def test_ew_190_nothing_is_kept_here_of_flows_that_have_ended(make_flows: MakeFlows) -> None:
+    """There is no delay after which local states go, and no timer per flow: there are none."""
+    good, bad = Saga(define("a", "b")), Saga(define("a"), failing={"a": 9})
+    made: list[Ledger] = []
+
+    class Seen(Ledger):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            made.append(self)
+
+    flows = make_flows(flow_producer_class=Seen)
+    good.join(flows)
+    bad.join(flows)
+    async with flows:
+        before = len(asyncio.all_tasks())
+        for saga, timeout in ((good, 60), (bad, 60), (good, 0)):
+            handle = await flows.execute(saga.definition, None, timeout=timeout)
+            await asyncio.gather(handle.result(10), return_exceptions=True)
+        assert not made[0]._records
+        assert len(asyncio.all_tasks()) == before
+
+
+async def test_a_provider_remembers_as_many_flows_as_it_may(make_flows: MakeFlows) -> None:
+    made: list[Ledger] = []
+
+    class Seen(Ledger):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            made.append(self)
+
+    flows = make_flows(flow_producer_class=Seen, max_flow_states=3)
+    waits = workflow("waits").wait("go").build()
+    async with flows:
+        handles = [await flows.execute(waits, n) for n in range(10)]
+        assert len(made[0]._records) == 3
+        await handles[0].signal("go")
+    assert not made[0]._records
+
+
+@pytest.mark.alone
+@pytest.mark.timeout(1200)
+async def test_ew_207_memory_is_flat_over_many_flows(tmp_path: Path) -> None:
+    count = scaled(600, 50_000)
+    flows = Workflows(f"sqlite:///{tmp_path}/flows.db", concurrency=50)
+    names = ("reserve", "charge", "ship")
+    order = workflow("order").step(*map(step, names)).build()
+
+    async def nothing(ctx: StepContext[Any]) -> None:
+        """A step."""
+
+    room = asyncio.Semaphore(50)
+
+    async def one() -> None:
+        async with room:
+            await (await flows.execute(order, None)).result(60)
+
+    async def run(many: int) -> float:
+        for _ in range(many // 100):
+            await asyncio.gather(*(one() for _ in range(100)))
+        return psutil.Process().memory_info().rss / 1e6
+
+    flows.register_definition_consumer(order, dict.fromkeys(names, nothing))
+    async with flows:
+        size = await run(count // 2)
+        objects = _objects()
+        more_size = await run(count // 2)
+        # Timers of waits that are over go when they would have rung.
+        await eventually(lambda: _objects() - objects < count / 10)
+    assert more_size - size < 30, f"{size:.0f} MB became {more_size:.0f} MB"
+
+
+def _objects() -> int:
+    gc.collect()
+    return len(gc.get_objects())
+
+
+# -- the end -----------------------------------------------------------------------------------------------------------
+
+
+async def test_ew_191_parts_are_made_once_and_end_in_their_order(url: str) -> None:
+    told: list[str] = []
+
+    class Hand(FlowWorker):
+        def pause(self) -> None:
+            told.append(f"pause {self.queues[0].rpartition('.')[2]}")
+            super().pause()
+
+        async def run(self, **options: Any) -> None:
+            try:
+                await super().run(**options)
+            finally:
+                told.append(f"end {self.queues[0].rpartition('.')[2]}")
+
+    class Watch(FlowWatch):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            told.append("watch")
+
+        def stop(self) -> None:
+            told.append("end watch")
+            super().stop()
+
+    class Producer(Ledger):
+        def stop(self) -> None:
+            told.append("end producer")
+            super().stop()
+
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    async def hold(ctx: StepContext[Any]) -> None:
+        begun.set()
+        await go_on.wait()
+
+    saga = Saga(define("a", name="order"), meanwhile={"a": hold})
+    flows = Workflows(url, worker_class=Hand, queue_events_class=Watch, flow_producer_class=Producer)
+    saga.join(flows)
+    await flows.stop()
+    assert told == [], "stopping what was never started is nothing"
+    await flows.start()
+    results = [asyncio.create_task((await flows.execute(saga.definition, None)).result(10)) for _ in range(3)]
+    async with asyncio.timeout(10):
+        await begun.wait()
+    stopping = asyncio.create_task(flows.stop())
+    await asyncio.sleep(0)
+    go_on.set()
+    await asyncio.wait_for(stopping, 20)
+    assert told == [
+        "watch", "pause steps", "pause order", "end steps", "end order", "end watch", "end producer",
+    ]  # fmt: skip
+    assert saga.calls.count("a") >= 1
+    ends = await asyncio.gather(*results, return_exceptions=True)
+    assert all(isinstance(end, dict | ProviderStoppedError) for end in ends), "every waiter is settled"
+
+
+async def test_who_stops_a_provider_that_is_being_stopped_waits_for_its_end(make_flows: MakeFlows) -> None:
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    async def hold(ctx: StepContext[Any]) -> None:
+        begun.set()
+        await go_on.wait()
+
+    saga = Saga(define("a"), meanwhile={"a": hold})
+    flows, other = make_flows(), make_flows()
+    saga.join(flows)
+    async with other:
+        await flows.start()
+        await flows.execute(saga.definition, None)
+        async with asyncio.timeout(10):
+            await begun.wait()
+        first, second = (asyncio.create_task(flows.stop()) for _ in range(2))
+        await asyncio.wait({second}, timeout=0.05)
+        assert not second.done()
+        go_on.set()
+        await asyncio.wait_for(asyncio.gather(first, second), 10)
+        assert await other.get_status("nobody") is FlowStatus.PENDING, "the client they share is let go of once"
+
+
+async def test_ew_192_stopping_when_the_server_is_gone_is_quiet_and_bounded(tmp_path: Path) -> None:
+    loop = asyncio.get_running_loop()
+    unhandled: list[Any] = []
+    loop.set_exception_handler(lambda _, context: unhandled.append(context))
+    server = ServerProcess(tmp_path / "flows.db")
+    with server:
+        saga = Saga(workflow("gone").wait("never").build())
+        flows = Workflows(f"headrace://127.0.0.1:{server.port}", default_retry=QUICK)
+        saga.join(flows)
+        await flows.start()
+        handle = await flows.execute(saga.definition, None)
+        waiting = asyncio.create_task(handle.result())
+        await asyncio.sleep(0)
+        await asyncio.to_thread(server.kill)
+        async with asyncio.timeout(15):
+            await flows.stop()
+            with pytest.raises(ProviderStoppedError):
+                await waiting
+    gc.collect()
+    await asyncio.sleep(0)
+    assert unhandled == []
+
+
+# -- what is told and replaced -----------------------------------------------------------------------------------------
+
+
+async def test_metrics_are_told_of_flows_and_steps(make_flows: MakeFlows) -> None:
+    told: list[tuple[Any, ...]] = []
+
+    class Metrics:
+        def __getattr__(self, hook: str) -> Any:
+            return lambda *given: told.append((hook.removeprefix("on_"), *given))
+
+    saga = Saga(define("a", "b", name="order"), failing={"b": 3})
+    flows = make_flows(metrics=Metrics())
+    saga.join(flows)
+    async with flows:
+        with pytest.raises(WorkflowStepError):
+            await (await flows.execute(saga.definition, None, id="f")).result(10)
+    assert {entry[1:3] for entry in told} == {("order", "f")}
+    assert [(entry[0], entry[3] if len(entry) > 4 else None) for entry in told] == [
+        ("flow_started", None), ("step_completed", "a"), *[("step_failed", "b")] * 3,
+        ("step_completed", "a:rollback"), ("step_completed", ""), ("flow_ended", FlowStatus.FAILED),
+    ]  # fmt: skip
+    assert all(entry[-1] >= 0 for entry in told if entry[0] in ("step_completed", "flow_ended"))
+    assert [str(entry[-1]) for entry in told if entry[0] == "step_failed"] == ["b failed"] * 3
+
+
+async def test_a_metrics_hook_that_fails_or_is_missing_breaks_nothing(
+    make_flows: MakeFlows, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Broken:
+        def on_step_completed(self, *told: Any) -> None:
+            raise OSError("no statsd")
+
+    saga = Saga(define("a"))
+    flows = make_flows(metrics=Broken(), logger=logging.getLogger("mine"))
+    saga.join(flows)
+    async with flows:
+        assert await (await flows.execute(saga.definition, None)).result(10) == {"a": "a done"}
+    assert {record.name for record in caplog.records if "on_step_completed failed" in record.message} == {"mine"}
+
+
+async def test_queue_class_and_registry_are_the_users(make_flows: MakeFlows) -> None:
+    limits: list[tuple[str, RateLimit]] = []
+
+    class Noted(Queue):
+        async def limit_rate(self, limit: RateLimit) -> None:  # type: ignore[override]
+            limits.append((self.name, limit))
+
+    registry = StepRegistry()
+    saga = Saga(define("a", name="slow"))
+    flows = make_flows(queue_class=Noted, step_registry=registry)
+    saga.join(flows, rate_limit=RateLimit(5))
+    async with flows:
+        assert registry.has("slow", "a")
+        assert flows.step_registry is registry
+    assert limits == [("workflow.slow.steps", RateLimit(5))]
+
+
+# -- threads -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_blocking_face_does_what_the_other_one_does(url: str) -> None:
+    flows = Workflows(url, default_retry=QUICK)
+    saga = Saga(workflow("asked").step(step("a")).wait("go").build())
+    bad = Saga(define("a"), failing={"a": 3})
+    threads: list[Any] = []
+
+    async def note(ctx: StepContext[Any]) -> None:
+        threads.append((threading.current_thread() is threading.main_thread(), current_meta()["tenant"]))
+
+    saga._meanwhile = {"a": note}
+    saga.join(flows)
+    bad.join(flows)
+    with pytest.raises(RuntimeError, match="does not run"):
+        flows.blocking.get_status("nobody")
+    with flows.blocking as face:
+        with propagate(tenant="t1"):
+            flow = face.execute(saga.definition, None, id="f")
+        with pytest.raises(JobTimeout):
+            flow.result(timeout=0.01)
+        flow.signal("go", 7)
+        assert flow.result(timeout=10) == face.get_result("f") == {"a": "a done", "go": 7}
+        assert flow.status() is face.get_handle("f").status() is face.get_status("f") is FlowStatus.COMPLETED
+        assert [entry.kind for entry in flow.events()][-1] == "result"
+        assert flow.timeline().bars[0].step == "a"
+        assert not flow.cancel()
+        assert [found.id for found in face.list("asked")] == ["f"]
+        failed = face.execute(bad.definition, None)
+        with pytest.raises(WorkflowStepError):
+            failed.result(timeout=10)
+        assert failed.retry().result(timeout=10) == {"a": "a done"}
+    assert threads == [(False, "t1")]
+    with pytest.raises(RuntimeError, match="does not run"):
+        flow.status()
+
+
+async def test_the_blocking_face_refuses_to_wait_for_its_own_loop(make_flows: MakeFlows) -> None:
+    async with make_flows() as flows:
+        with pytest.raises(RuntimeError, match=r"without \.blocking"):
+            flows.blocking.get_status("f")
+        assert await asyncio.to_thread(flows.blocking.get_status, "f") is FlowStatus.PENDING
+
+
+def test_a_face_whose_start_fails_leaves_no_thread() -> None:
+    flows = Workflows("sqlite:////nowhere/at/all/flows.db")
+    with pytest.raises(Exception, match="nowhere"), flows.blocking:
+        pass
+    assert flows.loop is None
+    assert not [thread for thread in threading.enumerate() if thread.name == "headrace-background"]
+
+
+async def test_an_option_that_execute_does_not_know_is_named(make_flows: MakeFlows) -> None:
+    async with make_flows() as flows:
+        with pytest.raises(TypeError, match="'timeot'; there are: id, idempotency_key, timeout"):
+            await flows.execute(define("a"), None, timeot=5)  # type: ignore[call-arg]
+
+
+async def test_who_waits_long_asks_less_and_less_and_hears_at_once(
+    make_flows: MakeFlows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "_SLICE", 0.01)
+    asked: list[float] = []
+
+    class Watch(FlowWatch):
+        async def _ask(self, given: Any) -> Any:
+            asked.append(given.timeout)
+            return await super()._ask(given)
+
+    flows = make_flows(queue_events_class=Watch)
+    saga = Saga(workflow("long").wait("go").build())
+    saga.join(flows)
+    async with flows:
+        handle = await flows.execute(saga.definition, None)
+        waiting = asyncio.create_task(handle.result())
+        await eventually(lambda: len(asked) == 6)
+        await handle.signal("go", 1)
+        assert await asyncio.wait_for(waiting, 5) == {"go": 1}
+    assert asked[:6] == pytest.approx([10, 20, 40, 80, 160, 320])
+
+
+async def test_without_on_complete_a_flow_ends_with_its_last_step(make_flows: MakeFlows) -> None:
+    flows = make_flows()
+    plain = workflow("plain").step(step("a")).parallel(step("b"), step("c")).build()
+
+    async def echo(ctx: StepContext[Any]) -> Any:
+        return None if ctx.step == "b" else ctx.step
+
+    flows.register_definition_consumer(plain, dict.fromkeys("abc", echo))
+    async with flows:
+        handle = await flows.execute(plain, None)
+        assert await handle.result(10) == {"a": "a", "b": None, "c": "c"}
+        kinds = [entry.kind for entry in (await flows.look(handle.id)).steps]
+    assert kinds == ["started", "completed", "completed", "completed", "result"]
