@@ -64,17 +64,13 @@ class RowsToJobs:
 
     def jobs(self, columns: dict[str, list[Any]]) -> list[dict[str, Any]]:
         """The jobs of rows that are given as columns of plain values."""
-        options = self.options
-        made: dict[str, Iterable[Any]] = {"data": self._payloads(columns), "customId": self._ids(columns)}
-        made |= {wire: columns[name] for name, wire in JOB_COLUMNS.items() if name in columns}
-        names = list(made)
-        jobs = [dict(zip(names, values, strict=True)) for values in zip(*made.values(), strict=True)]
-        for job in jobs:
-            if options.id_ttl:
-                job["idTtl"] = options.id_ttl
-            for name in names[2:]:
-                if job[name] is None:
-                    del job[name]
+        kept = {"idTtl": self.options.id_ttl} if self.options.id_ttl else {}
+        made = zip(self._payloads(columns), self._ids(columns), strict=True)
+        jobs = [{"data": data, "customId": job_id, **kept} for data, job_id in made]
+        for name, wire in JOB_COLUMNS.items():
+            for job, value in zip(jobs, columns.get(name, ()), strict=False):
+                if value is not None:
+                    job[wire] = value
         return jobs
 
     def _ids(self, columns: dict[str, list[Any]]) -> Iterator[str]:
