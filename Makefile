@@ -10,7 +10,8 @@ BENCH_ARGS  ?=
 SOAK_ARGS   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-full retest check fmt bench bench-tasks bench-flows bench-anchor bench-pipeline soak demo docs
+.PHONY: help setup run test test-full retest check fmt bench bench-tasks bench-flows bench-anchor bench-pipeline
+.PHONY: bench-valkey soak demo docs
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -48,6 +49,9 @@ bench: setup ## Measure against the real bunqueue and write docs/benchmarks.md (
 bench-tasks: ## Measure no-op tasks against Dramatiq, Huey and bunqueue (BENCH_ARGS="--quick")
 	@tools/setup.sh bench
 	@$(PYTHON_BIN) bench/tasks.py $(BENCH_ARGS)
+
+bench-valkey: setup ## Measure queues on Valkey against BullMQ (BENCH_ARGS="--quick")
+	@$(PYTHON_BIN) bench/against_bullmq.py $(BENCH_ARGS)
 
 bench-flows: ## Measure workflows beside DBOS, and questions to events (BENCH_ARGS="--quick")
 	@tools/setup.sh bench

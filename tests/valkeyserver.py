@@ -12,6 +12,7 @@ import socket
 import subprocess
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,14 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def redis_binary() -> str:
+    """Redis 7 of the system, the other kind of server that we promise to work on."""
+    found = shutil.which("redis-server")
+    if found is None:
+        raise RuntimeError("redis-server is not installed: run 'make setup' (it needs root or sudo for apt)")
+    return found
 
 
 class ValkeyServer:
@@ -86,12 +95,22 @@ _SLOTS = ((0, 5460), (5461, 10922), (10923, 16383))
 class ValkeyCluster:
     """Three primaries, each with a third of the slots."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, node_timeout_ms: int = 5000) -> None:
+        self.folder = folder
+        self._node_timeout_ms = node_timeout_ms
         self.nodes = [ValkeyServer(folder / str(n), *self._options()) for n in range(3)]
 
-    @staticmethod
-    def _options() -> tuple[str, ...]:
-        return ("--cluster-enabled", "yes", "--cluster-node-timeout", "5000", "--cluster-port", str(free_port()))
+    def _options(self) -> tuple[str, ...]:
+        timeout = ("--cluster-node-timeout", str(self._node_timeout_ms))
+        return (
+            "--cluster-enabled",
+            "yes",
+            *timeout,
+            "--cluster-port",
+            str(free_port()),
+            "--repl-diskless-sync-delay",
+            "0",
+        )
 
     @property
     def url(self) -> str:
@@ -103,14 +122,32 @@ class ValkeyCluster:
             client.execute_command("CLUSTER ADDSLOTSRANGE", *slots)
             client.execute_command("CLUSTER SET-CONFIG-EPOCH", number)
         for node in self.nodes[1:]:
-            bus = node.options[node.options.index("--cluster-port") + 1]
-            self.nodes[0].client().execute_command("CLUSTER MEET", "127.0.0.1", node.port, bus)
+            self._meet(node)
+        self._await(lambda: all("cluster_state:ok" in self._info(node) for node in self.nodes))
+        return self
+
+    def add_replica(self) -> ValkeyServer:
+        """One more node, which has what the first one has when this returns."""
+        replica = ValkeyServer(self.folder / "replica", *self._options()).start()
+        self._meet(replica)
+        primary = str(self.nodes[0].client().execute_command("CLUSTER MYID"))
+        self._await(lambda: primary in str(replica.client().execute_command("CLUSTER NODES")))
+        replica.client().execute_command("CLUSTER REPLICATE", primary)
+        self._await(lambda: replica.client().info("replication").get("master_link_status") == "up")
+        self.nodes.append(replica)
+        return replica
+
+    def _meet(self, node: ValkeyServer) -> None:
+        bus = node.options[node.options.index("--cluster-port") + 1]
+        self.nodes[0].client().execute_command("CLUSTER MEET", "127.0.0.1", node.port, bus)
+
+    @staticmethod
+    def _await(is_so: Callable[[], bool]) -> None:
         deadline = time.monotonic() + 30
-        while not all("cluster_state:ok" in self._info(node) for node in self.nodes):
+        while not is_so():
             if time.monotonic() > deadline:
                 raise RuntimeError("the cluster does not come together")
             time.sleep(0.05)
-        return self
 
     @staticmethod
     def _info(node: ValkeyServer) -> str:
@@ -126,7 +163,7 @@ class ValkeyCluster:
             node.stop()
 
 
-_shared: list[ValkeyServer] = []
+_shared: dict[str | None, ValkeyServer] = {}
 _shared_clusters: list[ValkeyCluster] = []
 
 
@@ -144,15 +181,15 @@ def _end_cluster(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def shared_server() -> ValkeyServer:
+def shared_server(binary: str | None = None) -> ValkeyServer:
     """One server for all tests that only need keys of their own; it ends with the process."""
-    if not _shared:
+    if binary not in _shared:
         folder = Path(tempfile.mkdtemp(prefix="headrace-valkey-"))
-        _shared.append(ValkeyServer(folder).start())
-        atexit.register(_end_shared, folder)
-    return _shared[0]
+        _shared[binary] = ValkeyServer(folder, binary=binary).start()
+        atexit.register(_end_shared, binary, folder)
+    return _shared[binary]
 
 
-def _end_shared(folder: Path) -> None:
-    _shared.pop().stop()
+def _end_shared(binary: str | None, folder: Path) -> None:
+    _shared.pop(binary).stop()
     shutil.rmtree(folder, ignore_errors=True)

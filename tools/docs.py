@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import importlib
 import inspect as source
 import re
 import sys
@@ -458,6 +459,61 @@ def record_lines(name: str, record: type[msgspec.Struct]) -> Lines:
     yield from table(["position", "name"], ([str(n), f"`{field}`"] for n, field in enumerate(names, 1)))
 
 
+# The names that Python programs import
+
+
+PUBLIC: Final = ("headrace", "headrace.events", "headrace.workflows", "headrace.workflows.testing")
+
+
+def python_reference() -> Lines:
+    told: set[tuple[str, int]] = set()
+    for package in PUBLIC:
+        module = importlib.import_module(package)
+        yield f"## {package}"
+        yield ""
+        for name in sorted(module.__all__, key=str.lower):
+            value = getattr(module, name)
+            if not name.startswith("__") and (name, id(value)) not in told:
+                told.add((name, id(value)))
+                yield from public_name(name, value)
+
+
+def public_name(name: str, value: object) -> Lines:
+    yield f"### {name}"
+    yield ""
+    if not callable(value):
+        yield f"`{sorted(value) if isinstance(value, frozenset) else value!r}`"
+    else:
+        yield source.cleandoc(value.__dict__.get("__doc__") or value.__doc__ or "").partition("\n\n")[0]
+    yield ""
+    if source.isfunction(value):
+        yield f"`{name}{signature_of(value)}`"
+        yield ""
+    elif isinstance(value, type):
+        rows = [row for member in sorted(dir(value)) if (row := member_row(value, member))]
+        yield from table(["", "what it does"], rows) if rows else ()
+
+
+def member_row(owner: type, name: str) -> list[str] | None:
+    value = source.getattr_static(owner, name)
+    value = getattr(value, "__wrapped__", getattr(value, "__func__", value))
+    home = getattr(value, "__module__", None) or getattr(getattr(value, "fget", None), "__module__", "")
+    text = (source.getdoc(value) or "").partition("\n\n")[0].replace("\n", " ")
+    if name.startswith("_") or not home.startswith("headrace") or not text:
+        return None
+    return [f"`{name}{signature_of(value) if source.isfunction(value) else ''}`", text]
+
+
+def signature_of(function: Callable[..., Any]) -> str:
+    """What a caller gives; types stand in the code."""
+    parameters = [
+        parameter.replace(annotation=source.Parameter.empty)
+        for parameter in source.signature(function).parameters.values()
+        if parameter.name not in ("self", "cls")
+    ]
+    return re.sub(r"<[^>]*>", "...", str(source.Signature(parameters)))
+
+
 def table(head: list[str], rows: Iterable[list[str]]) -> Lines:
     yield "| " + " | ".join(head) + " |"
     yield "|" + "---|" * len(head)
@@ -487,6 +543,7 @@ PAGES: Final[dict[str, Callable[[], Lines]]] = {
     "operations.md": settings_reference,
     "cli.md": command_line_reference,
     "valkey.md": valkey_reference,
+    "reference.md": python_reference,
 }
 
 

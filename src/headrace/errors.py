@@ -295,10 +295,14 @@ class WorkflowTimeoutError(WorkflowError, TimeoutError):
 
 
 class WorkflowCancelledError(WorkflowError):
+    """Somebody cancelled the flow."""
+
     code = "workflow_cancelled"
 
 
 class StepNotFoundError(WorkflowError, LookupError):
+    """No code was registered for a step of the workflow."""
+
     code = "step_not_found"
 
     def __init__(self, workflow: str, step: str) -> None:

@@ -57,7 +57,9 @@ class IdSource:
         self._sequence += count
         tails = self._tails[-count:]
         del self._tails[-count:]
-        return [prefix + sequence + tail for sequence, tail in zip(_SEQUENCES[first:], tails, strict=False)]
+        return [
+            prefix + sequence + tail for sequence, tail in zip(_SEQUENCES[first : first + count], tails, strict=True)
+        ]
 
     def _begin(self, millisecond: int) -> None:
         self._millisecond = millisecond

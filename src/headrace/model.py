@@ -365,7 +365,7 @@ class FlowStatus(enum.StrEnum):
         return self in (FlowStatus.COMPLETED, FlowStatus.FAILED, FlowStatus.CANCELLED)
 
 
-class Flow(Struct, rename="camel", frozen=True):
+class Flow(Struct, rename="camel", frozen=True, gc=False):
     """One run of a workflow. Everything else about it is in its log of steps."""
 
     id: str
@@ -380,7 +380,7 @@ class Flow(Struct, rename="camel", frozen=True):
     ended_at: float | None = None
 
 
-class FlowStep(Struct, rename="camel", omit_defaults=True):
+class FlowStep(Struct, rename="camel", omit_defaults=True, gc=False):
     """One entry in the log of a flow: what happened, in the words of whoever runs it. `body` is opaque."""
 
     seq: int

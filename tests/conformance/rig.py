@@ -23,7 +23,7 @@ from headrace.clock import ManualClock
 from headrace.commands.jobs import PushEntry
 from headrace.model import Event
 from tests.conformance import invariants, valkeykeys
-from tests.valkeyserver import shared_cluster, shared_server
+from tests.valkeyserver import redis_binary, shared_cluster, shared_server
 
 T = TypeVar("T")
 # How soon the server answers is not under test, and the failure of a chain of thousands is one script.
@@ -71,6 +71,13 @@ def _cluster(folder: Path, clock: ManualClock) -> ValkeyBackend:
     return ValkeyBackend(f"{shared_cluster().url}?prefix=t{folder.name}&{PATIENT}", clock=clock, rng=seeded())
 
 
+def _redis(folder: Path, clock: ManualClock) -> ValkeyBackend:
+    server = shared_server(redis_binary())
+    server.client().flushall()
+    return ValkeyBackend(f"{server.url}?prefix=t{folder.name}", clock=clock, rng=seeded())
+
+
+REDIS = Kind("redis", _redis, valkeykeys.check, is_persistent=False, is_local=False)
 CLUSTER = Kind("cluster", _cluster, lambda backend: None, is_persistent=False, is_local=False)
 VALKEY = Kind("valkey", _valkey, valkeykeys.check, is_persistent=False, is_local=False)
 KINDS = (*LOCAL_KINDS, VALKEY)

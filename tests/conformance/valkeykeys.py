@@ -11,23 +11,22 @@ from typing import Any
 
 import msgspec
 
+import valkey
 from headrace.backends.valkey.backend import ValkeyBackend
 from headrace.backends.valkey.hashes import Past
-from tests.valkeyserver import shared_server
 
 _RANK = 60
-_clients: list[Any] = []
+_clients: dict[int, Any] = {}
 
 
-def _client() -> Any:
-    if not _clients:
-        _clients.append(shared_server().client(protocol=2))
-        _clients[0].connection_pool.connection_kwargs["decode_responses"] = False
-    return _clients[0]
+def _client(port: int) -> Any:
+    if port not in _clients:
+        _clients[port] = valkey.Valkey(port=port, protocol=2)
+    return _clients[port]
 
 
 def check(backend: ValkeyBackend) -> None:
-    client = _client()
+    client = _client(backend.url.hosts[0][1])
     prefix = backend.url.prefix
     keys = [key.decode() for key in client.keys(f"{prefix}:*")]
     queues = sorted({key.partition("}:")[0] + "}" for key in keys if "}:" in key})

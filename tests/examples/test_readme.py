@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import importlib
 import re
 import shlex
 import ssl
@@ -187,6 +188,15 @@ def test_the_server_can_be_watched_as_described(folder: Path, server: ServerProc
     assert "# TYPE " in shown
 
 
+def test_alerts_speak_of_metrics_that_are_there(server: ServerProcess) -> None:
+    named = set(re.findall(r"bunqueue_\w+", text_of(OPERATIONS).partition("Alerts worth having")[2]))
+    with server.client() as client:
+        client.ok("PUSH", queue="mail", data=1)
+        scraped = client.ok("Prometheus")["data"]["metrics"]
+    assert len(named) >= 6
+    assert named <= set(re.findall(r"^bunqueue_\w+", scraped, re.M))
+
+
 def test_the_systemd_unit_starts_a_server_and_gives_it_time_to_stop() -> None:
     (block,) = pages.blocks(OPERATIONS, "ini")
     unit = configparser.ConfigParser(interpolation=None)
@@ -224,6 +234,18 @@ def test_architecture_names_files_and_functions_that_exist() -> None:
     assert len(methods) > 30
     unknown = [f"{cls}.{name}" for cls, name in methods if f"def {name}(" not in everything]
     assert not unknown
+
+
+@pytest.mark.parametrize("package", ["headrace", "headrace.events", "headrace.workflows", "headrace.workflows.testing"])
+def test_every_public_name_says_what_it_is_for(package: str) -> None:
+    module = importlib.import_module(package)
+    named = {name: getattr(module, name) for name in module.__all__}
+    documented = {
+        name for name, value in named.items() if not callable(value) or vars(value).get("__doc__", value.__doc__)
+    }
+    assert set(named) - documented == set()
+    reference = text_of("docs/reference.md")
+    assert [name for name in named if not name.startswith("__") and f"### {name}\n" not in reference] == []
 
 
 def test_every_module_has_its_place_in_the_reading_order() -> None:

@@ -1,77 +1,23 @@
 """Jobs of ours in the hands of a Node worker: the worker's side is played by the very commands that it issues.
 
-What `glidemq_moveToActive`, `glidemq_complete` and `glidemq_fail` of library 93 write is written here step by step with
-a plain client; afterwards our own view of the queue must be right.
+Afterwards our own view of the queue must be right.
 """
 
 from __future__ import annotations
 
 import json
 import threading
-from contextlib import suppress
 
 import pytest
 
-import valkey
 from headrace.model import DlqFilter
 from tests.conformance import valkeykeys
 from tests.conformance.rig import Rig, spec
+from tests.scale import scaled
 from tests.valkey.foreign import Foreign
+from tests.valkey.nodeworker import NodeWorker
 
-
-class NodeWorker:
-    def __init__(self, foreign: Foreign, name: str = "worker-1-abcdef12") -> None:
-        self.foreign = foreign
-        self.client = foreign.client
-        self.name = name
-        with suppress(valkey.ResponseError):
-            self.client.xgroup_create(foreign.key("stream"), "workers", "0", mkstream=True)
-
-    def take(self) -> tuple[str, str] | None:
-        stream = self.foreign.key("stream")
-        reply = self.client.execute_command(
-            "XREADGROUP", "GROUP", "workers", self.name, "COUNT", 1, "STREAMS", stream, ">"
-        )
-        entries = reply[0][1] if reply else []
-        if not entries:
-            return None
-        entry, fields = entries[0]
-        job_id = fields["jobId"] if isinstance(fields, dict) else fields[fields.index("jobId") + 1]
-        now = self.foreign.clock.now_ms()
-        active = {"state": "active", "processedOn": now, "lastActive": now}
-        self.client.hset(self.foreign.key(f"job:{job_id}"), mapping=active)
-        return job_id, entry
-
-    def _leave(self, entry: str) -> None:
-        self.client.xack(self.foreign.key("stream"), "workers", entry)
-        self.client.xdel(self.foreign.key("stream"), entry)
-
-    def complete(self, job_id: str, entry: str, value: object) -> None:
-        now, key = self.foreign.clock.now_ms(), self.foreign.key
-        self._leave(entry)
-        self.client.zadd(key("completed"), {job_id: now})
-        done = {"state": "completed", "returnvalue": json.dumps(value), "finishedOn": now}
-        self.client.hset(key(f"job:{job_id}"), mapping=done)
-
-    def fail(self, job_id: str, entry: str, reason: str, backoff: int | None) -> None:
-        now, key = self.foreign.clock.now_ms(), self.foreign.key
-        self._leave(entry)
-        self.client.hincrby(key(f"job:{job_id}"), "attemptsMade", 1)
-        if backoff is not None:
-            self.client.zadd(key("scheduled"), {job_id: now + backoff})
-            again = {"state": "delayed", "failedReason": reason, "processedOn": now}
-            self.client.hset(key(f"job:{job_id}"), mapping=again)
-            return
-        self.client.zadd(key("failed"), {job_id: now})
-        failed = {"state": "failed", "failedReason": reason, "finishedOn": now, "processedOn": now}
-        self.client.hset(key(f"job:{job_id}"), mapping=failed)
-
-    def promote(self) -> None:
-        now, key = self.foreign.clock.now_ms(), self.foreign.key
-        for job_id in self.client.zrangebyscore(key("scheduled"), "-inf", now):
-            self.client.zrem(key("scheduled"), job_id)
-            self.client.xadd(key("stream"), {"jobId": job_id, "name": ""})
-            self.client.hset(key(f"job:{job_id}"), "state", "waiting")
+JOBS = scaled(300, 2000)
 
 
 @pytest.fixture
@@ -125,7 +71,7 @@ def test_a_delayed_job_of_ours_that_node_promotes_is_claimed_and_cancelled_as_an
 def test_both_kinds_of_workers_share_a_queue_and_no_job_runs_twice(
     rig: Rig, node: NodeWorker, foreign: Foreign
 ) -> None:
-    ids = rig.push_many(*(spec(n) for n in range(300)))
+    ids = rig.push_many(*(spec(n) for n in range(JOBS)))
     done: list[str] = []
 
     def work_as_node() -> None:
@@ -142,7 +88,7 @@ def test_both_kinds_of_workers_share_a_queue_and_no_job_runs_twice(
             ours.append(one.id)
     thread.join(30)
     assert sorted(done + ours) == sorted(ids)
-    assert foreign.counts() == {"waiting": 0, "active": 0, "delayed": 0, "completed": 300, "failed": 0}
+    assert foreign.counts() == {"waiting": 0, "active": 0, "delayed": 0, "completed": JOBS, "failed": 0}
 
 
 def test_our_own_books_are_right_after_both_worked(rig: Rig, node: NodeWorker) -> None:

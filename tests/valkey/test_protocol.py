@@ -15,6 +15,7 @@ from tests.protocol import (
     test_families,
     test_flows,
     test_groups,
+    test_id_ttl,
     test_limits,
     test_logs,
     test_queries,
@@ -26,13 +27,15 @@ DIFFERENT = {
     "test_data_of_ten_megabytes_passes_and_more_is_refused",  # payload size
     "test_search_finds_jobs_by_what_is_in_them_page_by_page",  # search
     "test_trim_events_is_accepted_and_takes_nothing_from_the_one_log",  # TrimEvents
-    "test_flows_and_their_logs_survive_kill_9",  # it brings a server of its own, with a file
+    "test_flows_and_their_logs_survive_kill_9",  # this one and the next two bring servers of their own
+    "test_tombstones_survive_a_restart",
+    "test_memory_servers_know_tombstones_too",
     "test_a_lease_is_resumed_in_a_queue_that_serves_groups_in_turn",  # claims: no lease is ever forgotten
 }
 listener = test_events.listener
 _MODULES = (
     *(test_control, test_core, test_cron, test_dedup, test_dlq, test_events, test_families, test_flows),
-    *(test_groups, test_limits, test_logs, test_queries, test_queues, test_workers),
+    *(test_groups, test_id_ttl, test_limits, test_logs, test_queries, test_queues, test_workers),
 )
 
 for _module in _MODULES:

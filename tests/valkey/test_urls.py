@@ -35,6 +35,7 @@ def test_a_cluster_has_several_hosts() -> None:
         ("valkey+cluster://a/1", "0 in a cluster"),
         ("valkey://store?prefix=a{b", "no spaces or braces"),
         ("valkey://store?timeout=soon", "0.05 to 600"),
+        ("valkey://store?events=5", "100 to 10,000,000"),
         ("valkey://store?pool=3", "unknown option 'pool'"),
     ],
 )

@@ -1,7 +1,10 @@
 """What glide-mq's own library (version 93) gets wrong and ours must not: one test per known weakness.
 
-Some are shown elsewhere: pause and flows in test_producers, revocation and dead workers in test_workers, concurrency
-over several brokers in test_fleet.
+By the numbers of the list that we work through: 3 TestOrder; 4, 10 and 11 TestOrderedGroups; 6 and 7 TestFencing (7
+also rows 21 to 23 of test_interop_plan); 13, 14 and 16 TestCost. Shown elsewhere: 1 (pause), 5 and 17 (flows)
+test_producers; 2 (idle workers) and 9 (global concurrency) test_fleet; 8 (revocation) and 15 (many stalled jobs)
+test_workers; 12 (families across slots are refused by name) test_cluster; 18 (repeatAfterComplete) and 21 (both days of
+a pattern) test_schedulers. 19 is TestEvents.
 """
 
 from __future__ import annotations
@@ -11,9 +14,11 @@ from importlib.resources import files
 
 import pytest
 
+from headrace.backends.valkey.backend import ValkeyBackend
 from headrace.errors import LeaseLost, NotFound
 from tests.conformance.rig import Rig, spec
 from tests.valkey.foreign import Foreign
+from tests.valkeyserver import shared_server
 
 
 class TestOrder:
@@ -208,3 +213,18 @@ class TestCost:
         assert foreign.client.keys(f"{foreign.prefix}:hr:queue-of:*") == []
         assert rig.state(rig.push(custom_id="c7")) == "waiting"
         assert rig.push("other", custom_id="c7") != "c7", "a living job of another queue has it"
+
+
+class TestEvents:
+    """Weakness 19: a reader that falls a thousand events behind has lost some, and nobody can help it."""
+
+    def test_more_events_are_kept_where_somebody_wants_them(self, rig: Rig, foreign: Foreign) -> None:
+        rig.wait(rig.backend.close())
+        rig.backend = ValkeyBackend(f"{shared_server().url}?prefix={foreign.prefix}&events=2000", clock=rig.clock)
+        rig.wait(rig.backend.open())
+        for _ in range(7):
+            rig.push_many(*(spec(n) for n in range(500)))
+        assert 2000 <= foreign.client.xlen(foreign.key("events")) < 2300
+        for _ in range(300):
+            foreign.add()
+        assert 2000 <= foreign.client.xlen(foreign.key("events")) < 2300

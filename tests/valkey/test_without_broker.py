@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -10,13 +11,18 @@ import msgspec
 import pytest
 
 from headrace.client.client import Client
+from headrace.client.queue import Queue
+from headrace.clock import SystemClock
 from headrace.commands import REGISTRY
 from headrace.commands.jobs import PushEntry
 from headrace.config import ConfigError
 from headrace.connect import open_client
 from headrace.errors import StorageUnavailable
 from headrace.server.ticker import Ticker
+from headrace.worker.context import JobContext
+from headrace.worker.worker import Worker
 from tests.conformance.rig import pack
+from tests.valkey.foreign import Foreign
 from tests.valkeyserver import free_port, shared_server
 
 
@@ -107,3 +113,28 @@ async def test_who_waits_for_a_job_learns_of_its_end_though_the_message_is_lost(
     await there.ask(command("ACK", id=job_id, token=pulled.token, result=pack("r")))
     waited = await waiting
     assert (waited.completed, msgspec.msgpack.decode(waited.result)) == (True, "r")
+
+
+@pytest.mark.parametrize("adder", ["our client", "our library"])
+async def test_an_idle_worker_begins_urgent_last_in_and_delayed_jobs_at_once(clients: list[Client], adder: str) -> None:
+    """Weakness 2: a worker of Node's sees these up to five seconds late."""
+    producer, other = clients
+    begun: asyncio.Queue[float] = asyncio.Queue()
+    foreign = Foreign(shared_server().client(), "glide", SystemClock())
+    queue, waits = Queue(producer, "idle"), []
+
+    async def begin(job: JobContext) -> None:
+        begun.put_nowait(time.monotonic())
+
+    async with Worker(other, "idle", begin, concurrency=3) as worker:
+        await worker.ready.wait()
+        for given in [{"priority": 3}, {"lifo": True}, {"delay": 50}] * 4:
+            await asyncio.sleep(0.03)  # so that it is idle again
+            began = time.monotonic()
+            if adder == "our client":
+                await queue.add("job", None, **({"delay": 0.05} if "delay" in given else given))
+            else:
+                foreign.add(queue="idle", **({} if "lifo" in given else given), more=("1",) if "lifo" in given else ())
+            waits.append(await asyncio.wait_for(begun.get(), 10) - began - given.get("delay", 0) / 1000)
+    assert sorted(waits)[len(waits) // 2] < 0.05
+    assert max(waits) < 0.5

@@ -92,7 +92,7 @@ class FlowNode(Struct):
     spec: JobSpec
 
 
-class NewStep(Struct, rename="camel"):
+class NewStep(Struct, rename="camel", gc=False):
     """An entry for the log of a flow."""
 
     kind: str
@@ -101,7 +101,7 @@ class NewStep(Struct, rename="camel"):
     body: Raw = Raw(NIL)
 
 
-class FlowPush(Struct):
+class FlowPush(Struct, gc=False):
     """A job that a flow pushes."""
 
     queue: str

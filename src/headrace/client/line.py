@@ -50,12 +50,14 @@ class Mailbox:
     def _deliver(self) -> None:
         # Cleared first: what is posted from now on rings again, what was posted before is in the queue already.
         self._is_rung = False
-        self._ending = deque()
-        for _ in range(len(self._work)):
-            self._do(self._work.popleft())
-        while self._ending:
-            self._do(self._ending.popleft())
-        self._ending = None
+        self._ending = ending = deque[Work]()
+        try:
+            for _ in range(len(self._work)):
+                self._do(self._work.popleft())
+            while ending:
+                self._do(ending.popleft())
+        finally:  # Ctrl-C may end it anywhere in the main thread
+            self._ending = None
 
     def _do(self, work: Work) -> None:
         try:

@@ -56,6 +56,7 @@ class verb(Generic[S, P, T]):  # noqa: N801 - used as a decorator
 
     def __init__(self, function: Callable[Concatenate[S, P], Coroutine[Any, Any, T]]) -> None:
         self._function: Any = function
+        self.__wrapped__ = function
         self.__doc__ = function.__doc__
 
     @overload

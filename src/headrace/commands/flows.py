@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _NOT_FOUND = "Flow not found: <id>"
 
 
-class GivenStep(Struct, rename="camel"):
+class GivenStep(Struct, rename="camel", gc=False):
     """An entry for the log of a flow."""
 
     kind: ShortText
@@ -33,14 +33,14 @@ class GivenStep(Struct, rename="camel"):
     body: Raw = Raw(NIL)
 
 
-class GivenJob(Struct, rename="camel"):
+class GivenJob(Struct, rename="camel", gc=False):
     """A job of a flow: its options are those of PUSHB; families and repetition do not go with flows."""
 
     queue: QueueName
     input: PushEntry
 
 
-class GivenAck(Struct, rename="camel"):
+class GivenAck(Struct, rename="camel", gc=False):
     """The job that made the step, to be completed with it."""
 
     id: JobId

@@ -66,6 +66,8 @@ class Consumer:
 
 
 class Events:
+    """Typed events behind one URL: emit, handle, ask, schedule."""
+
     def __init__(
         self,
         url: str = "memory://",

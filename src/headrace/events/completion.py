@@ -67,6 +67,8 @@ class _Watched:
 
 
 class CompletionTracker:
+    """Tells those who asked how the job of their event ended."""
+
     def __init__(
         self,
         client: Client,

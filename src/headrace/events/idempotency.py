@@ -26,6 +26,8 @@ class Processed(NamedTuple, Generic[T]):
 
 
 class EventIdempotency:
+    """Remembers in this process which ids were handled, a bounded number for a bounded time."""
+
     def __init__(
         self,
         max_entries: int = DEFAULT_MAX_ENTRIES,

@@ -45,6 +45,8 @@ MessageHandler = Callable[[EventMessage, JobContext, EventWorker], Awaitable[Any
 
 
 class EventProvider:
+    """Events by name and encoded payload: what `Events` stands on, with parts that can be replaced."""
+
     def __init__(
         self,
         client: Client,

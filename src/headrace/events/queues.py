@@ -70,6 +70,8 @@ class EventWorker(Worker):
 
 
 class QueueManager:
+    """The queues of events and the workers on them."""
+
     def __init__(
         self,
         client: Client,

@@ -34,6 +34,8 @@ class ScheduleInfo(Struct, kw_only=True, frozen=True):
 
 
 class ScheduledEventManager:
+    """Events by cron or interval, kept in the store."""
+
     def __init__(self, queues: QueueManager) -> None:
         self._queues = queues
 

@@ -22,6 +22,8 @@ _PENDING: Final = object()
 
 
 class EventSubscription(Generic[R]):
+    """What an emission gives: await it for the answer, or let it go."""
+
     def __init__(self, subscription_id: str | None = None, event_id: str = "") -> None:
         self.id = subscription_id or str(uuid4())
         self.event_id = event_id

@@ -26,6 +26,8 @@ R = TypeVar("R")
 
 
 class BlockingWorkflows(BlockingFace[Any]):
+    """Workflows for threads: every verb returns when it is done."""
+
     _hosted: Workflows
 
     def execute(

@@ -26,6 +26,8 @@ R = TypeVar("R")
 
 
 class FlowHandle(Generic[R]):
+    """One flow, from any process: how it stands, what it gave, and what can be done about it."""
+
     def __init__(self, provider: Workflows, flow_id: str, definition: WorkflowDefinition[Any, R] | None = None) -> None:
         self.id = flow_id
         self._provider = provider

@@ -50,7 +50,7 @@ class FlowMetrics(Protocol):
     def on_flow_ended(self, workflow: str, flow_id: str, status: FlowStatus, duration: float) -> None: ...
 
 
-class Work(Struct, rename="camel", omit_defaults=True):
+class Work(Struct, rename="camel", omit_defaults=True, gc=False):
     """The data of a job of a flow: what to do, and how much of the log must be known to do it."""
 
     flow: str

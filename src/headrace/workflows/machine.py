@@ -24,7 +24,7 @@ from headrace.workflows.plan import NO_RESULT, Body, Cause, Entry, FlowJob, Plan
 # -- news --------------------------------------------------------------------------------------------------------------
 
 
-class StepDone(Struct, frozen=True):
+class StepDone(Struct, frozen=True, gc=False):
     step: str
     attempt: int
     body: Body
@@ -32,7 +32,7 @@ class StepDone(Struct, frozen=True):
     """Whether the flow is complete with its last step: who ran this one has no on_complete."""
 
 
-class StepLost(Struct, frozen=True):
+class StepLost(Struct, frozen=True, gc=False):
     """A step failed for good."""
 
     step: str
@@ -41,7 +41,7 @@ class StepLost(Struct, frozen=True):
     body: Body = Body()
 
 
-class AttemptFailed(Struct, frozen=True):
+class AttemptFailed(Struct, frozen=True, gc=False):
     """An attempt at a step or rollback failed; another one follows."""
 
     step: str
@@ -49,50 +49,50 @@ class AttemptFailed(Struct, frozen=True):
     body: Body
 
 
-class RollbackDone(Struct, frozen=True):
+class RollbackDone(Struct, frozen=True, gc=False):
     step: str
     attempt: int = 1
     body: Body = Body()
 
 
-class RollbackLost(Struct, frozen=True):
+class RollbackLost(Struct, frozen=True, gc=False):
     step: str
     attempt: int
     error: ErrorReport
 
 
-class Completed(Struct, frozen=True):
+class Completed(Struct, frozen=True, gc=False):
     """on_complete gave the result of the flow."""
 
     result: Raw
 
 
-class CompleteLost(Struct, frozen=True):
+class CompleteLost(Struct, frozen=True, gc=False):
     error: ErrorReport
 
 
-class Reported(Struct, frozen=True):
+class Reported(Struct, frozen=True, gc=False):
     """on_error has run, or failed for good."""
 
     error: ErrorReport | None = None
 
 
-class TimedOut(Struct, frozen=True):
+class TimedOut(Struct, frozen=True, gc=False):
     pass
 
 
-class Woken(Struct, frozen=True):
+class Woken(Struct, frozen=True, gc=False):
     """A sleep is over, or the wait for a signal lasted too long."""
 
     step: str
 
 
-class Signalled(Struct, frozen=True):
+class Signalled(Struct, frozen=True, gc=False):
     name: str
     payload: Raw
 
 
-class Cancelled(Struct, frozen=True):
+class Cancelled(Struct, frozen=True, gc=False):
     reason: str = ""
     compensate: bool = True
 
@@ -113,7 +113,7 @@ News = (
 )
 
 
-class Decision(Struct):
+class Decision(Struct, gc=False):
     """What is to be written and done. Nothing at all when the news changes nothing; then `refusal` may say why."""
 
     entries: list[Entry] = []

@@ -24,10 +24,12 @@ ParallelResultWrapper = TypedDict(
 
 
 def is_step_result_wrapper(value: object) -> TypeGuard[StepResultWrapper]:
+    """Whether this is the result of a step in its wrapper."""
     return isinstance(value, Mapping) and "__stepName" in value and "__stepResult" in value
 
 
 def is_parallel_result_wrapper(value: object) -> TypeGuard[ParallelResultWrapper]:
+    """Whether these are the results of a parallel group in their wrapper."""
     return isinstance(value, Mapping) and "__parallelResults" in value
 
 

@@ -27,6 +27,8 @@ class Extra(Struct, rename="camel", omit_defaults=True):
     """What only some jobs have, as one MessagePack map."""
 
     custom_id: str | None = None
+    id_ttl: int | None = None
+    """For how long the custom id stands for its job, whatever becomes of it."""
     is_id_free: bool = False
     """In a cluster: whether no job of another queue has the id, as far as the client knows."""
     lookup: str | None = None
@@ -61,6 +63,23 @@ class NewJob(Struct):
     extra: bytes
 
 
+class PlainJob(Struct):
+    """One job of `headrace_insertPlain`: default settings, due now, priority 0."""
+
+    id: str
+    name: str
+    data: bytes
+    raw: bytes
+
+
+class Ending(Struct):
+    """One plain job of `headrace_completeAndClaim`; no returnvalue is the empty text."""
+
+    id: str
+    token: str | None
+    returnvalue: bytes
+
+
 class Completion(Struct):
     """One job of `headrace_complete` (after `now`, the mode and the plans of successors)."""
 
@@ -73,15 +92,14 @@ class Completion(Struct):
 
 
 class Claiming(Struct):
-    """`headrace_claim`, after `now`."""
+    """What one puller asks for: `headrace_claim` and `headrace_completeAndClaim`."""
 
     count: int
-    broker: str
     owner: str | None
     token: str
-    serial: int
+    serial: int | None
+    """Jobs are numbered from here on, where somebody may give them back without a token."""
     lease_ms: int
-    group: bytes
 
 
 class Failing(Struct):
@@ -163,11 +181,12 @@ FUNCTIONS: Final[dict[str, tuple[str, str]]] = {
     ),
     "cancel": ("id isForced", "Withdraw a job that has not begun, or with `isForced` one at work."),
     "changePriority": ("id priority lifo", "Another priority, and LIFO or not."),
-    "claim": (
-        "count broker owner token serial leaseMs group",
-        "Hand out jobs under leases: pause, limits, order and groups in one step.",
-    ),
+    "claim": ("broker group Claiming", "Hand out jobs under leases: pause, limits, order and groups in one step."),
     "complete": ("mode plans Completion*", "Complete jobs: `all` or none, or `each` by itself."),
+    "completeAndClaim": (
+        "broker count Claiming* (size Ending*)*",
+        "Complete lots of plain jobs, each all or none, then hand out jobs to all who asked.",
+    ),
     "counts": ("", "Jobs by state."),
     "delay": ("mode id delayMs token", "Put a job off: `move` or `change`, which also takes delayed jobs."),
     "discard": ("id token", "Bury a job without an attempt."),
@@ -181,7 +200,8 @@ FUNCTIONS: Final[dict[str, tuple[str, str]]] = {
     "flows": ("workflow status limit before", "Workflows by id, the last ones first, and where to go on."),
     "groupWait": ("group", "How long a group is held back."),
     "holdGroup": ("group durationMs", "Hold a group back."),
-    "insert": ("mode NewJob*", "Store jobs (`plain`, `jobs`) or a whole family (`flow`), all or none."),
+    "insert": ("mode NewJob*", "Store `jobs`, or a whole family (`flow`), all or none."),
+    "insertPlain": ("PlainJob*", "Store jobs that have nothing but a name and a payload."),
     "limits": ("", "Rate and concurrency limit, and whether they hold now."),
     "log": ("id line", "Append a log line."),
     "moveToWait": ("id token", "Give back, promote or revive a job."),
@@ -189,7 +209,7 @@ FUNCTIONS: Final[dict[str, tuple[str, str]]] = {
     "progress": ("id progress hasMessage message", "Note how far a job is; counts as a sign of life."),
     "promote": ("mode id*", "Delayed jobs wait at once: `one` must be delayed, of `many` those that are."),
     "reclaim": ("idleMs maxStalls cursor broker", "Take over what a dead Node worker had; returns the cursor."),
-    "release": ("(id serial)*", "Give jobs back that a broker holds."),
+    "release": ("(id lease)*", "Give jobs back that are held by this token or serial."),
     "releaseLeases": ("owner id*", "Give back what is leased to an owner, but for the ids."),
     "remove": ("states isTold id*", "Remove those of the jobs that are in one of the states."),
     "removeChildDependency": ("childId", "Untie a child; keys: meta of both queues."),
@@ -216,10 +236,12 @@ FUNCTIONS: Final[dict[str, tuple[str, str]]] = {
 
 RECORDS: Final[dict[str, type[Struct]]] = {
     "NewJob": NewJob,
+    "PlainJob": PlainJob,
+    "Claiming": Claiming,
     "Completion": Completion,
+    "Ending": Ending,
     "Renewal": Renewal,
     "FlowEntry": FlowEntry,
-    "claim": Claiming,
     "fail": Failing,
     "startFlow": FlowStarting,
     "advanceFlow": FlowAdvancing,

@@ -68,6 +68,7 @@ class ValkeyBackend(Refused):
     ) -> None:
         self.url = parse_url(url)
         super().__init__(transport_of(self.url), self.url.prefix, clock or SystemClock(), rng)
+        self.events_kept = self.url.events
         self.max_completed = max_completed
         self.completed_retention_ms = completed_retention_ms
         self.problems: list[str] = []
@@ -98,10 +99,11 @@ class ValkeyBackend(Refused):
     async def open(self) -> None:
         await self._server.open()
         await self.load_libraries()
-        await self._wakes.open()
         self._epoch = self._clock.now_ms()
         self._log.epoch = self._epoch
-        for queue in await self._queue_names():
+        names = await self._queue_names()
+        await self._cap_events(names)
+        for queue in names:
             self._look_at(queue, self._clock.now_ms())
 
     async def close(self) -> None:
@@ -115,6 +117,7 @@ class ValkeyBackend(Refused):
         self.library_owner = await ensure_libraries(self._server.primaries())
 
     async def look_after(self) -> None:
+        await self._server.refresh()
         self._streams.keep_only({queue for queue, listeners in self._watched.items() if listeners > 0})
         await super().look_after()
         await self.load_libraries()  # a Node process may have replaced `glidemq`, or brought none and flushed ours
@@ -125,6 +128,9 @@ class ValkeyBackend(Refused):
         return None if is_own_glidemq(self.library_owner) else POLL_MS
 
     # -- other brokers -------------------------------------------------------------------------------------------------
+
+    async def _listen(self) -> None:
+        await self._wakes.open()
 
     def _hear(self, channel: bytes, message: bytes) -> None:
         name = channel.decode()

@@ -1,8 +1,8 @@
 """A Valkey cluster: every call goes to the primary that has the slot of its key.
 
 The map of slots is read from any node that answers and read again when a node says that a slot has moved (MOVED, ASK),
-is away, or refuses because the cluster is changing. A call is tried again only if the node refused it: one whose answer
-was lost may have been carried out.
+is away, or refuses because the cluster is changing. A call is tried again only if the node refused it, or could not be
+reached and another one has its slots now: one whose answer was lost may have been carried out.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from valkey.crc import key_slot
 
-from headrace.backends.valkey.connection import Argument, Connection, ServerError
+from headrace.backends.valkey.connection import Argument, Connection, ServerError, Unreachable
 from headrace.backends.valkey.transport import Command, call_synced, refusal
 from headrace.backends.valkey.url import ValkeyUrl
 from headrace.errors import StorageUnavailable
@@ -33,6 +33,7 @@ class Cluster:
         self._nodes: dict[Address, Connection] = {}
         self._syncing: dict[Address, Connection] = {}
         self._slots: list[tuple[int, int, Address]] = []
+        self._reading: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
         await self._read_slots()
@@ -64,13 +65,18 @@ class Cluster:
 
     async def _routed(self, key: str, call: Any) -> Any:
         for attempt in range(_TRIES):
+            address = self._address_of(key)
             try:
-                return await call(self._address_of(key))
+                return await call(address)
             except ServerError as error:
                 if not str(error).startswith(_MOVED) or attempt == _TRIES - 1:
                     raise refusal(error) from error
-            await asyncio.sleep(_PAUSE_S * attempt)
-            await self._read_slots()
+                await asyncio.sleep(_PAUSE_S * attempt)
+                await self._read_slots()
+            except Unreachable:
+                await self.refresh(address)
+                if self._address_of(key) == address or attempt == _TRIES - 1:
+                    raise  # nobody has taken its place yet
         raise AssertionError("the last try returns or raises")
 
     # -- nodes ---------------------------------------------------------------------------------------------------------
@@ -92,9 +98,20 @@ class Cluster:
             self._syncing[address] = Connection(self._url, *address)
         return self._syncing[address]
 
-    async def _read_slots(self) -> None:
+    async def refresh(self, absent: Address | None = None) -> None:
+        """Read the map again, once for all who ask for it meanwhile. `absent` need not be asked first."""
+        if self._reading is None:
+            self._reading = asyncio.create_task(self._read_slots(absent))
+        try:
+            await asyncio.shield(self._reading)
+        finally:
+            if self._reading is not None and self._reading.done():
+                self._reading = None
+
+    async def _read_slots(self, absent: Address | None = None) -> None:
         problem: Exception | None = None
-        for address in dict.fromkeys([*self._nodes, *self._url.hosts]):
+        known = dict.fromkeys([*self._nodes, *self._url.hosts])
+        for address in sorted(known, key=lambda address: address == absent):
             try:
                 ranges = await self._node(address).call("CLUSTER", "SLOTS")
             except (StorageUnavailable, ServerError) as error:

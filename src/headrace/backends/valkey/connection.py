@@ -26,6 +26,10 @@ Answered = asyncio.Future[Any]
 ServerError = libvalkey.ReplyError
 
 
+class Unreachable(StorageUnavailable):
+    """No connection could be made: nothing was sent."""
+
+
 class _Pipe(asyncio.Protocol):
     """The socket of a connection while it lasts."""
 
@@ -179,7 +183,7 @@ class Connection:
             self._refused_until = loop.time() + _PAUSES[min(self._failures, len(_PAUSES) - 1)]
             self._failures += 1
             text = str(error) or type(error).__name__
-            raise StorageUnavailable(f"Valkey at {self.host}:{self.port} cannot be reached: {text}") from error
+            raise Unreachable(f"Valkey at {self.host}:{self.port} cannot be reached: {text}") from error
         self._failures = 0
         self._pipe = pipe
         return pipe

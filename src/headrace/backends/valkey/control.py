@@ -154,6 +154,7 @@ class Control(Delivery):
         await self._server.call(self._keys.meta(queue), "UNLINK", *doomed)
         await self._server.call(self._keys.queues, "SREM", self._keys.queues, queue)
         self._registered.discard(queue)
+        self._capped.discard(queue)
         self._dues.pop(queue, None)
         self._figures.pop(queue, None)
 

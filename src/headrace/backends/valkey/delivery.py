@@ -14,9 +14,11 @@ from msgspec import UNSET, Struct
 
 from headrace.backends.base import Claim, Counts, Demand, GroupDemand
 from headrace.backends.valkey.arguments import Claiming, Renewal, Text, flat
-from headrace.backends.valkey.hashes import StoredJob, read_hash, show
+from headrace.backends.valkey.hashes import PLAIN_PARTICULARS, StoredJob, plain_job, read_hash, show
 from headrace.backends.valkey.schedulers import firing
 from headrace.backends.valkey.settlement import Settlement
+from headrace.backends.valkey.store import InHand
+from headrace.backends.valkey.turns import split_claims
 from headrace.errors import StorageUnavailable
 
 RECLAIM_IDLE_MS: Final = 30_000
@@ -40,22 +42,41 @@ class Delivery(Settlement):
     async def claim(self, queue: str, demand: Demand) -> list[Claim]:
         if demand.count <= 0:
             return []
-        base, self._serial = self._serial, self._serial + demand.count
         now = self._clock.now_ms()
-        token = self.ids.at(now)
         self._claimed_at[queue] = now
-        asked = Claiming(
-            demand.count, self.broker, demand.owner, token, base, int(demand.lease_ms), _group(demand.group)
-        )
-        reply = await self._call("claim", queue, *flat(asked), now=now)
-        if reply[0]:
+        asked = Claiming(demand.count, demand.owner, self.ids.at(now), self._next_serial(demand), int(demand.lease_ms))
+        if demand.group is None:
+            now, found = await self._claim_in_turn(queue, asked)
+        else:
+            reply = await self._call("claim", queue, self.broker, _group(demand.group), *flat(asked), now=now)
+            found = split_claims(reply[0])
+        if found:
             self._look_at(queue, now + (int(demand.lease_ms) if demand.owner is not None else _SILENCE_MS))
-        jobs = [job for hashed in reply[0] if (job := read_hash(queue, hashed)) is not None]
-        claims = [self._handed_out(job, demand, now) for job in jobs]
+        claims = []
+        for nth, one in enumerate(found, 1):
+            is_plain = len(one) == PLAIN_PARTICULARS
+            job = self._plain_claim(queue, one, asked, nth, now) if is_plain else read_hash(queue, one)
+            if job is not None:
+                claims.append(self._handed_out(job, demand, now))
         if claims:
             with suppress(StorageUnavailable):  # the next claim tries again; these jobs are handed out
                 await self._register(queue)
         return claims
+
+    def _next_serial(self, demand: Demand) -> int | None:
+        """A lease that a worker holds by name and token needs no number."""
+        if demand.holder is None and demand.owner is not None:
+            return None
+        base, self._serial = self._serial, self._serial + demand.count
+        return base
+
+    def _plain_claim(self, queue: str, found: list[bytes], asked: Claiming, nth: int, now: int) -> StoredJob:
+        job = plain_job(queue, found, now)
+        job.owner, job.token = asked.owner, asked.token if nth == 1 else f"{asked.token}:{nth}"
+        if asked.serial is not None:
+            job.serial = f"{self.broker}:{asked.serial + nth}"
+        self._take_in_hand(job.id, InHand(queue, job.name, job.attempts, now, asked.owner))
+        return job
 
     def _handed_out(self, job: StoredJob, demand: Demand, now: int) -> Claim:
         shown_id = job.shown_id()
@@ -90,8 +111,8 @@ class Delivery(Settlement):
         for claim in claims:
             shown_id = msgspec.msgpack.decode(bytes(claim.job), type=_Named).id
             job = await self._find(shown_id)
-            if job is not None and job.serial is not None and job.serial.startswith(self.broker):
-                await self._call("release", queue, job.id, job.serial)
+            if job is not None and (claim.token or (job.serial or "").startswith(self.broker)):
+                await self._call("release", queue, job.id, claim.token or job.serial or "")
             self._let_go(shown_id)
 
     # -- who waits here ------------------------------------------------------------------------------------------------
@@ -109,12 +130,17 @@ class Delivery(Settlement):
         now = self._clock.now_ms()
         if self._waiting_until.get(what, 0) >= now + timeout_ms:
             return False
+        await self._listen()
         until = now + int(timeout_ms) + _ANNOUNCE_MS
         reply = await self._call("announceWaiting", queue, field, str(until))
         self._waiting_until[what] = until
         if reply[0]:
             await self._register(queue)
         return True
+
+    async def _listen(self) -> None:
+        """Hear from other brokers from now on."""
+        raise NotImplementedError
 
     async def extend(self, job_id: str, token: str | None, duration_ms: float | None, *, force: bool = False) -> bool:
         place = await self._place(job_id)
@@ -165,6 +191,7 @@ class Delivery(Settlement):
             self._counted = {name: known for name, known in self._counted.items() if name in self._registered}
         size = max(_ROUND_SLICE, len(self._registered) // ROUND_CALLS + 1)
         names, self._round = self._round[:size], self._round[size:]
+        await self._cap_events(names)
         await asyncio.gather(*map(self._sweep_queue, names), *map(self._reclaim, names))
         await asyncio.gather(*map(self._fire_schedulers, names))
         self._counted.update(zip(names, await asyncio.gather(*map(self.counts, names)), strict=True))
@@ -209,9 +236,7 @@ class Delivery(Settlement):
                 return
 
 
-def _group(demand: GroupDemand | None) -> bytes:
-    if demand is None:
-        return b""
+def _group(demand: GroupDemand) -> bytes:
     asked: dict[str, Any] = {}
     if demand.concurrency is not None:
         asked["concurrency"] = demand.concurrency

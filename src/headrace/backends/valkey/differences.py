@@ -10,7 +10,6 @@ NOT_SUPPORTED: Final[dict[str, str]] = {
     "search": "finding jobs by text would read every job of the queue over the network",
     "scans": "jobs have no numbers by which partitioned readers could share them out",
     "event log": "the log of a broker holds what that broker did; `headrace capture` keeps the streams",
-    "idTtl": "ids of jobs that are gone are not remembered on Valkey yet",
     "families across queues in a cluster": "parents, children and dependencies must be in one queue, because a call "
     "reaches one slot only",
     "workflows across queues in a cluster": "a workflow, its steps and its decisions are changed by one call, which "

@@ -169,6 +169,8 @@ def read_hash(queue: str, flat: list[Any]) -> StoredJob | None:
     if not flat:
         return None
     h: dict[bytes, bytes] = dict(zip(flat[::2], flat[1::2], strict=True))
+    if b"ls" in h:
+        _unfold(h)
     job_id = h.get(b"id", b"").decode()
     is_ours = b"hv" in h
     created = _int(h, b"timestamp") or 0
@@ -201,6 +203,51 @@ def read_hash(queue: str, flat: list[Any]) -> StoredJob | None:
         is_ours,
         _text(h, b"next"),
     )
+
+
+PLAIN_PARTICULARS: Final = 6
+"""What a claim gives of a plain job: id, name, data as JSON and as it came, birth and attempts."""
+
+
+def plain_job(queue: str, found: list[bytes], started: int) -> StoredJob:
+    """A job with nothing out of the ordinary, just handed out."""
+    job_id, created = found[0].decode(), int(found[4])
+    return StoredJob(
+        job_id,
+        queue,
+        "active",
+        found[1].decode() or None,
+        created,
+        created,
+        started,
+        None,
+        int(found[5]),
+        0,
+        0,
+        started,
+        DEFAULT_SETTINGS,
+        None,
+        None,
+        from_fields(found[2], found[3]),
+        None,
+        None,
+        job_id,
+        None,
+        None,
+        None,
+        True,
+        None,
+    )
+
+
+def _unfold(h: dict[bytes, bytes]) -> None:
+    """The times of a plain job's lease stand in one field, `<since> <length>`; after its end in none."""
+    since, _, length = h.pop(b"ls").partition(b" ")
+    if length:
+        h[b"hb"] = since
+    else:
+        for field in (b"tok", b"own", b"ser"):
+            h.pop(field, None)
 
 
 def _int(h: dict[bytes, bytes], field: bytes) -> int | None:

@@ -26,22 +26,25 @@ class Intake(Store):
     """A durable push returns when the disk has it: no reply has to wait any longer."""
 
     async def insert_one(self, queue: str, spec: JobSpec) -> str:
+        if queue in self._registered and is_plain(spec) and _is_due_now(spec):
+            return (await self._insert_plain(queue, [spec]))[0]
         return (await self.insert(queue, [spec]))[0]
 
     async def insert_plain(self, queue: str, specs: Sequence[JobSpec]) -> list[str]:
         await self._register(queue)
+        insert = self._insert_plain if all(map(_is_due_now, specs)) else self._insert_rich
         ids: list[str] = []
         for start in range(0, len(specs), BULK):
-            ids += await self._insert_plain(queue, specs[start : start + BULK])
+            ids += await insert(queue, specs[start : start + BULK])
         return ids
 
     async def _insert_plain(self, queue: str, specs: Sequence[JobSpec]) -> list[str]:
         now = self._clock.now_ms()
-        args: list[Text] = ["plain"]
+        args: list[Text] = []
         ids = [marked(job_id, queue) for job_id in self.ids.many(now, len(specs))]
         for job_id, spec in zip(ids, specs, strict=True):
-            args += flat(self._record_of(spec, job_id, 1, now, b""))
-        await self._call("insert", queue, *args, now=now)
+            args += (job_id, spec.name or "", *to_fields(bytes(spec.data)))
+        await self._call("insertPlain", queue, *args, now=now)
         for job_id, spec in zip(ids, specs, strict=True):
             self._tell_pushed(queue, job_id, spec, now)
         self._ready.add(queue)
@@ -126,6 +129,8 @@ class Intake(Store):
             extra.settings, extra.opts = settings, _opts(settings)
         if links is not None:
             await self._add_links(queue, links, extra, job_id, free, others, homes or {})
+        if extra.custom_id is not None:
+            extra.id_ttl = int(getattr(spec, "id_ttl", None) or 0) or None
         return self._record_of(spec, job_id, 1, now, pack(extra), settings.max_attempts)
 
     async def _add_links(
@@ -220,8 +225,6 @@ class Intake(Store):
 
     async def _promises(self, specs: Sequence[JobSpec]) -> bool:
         """Whether the push has to wait for the disk; options that cannot be kept are refused."""
-        if any(getattr(spec, "id_ttl", None) for spec in specs):
-            refuse("idTtl")
         is_synced = any(getattr(spec, "durable", False) for spec in specs)
         if is_synced:
             await self._require_aof()
@@ -234,6 +237,10 @@ class Intake(Store):
         info, known = await self._server.call_many(asked)
         if b"aof_enabled:1" not in info or not known or known[0] is None:
             refuse("durable without an append-only file")
+
+
+def _is_due_now(spec: JobSpec) -> bool:
+    return not spec.delay and not spec.priority and spec.timestamp is None
 
 
 def _has_family(spec: JobSpec) -> bool:

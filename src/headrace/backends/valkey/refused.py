@@ -43,4 +43,4 @@ class Refused(Flows):
         refuse("event log")
 
     def retire_tombstones(self, limit: int = 512) -> None:
-        """There are none."""
+        """The server drops them when their time is over."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 from msgspec import Raw
@@ -11,27 +11,48 @@ from msgspec import Raw
 from headrace.backends.base import Ack
 from headrace.backends.valkey.arguments import Completion, Failing, Successor, Text, flat, pack
 from headrace.backends.valkey.hashes import StoredJob, to_fields
-from headrace.backends.valkey.intake import Intake
 from headrace.backends.valkey.keys import marked
+from headrace.backends.valkey.turns import Lot, Turns
 from headrace.errors import HeadraceError, NotFound, error_of
 from headrace.model import Event, JobLinks
 from headrace.schedules import next_repeat
 
-_PLAIN_OUTCOME: Final = 4
-"""Parts of the outcome of a plain completion; a refusal has two, anything else is a number."""
 
-
-class Settlement(Intake):
+class Settlement(Turns):
     # -- completing ----------------------------------------------------------------------------------------------------
 
     async def complete(self, acks: Sequence[Ack]) -> list[int]:
         if not acks:
             return []
+        plain = self._lot_of(acks)
+        if plain is not None and (await self._end_in_turn(plain[0], [plain[1]]))[0]:
+            self._tell_completed(acks)
+            return []
         outcomes = await self._complete(acks, "all")
         return [i for i, outcome in enumerate(outcomes) if outcome is False]
 
     async def complete_each(self, acks: Sequence[Ack]) -> list[bool | HeadraceError]:
-        return await self._complete(acks, "each") if acks else []
+        outcomes: list[bool | HeadraceError] = [False] * len(acks)
+        rest = set(range(len(acks))) - await self._complete_plain(acks)
+        chosen = sorted(rest)
+        found = await self._complete([acks[i] for i in chosen], "each") if chosen else []
+        for i, outcome in zip(chosen, found, strict=True):
+            outcomes[i] = outcome
+        return [outcome if i in rest else True for i, outcome in enumerate(outcomes)]
+
+    async def _complete_plain(self, acks: Sequence[Ack]) -> set[int]:
+        """Which of them were plain and are completed now."""
+        lots: dict[str, list[tuple[int, Lot]]] = {}
+        for i, ack in enumerate(acks):
+            plain = self._lot_of([ack])
+            if plain is not None:
+                lots.setdefault(plain[0], []).append((i, plain[1]))
+        done: set[int] = set()
+        for queue, members in lots.items():
+            ended = await self._end_in_turn(queue, [lot for _, lot in members])
+            done.update(i for (i, _), is_ended in zip(members, ended, strict=True) if is_ended)
+        self._tell_completed([acks[i] for i in sorted(done)])
+        return done
 
     async def _complete(self, acks: Sequence[Ack], mode: str) -> list[bool | HeadraceError]:
         places: list[tuple[str, str] | None] = [await self._place(ack.id) for ack in acks]
@@ -68,28 +89,14 @@ class Settlement(Intake):
         status, found = await self._call("complete", queues[0], *args, others=queues[1:])
         if status == b"repeat":
             return await self._complete_some(chosen, mode, await self._plans([chosen[i] for i in found]))
-        for (_, (queue, job_id)), outcome in zip(chosen, found, strict=True):
-            if isinstance(outcome, list) and len(outcome) == _PLAIN_OUTCOME:
-                self._tell_completed(queue, job_id, outcome)
         self._attach_results(self._told_since(before), {place[1]: ack for ack, place in chosen})
         return [self._ended(ack, outcome) for (ack, _), outcome in zip(chosen, found, strict=True)]
 
     def _ended(self, ack: Ack, outcome: Any) -> bool | HeadraceError:
-        if isinstance(outcome, list) and len(outcome) != _PLAIN_OUTCOME:
+        if isinstance(outcome, list):
             return error_of(outcome[0].decode(), outcome[1].decode())
         self._let_go(ack.id)
         return bool(outcome)
-
-    def _tell_completed(self, queue: str, job_id: str, outcome: list[bytes]) -> None:
-        """The event of a plain completion, for which the function only gives name, attempts, owner and start."""
-        name, attempts, owner, started = outcome
-        now = self._clock.now_ms()
-        event = self._emit("completed", queue, now, job_id, name.decode() or None)
-        event.attempt = int(attempts) + 1
-        event.worker = owner.decode() or None
-        event.delay = now - int(started) if started else None
-        self._count(event)
-        event.delay = None
 
     def _attach_results(self, events: Sequence[Event], acks: dict[str, Ack]) -> None:
         for event in events:

@@ -59,6 +59,16 @@ _decode_news: Final = msgspec.msgpack.Decoder(tuple[list[News], list[str], float
 _PARTICULARS: Final = News.__struct_fields__[3:]
 
 
+class InHand(Struct, gc=False):
+    """A plain job that was handed out here, with what is told when it ends."""
+
+    queue: str
+    name: str | None
+    attempts: int
+    started: int
+    owner: str | None
+
+
 class Store:
     def __init__(self, transport: Transport, prefix: str, clock: Clock, rng: Callable[[], float]) -> None:
         self._server = transport
@@ -80,6 +90,8 @@ class Store:
         """Queues that have workflows, as far as is known here."""
         self._holders: dict[str, dict[str, int]] = {}
         """Who counts a job among those it holds: taken off when the job leaves its hands."""
+        self._in_hand: dict[str, InHand] = {}
+        """Plain jobs that were handed out here and have not ended yet, as far as this broker knows."""
         self._dues: dict[str, int] = {}
         self._claimed_at: dict[str, int] = {}
         self._next_registration = 0
@@ -96,6 +108,10 @@ class Store:
         self._counted: dict[str, Counts] = {}
         """Jobs of each queue by state, as the slow round last saw them."""
         self._round: list[str] = []
+        self.events_kept: int | None = None
+        """How long event streams are to be, if somebody said so."""
+        self._capped: set[str] = set()
+        """Queues that were told so by this broker."""
         self._figures: dict[str, QueueFigures] = {"": QueueFigures()}
         self._minutes: dict[tuple[str, str], dict[int, int]] = {}
 
@@ -170,6 +186,7 @@ class Store:
         return event
 
     def _let_go(self, job_id: str) -> None:
+        self._in_hand.pop(job_id, None)
         holder = self._holders.pop(job_id, None)
         if holder is not None:
             holder.pop(job_id, None)
@@ -257,6 +274,15 @@ class Store:
             await self._server.call(self._keys.queues, "SADD", self._keys.queues, queue)
             self._registered.add(queue)
             self._see(queue)
+            await self._cap_events([queue])
+
+    async def _cap_events(self, queues: Sequence[str]) -> None:
+        """Note in the meta of queues how many events are kept, for all who write them by our functions."""
+        if self.events_kept is None:
+            return
+        new = [self._keys.meta(queue) for queue in queues if queue not in self._capped]
+        await self._server.call_many([(key, ("HSET", key, "hrEvents", self.events_kept)) for key in new])
+        self._capped.update(queues)
 
     async def _queue_names(self) -> list[str]:
         """All queues that any broker has entered."""

@@ -21,6 +21,9 @@ class Transport(Protocol):
 
     def primaries(self) -> list[Connection]: ...
 
+    async def refresh(self) -> None:
+        """Find out which nodes there are now."""
+
     def reader(self, key: str) -> Connection:
         """A connection of its own to where `key` is, for calls that block."""
 
@@ -53,6 +56,9 @@ class Standalone:
 
     def primaries(self) -> list[Connection]:
         return [self._connection]
+
+    async def refresh(self) -> None:
+        """There is one."""
 
     def reader(self, key: str) -> Connection:
         return Connection(self._url, *self._url.hosts[0])

@@ -21,8 +21,10 @@ _SCHEMES: Final = {
     "valkey+cluster": (False, True),
     "valkeys+cluster": (True, True),
 }
-_OPTIONS: Final = ("prefix", "timeout", "ca", "insecure")
+_OPTIONS: Final = ("prefix", "timeout", "ca", "insecure", "events")
 DEFAULT_PORT: Final = 6379
+MIN_EVENTS: Final = 100
+MAX_EVENTS: Final = 10_000_000
 
 
 class ValkeyUrl(Struct, frozen=True):
@@ -37,6 +39,8 @@ class ValkeyUrl(Struct, frozen=True):
     ca_file: str | None = None
     is_insecure: bool = False
     """TLS without checking who answers: for tests only."""
+    events: int | None = None
+    """How many entries the event stream of each queue keeps; None leaves that as it is."""
 
     @property
     def shown(self) -> str:
@@ -79,6 +83,7 @@ def parse_url(text: str) -> ValkeyUrl:
         is_cluster,
         options.get("ca"),
         options.get("insecure") == "1",
+        _events(options.get("events")),
     )
 
 
@@ -100,6 +105,14 @@ def _prefix(text: str) -> str:
     if not re.fullmatch(r"[^\s{}]{1,128}", text):
         raise InvalidCommand(f"the prefix {text!r} must have 1 to 128 characters and no spaces or braces")
     return text
+
+
+def _events(text: str | None) -> int | None:
+    if text is None:
+        return None
+    if not text.isdigit() or not MIN_EVENTS <= int(text) <= MAX_EVENTS:
+        raise InvalidCommand(f"events must be {MIN_EVENTS:,} to {MAX_EVENTS:,} entries, not {text!r}")
+    return int(text)
 
 
 def _timeout(text: str) -> float:

@@ -37,8 +37,10 @@ class Wakes:
         return Connection(self._url, *next(self._hosts), on_push=self._take)
 
     async def open(self) -> None:
-        await self._connection.call("SUBSCRIBE", *self._channels)
-        self._task = asyncio.create_task(self._keep())
+        """Listen from now on. Who only adds jobs never does: the server need not tell them of each."""
+        if self._task is None:
+            await self._connection.call("SUBSCRIBE", *self._channels)
+            self._task = self._task or asyncio.create_task(self._keep())
 
     async def close(self) -> None:
         if self._task is not None:

@@ -23,7 +23,8 @@ local function prefix_of(key)
 end
 
 local function announce(prefix, kind, id, ...)
-  call('XADD', prefix .. ':events', 'MAXLEN', '~', EVENTS_CAP, '*', 'event', kind, 'jobId', id, ...)
+  local cap = call('HGET', prefix .. ':meta', 'hrEvents') or EVENTS_CAP
+  call('XADD', prefix .. ':events', 'MAXLEN', '~', cap, '*', 'event', kind, 'jobId', id, ...)
 end
 
 -- Brokers of Headrace that wait for jobs of the queue have noted in its meta until when.
@@ -398,8 +399,9 @@ end)
 
 local function set_paused(keys, value, kind)
   call('HSET', keys[1], 'paused', value)
-  call('XADD', keys[2], 'MAXLEN', '~', EVENTS_CAP, '*', 'event', kind, 'jobId', '0')
-  wake(string.match(keys[1], '^(.*):meta$'))
+  local prefix = string.match(keys[1], '^(.*):meta$')
+  announce(prefix, kind, '0')
+  wake(prefix)
   return 1
 end
 

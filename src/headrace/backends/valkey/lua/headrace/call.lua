@@ -6,12 +6,11 @@ local GROUP = 'workers'
 local MAX_TIMELINE = 20
 local EVENTS_CAP = 1000
 
--- redis.call is there only while a function runs, not while the library is loaded.
-local function call(...)
-  return redis.call(...)
-end
+local call -- redis.call, which is there only while a function runs: `verb` sets it
 
-local NOW, NOW_TEXT, NEWS, JOBS, QUEUES, TOUCHED, DUE, READY, BAD_NEWS
+local NOW, NOW_TEXT, DUE, BAD_NEWS
+local NEWS, JOBS, TOUCHED, READY = {}, {}, {}, {}
+local QUEUES = {} -- whose meta was read
 
 local function str(number)
   return string.format('%.0f', number)
@@ -38,27 +37,41 @@ end
 
 -- -- queues -------------------------------------------------------------------------------------------------------------
 
+-- Queues outlive the call, with the names of keys that nearly every call needs: putting these together each time costs
+-- more than some commands do.
+local KNOWN, MAX_KNOWN, known = {}, 1000, 0
+
+local function new_queue(prefix)
+  local names = { job = prefix .. ':job:' }
+  for _, key in ipairs({ 'meta', 'stream', 'events', 'completed', 'scheduled', 'priority', 'lifo', 'ratelimited' }) do
+    names[key] = prefix .. ':' .. key
+  end
+  for _, key in ipairs({ 'active', 'ready', 'delayed' }) do
+    names[key] = prefix .. ':hr:' .. key
+  end
+  return { p = prefix, k = names, name = string.match(prefix, '{(.*)}$') }
+end
+
 -- The queue whose keys begin with `prefix`, e.g. glide:{mail}.
 local function queue_at(prefix)
-  local queue = QUEUES[prefix]
+  local queue = KNOWN[prefix]
   if not queue then
-    queue = { p = prefix, name = string.match(prefix, '{(.*)}$') }
-    QUEUES[prefix] = queue
+    queue = new_queue(prefix)
+    KNOWN[prefix], known = queue, known + 1
   end
   return queue
 end
 
 local function queue_of_key(key)
-  local prefix = string.match(key, '^(.*}):meta$')
-  if not prefix then refuse('internal', 'the key must be <prefix>:{<queue>}:meta, not ' .. key) end
-  return queue_at(prefix)
+  if string.sub(key, -6) ~= '}:meta' then refuse('internal', 'the key must be <prefix>:{<queue>}:meta, not ' .. key) end
+  return queue_at(string.sub(key, 1, -6))
 end
 
 local function meta(queue)
   if not queue.meta then
-    local flat, fields = call('HGETALL', queue.p .. ':meta'), {}
+    local flat, fields = call('HGETALL', queue.k.meta), {}
     for i = 1, #flat, 2 do fields[flat[i]] = flat[i + 1] end
-    queue.meta = fields
+    queue.meta, QUEUES[#QUEUES + 1] = fields, queue
   end
   return queue.meta
 end
@@ -70,12 +83,17 @@ end
 
 -- -- news ---------------------------------------------------------------------------------------------------------------
 
--- Waiting jobs came, or a slot is free again. Brokers with parked pulls on the queue have said so in its meta.
+-- Have other brokers look at the queue. Those with parked pulls on it have said so in its meta.
+local function wake_others(queue)
+  local parked = meta(queue).hrParked
+  if parked and tonumber(parked) > NOW then call('PUBLISH', string.match(queue.p, '^(.*):{') .. ':hr:wake', queue.name) end
+end
+
+-- Waiting jobs came, or a slot is free again: tell the broker that made the call, and others.
 local function wake(queue)
   if READY[queue.name] then return end
   READY[queue.name] = true
-  local parked = meta(queue).hrParked
-  if parked and tonumber(parked) > NOW then call('PUBLISH', string.match(queue.p, '^(.*):{') .. ':hr:wake', queue.name) end
+  wake_others(queue)
 end
 
 -- For the log of the broker that made the call.
@@ -111,7 +129,7 @@ end
 
 -- For everybody who reads the queue's event stream: Node's QueueEvents above all.
 local function announce(queue, kind, job_id, ...)
-  call('XADD', queue.p .. ':events', 'MAXLEN', '~', EVENTS_CAP, '*', 'event', kind, 'jobId', job_id, ...)
+  call('XADD', queue.k.events, 'MAXLEN', '~', meta(queue).hrEvents or EVENTS_CAP, '*', 'event', kind, 'jobId', job_id, ...)
 end
 
 -- A result that JSON does not hold exactly goes with its bytes.
@@ -129,10 +147,29 @@ local flush -- see jobs.lua
 local tell_flow -- see flows.lua
 
 local function news_of_call()
+  if #NEWS == 0 and next(READY) == nil and not DUE then return '' end
   local ready = {}
   for name in pairs(READY) do ready[#ready + 1] = name end
-  if #NEWS == 0 and #ready == 0 and not DUE then return '' end
   return cmsgpack.pack({ NEWS, ready, DUE or false })
+end
+
+-- Tables that the last call left empty serve again: what is not allocated need not be collected.
+local function begin_call()
+  if next(NEWS) then NEWS = {} end
+  if next(JOBS) then JOBS = {} end
+  if next(TOUCHED) then TOUCHED = {} end
+  if next(READY) then READY = {} end
+  for i, queue in ipairs(QUEUES) do
+    queue.meta, QUEUES[i] = nil, nil
+  end
+  if known > MAX_KNOWN then KNOWN, known = {}, 0 end
+  DUE, BAD_NEWS = nil, nil
+end
+
+local function run_whole(run, keys, args)
+  local found = run(queue_of_key(keys[1]), args, keys) or {}
+  flush()
+  return found
 end
 
 -- A verb gets (queue, args, keys) and returns a list; the news of the call is appended to it. The second argument
@@ -142,13 +179,9 @@ local function verb(name, _, run)
   redis.register_function({
     function_name = 'headrace_' .. name,
     callback = function(keys, args)
-      NEWS, JOBS, QUEUES, TOUCHED, DUE, READY, BAD_NEWS = {}, {}, {}, {}, nil, {}, nil
-      NOW, NOW_TEXT = tonumber(args[1]), args[1]
-      local done, result = pcall(function()
-        local found = run(queue_of_key(keys[1]), args, keys) or {}
-        flush()
-        return found
-      end)
+      begin_call()
+      NOW, NOW_TEXT, call = tonumber(args[1]), args[1], redis.call
+      local done, result = pcall(run_whole, run, keys, args)
       if not done then
         if type(result) == 'table' and result.kind then return { '!', result.kind, result.text } end
         return redis.error_reply('ERR headrace_' .. name .. ': ' .. (type(result) == 'table' and (result.err or '?') or tostring(result)))

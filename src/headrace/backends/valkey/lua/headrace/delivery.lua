@@ -68,19 +68,13 @@ do
   -- -- claiming -----------------------------------------------------------------------------------------------------------
 
   local function read_group(queue, consumer, count)
-    local stream = queue.p .. ':stream'
+    local stream = queue.k.stream
     local reply = redis.pcall('XREADGROUP', 'GROUP', GROUP, consumer, 'COUNT', count, 'STREAMS', stream, '>')
     if reply and reply.err then
       call('XGROUP', 'CREATE', stream, GROUP, '0', 'MKSTREAM')
       reply = call('XREADGROUP', 'GROUP', GROUP, consumer, 'COUNT', count, 'STREAMS', stream, '>')
     end
     return reply and reply[1] and reply[1][2] or {}
-  end
-
-  local function field_of(entry, name)
-    for i = 1, #entry[2], 2 do
-      if entry[2][i] == name then return entry[2][i + 1] end
-    end
   end
 
   -- The oldest entry that nobody has taken: where it stands in time.
@@ -96,7 +90,7 @@ do
     end
     local entry = call('XRANGE', stream, '(' .. after, '+', 'COUNT', 1)[1]
     if not entry then return nil end
-    return field_of(entry, 'at') or place_in_time(tonumber(string.match(entry[1], '^%d+')), string.rep('0', 36))
+    return entry_place(entry) or place_in_time(tonumber(string.match(entry[1], '^%d+')), string.rep('0', 36))
   end
 
   local function take_entry(queue, entry)
@@ -239,6 +233,14 @@ do
     bury_or_remove(job, 'unknown', text)
   end
 
+  local function token_of(demand, nth)
+    return nth == 1 and demand.token or demand.token .. ':' .. nth
+  end
+
+  local function serial_of(demand, nth)
+    return demand.broker .. ':' .. str(demand.serial + nth)
+  end
+
   -- Lease one job to who asked.
   local function hand_out(job, demand, nth)
     local queue = job.queue
@@ -251,10 +253,10 @@ do
     put(job, 'lastActive', str(math.max(NOW, NOW + demand.lease - NODE_LOCK)))
     put(job, 'len', str(demand.lease))
     put(job, 'until', str(NOW + demand.lease))
-    put(job, 'ser', demand.broker .. ':' .. str(demand.serial + nth))
-    if demand.owner then
+    if demand.serial or job.h.ser then put(job, 'ser', demand.serial and serial_of(demand, nth)) end
+    if demand.owner or job.h.tok then
       put(job, 'own', demand.owner)
-      put(job, 'tok', nth == 1 and demand.token or demand.token .. ':' .. nth)
+      put(job, 'tok', demand.owner and token_of(demand, nth))
     end
     local timeout = settings(job).timeout
     if timeout and timeout > 0 then put(job, 'tmo', str(NOW + math.floor(timeout))) end
@@ -287,41 +289,29 @@ do
     return pass_gates(job, fail_for_good) and true or false
   end
 
-  -- With one of these a job is not plain: it has settings, a past, a group, or an end.
-  local NOT_PLAIN = { hs = 1, hh = 1, hg = 1, groupKey = 1, orderingKey = 1, revoked = 1, expireAt = 1, rank = 1 }
-
-  -- `hand_out` spelled out for what nearly every claim finds: a plain job of ours in the stream. nil for any other job.
-  local function hand_out_plain(queue, entry, demand, nth)
-    local id = field_of(entry, 'jobId')
-    local key = queue.p .. ':job:' .. id
-    local flat = call('HGETALL', key)
-    local ours, state = false, nil
-    for i = 1, #flat, 2 do
-      local field = flat[i]
-      if NOT_PLAIN[field] then return nil end
-      if field == 'hv' then ours = true elseif field == 'state' then state = flat[i + 1] end
-    end
-    if not ours or state ~= 'waiting' then return nil end
-    local now, ends = NOW_TEXT, demand.ends
-    local alive = demand.lease > NODE_LOCK and str(NOW + demand.lease - NODE_LOCK) or now
-    local changes = { 'state', 'active', 'entry', entry[1], 'processedOn', now, 'hb', now, 'lastActive', alive, 'len', demand.len, 'until', ends, 'ser', demand.broker .. ':' .. (demand.serial + nth) }
-    local look = ends
-    if not demand.owner then look = str(NOW + STALL_DEFAULTS.stallInterval) end
+  -- `hand_out` spelled out for what nearly every claim finds: a plain job in the stream. Appends its particulars to
+  -- `claims` and returns its id; nil for any other job. The client knows the rest, for it asked for it.
+  local function hand_out_plain(queue, entry, demand, nth, claims)
+    local id = field_of(entry, 'jobId') or ''
+    local key = queue.k.job .. id
+    local found = call('HMGET', key, 'hv', 'state', 'entry', 'data', 'timestamp', 'attemptsMade', 'revoked', 'hd')
+    if found[1] ~= PLAIN or found[2] ~= 'waiting' or found[3] ~= entry[1] or found[7] then return nil end
     if demand.owner then
-      changes[17], changes[18], changes[19] = 'own', demand.owner, 'tok'
-      changes[20] = nth == 1 and demand.token or demand.token .. ':' .. nth
+      call('HSET', key, 'state', 'active', 'processedOn', NOW_TEXT, 'lastActive', demand.alive, 'ls', demand.times, 'tok', token_of(demand, nth), 'own', demand.owner)
+    else
+      call('HSET', key, 'state', 'active', 'processedOn', NOW_TEXT, 'lastActive', demand.alive, 'ls', demand.times)
     end
-    call('HSET', key, unpack(changes))
-    call('ZADD', queue.p .. ':hr:active', look, id) -- the client knows when that is, and looks then
-    local size = #flat
-    for i = 1, #changes do flat[size + i] = changes[i] end -- whoever reads pairs takes the last of each
-    return flat
+    if demand.serial then call('HSET', key, 'ser', serial_of(demand, nth)) end
+    local n = #claims
+    claims[n + 1], claims[n + 2], claims[n + 3] = id, field_of(entry, 'name') or '', found[4] or ''
+    claims[n + 4], claims[n + 5], claims[n + 6] = found[8] or '', found[5] or '', found[6] or '0'
+    return id
   end
 
   -- Whether there is nothing but the stream, as in most queues most of the time: one question instead of eight.
   local function has_only_stream(queue)
-    local p = queue.p
-    return call('EXISTS', p .. ':scheduled', p .. ':hr:ready', p .. ':hr:delayed', p .. ':priority', p .. ':lifo', p .. ':ratelimited') == 0
+    local k = queue.k
+    return call('EXISTS', k.scheduled, k.ready, k.delayed, k.priority, k.lifo, k.ratelimited) == 0
   end
 
   -- Whether no job that is ready has a place before those in the stream: then one read gets them all.
@@ -338,60 +328,116 @@ do
     end
   end
 
-  local function claim(queue, args)
-    local demand = {
-      count = tonumber(args[2]),
-      broker = args[3],
-      owner = args[4] ~= '' and args[4] or nil,
-      token = args[5],
-      serial = tonumber(args[6]),
-      lease = tonumber(args[7]),
-      len = args[7],
-      ends = str(NOW + tonumber(args[7])),
-      group = args[8] ~= '' and cjson.decode(args[8]) or nil,
+  local CLAIM_ARGS = 5 -- fields of the record `Claiming`
+
+  -- What somebody asked for. Without an owner it is the silence that counts and not the lease.
+  local function read_demand(args, at, broker)
+    local length = tonumber(args[at + 4])
+    local owner = args[at + 1] ~= '' and args[at + 1] or nil
+    return {
+      broker = broker,
+      count = tonumber(args[at]),
+      owner = owner,
+      token = args[at + 2],
+      serial = tonumber(args[at + 3]),
+      lease = length,
+      times = NOW_TEXT .. ' ' .. args[at + 4],
+      look = str(NOW + (owner and length or STALL_DEFAULTS.stallInterval)),
+      alive = length > NODE_LOCK and str(NOW + length - NODE_LOCK) or NOW_TEXT,
     }
+  end
+
+  local function read_demands(args, at, count, broker)
+    local demands, total = {}, 0
+    for i = 1, count do
+      demands[i] = read_demand(args, at + (i - 1) * CLAIM_ARGS, broker)
+      total = total + demands[i].count
+    end
+    return demands, total
+  end
+
+  -- Whose turn it is, and which of its jobs comes next: the first who asked gets all it wants before the next gets one.
+  local function asker(round)
+    while round.nth >= round.demands[round.at].count do round.at, round.nth = round.at + 1, 0 end
+    return round.demands[round.at], round.nth + 1
+  end
+
+  local function give(round, job)
+    if not may_start(job) then return end
+    round.claims[#round.claims + 1] = hand_out(job, asker(round))
+    round.nth, round.count = round.nth + 1, round.count + 1
+  end
+
+  local function give_entry(round, queue, entry)
+    local demand, nth = asker(round)
+    local id = round.may_be_plain and hand_out_plain(queue, entry, demand, nth, round.claims)
+    if id then
+      local looks = round.looks
+      looks[#looks + 1], looks[#looks + 2] = demand.look, id
+      round.nth, round.count = nth, round.count + 1
+      return
+    end
+    local job = take_entry(queue, entry)
+    if job then give(round, job) end
+  end
+
+  local function give_from_stream(round, queue, broker, wanted)
+    round.may_be_plain, round.looks = not meta(queue).hrStall, {}
+    for _, entry in ipairs(read_group(queue, broker, wanted)) do give_entry(round, queue, entry) end
+    -- The client knows when plain jobs are to be looked at, and looks then.
+    if #round.looks > 0 then call('ZADD', queue.k.active, unpack(round.looks)) end
+  end
+
+  local function give_in_order(round, queue, broker, wanted, group)
+    while round.count < wanted do
+      local job
+      if group then job = next_of_groups(queue, broker, group) else job = next_job(queue, broker) end
+      if job == nil then return end
+      if job then give(round, job) end
+    end
+  end
+
+  -- Hand out jobs to all who asked, as far as there are any and the limits of the queue allow. Of each job the reply has
+  -- its hash or, if it is plain, the particulars that `hand_out_plain` names.
+  local function claim_for(queue, broker, demands, total, group)
     local only_stream = has_only_stream(queue)
     if not only_stream then
       promote_due(queue)
       promote_rate_limited(queue)
     end
-    if meta(queue).paused == '1' then return { {} } end
-    local wanted, bucket = room(queue, demand.count)
-    local claims, nth = {}, 0
-    local function give(job)
-      if not may_start(job) then return end
-      nth = nth + 1
-      claims[nth] = hand_out(job, demand, nth)
-    end
-    if not demand.group and wanted > 0 and (only_stream or is_stream_next(queue)) then
-      local may_be_plain = not meta(queue).hrStall
-      for _, entry in ipairs(read_group(queue, demand.broker, wanted)) do
-        local plain = may_be_plain and hand_out_plain(queue, entry, demand, nth + 1)
-        local job = not plain and take_entry(queue, entry)
-        if plain then
-          nth = nth + 1
-          claims[nth] = plain
-        elseif job then
-          give(job)
-        end
-      end
+    if meta(queue).paused == '1' then return {} end
+    local wanted, bucket = room(queue, total)
+    local round = { demands = demands, claims = {}, count = 0, at = 1, nth = 0 }
+    if wanted > 0 and not group and (only_stream or is_stream_next(queue)) then
+      give_from_stream(round, queue, broker, wanted)
     else
-      while nth < wanted do
-        local job
-        if demand.group then job = next_of_groups(queue, demand.broker, demand.group) else job = next_job(queue, demand.broker) end
-        if job == nil then break end
-        if job then give(job) end
-      end
+      give_in_order(round, queue, broker, wanted, group)
     end
-    if bucket and nth > 0 then
-      bucket.tokens = math.max(0, bucket.tokens - nth)
+    if bucket and round.count > 0 then
+      bucket.tokens = math.max(0, bucket.tokens - round.count)
       save_bucket(queue, bucket)
     end
-    if nth < demand.count and not only_stream then next_job_due(queue) end
-    return { claims }
+    if round.count < total and not only_stream then next_job_due(queue) end
+    return round.claims
   end
 
-  verb('claim', 'count broker owner token serial leaseMs group', claim)
+  local function claim(queue, args)
+    local demands, total = read_demands(args, 4, 1, args[2])
+    return { claim_for(queue, args[2], demands, total, args[3] ~= '' and cjson.decode(args[3]) or nil) }
+  end
+
+  verb('claim', 'broker group Claiming', claim)
+
+  -- What a busy worker needs in one step: end the jobs it has done, then hand out the next ones.
+  local function complete_and_claim(queue, args)
+    local count = tonumber(args[3])
+    local outcomes = complete_plain(queue, args, 4 + count * CLAIM_ARGS)
+    if count == 0 then return { outcomes, {} } end
+    local demands, total = read_demands(args, 4, count, args[2])
+    return { outcomes, claim_for(queue, args[2], demands, total) }
+  end
+
+  verb('completeAndClaim', 'broker count Claiming* (size Ending*)*', complete_and_claim)
 
   -- -- giving back --------------------------------------------------------------------------------------------------------
 
@@ -405,7 +451,7 @@ do
   local function release(queue, args)
     for i = 2, #args - 1, 2 do
       local job = find(queue, args[i])
-      if job and job.h.state == 'active' and job.h.ser == args[i + 1] then
+      if job and job.h.state == 'active' and (job.h.ser == args[i + 1] or job.h.tok == args[i + 1]) then
         tell('released', job, { worker = job.h.own })
         back_to_waiting(job)
         forget_lease(job)
@@ -413,7 +459,7 @@ do
     end
   end
 
-  verb('release', '(id serial)*', release)
+  verb('release', '(id lease)*', release)
 
   -- Give back what is leased to `owner` now, but for the ids in `keep`. One call, so that a claim that the same owner
   -- sends right behind it is not taken for an old one.
@@ -421,7 +467,7 @@ do
     local owner, keep, released = args[2], {}, {}
     for i = 3, #args do keep[args[i]] = true end
     for _, id in ipairs(call('ZRANGE', queue.p .. ':hr:active', 0, -1)) do
-      if not keep[id] and call('HGET', queue.p .. ':job:' .. id, 'own') == owner then
+      if not keep[id] and call('HGET', queue.k.job .. id, 'own') == owner then
         local job = find(queue, id)
         if job.h.state == 'active' then
           tell('released', job, { worker = owner })
@@ -441,7 +487,7 @@ do
     local renewed = {}
     for i = 2, #args - 3, 4 do
       local job, token, duration = find(queue, args[i]), args[i + 1], tonumber(args[i + 2])
-      local is_ok = job and job.h.state == 'active' and job.h.hb and (token == '' or job.h.tok == token)
+      local is_ok = job and job.h.state == 'active' and is_held(job) and (token == '' or job.h.tok == token)
       if is_ok and job.h.revoked == '1' then
         fail_for_good(job, 'revoked') -- who holds it learns it from this answer
         is_ok = false
@@ -517,7 +563,7 @@ do
   local function tend_active(queue, luck)
     for _, id in ipairs(call('ZRANGEBYSCORE', queue.p .. ':hr:active', '-inf', str(NOW), 'LIMIT', 0, PROMOTE_SLICE)) do
       local job = find(queue, id)
-      if job and job.h.state == 'active' and job.h.hb then look_at(job, luck) else call('ZREM', queue.p .. ':hr:active', id) end
+      if job and job.h.state == 'active' and is_held(job) then look_at(job, luck) else call('ZREM', queue.p .. ':hr:active', id) end
     end
   end
 

@@ -6,6 +6,7 @@ do
   -- How Node workers are told of the default settings of a job.
   local DEFAULT_OPTS = '{"attempts":3,"backoff":{"type":"exponential","delay":1000}}'
   JOB_ARGS = 10 -- fields of the record `NewJob`
+  local PLAIN_ARGS = 4 -- fields of the record `PlainJob`
 
   function read_new(args, at, keys)
     local extra = args[at + 9]
@@ -139,6 +140,8 @@ do
       fields.birth, fields.hg, fields.uk, fields.ci = extra.birth, extra.groupId, extra.uniqueKey, extra.customId
       fields.hf, fields.lk = extra.flow, extra.birth and extra.lookup
       fields.hs = extra.settings and to_text(extra.settings) or nil
+      local ttl = extra.settings and tonumber(extra.settings.ttl)
+      if ttl then fields.expireAt = str(tonumber(new.created) + ttl) end -- for Node workers
       fields.hl = extra.links and to_text(extra.links) or nil
     end
     for field, value in pairs(fields) do put(job, field, value) end
@@ -194,11 +197,23 @@ do
     return true
   end
 
+  local function used_key(new)
+    return new.queue.p .. ':hr:used:' .. new.extra.customId
+  end
+
+  -- The job that the id was used for within its `idTtl`; a shadow of it when it is gone.
+  local function used_job(new)
+    if not new.extra.idTtl then return nil end
+    local expires, id = string.match(call('GET', used_key(new)) or '', '^(%d+) (.*)$')
+    if not expires or tonumber(expires) <= NOW then return nil end
+    return find(new.queue, id) or { queue = new.queue, id = id, h = {} }
+  end
+
   -- Store one job, or give the one that its id or key already stands for.
   local function admit(new)
     local extra = new.extra
     if extra then
-      local known = known_job(new)
+      local known = used_job(new) or known_job(new)
       if known then
         tell('duplicated', known)
         return known, false
@@ -207,6 +222,9 @@ do
     end
     local job = make(new)
     if extra then take_keys(job) end
+    if extra and extra.idTtl then
+      call('SET', used_key(new), str(NOW + extra.idTtl) .. ' ' .. job.id, 'PX', str(extra.idTtl))
+    end
     if extra and extra.dependsOn then
       history(job).timeline = { { state = 'waiting-children', timestamp = tonumber(new.created) } }
       history(job).pending = {}
@@ -221,30 +239,27 @@ do
     return job, true
   end
 
-  -- `admit` spelled out for what nearly every push is: default settings, due now, priority 0. nil for any other job.
-  local function admit_plain(queue, args, at)
-    local id, name, created, run = args[at + 1], args[at + 2], args[at + 5], args[at + 6]
-    if run ~= NOW_TEXT or created ~= run or args[at + 7] ~= '0' or #id ~= 36 or #run ~= 13 then return nil end
-    local entry = call('XADD', queue.p .. ':stream', '*', 'jobId', id, 'name', name, 'at', '00' .. run .. id)
-    local fields = { 'id', id, 'name', name, 'data', args[at + 3], 'opts', DEFAULT_OPTS, 'timestamp', created, 'attemptsMade', '0', 'delay', '0', 'priority', '0', 'maxAttempts', args[at + 8], 'state', 'waiting', 'hv', '1', 'entry', entry }
-    if args[at + 4] ~= '' then fields[25], fields[26] = 'hd', args[at + 4] end
-    call('HSET', queue.p .. ':job:' .. id, unpack(fields))
+  -- `admit` spelled out for what nearly every push is: default settings, due now, priority 0.
+  local function admit_plain(queue, moment, id, name, data, raw)
+    local k, now = queue.k, NOW_TEXT
+    local entry = call('XADD', k.stream, '*', 'jobId', id, 'name', name, 'at', moment)
+    local set = { 'hv', PLAIN, 'state', 'waiting', 'entry', entry, 'id', id, 'name', name, 'data', data, 'timestamp', now, 'attemptsMade', '0', 'opts', DEFAULT_OPTS, 'delay', '0', 'priority', '0', 'maxAttempts', '3' }
+    if raw ~= '' then set[25], set[26] = 'hd', raw end
+    call('HSET', k.job .. id, unpack(set))
     announce(queue, 'added', id, 'name', name)
-    return id
   end
 
-  local function insert_plain(queue, args, keys)
-    local ids = {}
-    for at = 3, #args - JOB_ARGS + 1, JOB_ARGS do
-      ids[#ids + 1] = admit_plain(queue, args, at) or admit(read_new(args, at, keys)).id
-    end
-    if #ids > 0 then wake(queue) end
-    return { ids }
+  -- The client has made the ids, makes the events and knows that there are jobs now.
+  local function insert_plain(queue, args)
+    local moment = place_in_time(NOW, '')
+    for at = 2, #args, PLAIN_ARGS do admit_plain(queue, moment, unpack(args, at, at + PLAIN_ARGS - 1)) end
+    wake_others(queue)
   end
 
-  -- The jobs of one push. The client makes the events of plain ones itself.
+  verb('insertPlain', 'PlainJob*', insert_plain)
+
+  -- The jobs of one push.
   local function insert(queue, args, keys)
-    if args[2] == 'plain' then return insert_plain(queue, args, keys) end
     local is_flow = args[2] == 'flow'
     local news, ids, related = {}, {}, {}
     for at = 3, #args - JOB_ARGS + 1, JOB_ARGS do news[#news + 1] = read_new(args, at, keys) end

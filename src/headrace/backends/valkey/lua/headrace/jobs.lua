@@ -1,13 +1,36 @@
 -- A job in hand: its hash, what is changed of it, its settings, links and history.
 -- Fields of glide-mq keep their names; those of our own are short and listed in docs/valkey.md.
+--
+-- A plain job (default settings, FIFO, no relatives, no past) is most of the traffic and goes through by paths of its own
+-- (`admit_plain`, `hand_out_plain`, `complete_plain`). Such a job has `hv` PLAIN and the times of its lease in the one
+-- field `ls`; as soon as anybody else writes it here, both are unfolded and it is a job like any other. What these paths
+-- cost is above all new Lua strings and arguments of commands: mind them.
+
+local PLAIN = '2'
 
 local adopt, find, get, put, number, run_at, is_ours, word, birth, settings, change_setting, links, own_links,
   history, has_history, note, failed_reason, write
 do
   local NO_LINKS = {}
+  local FOLDED = { 'ls', 'tok', 'own', 'hb', 'len', 'until', 'ser', 'et', 'ef', 'entry' }
+
+  -- `ls` is `<since> <length>`; `!` after the end of the lease, when `own`, `ser` and `entry` mean nothing any more.
+  local function unfold(job)
+    local h = job.h
+    local since, length = string.match(h.ls, '^(%d+) (%d+)$')
+    if since then
+      h.hb, h.len, h['until'] = since, length, str(tonumber(since) + tonumber(length))
+    else
+      if h.tok then h.et, h.ef = h.tok, '1' end
+      h.tok, h.own, h.ser, h.entry = nil, nil, nil, nil
+    end
+    h.ls = nil
+    job.is_folded = true
+  end
 
   function adopt(queue, id, h)
     local job = { queue = queue, id = id, h = h, w = {} }
+    if h.ls then unfold(job) end
     JOBS[queue.p .. ' ' .. id] = job
     return job
   end
@@ -16,7 +39,7 @@ do
   function find(queue, id)
     local known = JOBS[queue.p .. ' ' .. id]
     if known ~= nil then return known or nil end
-    local flat = call('HGETALL', queue.p .. ':job:' .. id)
+    local flat = call('HGETALL', queue.k.job .. id)
     if #flat == 0 then return nil end
     local h = {}
     for i = 1, #flat, 2 do h[flat[i]] = flat[i + 1] end
@@ -31,6 +54,11 @@ do
     job.h[field] = value
     if next(job.w) == nil then TOUCHED[#TOUCHED + 1] = job end
     job.w[field] = true
+    if job.is_folded then
+      job.is_folded = nil
+      for _, name in ipairs(FOLDED) do job.w[name] = true end
+    end
+    if job.h.hv == PLAIN then put(job, 'hv', '1') end
   end
 
   function number(job, field)

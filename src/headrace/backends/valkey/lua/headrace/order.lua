@@ -7,7 +7,7 @@
 -- waiting-children in hr:blocked
 -- completed, failed in the sets of that name
 
-local RANK, FIFO, place_in_time, rank, append, group_key, join_turn, enter_waiting, enter_delayed,
+local RANK, FIFO, field_of, entry_place, place_in_time, rank, append, group_key, join_turn, enter_waiting, enter_delayed,
   enter_queued, enter_finished, enter_blocked, release_ordered_slot, leave_hole, leave_ready, leave,
   key_holder, hold_key, living_holder, release_key, has_key_rival, take_keys, forget_ties, remove
 do
@@ -18,6 +18,19 @@ do
     ['0'] = 'f', ['1'] = 'e', ['2'] = 'd', ['3'] = 'c', ['4'] = 'b', ['5'] = 'a', ['6'] = '9', ['7'] = '8',
     ['8'] = '7', ['9'] = '6', ['a'] = '5', ['b'] = '4', ['c'] = '3', ['d'] = '2', ['e'] = '1', ['f'] = '0',
   }
+
+  function field_of(entry, name)
+    local fields = entry[2]
+    for i = 1, #fields, 2 do
+      if fields[i] == name then return fields[i + 1] end
+    end
+  end
+
+  -- Where an entry of the stream stands in time, nil for one of Node's. `at` of a plain job is without its id.
+  function entry_place(entry)
+    local at = field_of(entry, 'at')
+    return at and #at == 15 and at .. field_of(entry, 'jobId') or at
+  end
 
   function place_in_time(run, born)
     return string.format('%015.0f', run) .. born
@@ -37,10 +50,8 @@ do
   local function is_newest(job)
     local last = call('XREVRANGE', job.queue.p .. ':stream', '+', '-', 'COUNT', 1)[1]
     if not last then return true end
-    local fields = last[2]
-    for i = 1, #fields, 2 do
-      if fields[i] == 'at' then return place_in_time(run_at(job), birth(job)) > fields[i + 1] end
-    end
+    local at = entry_place(last)
+    if at then return place_in_time(run_at(job), birth(job)) > at end
     return run_at(job) > tonumber(string.match(last[1], '^%d+'))
   end
 

@@ -1,17 +1,17 @@
 -- How jobs end: complete, fail, retry, bury, and what that means for parents, keys and groups.
 
-local ACK_ARGS, check_lease, check_token, read_ack, complete_one, end_lease, forget_lease, dlq_config, watch_burial,
-  plan_auto_retry, retry, end_attempt, revive_dead_letter
+local ACK_ARGS, is_held, check_lease, check_token, read_ack, complete_one, end_lease, forget_lease, complete_plain,
+  dlq_config, watch_burial, plan_auto_retry, retry, end_attempt, revive_dead_letter
 do
   local MAX_FAILURES = 100
   local MAX_SATISFIED = 10000
   local DLQ_DEFAULTS = { autoRetry = false, autoRetryInterval = 3600000, maxAutoRetries = 3, maxAge = 604800000, maxEntries = 10000 }
 
-  local function count_minute(queue, kind, run_ms)
+  local function count_minute(queue, kind, ended, run_ms)
     local key, minute = queue.p .. ':metrics:' .. kind, 'm:' .. str(NOW - NOW % 60000)
-    local count = call('HINCRBY', key, minute .. ':c', 1)
+    local count = call('HINCRBY', key, minute .. ':c', ended)
     if run_ms and run_ms > 0 then call('HINCRBY', key, minute .. ':d', str(run_ms)) end
-    if count % 1000 ~= 0 then return end
+    if count % 1000 >= ended then return end -- every thousandth tidies up
     for _, field in ipairs(call('HKEYS', key)) do
       local at = tonumber(string.match(field, '^m:(%d+):'))
       if at and at < NOW - 86400000 then call('HDEL', key, field) end
@@ -19,6 +19,15 @@ do
   end
 
   -- -- leases -------------------------------------------------------------------------------------------------------------
+
+  -- Whether the lease of an active job is still what lets it run: a Node worker that takes a silent job over gives it a
+  -- new entry in the stream and leaves the lease as it was.
+  function is_held(job)
+    local entry = job.h.entry
+    if not job.h.hb or not entry then return job.h.hb end
+    local pending = redis.pcall('XPENDING', job.queue.k.stream, GROUP, entry, entry, 1)
+    return not pending.err and #pending > 0
+  end
 
   -- The job if the caller may end its attempt; false if that attempt was finalised before. A lease that merely ran out
   -- still counts for a completion while nobody else has the job.
@@ -28,7 +37,7 @@ do
     if not job then refuse('not_found', unknown) end
     local h = job.h
     if h.state == 'active' and h.revoked == '1' then refuse('lease_lost', 'Job was revoked: ' .. id) end
-    if h.state == 'active' and h.hb then
+    if h.state == 'active' and is_held(job) then
       if not h.tok or h.tok == token then return job end
       if token == '' then refuse('lease_lost', 'Lock token required for job ' .. id) end
       refuse('lease_lost', 'Invalid or expired lock token for job ' .. id)
@@ -156,7 +165,7 @@ do
     local started = tonumber(job.h.processedOn)
     tell('completed', job, { attempt = number(job, 'attemptsMade') + 1, worker = worker, delay = started and NOW - started or nil })
     announce_completed(queue, job.id, job.h.returnvalue, job.h.hr)
-    count_minute(queue, 'completed', started and NOW - started or nil)
+    count_minute(queue, 'completed', 1, started and NOW - started or nil)
     if ack.plan and ack.plan.run then succeed(job, ack.plan) end
     child_done(job)
     plan_scheduler(job)
@@ -181,41 +190,72 @@ do
     return asked
   end
 
-  local PLAIN_FIELDS = { 'state', 'tok', 'entry', 'hv', 'name', 'attemptsMade', 'own', 'processedOn', 'hh', 'hs', 'hl', 'hg', 'dep', 'revoked', 'groupKey' }
-  local LAST_OF_PLAIN = 8 -- a job that has any of the fields behind it is not plain
+  -- -- completing plain jobs ----------------------------------------------------------------------------------------------
 
-  -- What `complete_plain` needs of a job, if it is plain and the caller holds it; else nil.
-  local function plain_lease(ack)
-    local found = call('HMGET', ack.queue.p .. ':job:' .. ack.id, unpack(PLAIN_FIELDS))
-    if found[1] ~= 'active' or not found[3] or not found[4] or ack.remove ~= '' then return nil end
-    if found[2] and found[2] ~= ack.token then return nil end
-    for i = LAST_OF_PLAIN + 1, #PLAIN_FIELDS do
-      if found[i] then return nil end
-    end
-    return found
+  local END_ARGS = 3 -- fields of the record `Ending`
+
+  -- Since when the caller holds a plain job, and its entry; nil when it is not plain or not the caller's.
+  local function plain_lease(queue, id, token)
+    local found = call('HMGET', queue.k.job .. id, 'hv', 'state', 'entry', 'processedOn', 'ls', 'tok', 'revoked')
+    local since = found[4]
+    if found[1] ~= PLAIN or found[2] ~= 'active' or not since or not found[5] or found[7] then return nil end
+    if found[6] and found[6] ~= token then return nil end
+    if string.find(found[5], since, 1, true) ~= 1 then return nil end -- somebody else began it anew
+    return since, found[3]
   end
 
-  -- `complete_one` spelled out for what nearly every completion is. The client makes the event of it.
-  local function complete_plain(ack, lease)
-    local queue, id, now = ack.queue, ack.id, NOW_TEXT
-    local p, key = queue.p, queue.p .. ':job:' .. ack.id
-    local value = ack.value ~= '' and ack.value or 'null'
-    call('XACK', p .. ':stream', GROUP, lease[3])
-    call('XDEL', p .. ':stream', lease[3])
-    call('ZREM', p .. ':hr:active', id)
-    call('ZADD', p .. ':completed', now, id)
-    local set = { 'state', 'completed', 'finishedOn', now, 'returnvalue', value }
-    if lease[2] then set[7], set[8] = 'ef', '1' end
-    if ack.raw ~= '' then set[#set + 1], set[#set + 2] = 'hr', ack.raw end
-    if ack.value == '' and ack.raw == '' then set[#set + 1], set[#set + 2] = 'hn', '1' end
-    call('HSET', key, unpack(set))
-    call('HDEL', key, 'entry', 'own', 'until', 'len', 'hb', 'ser', 'lastActive')
-    announce_completed(queue, id, value, ack.raw)
-    local started = tonumber(lease[8])
-    count_minute(queue, 'completed', started and NOW - started or nil)
+  local function end_plain(queue, id, value)
+    local key, told = queue.k.job .. id, value == '' and 'null' or value
+    call('HSET', key, 'state', 'completed', 'finishedOn', NOW_TEXT, 'returnvalue', told, 'ls', '!')
+    if value == '' then call('HSET', key, 'hn', '1') end
+    announce_completed(queue, id, told)
+    if not meta(queue).hrAwaited then return end
+    local job = { queue = queue, id = id, h = { returnvalue = told, hn = value == '' and '1' or nil } }
+    publish_end({ event = 'completed', queue = queue.name }, job)
+  end
+
+  -- What the ends of many plain jobs have in common, in one command each.
+  local function close_books(queue, ids, entries, run_ms)
+    if #ids == 0 then return end
+    local k, scores = queue.k, {}
+    for i, id in ipairs(ids) do scores[2 * i - 1], scores[2 * i] = NOW_TEXT, id end
+    call('XACK', k.stream, GROUP, unpack(entries))
+    call('XDEL', k.stream, unpack(entries))
+    call('ZREM', k.active, unpack(ids))
+    call('ZADD', k.completed, unpack(scores))
+    count_minute(queue, 'completed', #ids, run_ms)
     if meta(queue).globalConcurrency then wake(queue) end
-    if meta(queue).hrAwaited then publish_end({ event = 'completed', queue = queue.name }, { queue = queue, id = id, h = { returnvalue = value, hr = ack.raw ~= '' and ack.raw or nil } }) end
-    return { lease[5] or '', lease[6] or '0', lease[7] or '', lease[8] or '' }
+  end
+
+  -- `complete_one` spelled out for what nearly every completion is: `args` from `at` on has lots, each with its size and so
+  -- many records `Ending`. Per lot 1, or 0 and nothing done when one of its jobs is not plain, or not the caller's:
+  -- `complete` is for those. The client makes the events.
+  function complete_plain(queue, args, at)
+    local outcomes, ids, entries, run_ms = {}, {}, {}, 0
+    while args[at] do
+      local first, last, before, run_before = at + 1, at + END_ARGS * tonumber(args[at]), #ids, run_ms
+      local is_whole, seen = true, {}
+      for i = first, last, END_ARGS do
+        local since, entry = plain_lease(queue, args[i], args[i + 1])
+        if not since or seen[args[i]] then
+          is_whole = false
+          break
+        end
+        seen[args[i]] = true
+        ids[#ids + 1], entries[#entries + 1] = args[i], entry
+        run_ms = run_ms + math.max(0, NOW - tonumber(since))
+      end
+      if is_whole then
+        for i = first, last, END_ARGS do end_plain(queue, args[i], args[i + 2]) end
+      else
+        for i = #ids, before + 1, -1 do ids[i], entries[i] = nil, nil end
+        run_ms = run_before
+      end
+      outcomes[#outcomes + 1] = is_whole and 1 or 0
+      at = last + 1
+    end
+    close_books(queue, ids, entries, run_ms)
+    return outcomes
   end
 
   local function read_acks(args, keys)
@@ -232,11 +272,8 @@ do
   -- Apply completions: `all` or none of them, or `each` by itself. Per job: 1 done, 0 ended before, or why it was refused.
   local function complete(_, args, keys)
     local is_each, acks, jobs, seen, problems = args[2] == 'each', read_acks(args, keys), {}, {}, {}
-    local plain = {}
     for i, ack in ipairs(acks) do
-      local ok, job = true, nil
-      if not seen[ack.id] then plain[i] = plain_lease(ack) end
-      if plain[i] then job = false else ok, job = pcall(check_lease, ack.queue, ack.id, ack.token, true) end
+      local ok, job = pcall(check_lease, ack.queue, ack.id, ack.token, true)
       if ok and job and seen[ack.id] then
         ok, job = false, { kind = 'not_found', text = 'Job not found or not in processing state: ' .. ack.id }
       end
@@ -251,13 +288,9 @@ do
     for i, ack in ipairs(acks) do
       if problems[i] then
         outcomes[i] = { problems[i].kind, problems[i].text }
-      elseif plain[i] then
-        outcomes[i] = complete_plain(ack, plain[i])
       else
         outcomes[i] = jobs[i] and 1 or 0
-        if jobs[i] then
-          complete_one(jobs[i], ack)
-        end
+        if jobs[i] then complete_one(jobs[i], ack) end
       end
     end
     return { 'done', outcomes }
@@ -322,7 +355,7 @@ do
   -- The end without success: parents hear of it, then the job is buried or, if so asked, dropped.
   bury_or_remove = function(job, reason, text, told)
     local queue = job.queue
-    count_minute(queue, 'failed', nil)
+    count_minute(queue, 'failed', 1, nil)
     tell_flow(job, text or reason)
     release_key(job)
     local keep = settings(job).removeOnFail

@@ -1,0 +1,70 @@
+"""What a failover does: the primary of a queue is killed, its replica takes over, and brokers go on by themselves."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from valkey.crc import key_slot
+
+from tests.serverprocess import ServerProcess
+from tests.valkey.test_fleet import until
+from tests.valkeyserver import ValkeyCluster
+from tests.wireclient import Client
+
+LAST_SLOT_OF_FIRST = 5460
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[ValkeyCluster]:
+    cluster = ValkeyCluster(tmp_path, node_timeout_ms=500)
+    try:
+        cluster.start()
+        cluster.add_replica()
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+def queue_of_first_primary() -> str:
+    names = (f"queue{n}" for n in range(100))
+    return next(name for name in names if key_slot(f"{{{name}}}".encode()) <= LAST_SLOT_OF_FIRST)
+
+
+def push_until_taken(client: Client, queue: str) -> list[str]:
+    """Push until the cluster takes it; what it said before."""
+    errors, deadline = [], time.monotonic() + 30
+    while not (reply := client.call("PUSH", queue=queue, data="after")).get("ok"):
+        assert time.monotonic() < deadline, reply
+        errors.append(reply["error"])
+        time.sleep(0.05)
+    return errors
+
+
+@pytest.mark.timeout(120)
+def test_brokers_go_on_with_the_replica_and_nothing_replicated_is_lost(cluster: ValkeyCluster) -> None:
+    queue = queue_of_first_primary()
+    with (
+        ServerProcess(":memory:", "--backend", cluster.url) as broker,
+        broker.client() as client,
+        Client(broker.port, timeout=40) as waiting,
+    ):
+        ids = [client.ok("PUSH", queue=queue, data=n)["id"] for n in range(20)]
+        held = client.ok("PULLB", queue=queue, count=20, owner="w", lockTtl=60_000)
+        assert [job["id"] for job in held["jobs"]] == ids
+        waiting.send("PULL", queue=queue, timeout=30_000)
+        primary = cluster.nodes[0].client()
+        until(lambda: primary.hexists(f"glide:{{{queue}}}:meta", "hrParked"), 10)
+        assert primary.wait(1, 5000) == 1  # the replica has all of it
+        cluster.nodes[0].kill()
+        errors = push_until_taken(client, queue)
+        assert all("Valkey" in error for error in errors), errors
+        assert waiting.recv()["job"]["data"] == "after"
+        for job, token in zip(held["jobs"], held["tokens"], strict=True):
+            client.ok("ACK", id=job["id"], token=token)
+        counts = client.ok("GetJobCounts", queue=queue)["counts"]
+        assert (counts["completed"], counts["active"], counts["waiting"]) == (20, 1, 0)
+        cluster.nodes[0].start()  # the old primary comes back as a replica, and nobody notices
+        assert client.ok("PUSH", queue=queue, data="later")["id"]
