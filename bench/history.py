@@ -30,7 +30,7 @@ ERRORS = (
 SEGMENT_EVENTS = 200_000
 DAY_MS = 86_400_000
 START_MS = 1_793_232_000_000  # Thu 29 Oct 2026 00:00 UTC
-EVENTS_PER_JOB = 3.55
+EVENTS_PER_JOB = 3.14
 _CODES = {name: int(name) for name in EventName}
 _WORDS = {int(name): word for name, word in EVENT_WORDS.items()}
 

@@ -1,23 +1,30 @@
 """What the data pipeline costs, in CPU seconds of all its processes, beside DuckDB, rows and a plain client.
 
-    python bench/pipeline.py --events 500000 --rounds 3
+    bench/pipeline.py                                everything at 5 million events; writes the table
+    bench/pipeline.py --events 500000 --no-write     quicker, prints only
+    bench/pipeline.py --parts write,capture          some of it, prints only
 
-CPU time is taken from the process tree (Java, Python workers), since wall time depends on what else the machine does. A
-round runs everything once, in turn; the first round is told apart as cold. Results go to standard output as Markdown.
+CPU time is taken from the process tree (Java, Python workers), since wall time depends on what else the machine does.
+Things that are compared run in turn, and ratios are medians of pairs. DuckDB does the same work: the same tables, from
+the same files, bronze, jobs and attempts written as Parquet by date. What it says is also compared with the lake.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import datetime
+import importlib.metadata
 import itertools
-import resource
+import os
+import platform
 import shutil
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +34,14 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceWriter, InputPartition
 
 import history
+import report
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tests.pipeline import secondopinion
 from tests.serverprocess import ServerProcess
 
-from headrace.pipeline import runs
+from headrace.pipeline import runs, silver
 from headrace.pipeline.connection import Address, Connection
 from headrace.pipeline.lake import Lake
 from headrace.pipeline.options import Options
@@ -43,32 +51,69 @@ from headrace.pipeline.session import start_session
 from headrace.pipeline.source import HeadraceSource
 from headrace.pipeline.writer import RowsToJobs, Written
 
+PAGE = Path(__file__).resolve().parents[1] / "docs/benchmarks.md"
+BLOCK = "pipeline"
 COLUMNS = "seq,ts,event,queue,job_id,attempt,worker"
+EVENTS_PER_DAY = 1_700_000
+_BECOME_SUBREAPER = 36
+
+
+@dataclass
+class Cost:
+    cpu: float
+    wall: float
 
 
 class Meter:
-    """CPU seconds and wall seconds of a piece of work; the server's own are left out."""
+    """CPU seconds and wall seconds of a piece of work; the server's own are left out.
+
+    What a process used counts for its parent when it has ended. So that none ends outside of the tree, orphans are
+    ours: and a reading counts if the tree did not change while it was taken.
+    """
 
     def __init__(self, without: int | None = None) -> None:
+        ctypes.CDLL(None).prctl(_BECOME_SUBREAPER, 1, 0, 0, 0)
         self._without = without
         self._me = psutil.Process()
 
+    def _tree(self) -> list[psutil.Process]:
+        return [p for p in [self._me, *self._me.children(recursive=True)] if p.pid != self._without]
+
     def _cpu(self) -> float:
-        total = 0.0
-        for process in [self._me, *self._me.children(recursive=True)]:
-            if process.pid == self._without:
-                continue
+        while True:
+            tree, total = self._tree(), 0.0
             try:
-                times = process.cpu_times()
-                total += times.user + times.system + times.children_user + times.children_system
+                for process in tree:
+                    times = process.cpu_times()
+                    total += times.user + times.system + times.children_user + times.children_system
             except psutil.NoSuchProcess:
                 continue
-        return total
+            if {process.pid for process in tree} == {process.pid for process in self._tree()}:
+                return total
 
-    def of(self, work: Callable[[], object]) -> tuple[float, float]:
+    def of(self, work: Callable[[], object]) -> Cost:
         cpu, wall = self._cpu(), time.perf_counter()
         work()
-        return self._cpu() - cpu, time.perf_counter() - wall
+        return Cost(self._cpu() - cpu, time.perf_counter() - wall)
+
+
+@dataclass
+class Row:
+    """A line of the table: what, the figure, what was wanted, and whether that was missed."""
+
+    what: str
+    figure: str
+    wanted: str = ""
+    is_missed: bool = False
+
+
+@dataclass
+class Found:
+    rows: list[Row] = field(default_factory=list)
+
+    def add(self, what: str, figure: str, wanted: str = "", *, missed: bool = False) -> None:
+        self.rows.append(Row(what, figure, wanted, missed))
+        print(f"{what}: {figure}" + (f" (wanted {wanted}{', MISSED' if missed else ''})" if wanted else ""), flush=True)
 
 
 # -- the row path, for comparison ----------------------------------------------------------------------------------
@@ -137,40 +182,56 @@ def consume(frame: DataFrame) -> None:
     frame.write.format("noop").mode("overwrite").save()
 
 
-def compare_reading(spark: SparkSession, log: Path, rounds: int) -> dict[str, list[float]]:
-    found: dict[str, list[float]] = {"arrow": [], "rows": []}
-    meter = Meter()
+def paired(over: list[float], under: list[float]) -> tuple[float, str]:
+    """The median of the ratios, and it in words with its quartiles."""
+    ratios = sorted(a / b for a, b in zip(over, under, strict=True))
+    middle = statistics.median(ratios)
+    quartiles = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else [middle] * 3
+    return middle, f"{middle:.2f} (quartiles {quartiles[0]:.2f} and {quartiles[2]:.2f}, {len(ratios)} pairs)"
+
+
+def in_turn(ways: dict[str, Callable[[], object]], rounds: int, meter: Meter) -> dict[str, list[float]]:
+    """CPU seconds of each way per round, in changing order. A first round warms up and does not count."""
+    found: dict[str, list[float]] = {name: [] for name in ways}
     for n in range(rounds + 1):
-        for kind, name in sorted({"arrow": "headrace", "rows": "headrace_rows"}.items(), reverse=bool(n % 2)):
-            reader = spark.read.format(name).option("path", str(log)).option("numPartitions", "2")
-            frame = reader.option("columns", COLUMNS).load()
-            cpu, _ = meter.of(lambda frame=frame: consume(frame))
+        for name in sorted(ways, reverse=bool(n % 2)):
+            cost = meter.of(ways[name])
             if n:
-                found[kind].append(cpu)
+                found[name].append(cost.cpu)
     return found
 
 
-def compare_writing(spark: SparkSession, rows: int, rounds: int) -> dict[str, list[float]]:
-    """CPU of whoever writes; the server's is left out. Each round has queues of its own."""
-    found: dict[str, list[float]] = {"arrow": [], "rows": [], "client": []}
+def measure_reading(spark: SparkSession, log: Path, rounds: int, found: Found) -> None:
+    def read(source: str) -> None:
+        reader = spark.read.format(source).option("path", str(log)).option("numPartitions", "2")
+        end = '{"0": {"epoch": 1, "seq": 400000}}'
+        consume(reader.option("columns", COLUMNS).option("endingOffset", end).load())
+
+    ways = {"arrow": lambda: read("headrace"), "rows": lambda: read("headrace_rows")}
+    cpu = in_turn(ways, rounds, Meter())
+    ratio, words = paired(cpu["rows"], cpu["arrow"])
+    found.add("reading 400,000 events of 7 columns: CPU of rows beside Arrow", words, "≥ 1.5", missed=ratio < 1.5)
+
+
+def measure_writing(spark: SparkSession, rows: int, rounds: int, found: Found) -> None:
+    """CPU of whoever writes; the server's is left out. Every time has a queue of its own."""
+    names = (f"q{n}" for n in itertools.count())
     with tempfile.TemporaryDirectory() as folder, ServerProcess(Path(folder) / "write.db") as server:
         url = f"headrace://127.0.0.1:{server.port}"
-        meter = Meter(server.pid)
-        frame = (
-            spark.range(0, rows, 1, 2).selectExpr("id", "concat('user-', id) AS user", "id * 2.5 AS amount").persist()
-        )
-        frame.count()
-        for n in range(rounds + 1):
-            ways: dict[str, Callable[[], object]] = {
-                "arrow": lambda n=n: _save(frame, "headrace", url, f"a{n}"),
-                "rows": lambda n=n: _save(frame, "headrace_rows", url, f"r{n}"),
-                "client": lambda n=n: _push_plainly(url, rows, f"c{n}"),
-            }
-            for kind, way in sorted(ways.items(), reverse=bool(n % 2)):
-                cpu, _ = meter.of(way)
-                if n:
-                    found[kind].append(cpu)
-    return found
+        frame = spark.range(0, rows, 1, 2).selectExpr("id", "concat('user-', id) AS user", "id * 2.5 AS amount")
+        frame.persist().count()
+        ways: dict[str, Callable[[], object]] = {
+            "arrow": lambda: _save(frame, "headrace", url, next(names)),
+            "rows": lambda: _save(frame, "headrace_rows", url, next(names)),
+            "client": lambda: _push_plainly(url, rows, next(names)),
+        }
+        cpu = in_turn(ways, rounds, Meter(server.pid))
+    ratio, words = paired(cpu["rows"], cpu["arrow"])
+    found.add(f"writing {rows:,} rows: CPU of rows beside Arrow", words, "≥ 1.5", missed=ratio < 1.5)
+    ratio, words = paired(cpu["client"], cpu["arrow"])
+    found.add(
+        f"writing {rows:,} rows: CPU of the plain Python client beside `df.write`", words, "≥ 0.5", missed=ratio < 0.5
+    )
 
 
 def _save(frame: DataFrame, name: str, url: str, queue: str) -> None:
@@ -192,72 +253,196 @@ def _push_plainly(url: str, rows: int, queue: str) -> None:
             pass
 
 
-def compare_learning(spark: SparkSession, log: Path, folder: Path, rounds: int) -> list[tuple[str, float, float]]:
+def measure_capture(rounds: int, found: Found) -> None:
+    """CPU of the server for the same jobs, pushed, pulled and acknowledged, with its log kept and without."""
+    spent: dict[str, list[float]] = {"kept": [], "bounded": []}
+    for n in range(rounds):
+        for name in sorted(spent, reverse=bool(n % 2)):
+            spent[name].append(_serve_jobs(is_kept=name == "kept"))
+    ratio, words = paired(spent["kept"], spent["bounded"])
+    found.add(
+        "CPU of a server that captures beside one with the bounded log, 40,000 jobs",
+        words,
+        "≤ 1.05",
+        missed=ratio > 1.05,
+    )
+
+
+def _serve_jobs(*, is_kept: bool) -> float:
+    with tempfile.TemporaryDirectory() as folder:
+        flags = ("--capture", f"{folder}/log", "--capture-segment-ms", "60000") if is_kept else ()
+        with ServerProcess(Path(folder) / "jobs.db", *flags) as server:
+            before = psutil.Process(server.pid).cpu_times()
+            with Connection(Address.parse(f"headrace://127.0.0.1:{server.port}")) as connection:
+                pushes = ({"cmd": "PUSHB", "queue": "q", "jobs": [{"data": {"n": n}}] * 100} for n in range(400))
+                for _ in connection.stream(pushes, 8):
+                    pass
+                for _ in range(400):
+                    pulled = connection.call("PULLB", queue="q", count=100)
+                    connection.call("ACKB", ids=[job["id"] for job in pulled["jobs"]])
+            after = psutil.Process(server.pid).cpu_times()
+    return after.user + after.system - before.user - before.system
+
+
+def measure_learning(spark: SparkSession, log: Path, folder: Path, events: int, rounds: int, found: Found) -> None:
     """From captured files to facts, whole and by one percent more; Spark and DuckDB."""
-    rows: list[tuple[str, float, float]] = []
     meter = Meter()
-    total = len(secondopinion.ask(log).execute("SELECT seq FROM events").fetchall())
-    for n in range(rounds):
-        how = "cold" if n == 0 else "warm"
-        rows += [(f"Spark, {how}: {what}", *cost) for what, cost in _learn_once(spark, log, folder, total, meter)]
-    for n in range(rounds):
-        rows.append((f"DuckDB, round {n + 1}: files to facts", *meter.of(lambda: _duckdb_facts(log))))
-    return rows
-
-
-def _learn_once(
-    spark: SparkSession, log: Path, folder: Path, total: int, meter: Meter
-) -> list[tuple[str, tuple[float, float]]]:
     lake = Lake(folder / "lake")
+    passes = [_learn_once(spark, log, lake, events, meter) for _ in range(rounds + 1)]
+    ducks = [_duckdb_once(log, folder / "duck", meter) for _ in range(rounds)]
+    cold, warm = passes[0], {name: _median([one[name] for one in passes[1:]]) for name in passes[0]}
+    duck = {name: _median([one[name] for one in ducks]) for name in ducks[0]}
+    million = f"{events / 1e6:.1f} million events"
+    for name, words in (("ingest", "captured files to bronze"), ("rebuild", "bronze to gold")):
+        found.add(f"{million}, {words}: Spark, cold", _cost(cold[name]))
+        found.add(f"{million}, {words}: Spark, warm", _cost(warm[name]))
+        found.add(f"{million}, {words}: DuckDB", _cost(duck[name]))
+        ratio = warm[name].cpu / duck[name].cpu
+        limit = 5 if name == "rebuild" else None
+        found.add(
+            f"{million}, {words}: Spark, warm, beside DuckDB", f"{ratio:.1f} times the CPU",
+            "≤ 5" if limit else "", missed=bool(limit) and ratio > 5,
+        )  # fmt: skip
+    share, limit = warm["more"].cpu / warm["rebuild"].cpu, 0.25 if events < 15_000_000 else 0.10
+    found.add(
+        "bronze to gold of 1 % more events beside a rebuild", f"{_cost(warm['more'])}, {share:.0%}",
+        f"≤ {limit:.0%}", missed=share > limit,
+    )  # fmt: skip
+    found.add("largest Java process so far, heap limit 3 GB", f"{_peak_mb():,} MB")
+
+
+def _median(costs: list[Cost]) -> Cost:
+    return Cost(statistics.median(c.cpu for c in costs), statistics.median(c.wall for c in costs))
+
+
+def _cost(cost: Cost) -> str:
+    return f"{cost.cpu:.0f} CPU s ({cost.wall:.0f} s)"
+
+
+def _learn_once(spark: SparkSession, log: Path, lake: Lake, total: int, meter: Meter) -> dict[str, Cost]:
+    shutil.rmtree(lake.root, ignore_errors=True)
     source = {"path": str(log), "maxEventsPerTrigger": str(total - total // 100)}
-    ingest = meter.of(lambda: runs.ingest(spark, lake, source))
-    last = max(lake.numbered("bronze/events"))
-    held = lake.numbered("bronze/events")[last].rename(folder / "held-back")
-    tell = meter.of(lambda: runs.tell(spark, lake))
-    held.rename(lake.path("bronze/events") / f"batch={last}")
-    more = meter.of(lambda: runs.tell(spark, lake))
-    again = meter.of(lambda: runs.tell(spark, lake, rebuild=True))
-    shutil.rmtree(lake.root)
-    return [("ingest", ingest), ("facts of 99 %", tell), ("facts of 1 % more", more), ("rebuild", again)]
+    costs = {"ingest": meter.of(lambda: runs.ingest(spark, lake, source))}
+    batches = lake.numbered("bronze/events")
+    held = batches[max(batches)].rename(lake.root / "held-back")
+    runs.tell(spark, lake)
+    held.rename(batches[max(batches)])
+    costs["more"] = meter.of(lambda: runs.tell(spark, lake))
+    costs["rebuild"] = meter.of(lambda: runs.tell(spark, lake, rebuild=True))
+    return costs
 
 
-def _duckdb_facts(log: Path) -> None:
+def _duckdb_once(log: Path, folder: Path, meter: Meter) -> dict[str, Cost]:
+    """The same tables by DuckDB."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    db = secondopinion.connect()
+
+    def copy(table: str, ms: str) -> None:
+        dated = f"SELECT *, make_timestamp({ms} * 1000)::DATE AS date FROM {table}"
+        db.execute(f"COPY ({dated}) TO '{folder / table}' (FORMAT parquet, PARTITION_BY (date))")
+
+    def ingest() -> None:
+        secondopinion.read_log(db, log)
+        copy("events", "ts")
+        db.execute("DROP TABLE events")
+
+    def learn() -> None:
+        db.execute(f"CREATE TABLE events AS SELECT * EXCLUDE (date) FROM read_parquet('{folder}/events/*/*.parquet')")
+        secondopinion.tell(db)
+        copy("jobs", "finished")
+        copy("attempts", "ended")
+        for unit in ("minute", "hour", "day"):
+            secondopinion.facts(db, unit)
+
+    return {"ingest": meter.of(ingest), "rebuild": meter.of(learn)}
+
+
+def measure_silver(spark: SparkSession, lake: Lake, rounds: int, found: Found) -> None:
+    """Lives of jobs in one shuffle, beside the form that first drops repeated events."""
+    events = runs.read_bronze(spark, lake)
+    assert events is not None
+
+    def lives(given: DataFrame) -> DataFrame:
+        return silver.lives_of(silver.runs_of(silver.told(given)))
+
+    ways = {
+        "one": lambda: consume(lives(events)),
+        "two": lambda: consume(lives(events.dropDuplicates(["shard", "epoch", "seq"]))),
+    }
+    cpu = in_turn(ways, rounds, Meter())
+    ratio, words = paired(cpu["one"], cpu["two"])
+    found.add("events to lives of jobs: CPU beside the form with two shuffles", words, "≤ 0.5", missed=ratio > 0.5)
+
+
+def check_answers(log: Path, lake: Lake, found: Found) -> None:
+    """Rows that Spark and DuckDB do not agree on."""
     db = secondopinion.ask(log)
-    for unit in ("hour", "day"):
-        secondopinion.facts(db, unit)
+    for table, differing in secondopinion.disagreements(db, lake.root).items():
+        found.add(f"rows of {table} on which Spark and DuckDB differ", f"{differing:,}", "0", missed=differing > 0)
+
+
+def _peak_mb() -> int:
+    """The most memory that any Java process of ours had."""
+    peaks = [0]
+    for process in psutil.Process().children(recursive=True):
+        if process.name() == "java":
+            status = Path(f"/proc/{process.pid}/status").read_text()
+            peaks += [int(line.split()[1]) // 1024 for line in status.splitlines() if line.startswith("VmHWM")]
+    return max(peaks)
+
+
+# -- the table -----------------------------------------------------------------------------------------------------
+
+
+def table(found: Found, rounds: int) -> str:
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("pyspark", "duckdb", "pyarrow"))
+    lines = [
+        f"Measured {today}: {versions}, Python {platform.python_version()}, `local[2]`, {os.cpu_count()} cores that "
+        f"others used at the same time: load average {os.getloadavg()[0]:.1f} at the end.",
+        f"CPU seconds of all processes but the server; wall seconds in brackets say little here. Medians of {rounds} "
+        "warm rounds.",
+        "",
+        "| what | figure | wanted |",
+        "|---|---|---|",
+    ]
+    for row in found.rows:
+        mark = f" {report.MISSED}" if row.is_missed else ""
+        lines.append(f"| {row.what} | {row.figure}{mark} | {row.wanted} |")
+    return "\n".join(lines)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--events", type=int, default=500_000)
-    parser.add_argument("--rows", type=int, default=100_000)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--events", type=int, default=5_000_000)
+    parser.add_argument("--rows", type=int, default=200_000)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--parts", default="read,write,learn", help="which to measure (default: read,write,learn)")
+    parser.add_argument("--parts", default="capture,read,write,learn", help="(default: capture,read,write,learn)")
+    parser.add_argument("--no-write", action="store_true", help="print the table, leave the page alone")
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        log = Path(folder) / "log"
-        events = history.write(log, given.events, 3.0)
+    parts, found = given.parts.split(","), Found()
+    if "capture" in parts:
+        measure_capture(max(5, given.rounds), found)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        log = folder / "log"
+        events = history.write(log, given.events, max(1.0, given.events / EVENTS_PER_DAY))
         spark = start_session("bench", master="local[2]", settings={"spark.driver.memory": "3g"})
         spark.dataSource.register(RowsSource)
-        print(f"{events:,} events, {given.rows:,} rows, {given.rounds} rounds; CPU seconds\n")
-        if "read" in given.parts:
-            _print_ratios("read", compare_reading(spark, log, given.rounds))
-        if "write" in given.parts:
-            _print_ratios("write", compare_writing(spark, given.rows, given.rounds))
-        if "learn" in given.parts:
-            print("\n| from captured files to facts | CPU s | wall s |\n|---|---|---|")
-            for name, cpu, wall in compare_learning(spark, log, Path(folder), given.rounds):
-                print(f"| {name} | {cpu:.1f} | {wall:.1f} |", flush=True)
+        if "read" in parts:
+            measure_reading(spark, log, given.rounds, found)
+        if "write" in parts:
+            measure_writing(spark, given.rows, given.rounds, found)
+        if "learn" in parts:
+            measure_learning(spark, log, folder, events, given.rounds, found)
+            measure_silver(spark, Lake(folder / "lake"), given.rounds, found)
+            check_answers(log, Lake(folder / "lake"), found)
         spark.stop()
-    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss // 1024
-    print(f"\nlargest process: {peak:,} MB")
-
-
-def _print_ratios(what: str, found: dict[str, list[float]]) -> None:
-    for kind, values in found.items():
-        print(f"{what} {kind}: median {statistics.median(values):.2f} s of {[round(value, 2) for value in values]}")
-    ratios = [rows / arrow for rows, arrow in zip(found["rows"], found["arrow"], strict=True)]
-    print(f"{what}: rows cost {statistics.median(ratios):.2f} times Arrow", flush=True)
+    text = table(found, given.rounds)
+    print(f"\n{text}")
+    if not given.no_write and len(parts) == 4:
+        PAGE.write_text(report.block(PAGE.read_text(), BLOCK, text))
 
 
 if __name__ == "__main__":

@@ -153,9 +153,12 @@ def tell(db: duckdb.DuckDBPyConnection) -> None:
 
 def facts(db: duckdb.DuckDBPyConnection, unit: str) -> list[tuple[object, ...]]:
     """Facts per queue and window, as a list of rows in order."""
+    return db.execute(f"{facts_query(unit)} ORDER BY queue, w").fetchall()
+
+
+def facts_query(unit: str) -> str:
     window = f"epoch_ms(date_trunc('{unit}', make_timestamp({{0}} * 1000)))"
-    rows = db.execute(
-        f"""
+    return f"""
         WITH added AS (SELECT queue, {window.format("added")} AS w, count(*) AS added FROM jobs
                        WHERE added IS NOT NULL GROUP BY ALL),
         waits AS (SELECT queue, {window.format("first_active")} AS w, count(wait) AS n,
@@ -183,7 +186,67 @@ def facts(db: duckdb.DuckDBPyConnection, unit: str) -> list[tuple[object, ...]]:
                sum(coalesce(added, 0) - coalesce(ends.went, 0)) OVER (PARTITION BY queue ORDER BY w)::BIGINT
         FROM windows LEFT JOIN added USING (queue, w) LEFT JOIN waits USING (queue, w) LEFT JOIN ends USING (queue, w)
              LEFT JOIN starts USING (queue, w) LEFT JOIN runs USING (queue, w)
-        ORDER BY queue, w
         """
-    )
-    return rows.fetchall()
+
+
+def parquet(root: Path, table: str) -> str:
+    """A table of the lake, as DuckDB reads it."""
+    return f"read_parquet('{root / table}/**/*.parquet', hive_partitioning = true, union_by_name = true)"
+
+
+_JOB_COLUMNS = """queue, job_id, first_seq, job_name, epoch_ms(added_at), epoch_ms(first_active_at),
+    epoch_ms(last_active_at), epoch_ms(finished_at), outcome, attempts, failures, stalls, wait_ms, backoff_ms, total_ms,
+    priority, last_worker, last_error"""
+_THEIR_JOBS = """SELECT queue, job, first_seq, name, added, first_active, last_active, finished, outcome, attempts,
+    failures, stalls, wait, backoff, total, priority, last_worker, last_error FROM jobs"""
+_ATTEMPT_COLUMNS = """queue, job_id, round, attempt, worker, epoch_ms(started_at), epoch_ms(ended_at), outcome, run_ms,
+    error"""
+_FACT_COLUMNS = """queue, epoch_ms(window_start), added, started, completed, failed_attempts, retried, dlq, stalled,
+    removed, expired, wait_n, wait_p50, wait_p95, wait_p99, run_p50, run_p95, run_p99, total_p50, total_p95, total_p99,
+    round(retry_amplification, 6), backlog_end"""
+
+
+def statements(root: Path) -> dict[str, tuple[str, str]]:
+    """By table of the lake: what the lake says, and what DuckDB found by itself."""
+    kept = [name for name in ("silver/attempts", "silver/open_attempts") if [*(root / name).rglob("*.parquet")]]
+    attempts = " UNION ALL ".join(f"SELECT {_ATTEMPT_COLUMNS} FROM {parquet(root, name)}" for name in kept)
+    return {
+        "bronze/events": (
+            f"SELECT shard, epoch, seq, event, coalesce(job_id, '') FROM {parquet(root, 'bronze/events')}",
+            "SELECT 0, epoch, seq, event, job FROM events",
+        ),
+        "silver/jobs": (
+            f"SELECT {_JOB_COLUMNS} FROM {parquet(root, 'silver/jobs')}", f"{_THEIR_JOBS} WHERE finished IS NOT NULL"
+        ),
+        "silver/open_jobs": (
+            f"SELECT {_JOB_COLUMNS} FROM {parquet(root, 'silver/open_jobs')}", f"{_THEIR_JOBS} WHERE finished IS NULL"
+        ),
+        "silver/attempts": (
+            attempts,
+            "SELECT queue, job, round, attempt, worker, started, ended, outcome, ended - started, error FROM attempts",
+        ),
+        **{
+            f"gold/queue_{unit}": (
+                f"SELECT {_FACT_COLUMNS} FROM {parquet(root, f'gold/queue_{unit}')}", facts_query(unit)
+            )
+            for unit in ("minute", "hour", "day")
+        },
+        "gold/worker_minute": (
+            f"SELECT worker, epoch_ms(window_start), busy_ms, slots, jobs FROM {parquet(root, 'gold/worker_minute')}",
+            "SELECT worker, minute, busy::BIGINT, slots::INT, jobs FROM workers",
+        ),
+        "gold/error_signature_hour": (
+            f"""SELECT queue, epoch_ms(window_start), signature, count, jobs, epoch_ms(first_seen), epoch_ms(last_seen)
+                FROM {parquet(root, "gold/error_signature_hour")}""",
+            "SELECT * FROM errors",
+        ),
+    }  # fmt: skip
+
+
+def disagreements(db: duckdb.DuckDBPyConnection, root: Path) -> dict[str, int]:
+    """By table, how many rows only one of the two has."""
+    found = {}
+    for table, (ours, theirs) in statements(root).items():
+        one_way, other_way = (f"(({a}) EXCEPT ALL ({b}))" for a, b in ((ours, theirs), (theirs, ours)))
+        found[table] = sum(db.execute(f"SELECT count(*) FROM {way}").fetchall()[0][0] for way in (one_way, other_way))
+    return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -76,6 +77,14 @@ def test_the_status_tells_how_far_behind_the_lake_is(chronicle: Chronicle) -> No
     assert code == 0
     assert "the lake is 0 events behind" in text
     assert "run 2" in text
+
+
+def test_the_status_can_be_read_by_machines(chronicle: Chronicle) -> None:
+    code, text = pipeline("status", "--json", "--lake", str(chronicle.lake.root), "--capture", str(chronicle.log))
+    assert code == 0
+    status = json.loads(text)
+    assert (status["run"], status["behind"], status["untold"], status["problem"]) == (2, 0, 0, None)
+    assert status["ingested"] == status["newest"] > 2_000
 
 
 def test_one_run_at_a_time(tmp_path: Path) -> None:

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from headrace.errors import HeadraceError
 
@@ -63,8 +66,14 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     enqueue.add_argument("--dry-run", action="store_true", help="only count")
     verify = _job(jobs, "verify", _verify, "check the lake: gaps, repeats, counts")
     verify.add_argument("--url", metavar="URL", help="compare with the counters of this server, too")
+    _add_json(verify)
     status = _job(jobs, "status", _status, "what the lake holds and how far behind it is; needs no Spark")
     _add_source(status)
+    _add_json(status)
+
+
+def _add_json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", dest="as_json", help="JSON for machines on stdout")
 
 
 def _job(jobs: Any, name: str, run: Any, text: str) -> argparse.ArgumentParser:
@@ -89,7 +98,8 @@ def _add_facts(parser: argparse.ArgumentParser) -> None:
 
 
 def _say(text: str) -> None:
-    print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
+    """Progress goes to standard error: what is printed besides may be read by machines."""
+    print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
 
 
 def _lake(arguments: argparse.Namespace) -> Lake:
@@ -237,6 +247,9 @@ def _verify(arguments: argparse.Namespace) -> int:
         from headrace.pipeline.verify import examine
 
         found = examine(spark, _lake(arguments), arguments.url)
+    if arguments.as_json:
+        print(msgspec.json.encode(found).decode())
+        return 1 if found.problems else 0
     for line in found.facts:
         print(f"  {line}")
     for problem in found.problems:
@@ -246,8 +259,9 @@ def _verify(arguments: argparse.Namespace) -> int:
 
 
 def _status(arguments: argparse.Namespace) -> int:
-    from headrace.pipeline.status import lines
+    from headrace.pipeline.status import lines, status_of
 
-    for line in lines(_lake(arguments), _source(arguments)):
+    status = status_of(_lake(arguments), _source(arguments))
+    for line in [msgspec.json.encode(status).decode()] if arguments.as_json else lines(status):
         print(line)
     return 0

@@ -1,6 +1,6 @@
 """From jobs and attempts to facts: per queue and minute, hour or day; errors by signature; workers. Pure.
 
-Percentiles are nearest rank (the smallest value that at least p of all values do not exceed), always
+Percentiles are nearest rank (`percentile_disc`: the smallest value that at least p of all values do not exceed), always
 computed from the jobs of the window and never from other percentiles; `..._n` beside them says of how many values.
 
 `since` leaves out windows that begin before it. The jobs and attempts given must then contain all that ended at or
@@ -108,39 +108,28 @@ def _run_ms() -> Column:
 
 
 def _percentiles(jobs: DataFrame, attempts: DataFrame, since: datetime | None) -> DataFrame:
-    """The percentiles of waits, runs and totals, a row per window.
-
-    Values are counted first: there are far fewer different ones than values. A percentile is then the first value up
-    to which enough were counted.
-    """
+    """The percentiles of waits, runs and totals, a row per window."""
     values = union(
         _values("wait", jobs, "first_active_at", f.col("wait_ms"), since),
         _values("run", attempts, "ended_at", _run_ms(), since),
         _values("total", jobs, "finished_at", _total_ms(), since),
     )
-    counted = values.groupBy(*_WINDOW, "measure", "ms").agg(f.count("*").alias("times"))
-    in_order = Window.partitionBy(*_WINDOW, "measure").orderBy("ms")
-    placed = counted.select(
-        *_WINDOW,
-        "measure",
-        "ms",
-        f.sum("times").over(in_order).alias("reached"),
-        f.sum("times").over(Window.partitionBy(*_WINDOW, "measure")).alias("n"),
-    )
-    return placed.groupBy(*_WINDOW).agg(
+    ranks = ", ".join(map(str, _RANKS.values()))
+    # One call for all ranks: each would count all values by itself.
+    picked = f.expr(f"percentile_disc(array({ranks})) WITHIN GROUP (ORDER BY ms)")
+    ranked = _by_unit(values, "moment").groupBy(*_WINDOW, "measure").agg(picked.alias("ranked"))
+    return ranked.groupBy(*_WINDOW).agg(
         *(
-            f.min(f.when((f.col("measure") == what) & (f.col("reached") >= f.ceil(f.col("n") * q)), f.col("ms"))).alias(
-                f"{what}_{p}"
-            )
+            f.max(f.when(f.col("measure") == what, f.get("ranked", f.lit(n)))).cast("bigint").alias(f"{what}_{p}")
             for what in _MEASURES
-            for p, q in _RANKS.items()
+            for n, p in enumerate(_RANKS)
         )
     )
 
 
 def _values(measure: str, frame: DataFrame, moment: str, ms: Column, since: datetime | None) -> DataFrame:
-    known = _known(frame, moment, since).select("queue", moment, ms.alias("ms")).where(f.col("ms").isNotNull())
-    return _by_unit(known, moment).select(*_WINDOW, f.lit(measure).alias("measure"), "ms")
+    known = _known(frame, moment, since).select("queue", f.col(moment).alias("moment"), ms.alias("ms"))
+    return known.where(f.col("ms").isNotNull()).withColumn("measure", f.lit(measure))
 
 
 def _with_backlog(facts: DataFrame, jobs: DataFrame, since: datetime | None) -> DataFrame:

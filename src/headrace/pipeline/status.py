@@ -5,29 +5,54 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
+import msgspec
+
 from headrace.errors import HeadraceError
 from headrace.pipeline.eventsource import BEGINNING, Position, open_source
 from headrace.pipeline.lake import Lake
 from headrace.pipeline.options import Options, from_offset
 
 
-def lines(lake: Lake, source: dict[str, str]) -> Iterator[str]:
-    pointer = lake.pointer()
-    batches = lake.numbered("bronze/events")
-    yield f"lake       {lake.root}"
-    yield f"bronze     {len(batches)} batches, {len(lake.batches_after(pointer.batch))} not told yet"
-    yield f"silver     run {pointer.run}" if pointer.run else "silver     nothing yet: run `headrace pipeline facts`"
-    if pointer.facts_due is not None:
-        yield f"gold       facts since {pointer.facts_due or 'the beginning'} are due: run `headrace pipeline facts`"
-    reached = ingested(lake)
-    yield f"ingested   up to event {reached.seq:,} of epoch {reached.epoch}"
+class Status(msgspec.Struct, rename="camel"):
+    """What there is. `newest` and `behind` are null when the source does not answer; `problem` tells why."""
+
+    lake: str
+    batches: int
+    untold: int
+    run: int
+    facts_due: str | None
+    epoch: int
+    ingested: int
+    newest: int | None = None
+    behind: int | None = None
+    problem: str | None = None
+
+
+def status_of(lake: Lake, source: dict[str, str]) -> Status:
+    pointer, reached = lake.pointer(), ingested(lake)
+    untold = len(lake.batches_after(pointer.batch))
+    batches = len(lake.numbered("bronze/events"))
+    found = Status(str(lake.root), batches, untold, pointer.run, pointer.facts_due, reached.epoch, reached.seq)
     try:
         newest = open_source(Options.parse(source).place).newest()
     except HeadraceError as error:
-        yield f"source     {error}"
-        return
-    behind = newest.seq - reached.seq if newest > reached else 0
-    yield f"source     up to event {newest.seq:,}: the lake is {behind:,} events behind"
+        found.problem = str(error)
+    else:
+        found.newest, found.behind = newest.seq, newest.seq - reached.seq if newest > reached else 0
+    return found
+
+
+def lines(status: Status) -> Iterator[str]:
+    yield f"lake       {status.lake}"
+    yield f"bronze     {status.batches} batches, {status.untold} not told yet"
+    yield f"silver     run {status.run}" if status.run else "silver     nothing yet: run `headrace pipeline facts`"
+    if status.facts_due is not None:
+        yield f"gold       facts since {status.facts_due or 'the beginning'} are due: run `headrace pipeline facts`"
+    yield f"ingested   up to event {status.ingested:,} of epoch {status.epoch}"
+    if status.problem is not None:
+        yield f"source     {status.problem}"
+    else:
+        yield f"source     up to event {status.newest:,}: the lake is {status.behind:,} events behind"
 
 
 def ingested(lake: Lake) -> Position:

@@ -1,0 +1,109 @@
+"""Dead letters that run again, a lake beside its server, and streams that wait for more."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import duckdb
+import pytest
+
+from headrace.pipeline import runs
+from headrace.pipeline.lake import Lake
+from tests.serverprocess import ServerProcess
+from tests.wireclient import Client
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@dataclass
+class Wreck:
+    """A server with dead letters, and the lake that knows of them."""
+
+    lake: Lake
+    url: str
+    client: Client
+
+
+@pytest.fixture(scope="module")
+def wreck(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Wreck]:
+    folder = tmp_path_factory.mktemp("wreck")
+    flags = ("--capture", str(folder / "log"))
+    with ServerProcess(folder / "headrace.db", *flags) as server, server.client(timeout=60) as client:
+        for n in range(9):
+            client.ok("PUSH", queue="mail" if n < 6 else "sms", data={"n": n}, maxAttempts=1)
+        for n in range(9):
+            job = client.ok("PULL", queue="mail" if n < 6 else "sms")["job"]
+            client.ok("FAIL", id=job["id"], error=f"Timeout after {n} ms" if n < 4 else "Refused")
+        lake, url = Lake(folder / "lake"), f"headrace://127.0.0.1:{server.port}"
+        runs.ingest(spark, lake, {"url": url})
+        runs.tell(spark, lake)
+        yield Wreck(lake, url, client)
+
+
+def waiting(wreck: Wreck, queue: str) -> list[int]:
+    jobs = wreck.client.ok("GetJobs", queue=queue, state="waiting", limit=100)["jobs"]
+    return sorted(job["data"]["n"] for job in jobs)
+
+
+def test_a_dry_run_counts_by_queue_and_signature_and_sends_nothing(spark: SparkSession, wreck: Wreck) -> None:
+    from headrace.pipeline.redrive import Redrive
+
+    lines = [line.split() for line in Redrive(spark, wreck.lake, "look", "true", wreck.url).counts()]
+    assert lines == [
+        ["4", "mail", "Timeout", "after", "<n>", "ms"],
+        ["3", "sms", "Refused"],
+        ["2", "mail", "Refused"],
+    ]
+    assert waiting(wreck, "mail") == []
+
+
+def test_a_redrive_keeps_its_rate_comes_once_per_name_and_is_written_down(spark: SparkSession, wreck: Wreck) -> None:
+    from headrace.pipeline.redrive import Redrive
+
+    where = "queue = 'mail' AND error_signature LIKE 'Timeout%'"
+    began = time.monotonic()
+    for _ in range(2):
+        plan = Redrive(spark, wreck.lake, "fix-1", where, wreck.url)
+        assert plan.send(to_queue=None, rate=2, say=lambda _text: None) == 4
+    assert time.monotonic() - began >= 2 * 4 / 2 * 0.9
+    assert waiting(wreck, "mail") == [0, 1, 2, 3]
+    audit = f"read_parquet('{wreck.lake.path('audit/redrive')}/*.parquet')"
+    found = duckdb.sql(f"SELECT redrive, queue, count(DISTINCT old_job_id) FROM {audit} GROUP BY ALL").fetchall()
+    assert found == [("fix-1", "mail", 4)]
+
+
+def test_a_lake_that_has_everything_agrees_with_its_server(spark: SparkSession, wreck: Wreck) -> None:
+    from headrace.pipeline.verify import examine
+
+    runs.ingest(spark, wreck.lake, {"url": wreck.url})
+    runs.tell(spark, wreck.lake)
+    found = examine(spark, wreck.lake, wreck.url)
+    assert found.problems == []
+    newest = wreck.client.ok("EventSegments", limit=0)["last"]
+    assert f"server: event {newest:,} is the newest, the lake has them up to {newest:,}" in found.facts
+
+
+def test_a_stream_puts_a_small_batch_off_but_not_for_long(wreck: Wreck) -> None:
+    from pyspark.sql.streaming.datasource import ReadAllAvailable
+
+    from headrace.pipeline.options import Options
+    from headrace.pipeline.stream import EventsStreamReader
+
+    newest = wreck.client.ok("EventSegments", limit=0)["last"]
+    options = {"url": wreck.url, "minEventsPerTrigger": str(newest + 1), "maxTriggerDelay": "0.3"}
+    reader = EventsStreamReader(Options.parse(options))
+    start = reader.initialOffset()
+    began = time.monotonic()
+    assert reader.latestOffset(start, ReadAllAvailable()) == start
+    while reader.latestOffset(start, ReadAllAvailable()) == start:
+        assert time.monotonic() - began < 30
+        time.sleep(0.02)
+    assert time.monotonic() - began >= 0.3
+    enough = EventsStreamReader(Options.parse({**options, "minEventsPerTrigger": str(newest)}))
+    assert enough.latestOffset(start, ReadAllAvailable())["0"]["seq"] == newest
