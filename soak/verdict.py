@@ -195,9 +195,12 @@ def _told(one: Execution, another: Execution) -> str:
 
 
 def _is_excused(side: Side, one: Execution, another: Execution, lease: float) -> bool:
-    between = [each for each in side.incidents if each.began <= another.began and each.ended >= one.began]
     return any(
-        each.pid == one.pid or _is_restart(each, "server") or each.ended - each.began > lease / 3 for each in between
+        # A job may have been held for a while before its handler began.
+        (_is_restart(each, "server") and each.ended >= one.began - lease)
+        or (each.ended >= one.began and (each.pid == one.pid or each.ended - each.began > lease / 2))
+        for each in side.incidents
+        if each.began <= another.began
     )
 
 

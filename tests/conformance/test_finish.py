@@ -214,3 +214,15 @@ class TestBatches:
 
     def test_an_empty_batch_is_fine(self, rig: Rig) -> None:
         assert rig.complete([]) == []
+
+
+def test_a_revived_job_that_is_claimed_without_a_lease_needs_no_token(rig: Rig) -> None:
+    """The token of its earlier run means nothing any more."""
+    job_id = rig.push()
+    rig.run()
+    assert rig.retry_completed("q", job_id, None, None) == 1
+    (held,) = rig.pull(owner=None)
+    assert (held.id, held.token) == (job_id, None)
+    rig.advance(1000)
+    rig.discard(job_id, None)
+    assert rig.state(job_id) == "failed"

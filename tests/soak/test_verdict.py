@@ -90,6 +90,8 @@ class TestJobs:
             (Incident("kill", "local-worker-2", 1.5, 1.6, 2), False),
             (Incident("kill", "local-worker-1", 5, 5.1, 1), False),
             (Incident("kill", "server", 1.5, 2), True),
+            (Incident("kill", "server", 0, 0.5), True),  # it may have been held since before
+            (Incident("kill", "server", -9, -8), False),
             (Incident("cut", "way to server", 1.5, 2), False),
             (Incident("freeze", "server", 1.5, 2), False),
             (Incident("freeze", "server", 1.5, 1.5 + LEASE), True),

@@ -322,3 +322,39 @@ async def test_a_worker_asks_for_jobs_only_when_the_server_has_heard_which_are_i
             await eventually(lambda: any(command["cmd"] == "PULLB" for command in server.asked))
         asked = [command["cmd"] for command in server.asked]
         assert asked[: asked.index("PULLB")].count("ReleaseLeases") == 2
+
+
+async def test_a_worker_renews_no_lease_that_the_server_has_not_heard_of_again() -> None:
+    """A server that was restarted on a full disk knows of no leases yet: asked too early, it would call them lost."""
+    replies = [{"ok": True, "count": 0}, {"ok": False, "error": "Storage is full", "code": "storage_unavailable"}]
+    jobs = [{"id": "j", "queue": "q", "data": None}]
+
+    def answer(command: dict[str, Any]) -> dict[str, Any] | None:
+        match command["cmd"]:
+            case "PULLB":
+                reply = {"ok": True, "jobs": [jobs.pop()], "tokens": ["t"]} if jobs else None
+            case "ReleaseLeases":
+                reply = replies.pop(0) if replies else {"ok": True, "count": 0}
+            case _:
+                return protocol_2(command)
+        return None if reply is None else {**reply, "reqId": command["reqId"]}
+
+    async def hold(ctx: JobContext) -> None:
+        begun.set()
+        await may_end.wait()
+
+    begun, may_end = asyncio.Event(), asyncio.Event()
+    async with FakeServer(answer) as server, Headrace(url_of(server.port)) as app:
+
+        def asked() -> list[str]:
+            return [command["cmd"] for command in server.asked]
+
+        async with Worker(app.client, "q", hold, lease=0.6):
+            await asyncio.wait_for(begun.wait(), 10)
+            for connection in server.connections:
+                connection.close()
+            await eventually(lambda: asked().count("ReleaseLeases") == 3)
+            said = asked()
+            may_end.set()
+        greetings = [place for place, command in enumerate(said) if command == "ReleaseLeases"]
+        assert "JobHeartbeatB" not in said[greetings[1] : greetings[2]]

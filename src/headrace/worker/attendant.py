@@ -421,8 +421,8 @@ class Attendant:
 
     def _renew_leases(self) -> None:
         held = [holding for holding in self._held.values() if holding.token is not None]
-        if not held or not self._is_connected:
-            return
+        if not held or not self._has_reclaimed:
+            return  # a server that was restarted knows of no leases before it has heard of them
 
         def renewed(outcome: Any) -> None:
             lost = [] if isinstance(outcome, HeadraceError) else outcome.data.lost or []
