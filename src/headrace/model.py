@@ -165,8 +165,6 @@ class JobLinks(Struct, rename="camel", omit_defaults=True):
     debounce_ttl: float | None = None
     flow_id: str | None = None
     """The workflow that must hear of it when this job ends without success."""
-    once: bool = False
-    """Its custom id stands for it after its end, too, for as long as it is kept."""
 
 
 class JobSpec(Protocol):
