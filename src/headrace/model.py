@@ -291,6 +291,17 @@ class DlqFilter(Struct, rename="camel"):
     limit: Count | None = None
     offset: Count | None = None
 
+    def matches(self, reason: str, entered_at: float, expires_at: float | None, now: int) -> bool:
+        expired = expires_at is not None and expires_at <= now
+        tests = (
+            self.reason is None or reason == self.reason,
+            self.older_than is None or entered_at < self.older_than,
+            self.newer_than is None or entered_at > self.newer_than,
+            self.retriable is None or (not expired) == self.retriable,
+            self.expired is None or expired == self.expired,
+        )
+        return all(tests)
+
 
 class RateLimit(Struct, rename="camel"):
     """`max` jobs per `duration`, as a token bucket; cleared by itself at `until` when given."""
