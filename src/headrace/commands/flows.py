@@ -144,11 +144,16 @@ class FlowAdvance(Command[FlowChanged], tag="FlowAdvance"):
         return FlowChanged(flow=flow)
 
 
-async def _wish(engine: Engine, flow_id: str, name: str, told: Mapping[str, object]) -> FlowChanged:
-    """Have whoever decides on a flow hear of something; the same wish twice is one until it was heard."""
+async def _flow(engine: Engine, flow_id: str) -> Flow:
     flow = await engine.backend.flow(flow_id)
     if flow is None:
         raise NotFound(f"Flow not found: {flow_id}")
+    return flow
+
+
+async def _wish(engine: Engine, flow_id: str, name: str, told: Mapping[str, object]) -> FlowChanged:
+    """Have whoever decides on a flow hear of something; the same wish twice is one until it was heard."""
+    flow = await _flow(engine, flow_id)
     if flow.status.is_final:
         raise Conflict(f"Flow {flow_id} has ended")
     wish = PushEntry(
@@ -206,10 +211,7 @@ class FlowSignal(Command[FlowChanged], tag="FlowSignal"):
 
 
 async def _found(engine: Engine, flow_id: str, after: int) -> FlowFound:
-    flow = await engine.backend.flow(flow_id)
-    if flow is None:
-        raise NotFound(f"Flow not found: {flow_id}")
-    return FlowFound(flow=flow, steps=await engine.backend.flow_steps(flow_id, after))
+    return FlowFound(flow=await _flow(engine, flow_id), steps=await engine.backend.flow_steps(flow_id, after))
 
 
 @command(FlowFound, category="Flows", http="GET /flows/{id} fail=404", errors=(_NOT_FOUND,))
