@@ -287,12 +287,20 @@ class QueueLimits(Struct, rename="camel"):
     maxed: bool
 
 
+JOB_ENDS: Final = frozenset(("completed", "failed", "removed", "expired"))
+"""What an outcome, or an event, calls the end of a job."""
+
+
 class Outcome(Struct, gc=False):
     """How a job ended, for those who wait for it."""
 
     state: str
     result: bytes | None = None
     error: str | None = None
+
+    @property
+    def has_ended(self) -> bool:
+        return self.state in JOB_ENDS
 
 
 class StorageStatus(Struct, rename="camel"):
