@@ -120,10 +120,11 @@ class Figures:
             self._commits.observe(commit_seconds)
         totals = self._backend.totals()
         now = (totals.pushed, totals.pulled, totals.completed)
-        for kind, before, after in zip(KINDS, self._observed, now, strict=True):
-            if after > before:
-                self._histograms[kind].observe(seconds, after - before)
-        self._observed = now
+        if now != self._observed:
+            for histogram, before, after in zip(self._histograms.values(), self._observed, now, strict=True):
+                if after > before:
+                    histogram.observe(seconds, after - before)
+            self._observed = now
 
     def observe_lag(self, seconds: float) -> None:
         """A timer fired so much later than it was set for: something held the loop up."""

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import itertools
 import operator
 import os
 import re
@@ -78,6 +77,7 @@ _ending: Final = operator.attrgetter("finished", "result")
 _WAITING: Final = int(State.WAITING)
 _ACTIVE: Final = State.ACTIVE
 _PROBE_BYTES: Final = 16_384
+_READER_COMMITS: Final = 256
 _encode: Final = msgspec.msgpack.Encoder().encode
 
 Row = tuple[Any, ...]
@@ -121,6 +121,8 @@ class Journal:
         self._wal_fd: int | None = None
         self._lost_sync = False
         self._in_transaction = False
+        self._reader: apsw.Cursor | None = None
+        self._commits_left = 0
 
     # -- opening and closing -----------------------------------------------------------------------------------------
 
@@ -180,6 +182,7 @@ class Journal:
         return self._db
 
     def close(self) -> None:
+        self._drop_reader()
         if self._db is not None:
             self._db.close()
             self._db = None
@@ -327,6 +330,28 @@ class Journal:
         except (apsw.Error, OSError) as error:
             raise StorageUnavailable(describe(error)) from error  # the caller reads `touched`, then rolls back
         self._forget()
+        if self._commits_left:
+            self._commits_left -= 1
+        else:
+            self._renew_reader()
+
+    def _renew_reader(self) -> None:
+        """Keep a query open at its first row: with it a commit takes two locks on the file, without it six.
+
+        While it is open no checkpoint gets past it, so that one commit in many is made without.
+        """
+        if self._reader is not None:
+            self._drop_reader()
+        elif self.keeps_jobs:
+            self._commits_left = _READER_COMMITS
+            with suppress(apsw.Error):  # the commit is done, with or without a reader
+                self._reader = self.db.cursor().execute("SELECT 1 FROM mark UNION ALL SELECT 1 FROM mark")
+
+    def _drop_reader(self) -> None:
+        self._commits_left = 0
+        if self._reader is not None:
+            self._reader.close(force=True)
+            self._reader = None
 
     def _write_lone(self, last_seq: int, totals: Totals) -> bool:
         """The whole commit if nothing but one plain job was pushed or completed; False, with nothing done, if more was.
@@ -339,15 +364,25 @@ class Journal:
             return False
         mark = _MARK.pack(last_seq, *msgspec.structs.astuple(totals))
         for job in self.plain.values():
-            self.db.execute(_INSERT_LONE, (*_plain_row(job), mark))
+            self._take_write_lock(_INSERT_LONE, (*_plain_row(job), mark))
         for job in self.finished.values():
-            self.db.execute(_FINISH_LONE, (job.finished, job.result, mark, job.seq))
+            self._take_write_lock(_FINISH_LONE, (job.finished, job.result, mark, job.seq))
         return True
 
     def _begin(self) -> None:
         if not self._in_transaction:
-            self.db.execute("BEGIN IMMEDIATE")
+            self._take_write_lock("BEGIN IMMEDIATE", ())
             self._in_transaction = True
+
+    def _take_write_lock(self, sql: str, params: Row) -> None:
+        """Run the first statement of a commit. With a reader open SQLite does not wait for who else writes."""
+        try:
+            self.db.execute(sql, params)
+        except apsw.BusyError:
+            if self._reader is None:
+                raise
+            self._drop_reader()
+            self.db.execute(sql, params)
 
     def _write_jobs(self) -> None:
         db = self.db
@@ -439,13 +474,13 @@ class Journal:
 
     def _forget(self) -> None:
         self._in_transaction = False
-        marked = (self.new, self.finished, self.changed, self.rewritten)
-        for job in itertools.chain.from_iterable(jobs.values() for jobs in marked if jobs):
-            # What is large or finished is read back from the file when somebody asks for it.
-            if job.size > LARGE_BYTES or job.finished is not None:
-                job.data = None
-                if job.result is not None and len(job.result) > SMALL_RESULT_BYTES:
-                    job.result = None
+        for jobs in (self.new, self.finished, self.changed, self.rewritten):
+            for job in jobs.values():
+                # What is large or finished is read back from the file when somebody asks for it.
+                if job.size > LARGE_BYTES or job.finished is not None:
+                    job.data = None
+                    if job.result is not None and len(job.result) > SMALL_RESULT_BYTES:
+                        job.result = None
         for job in self._staged:
             if job.size > LARGE_BYTES:
                 job.data = None
@@ -485,6 +520,7 @@ class Journal:
         only a whole checkpoint, which writes them again into the main file, does. Nothing to do otherwise."""
         if not self._lost_sync:
             return
+        self._drop_reader()
         try:
             (busy, _, _) = next(self.db.execute("PRAGMA wal_checkpoint(TRUNCATE)"))
         except apsw.Error as error:
