@@ -77,7 +77,7 @@ _ending: Final = operator.attrgetter("finished", "result")
 _WAITING: Final = int(State.WAITING)
 _ACTIVE: Final = State.ACTIVE
 _PROBE_BYTES: Final = 16_384
-_READER_COMMITS: Final = 256
+_LONE_COMMITS: Final = 256
 _encode: Final = msgspec.msgpack.Encoder().encode
 
 Row = tuple[Any, ...]
@@ -122,7 +122,7 @@ class Journal:
         self._lost_sync = False
         self._in_transaction = False
         self._reader: apsw.Cursor | None = None
-        self._commits_left = 0
+        self._reader_left = 0
 
     # -- opening and closing -----------------------------------------------------------------------------------------
 
@@ -330,28 +330,6 @@ class Journal:
         except (apsw.Error, OSError) as error:
             raise StorageUnavailable(describe(error)) from error  # the caller reads `touched`, then rolls back
         self._forget()
-        if self._commits_left:
-            self._commits_left -= 1
-        else:
-            self._renew_reader()
-
-    def _renew_reader(self) -> None:
-        """Keep a query open at its first row: with it a commit takes two locks on the file, without it six.
-
-        While it is open no checkpoint gets past it, so that one commit in many is made without.
-        """
-        if self._reader is not None:
-            self._drop_reader()
-        elif self.keeps_jobs:
-            self._commits_left = _READER_COMMITS
-            with suppress(apsw.Error):  # the commit is done, with or without a reader
-                self._reader = self.db.cursor().execute("SELECT 1 FROM mark UNION ALL SELECT 1 FROM mark")
-
-    def _drop_reader(self) -> None:
-        self._commits_left = 0
-        if self._reader is not None:
-            self._reader.close(force=True)
-            self._reader = None
 
     def _write_lone(self, last_seq: int, totals: Totals) -> bool:
         """The whole commit if nothing but one plain job was pushed or completed; False, with nothing done, if more was.
@@ -364,18 +342,20 @@ class Journal:
             return False
         mark = _MARK.pack(last_seq, *msgspec.structs.astuple(totals))
         for job in self.plain.values():
-            self._take_write_lock(_INSERT_LONE, (*_plain_row(job), mark))
+            self._run_lone(_INSERT_LONE, (*_plain_row(job), mark))
         for job in self.finished.values():
-            self._take_write_lock(_FINISH_LONE, (job.finished, job.result, mark, job.seq))
+            self._run_lone(_FINISH_LONE, (job.finished, job.result, mark, job.seq))
         return True
 
-    def _begin(self) -> None:
-        if not self._in_transaction:
-            self._take_write_lock("BEGIN IMMEDIATE", ())
-            self._in_transaction = True
+    def _run_lone(self, sql: str, params: Row) -> None:
+        """Run the one statement, and keep a query open at its first row for the next: with it a commit takes two locks
+        on the file, without it six.
 
-    def _take_write_lock(self, sql: str, params: Row) -> None:
-        """Run the first statement of a commit. With a reader open SQLite does not wait for who else writes."""
+        No checkpoint gets past the reader, so that one commit in many is made without; and with it SQLite does not wait
+        for others who write.
+        """
+        if not self._reader_left:
+            self._drop_reader()
         try:
             self.db.execute(sql, params)
         except apsw.BusyError:
@@ -383,6 +363,23 @@ class Journal:
                 raise
             self._drop_reader()
             self.db.execute(sql, params)
+        if self._reader is not None:
+            self._reader_left -= 1
+        else:
+            self._reader_left = _LONE_COMMITS
+            with suppress(apsw.Error):  # the commit is done, with or without a reader
+                self._reader = self.db.cursor().execute("SELECT 1 FROM mark UNION ALL SELECT 1 FROM mark")
+
+    def _drop_reader(self) -> None:
+        if self._reader is not None:
+            self._reader.close(force=True)
+            self._reader = None
+
+    def _begin(self) -> None:
+        if not self._in_transaction:
+            self._drop_reader()
+            self.db.execute("BEGIN IMMEDIATE")
+            self._in_transaction = True
 
     def _write_jobs(self) -> None:
         db = self.db
@@ -464,6 +461,7 @@ class Journal:
 
     def rollback(self) -> None:
         """Nothing of this tick stays in the file; what was marked is forgotten."""
+        self._drop_reader()  # after an error of the disk SQLite refuses everything until nobody reads any more
         db = self._db
         if db is not None and db.in_transaction:
             # SQLite rolled back by itself when the error was severe; a second failure changes nothing.
