@@ -1,12 +1,13 @@
-"""Writes the generated parts of docs/: the reference of the protocol and of the command line, states and settings.
+"""Writes the generated parts of docs/: the reference of the protocol and of the command line, states and settings, and
+what the benchmarks required.
 
     python tools/docs.py            write them
     python tools/docs.py --check    exit 1 when a page does not say what the code says
 
 Only the text between the markers `<!-- generated -->` and `<!-- /generated -->` is touched; the rest of a page is
 written by hand. Everything shown comes from headrace.states, headrace.config, the command registry and the parser of
-the command line, so a page is changed by changing the code. To add a generated page: add its path and the function that
-writes it to PAGES.
+the command line, so a page is changed by changing the code; in benchmarks.md it comes from the tables that were
+measured. To add a generated page: add its path and the function that writes it to PAGES.
 """
 
 from __future__ import annotations
@@ -514,6 +515,45 @@ def signature_of(function: Callable[..., Any]) -> str:
     return re.sub(r"<[^>]*>", "...", str(source.Signature(parameters)))
 
 
+# How the tables call a requirement and the figures it is about, and the titles that say nothing more about them.
+REQUIREMENT: Final = ("required", "wanted")
+FIGURES: Final = (
+    *("times less CPU", "to bunqueue", "to beanstalkd", "headrace", "ratio", "commands in them", "figure"),
+    *("per second", "alone, p50 ms"),
+)
+SILENT: Final = ("", "workload", "what", "headrace", "figure")
+
+
+def requirements_reference() -> Lines:
+    """Every figure of the measured tables that something is required of."""
+    page = (DOCS / "benchmarks.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"<!-- bench:(\w+):begin -->\n(.*?)<!-- bench:\1:end -->", page, re.DOTALL)
+    rows = [[name, *row] for name, text in blocks for row in required_rows(text.splitlines())]
+    missed = sum("**missed**" in row[2] for row in rows)
+    yield f"{len(rows)} requirements, {missed or 'none'} missed. Dates, versions and machine stand with each table."
+    yield ""
+    yield from table(["part", "what", "measured", "required"], rows)
+
+
+def required_rows(lines: Iterable[str]) -> Iterator[list[str]]:
+    """What a row is about, its figures and what is required of them, for each that has a requirement."""
+    head: list[str] = []
+    for line in lines:
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if not line.startswith("|"):
+            head = []
+        elif not head:
+            head = cells
+        else:
+            row = dict(zip(head, cells, strict=True))
+            wanted = next((row[title] for title in REQUIREMENT if title in row), "-")
+            if wanted not in ("", "-", "---"):
+                named = [pair for pair in zip(head, cells, strict=True) if pair[0] in FIGURES]
+                shown = [text if title in SILENT else f"{title}: {text}" for title, text in named]
+                what = cells[0] if head[0] in SILENT else f"{head[0]}: {cells[0]}"
+                yield [what, ", ".join(shown), wanted]
+
+
 def table(head: list[str], rows: Iterable[list[str]]) -> Lines:
     yield "| " + " | ".join(head) + " |"
     yield "|" + "---|" * len(head)
@@ -544,6 +584,7 @@ PAGES: Final[dict[str, Callable[[], Lines]]] = {
     "cli.md": command_line_reference,
     "valkey.md": valkey_reference,
     "reference.md": python_reference,
+    "benchmarks.md": requirements_reference,
 }
 
 

@@ -105,7 +105,6 @@ class LocalPeer(Driver[Asked]):
         self._answers: list[tuple[Asked, Any]] = []
         self._durable: list[tuple[Asked, Any]] = []
         self._suspended: set[Asked] = set()
-        self._subscription: str | None = None
         self._is_closed = False
 
     # -- Channel -------------------------------------------------------------------------------------------------------
@@ -143,7 +142,7 @@ class LocalPeer(Driver[Asked]):
         if self._is_closed:
             return
         self._is_closed = True
-        self.subscribe(None)
+        self._engine.unsubscribe(self)
         self._give_up()
         self.home.drop_peer(self)
         for asked in list(self._suspended):
@@ -176,13 +175,6 @@ class LocalPeer(Driver[Asked]):
         else:
             self._answers.append((asked, outcome))
         self._stir()
-
-    def subscribe(self, queue: str | None) -> None:
-        if self._subscription is not None:
-            self._engine.unsubscribe(self._subscription, self)
-        self._subscription = queue
-        if queue is not None:
-            self._engine.subscribe(queue, self)
 
     def deliver(self, event: Event, body: bytes | None) -> None:
         shown = tcp_event(event, body)

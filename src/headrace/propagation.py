@@ -90,10 +90,6 @@ def new_span_id() -> str:
     return secrets.token_hex(8)
 
 
-def new_trace_id() -> str:
-    return secrets.token_hex(16)
-
-
 _RECORD_KEYS: Final = frozenset((*logging.makeLogRecord({}).__dict__, "message", "asctime"))
 
 

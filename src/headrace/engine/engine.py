@@ -83,6 +83,7 @@ class Engine:
         self.history = History(backend, clock)
         self.unattended: set[Peer] = set()
         """Peers that are gone while a command of theirs is under way; a server does not stop before it has ended."""
+        self._subscriptions: dict[Peer, str] = {}
         self._subscribers: dict[str, set[Peer]] = {}
         self._listeners: list[Listener] = []
         self._body_readers = 0
@@ -428,15 +429,18 @@ class Engine:
             await self.backend.follow(queue)
 
     def subscribe(self, queue: str, peer: Peer) -> None:
+        """Deliver the events of one queue to this peer from now on, instead of those of another."""
+        self.unsubscribe(peer)
+        self._subscriptions[peer] = queue
         self._subscribers.setdefault(queue, set()).add(peer)
         self._watch(queue, +1)
 
-    def unsubscribe(self, queue: str, peer: Peer) -> None:
-        peers = self._subscribers.get(queue)
-        if peers is not None and peer in peers:
-            peers.discard(peer)
+    def unsubscribe(self, peer: Peer) -> None:
+        queue = self._subscriptions.pop(peer, None)
+        if queue is not None:
+            self._subscribers[queue].discard(peer)
             self._watch(queue, -1)
-            if not peers:
+            if not self._subscribers[queue]:
                 del self._subscribers[queue]
 
     def _watch(self, queue: str, change: int) -> None:

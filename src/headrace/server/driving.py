@@ -67,9 +67,6 @@ class Driver(Generic[Key]):
     def _ended(self, key: Key) -> None:
         """A command that had been suspended is answered."""
 
-    def subscribe(self, queue: str | None) -> None:
-        raise NotImplementedError
-
     def deliver(self, event: Event, body: bytes | None) -> None:
         raise NotImplementedError
 

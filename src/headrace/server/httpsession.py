@@ -204,9 +204,6 @@ class HttpSession(Driver[Request]):
 
     # -- as a peer of the engine ---------------------------------------------------------------------------------------
 
-    def subscribe(self, queue: str | None) -> None:
-        raise InvalidCommand("Events come over /events and /ws")
-
     def deliver(self, event: Event, body: bytes | None) -> None:
         raise NotImplementedError
 

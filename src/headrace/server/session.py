@@ -110,7 +110,6 @@ class Session(Driver[bytes | Raw]):
         self._request_ids: list[bytes | Raw] = []
         self._is_in_order = False
         self._room = MAX_OUTBOX
-        self._subscription: str | None = None
         self._durable: list[tuple[int, int, bytes]] = []
 
     # -- incoming ------------------------------------------------------------------------------------------------------
@@ -308,13 +307,6 @@ class Session(Driver[bytes | Raw]):
             append_reply(self._out, reply, req_id)
         self._durable = []
 
-    def subscribe(self, queue: str | None) -> None:
-        if self._subscription is not None:
-            self._engine.unsubscribe(self._subscription, self)
-        self._subscription = queue
-        if queue is not None:
-            self._engine.subscribe(queue, self)
-
     def deliver(self, event: Event, body: bytes | None) -> None:
         frame = tcp_event_frame(event, body)
         if frame is not None:
@@ -329,6 +321,6 @@ class Session(Driver[bytes | Raw]):
         self.is_closing = True
         self.backlog.clear()
         self._give_up()
-        self.subscribe(None)
+        self._engine.unsubscribe(self)
         self._out.clear()
         self._request_ids.clear()

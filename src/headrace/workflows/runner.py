@@ -30,6 +30,7 @@ from headrace.workflows.failures import failure_of
 from headrace.workflows.ledger import Ledger, Work, decode_work, policy_of
 from headrace.workflows.machine import (
     AttemptFailed,
+    Cancelled,
     Completed,
     CompleteLost,
     News,
@@ -37,6 +38,7 @@ from headrace.workflows.machine import (
     RollbackDone,
     RollbackLost,
     Run,
+    Signalled,
     StepDone,
     StepLost,
     TimedOut,
@@ -107,6 +109,8 @@ class FlowWorker(Worker):
             return SETTLED
         except NotFound:
             raise _Forgotten from None
+        if decision.refusal:
+            self._log.warning("flow %s does not take what was wished: %s", work.flow, decision.refusal)
         return SETTLED if decision.entries else None
 
     async def _tell_late(self, work: Work, news: News) -> None:
@@ -237,6 +241,12 @@ class FlowWorker(Worker):
     async def _run_wake(self, job: JobContext, work: Work) -> Any:
         return await self._settle(job, work, Woken(work.step))
 
+    async def _run_cancel(self, job: JobContext, work: Work) -> Any:
+        return await self._settle(job, work, Cancelled(work.reason, work.compensate))
+
+    async def _run_signal(self, job: JobContext, work: Work) -> Any:
+        return await self._settle(job, work, Signalled(work.step, work.payload))
+
     # -- running code --------------------------------------------------------------------------------------------------
 
     def _code(self, run: Run) -> Implementation | None:
@@ -321,4 +331,6 @@ _ROLES: Final[Mapping[str, Callable[[FlowWorker, JobContext, Work], Any]]] = {
     "error": FlowWorker._run_error,
     "timeout": FlowWorker._run_timeout,
     "wake": FlowWorker._run_wake,
+    "cancel": FlowWorker._run_cancel,
+    "signal": FlowWorker._run_signal,
 }

@@ -130,7 +130,8 @@ class Intake(Store):
         if links is not None:
             await self._add_links(queue, links, extra, job_id, free, others, homes or {})
         if extra.custom_id is not None:
-            extra.id_ttl = int(getattr(spec, "id_ttl", None) or 0) or None
+            id_ttl: float | None = getattr(spec, "id_ttl", None)
+            extra.id_ttl = None if id_ttl is None else int(id_ttl)
         return self._record_of(spec, job_id, 1, now, pack(extra), settings.max_attempts)
 
     async def _add_links(
