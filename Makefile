@@ -10,7 +10,7 @@ BENCH_ARGS  ?=
 SOAK_ARGS   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-full retest check fmt bench soak demo docs
+.PHONY: help setup run test test-full retest check fmt bench soak demo docs lock
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -54,3 +54,6 @@ demo: setup ## A guided tour: server, work, failures, a workflow, then the data 
 
 docs: setup ## Write the generated parts of docs/
 	@$(PYTHON_BIN) tools/docs.py
+
+lock: setup ## Pin the newest versions that pyproject.toml allows in requirements-dev.lock
+	@$(PYTHON_BIN) tools/lock.py
