@@ -41,6 +41,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tests.pipeline import secondopinion
 from tests.serverprocess import ServerProcess
 
+from headrace import Headrace, NewJob
 from headrace.pipeline import runs, silver
 from headrace.pipeline.connection import Address, Connection
 from headrace.pipeline.lake import Lake
@@ -147,7 +148,7 @@ class RowsWriter(DataSourceWriter):
 
         def commands() -> Iterator[dict[str, Any]]:
             while batch := list(itertools.islice(iterator, rows.options.batch_size)):
-                values = {name: [row[name] for row in batch] for name in batch[0].__fields__}
+                values = dict(zip(batch[0].__fields__, map(list, zip(*batch, strict=True)), strict=True))
                 yield {"cmd": "PUSHB", "queue": rows.options.queue, "jobs": rows.jobs(values)}
 
         with Connection(Address.parse(rows.options.place["url"])) as connection:
@@ -216,7 +217,7 @@ def measure_reading(spark: SparkSession, log: Path, rounds: int, found: Found) -
 def measure_writing(spark: SparkSession, rows: int, rounds: int, found: Found) -> None:
     """CPU of whoever writes; the server's is left out. Every time has a queue of its own."""
     names = (f"q{n}" for n in itertools.count())
-    with tempfile.TemporaryDirectory() as folder, ServerProcess(Path(folder) / "write.db") as server:
+    with ServerProcess(":memory:") as server:
         url = f"headrace://127.0.0.1:{server.port}"
         frame = spark.range(0, rows, 1, 2).selectExpr("id", "concat('user-', id) AS user", "id * 2.5 AS amount")
         frame.persist().count()
@@ -230,7 +231,7 @@ def measure_writing(spark: SparkSession, rows: int, rounds: int, found: Found) -
     found.add(f"writing {rows:,} rows: CPU of rows beside Arrow", words, "≥ 1.5", missed=ratio < 1.5)
     ratio, words = paired(cpu["client"], cpu["arrow"])
     found.add(
-        f"writing {rows:,} rows: CPU of the plain Python client beside `df.write`", words, "≥ 0.5", missed=ratio < 0.5
+        f"writing {rows:,} rows: CPU of the library's `add_many` beside `df.write`", words, "≥ 0.5", missed=ratio < 0.5
     )
 
 
@@ -239,18 +240,15 @@ def _save(frame: DataFrame, name: str, url: str, queue: str) -> None:
 
 
 def _push_plainly(url: str, rows: int, queue: str) -> None:
-    """The same jobs in the same batches from one Python program that has them already."""
-    make = RowsToJobs(Options.parse({"url": url, "queue": queue, "idColumns": "id"}), ["id", "user", "amount"])
+    """The same jobs in the same batches from one program that uses the library."""
 
-    def commands() -> Iterator[dict[str, Any]]:
+    def job(n: int) -> NewJob:
+        return NewJob(data={"id": n, "user": f"user-{n}", "amount": n * 2.5}, options={"job_id": f"{n:032x}"})
+
+    with Headrace(url).sync() as app:
+        jobs = app.queue(queue)
         for start in range(0, rows, 1000):
-            ids = list(range(start, min(start + 1000, rows)))
-            values = {"id": ids, "user": [f"user-{n}" for n in ids], "amount": [n * 2.5 for n in ids]}
-            yield {"cmd": "PUSHB", "queue": queue, "jobs": make.jobs(values)}
-
-    with Connection(Address.parse(url)) as connection:
-        for _ in connection.stream(commands(), 8):
-            pass
+            jobs.add_many([job(n) for n in range(start, min(start + 1000, rows))])
 
 
 def measure_capture(rounds: int, found: Found) -> None:

@@ -9,6 +9,7 @@ a server, and nobody holds a piece of the engine in his hands.
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -96,7 +97,7 @@ class LocalPeer(Driver[Asked]):
 
     def __init__(self, home: EmbeddedEngine, hear: Hear | None, owns_home: bool) -> None:
         loop = asyncio.get_running_loop()
-        super().__init__(home.engine, "embedded", stir=home.ticker.stir, later=loop.call_soon, held={})
+        super().__init__(home.engine, "embedded", stir=partial(home.ticker.stir, self), later=loop.call_soon, held={})
         self.home = home
         self._owns_home = owns_home
         self._loop = loop
@@ -173,7 +174,7 @@ class LocalPeer(Driver[Asked]):
             self._durable.append((asked, outcome))
         else:
             self._answers.append((asked, outcome))
-        self._stir(self)
+        self._stir()
 
     def deliver(self, event: Event, body: bytes | None) -> None:
         shown = tcp_event(event, body)
