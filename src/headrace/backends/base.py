@@ -84,8 +84,8 @@ class Ack(Struct, gc=False):
     remove: bool | None = None
 
 
-class FlowNode(Struct):
-    """One job of an atomic flow, with the id its client chose."""
+class FamilyNode(Struct):
+    """One job of a family, with the id its client chose."""
 
     id: str
     queue: str
@@ -370,7 +370,7 @@ class Backend(Protocol):
         A known jobId or a held uniqueKey gives the id of the job that is already there.
         """
 
-    async def insert_flow(self, nodes: Sequence[FlowNode]) -> list[Raw]:
+    async def insert_family(self, nodes: Sequence[FamilyNode]) -> list[Raw]:
         """Store a whole family, all or none."""
 
     async def claim(self, queue: str, demand: Demand) -> list[Claim]:

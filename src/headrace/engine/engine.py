@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from msgspec import Raw
 
 from headrace.addresses import DEFAULT_RULES, UrlRules
-from headrace.backends.base import JOB_ENDS, Claim, Demand, FlowNode, Outcome
+from headrace.backends.base import JOB_ENDS, Claim, Demand, FamilyNode, Outcome
 from headrace.backends.local.slices import run_now
 from headrace.clock import Clock
 from headrace.engine.brokers import Brokers
@@ -135,8 +135,8 @@ class Engine:
     def push_many(self, queue: str, specs: Sequence[JobSpec]) -> Coroutine[Any, Any, list[str]]:
         return self.backend.insert(queue, specs)
 
-    async def push_flow(self, nodes: Sequence[FlowNode]) -> list[Raw]:
-        return await self.backend.insert_flow(nodes)
+    async def push_family(self, nodes: Sequence[FamilyNode]) -> list[Raw]:
+        return await self.backend.insert_family(nodes)
 
     async def pull(self, queue: str, demand: Demand, timeout_ms: float) -> list[Claim]:
         """Jobs, or [] when none came within `timeout_ms`. Parked pulls are served in the order in which they came."""

@@ -1,4 +1,4 @@
-"""How jobs come in: insert, atomic flows, custom ids, unique keys, dependencies.
+"""How jobs come in: insert, families, custom ids, unique keys, dependencies.
 
 Order inside one push: an existing custom id or a held unique key answers first and nothing is stored; then the job is
 made, takes its keys, and enters the index as waiting, delayed or waiting-children.
@@ -11,7 +11,7 @@ from typing import Final
 
 from msgspec import Raw
 
-from headrace.backends.base import FlowNode
+from headrace.backends.base import FamilyNode
 from headrace.backends.local.index import KeyHolder, Queue
 from headrace.backends.local.job import History, Job
 from headrace.backends.local.store import Store
@@ -130,7 +130,7 @@ class Intake(Store):
             queue.waiting += len(jobs)
             self._ready.add(queue.name)
 
-    async def insert_flow(self, nodes: Sequence[FlowNode]) -> list[Raw]:
+    async def insert_family(self, nodes: Sequence[FamilyNode]) -> list[Raw]:
         now = self._clock.now_ms()
         self._slices.begin()
         for node in nodes:

@@ -8,7 +8,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Raw
 
-from headrace.backends.base import FlowNode
+from headrace.backends.base import FamilyNode
 from headrace.backends.local.intake import LINK_LATER
 from headrace.backends.valkey.arguments import Extra, NewJob, Text, Tie, flat, pack
 from headrace.backends.valkey.differences import refuse
@@ -77,7 +77,7 @@ class Intake(Store):
             self._remember(job_id, queue)
         return ids
 
-    async def insert_flow(self, nodes: Sequence[FlowNode]) -> list[Raw]:
+    async def insert_family(self, nodes: Sequence[FamilyNode]) -> list[Raw]:
         if not nodes:
             return []
         queues = list(dict.fromkeys(node.queue for node in nodes))
