@@ -171,6 +171,11 @@ class ErrorReport(Struct, rename="camel", omit_defaults=True, kw_only=True):
         )
 
 
+def is_stall(reason: str) -> bool:
+    """Whether a job failed because its worker died or hung: the words are those of the backends."""
+    return reason == "stalled" or reason.startswith(("Lock expired", "Job stalled"))
+
+
 # -- retry -------------------------------------------------------------------------------------------------------------
 
 

@@ -21,7 +21,7 @@ from headrace.client.payloads import decode_payload, encode_payload
 from headrace.commands.control import MoveToDelayed
 from headrace.errors import HeadraceError, LeaseLost, NotFound, StalledError
 from headrace.hooks import Hooks
-from headrace.propagation import ErrorReport, capture, restored
+from headrace.propagation import ErrorReport, capture, is_stall, restored
 from headrace.worker.context import SETTLED, JobContext
 from headrace.worker.failures import JobCancelled, UnrecoverableError, is_final
 from headrace.worker.worker import Worker
@@ -309,8 +309,7 @@ def _before(run: Run) -> dict[str, Body]:
 
 def _lost_news(work: Work) -> News | None:
     """What it means that a job of this name ended without success and without a word of its worker."""
-    stalled = "Lock expired" in work.error or "stalled" in work.error
-    error = ErrorReport(type="StalledError" if stalled else "JobLost", message=work.error)
+    error = ErrorReport(type="StalledError" if is_stall(work.error) else "JobLost", message=work.error)
     if work.name == "__complete__":
         return CompleteLost(error)
     if work.name == "__error__":
