@@ -74,7 +74,7 @@ async def test_jobs_behind_one_that_takes_long_go_to_an_idle_worker(app: Headrac
     assert ran == {"first": SLOW + 1, "second": JOBS - SLOW - 1}
 
 
-@pytest.mark.parametrize("slow", (50, 53, 56, 59))
+@pytest.mark.parametrize("slow", [50, 53, 56, 59])
 async def test_the_outcome_of_a_job_is_told_while_the_next_one_blocks_the_loop(slow: int, tmp_path: Path) -> None:
     """Whichever of the jobs in hand it is, the last one included."""
     release, ran = threading.Event(), []

@@ -134,6 +134,8 @@ class Attendant:
         """Taken and not begun. Two threads take from it: each job is whose who gets it."""
         self._ended: deque[Holding] = deque()
         """Whose handlers have ended: they are the line's when it looks."""
+        self._returning: set[str] = set()
+        """Given back and not confirmed yet. Nothing is asked for meanwhile: what is after them must not come first."""
         self._taken_at = 0.0
         self._taken = 0
         self._pace = float("inf")
@@ -354,7 +356,7 @@ class Attendant:
         self._pump()
 
     def _pump(self) -> None:
-        if self._is_stopping or not self._has_reclaimed or self._free <= 0:
+        if self._is_stopping or not self._has_reclaimed or self._returning or self._free <= 0:
             return
         if len(self._queues) == 1:
             if not self._asked:
@@ -450,6 +452,7 @@ class Attendant:
             return
         while (holding := self._next_ready()) is not None:
             self._in_hand -= 1
+            self._returning.add(holding.info.id)
             holding.given_back()
             holding.is_settled = True
             self._send(holding)
@@ -592,6 +595,9 @@ class Attendant:
         if self._held.get(holding.info.id) is not holding:
             return
         del self._held[holding.info.id]
+        if holding.info.id in self._returning:
+            self._returning.discard(holding.info.id)
+            self._plan_turn()
         if not isinstance(outcome, HeadraceError):
             self.figures.completed += isinstance(holding.outcome, Acknowledge)
             self.figures.failed += isinstance(holding.outcome, Fail)
