@@ -12,6 +12,7 @@ import operator
 import re
 from typing import Annotated, Any, Final, Literal, Protocol
 
+import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 DAY_MS: Final = 86_400_000
@@ -201,10 +202,23 @@ def settings_of(spec: object) -> JobSettings:
 
 
 def intern_settings(settings: JobSettings) -> JobSettings:
+    """The one object that stands for these settings, the same whoever came first."""
+    key = _settings_tuple(settings)
+    shared = _SHARED_SETTINGS.get(key)
+    if shared is not None:
+        return shared
     if len(_SHARED_SETTINGS) >= _MAX_SHARED:
         _SHARED_SETTINGS.clear()
         _SHARED_SETTINGS[_settings_tuple(DEFAULT_SETTINGS)] = DEFAULT_SETTINGS
-    return _SHARED_SETTINGS.setdefault(_settings_tuple(settings), settings)
+    shared = _SHARED_SETTINGS[key] = _canonical(settings)
+    return shared
+
+
+def _canonical(settings: JobSettings) -> JobSettings:
+    """1000 and 1000.0 are equal, but not when they are encoded, and only the very default is left out there."""
+    stored = msgspec.msgpack.decode(msgspec.msgpack.encode(settings), type=JobSettings)
+    pairs = zip(_settings_tuple(stored), _settings_tuple(DEFAULT_SETTINGS), strict=True)
+    return JobSettings(*[default if value == default else value for value, default in pairs])
 
 
 def links_of(spec: object) -> JobLinks | None:

@@ -168,6 +168,7 @@ class ValkeyBackend(Refused):
 
     def commit(self) -> None:
         """What a verb did is stored when it returns; this lets its events out."""
+        self._take_nearby()
         events, self._events = self._events, []
         if not events:
             return

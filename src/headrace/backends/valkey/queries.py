@@ -236,9 +236,11 @@ class Queries(Control):
     # -- figures -------------------------------------------------------------------------------------------------------
 
     def totals(self) -> Totals:
+        self._take_nearby()
         return self._totals
 
     def queue_figures(self) -> dict[str, QueueFigures]:
+        self._take_nearby()
         return self._figures
 
     def minute_metrics(self, queue: str, kind: str) -> MinuteMetrics:

@@ -286,9 +286,10 @@ class Store:
 
     async def _queue_names(self) -> list[str]:
         """All queues that any broker has entered."""
-        names = sorted(
-            name.decode() for name in await self._server.call(self._keys.queues, "SMEMBERS", self._keys.queues)
-        )
+        before = set(self._registered)
+        found = await self._server.call(self._keys.queues, "SMEMBERS", self._keys.queues)
+        meanwhile = self._registered - before
+        names = sorted({name.decode() for name in found} | meanwhile)
         self._registered = set(names)
         for name in names:
             self._see(name)
