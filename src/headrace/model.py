@@ -166,8 +166,6 @@ class JobLinks(Struct, rename="camel", omit_defaults=True):
     debounce_ttl: float | None = None
     flow_id: str | None = None
     """The workflow that must hear of it when this job ends without success."""
-    once: bool = False
-    """Its custom id stands for it after its end, too, for as long as it is kept."""
 
 
 class JobSpec(Protocol):
@@ -306,6 +304,17 @@ class DlqFilter(Struct, rename="camel"):
     expired: bool | None = None
     limit: Count | None = None
     offset: Count | None = None
+
+    def matches(self, reason: str, entered_at: float, expires_at: float | None, now: int) -> bool:
+        expired = expires_at is not None and expires_at <= now
+        tests = (
+            self.reason is None or reason == self.reason,
+            self.older_than is None or entered_at < self.older_than,
+            self.newer_than is None or entered_at > self.newer_than,
+            self.retriable is None or (not expired) == self.retriable,
+            self.expired is None or expired == self.expired,
+        )
+        return all(tests)
 
 
 class RateLimit(Struct, rename="camel"):

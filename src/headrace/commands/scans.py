@@ -37,12 +37,15 @@ def _next(page: ScanPage) -> int | UnsetType:
     return UNSET if page.next is None else page.next
 
 
-class ScannedJobs(Reply):
+class Scanned(Reply):
     """`next` is left out on the last page."""
 
-    jobs: list[Raw]
     newest: int
     next: int | UnsetType = UNSET
+
+
+class ScannedJobs(Scanned, kw_only=True):
+    jobs: list[Raw]
 
 
 @command(ScannedJobs, category="Query", flags=Flag.BULK, http="GET /scan/jobs")
@@ -56,12 +59,8 @@ class ScanJobs(Scan, tag_field="cmd", tag="ScanJobs"):
         return ScannedJobs(jobs=page.rows, newest=page.newest, next=_next(page))
 
 
-class ScannedResults(Reply):
-    """`next` is left out on the last page."""
-
+class ScannedResults(Scanned, kw_only=True):
     results: list[ResultRow]
-    newest: int
-    next: int | UnsetType = UNSET
 
 
 @command(ScannedResults, category="Query", flags=Flag.BULK, http="GET /scan/results")
@@ -73,12 +72,8 @@ class ScanResults(Scan, tag_field="cmd", tag="ScanResults"):
         return ScannedResults(results=page.rows, newest=page.newest, next=_next(page))
 
 
-class ScannedLetters(Reply):
-    """`next` is left out on the last page."""
-
+class ScannedLetters(Scanned, kw_only=True):
     entries: list[DeadLetter]
-    newest: int
-    next: int | UnsetType = UNSET
 
 
 @command(ScannedLetters, category="DLQ", flags=Flag.BULK, http="GET /scan/dlq")

@@ -12,8 +12,11 @@ from datetime import UTC, datetime
 from html import escape
 from typing import Final, NamedTuple
 
+from headrace import notation
+
 WIDTH: Final = 520
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 8, 8, 22
+_MINUTE_MS: Final = 60_000
 _HOUR_MS: Final = 3_600_000
 
 _LOG_TICKS_MS: Final = (1, 10, 100, 1_000, 10_000, 60_000, 600_000, _HOUR_MS, 10 * _HOUR_MS, 100 * _HOUR_MS)
@@ -33,24 +36,8 @@ class Series(NamedTuple):
 
 
 def count(value: float) -> str:
-    if abs(value) >= 10_000_000:
-        return f"{value / 1_000_000:.0f} M"
-    if abs(value) >= 1_000_000:
-        return f"{value / 1_000_000:.1f} M"
-    if abs(value) >= 10_000:
-        return f"{value / 1000:.1f} k"
-    return f"{value:,.0f}" if float(value).is_integer() or abs(value) >= 10 else f"{value:.1f}"
-
-
-def duration(ms: float) -> str:
-    for limit, size, unit in ((1_000, 1, "ms"), (60_000, 1_000, "s"), (_HOUR_MS, 60_000, "min")):
-        if ms < limit * 0.9995:
-            return _short(ms / size) + f" {unit}"
-    return _short(ms / _HOUR_MS) + " h" if ms < 72 * _HOUR_MS else _short(ms / (24 * _HOUR_MS)) + " d"
-
-
-def _short(value: float) -> str:
-    return f"{value:.0f}" if value >= 10 else f"{value:.1f}".removesuffix(".0")
+    """As everywhere, but for the fractions that stand at an axis."""
+    return notation.count(value) if float(value).is_integer() or abs(value) >= 10 else f"{value:.1f}"
 
 
 def percent(share: float) -> str:
@@ -60,7 +47,9 @@ def percent(share: float) -> str:
 
 
 def moment(ms: float, *, with_day: bool = True) -> str:
-    return datetime.fromtimestamp(ms / 1000, UTC).strftime("%a %d %b %H:%M" if with_day else "%H:%M")
+    """A time to the minute, or to the second where it is between minutes."""
+    clock = "%H:%M:%S" if ms % _MINUTE_MS else "%H:%M"
+    return datetime.fromtimestamp(ms / 1000, UTC).strftime(f"%a %d %b {clock}" if with_day else clock)
 
 
 # -- scales ---------------------------------------------------------------------------------------------------------
@@ -99,8 +88,10 @@ def _nice_step(rough: float) -> float:
 
 def _time_ticks(start: float, end: float) -> list[float]:
     span = end - start
-    steps = (1 / 12, 0.25, 0.5, 1, 2, 3, 6, 12, 24, 48, 7 * 24)
-    step = next((hours for hours in steps if span / (hours * _HOUR_MS) <= 6), 14 * 24) * _HOUR_MS
+    minutes = (1 / 12, 1 / 6, 0.25, 0.5, 1, 2, 5, 15, 30)
+    hours = (1, 2, 3, 6, 12, 24, 48, 7 * 24, 14 * 24)
+    steps = [*(n * _MINUTE_MS for n in minutes), *(n * _HOUR_MS for n in hours)]
+    step = next((step for step in steps if span / step <= 6), steps[-1])
     first = math.ceil(start / step) * step
     return [first + step * n for n in range(int((end - first) // step) + 1)]
 

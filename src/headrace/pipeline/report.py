@@ -1,7 +1,8 @@
 """`headrace pipeline report`: one HTML file about what happened, made from the facts of a lake. Needs no Spark.
 
 First what was found, in sentences with numbers; then the charts that show it. Each says its window and its n.
-Percentiles of fewer than MIN_N values are not shown: `None` leaves a gap.
+Percentiles of fewer than MIN_N values are not shown: `None` leaves a gap. What lasted some minutes only is shown by
+shorter windows than gold has (`moments`).
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ import pyarrow.dataset as ds
 
 from headrace import __version__
 from headrace.errors import HeadraceError
-from headrace.pipeline.charts import Point, Series, count, duration, heat_map, moment, percent, sparkline, time_chart
+from headrace.notation import duration
+from headrace.pipeline import moments
+from headrace.pipeline.charts import Point, Series, count, heat_map, moment, percent, sparkline, time_chart
 from headrace.pipeline.lake import Lake
 
 MIN_N: Final = 100
@@ -26,7 +29,7 @@ MAX_QUEUES: Final = 12
 _NOTABLE_BACKLOG: Final = 0.05
 """A backlog below this share of what came lately is nothing to speak of."""
 _UNIT_MS: Final = {"minute": 60_000, "hour": 3_600_000, "day": 86_400_000}
-_WORDS: Final = {"minute": "per minute", "hour": "per hour", "day": "per day"}
+_FEW_WINDOWS: Final = 3
 
 Row = dict[str, Any]
 
@@ -57,6 +60,10 @@ class Facts:
             raise HeadraceError(f"{lake.root} has no facts" + (f" of the queue {queue}" if queue else ""))
         self.start, self.end = min(minutes), max(minutes) + _UNIT_MS["minute"]
         self.unit = "minute" if self.end - self.start <= 6 * _UNIT_MS["hour"] else "hour"
+        self.step_ms = dict(_UNIT_MS)
+        is_short = self.end - self.start <= moments.LONGEST_MS
+        if is_short and 0 < sum(row["added"] for row in self.by_unit["day"]) <= moments.MAX_JOBS:
+            self._look_closer()
         totals: dict[str, int] = defaultdict(int)
         for row in self.by_unit["day"]:
             totals[row["queue"]] += row["added"] + row["started"]
@@ -73,6 +80,19 @@ class Facts:
         rows: list[Row] = data.to_table(filter=wanted).to_pylist()
         return sorted(map(_in_ms, rows), key=lambda row: row["window_start"])
 
+    def _look_closer(self) -> None:
+        """Windows of seconds instead of minutes."""
+        jobs, attempts = moments.read_jobs(self.lake, self.queue), moments.read_attempts(self.lake, self.queue)
+        seconds = [row["window_start"] for row in moments.facts_of(jobs, attempts, 1_000)]
+        self.start, self.end = max(self.start, seconds[0]), min(self.end, seconds[-1] + 1_000)
+        step = moments.step_of(self.end - self.start)
+        facts = [row for row in moments.facts_of(jobs, attempts, step) if row["window_start"] + step > self.start]
+        self.unit, self.by_unit["moment"], self.step_ms["moment"] = "moment", facts, step
+
+    def words(self, unit: str | None = None) -> str:
+        unit = unit or self.unit
+        return f"per {duration(self.step_ms[unit])}" if unit == "moment" else f"per {unit}"
+
     def of(self, queue: str, unit: str | None = None) -> list[Row]:
         return [row for row in self.by_unit[unit or self.unit] if row["queue"] == queue]
 
@@ -82,14 +102,14 @@ class Facts:
 
     def filled(self, queue: str, value: Callable[[Row], float | None]) -> list[Point]:
         """A point per window, with 0 where nothing happened. The last one is left out if it is not over yet."""
-        step = _UNIT_MS[self.unit]
+        step = self.step_ms[self.unit]
         known = {row["window_start"]: value(row) for row in self.of(queue)}
         first, last = self.start - self.start % step, self.end - self.end % step
         return [(at, known.get(at, 0)) for at in range(first, last if last > first + step else self.end, step)]
 
     def carried(self, queue: str, name: str) -> list[Point]:
         """A level per window: where nothing happened it stays as it was."""
-        step, level = _UNIT_MS[self.unit], 0
+        step, level = self.step_ms[self.unit], 0
         known = {row["window_start"]: row[name] for row in self.of(queue)}
         points: list[Point] = []
         for at in range(self.start - self.start % step, self.end, step):
@@ -99,20 +119,20 @@ class Facts:
 
     def percentile(self, queue: str, what: str, rank: str, unit: str) -> list[Point]:
         """Percentiles with gaps: where there are too few values, and where windows are missing."""
-        step, points = _UNIT_MS[unit], []
-        known = {row["window_start"]: row for row in self.of(queue, unit)}
-        first = self.start - self.start % step
-        for at in range(first, self.end, step):
-            row = known.get(at)
-            enough = row is not None and row[f"{what}_n"] >= MIN_N
-            points.append((max(at, self.start), row[f"{what}_{rank}"] if row is not None and enough else None))
+        step = self.step_ms[unit]
+        known = {row["window_start"]: row for row in self.of(queue, unit) if row[f"{what}_n"] >= MIN_N}
+        starts = range(self.start - self.start % step, self.end, step)
+        points: list[Point] = []
+        for at in starts:
+            value = known[at][f"{what}_{rank}"] if at in known else None
+            points.append((max(at, self.start), value))
+            if len(starts) <= _FEW_WINDOWS:  # a line from end to end, where a dot would be easy to miss
+                points.append((min(at + step, self.end), value))
         return points
 
     def finest_unit(self, queue: str, what: str) -> str | None:
         """The shortest windows of which most have enough values for percentiles; None if none has."""
-        for unit in ("minute", "hour", "day"):
-            if unit == "minute" and self.unit != "minute":
-                continue
+        for unit in (self.unit, *(unit for unit in _UNIT_MS if _UNIT_MS[unit] > self.step_ms[self.unit])):
             counts = [row[f"{what}_n"] for row in self.of(queue, unit) if row[f"{what}_n"]]
             if counts and 2 * sum(n >= MIN_N for n in counts) >= len(counts):
                 return unit
@@ -252,9 +272,9 @@ class Page:
         sections = [
             self._summary(),
             self._multiples("Arrivals, completions and backlog", self._flow),
-            self._multiples("Wait for a worker", lambda queue: self._times(queue, "wait")),
+            self._multiples("Wait for a worker", lambda queue: self._times(queue, "wait"), self._too_few("wait")),
             self._waits_by_hour(),
-            self._multiples("Run time of an attempt", lambda queue: self._times(queue, "run")),
+            self._multiples("Run time of an attempt", lambda queue: self._times(queue, "run"), self._too_few("run")),
             self._multiples("Failed attempts", self._failures),
             self._error_table(),
             self._worker_table(),
@@ -286,11 +306,21 @@ class Page:
         note = f'<p class="note">{more} smaller queues are left out.</p>' if more > 0 else ""
         return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>{note}"
 
-    def _multiples(self, title: str, draw: Callable[[str], str]) -> str:
+    def _multiples(self, title: str, draw: Callable[[str], str], note: str = "") -> str:
         charts = [chart for chart in map(draw, self._shown) if chart]
-        if not charts:
+        if not charts and not note:
             return ""
-        return f'<section><h2>{title}</h2><div class="multiples">{"".join(charts)}</div></section>'
+        drawn = f'<div class="multiples">{"".join(charts)}</div>' if charts else ""
+        return f"<section><h2>{title}</h2>{drawn}{note}</section>"
+
+    def _too_few(self, what: str) -> str:
+        """The queues of which no percentile is shown, and why."""
+        facts = self._facts
+        counts = {queue: sum(row[f"{what}_n"] for row in facts.of(queue, "day")) for queue in self._shown}
+        left_out = [queue for queue, n in counts.items() if n and facts.finest_unit(queue, what) is None]
+        names = ", ".join(f"{_name(queue)} (n = {count(counts[queue])})" for queue in left_out)
+        words = f"Fewer than {MIN_N} in every window, too few for percentiles: {names}."
+        return f'<p class="note">{words}</p>' if left_out else ""
 
     def _flow(self, queue: str) -> str:
         facts = self._facts
@@ -299,7 +329,7 @@ class Page:
         done = Series("done", "completed", ended, is_area=True)
         backlog = Series("backlog at the end", "waiting", facts.carried(queue, "backlog_end"), is_area=True)
         total = sum(row["added"] for row in facts.of(queue, "day"))
-        caption = f"jobs {_WORDS[facts.unit]}, n = {count(total)} added"
+        caption = f"jobs {facts.words()}, n = {count(total)} added"
         upper = time_chart([done, added], facts.span, count, height=90)
         lower = time_chart([backlog], facts.span, count, height=50)
         return _figure(queue, caption, [added, done, backlog], upper + lower)
@@ -309,14 +339,13 @@ class Page:
         unit = facts.finest_unit(queue, what)
         n = sum(row[f"{what}_n"] for row in facts.of(queue, "day"))
         if unit is None:
-            text = f"n = {count(n)}: fewer than {MIN_N} in every window, too few for percentiles"
-            return _figure(queue, text, [], "") if n else ""
+            return ""
         ranks = {"p50": "active", "p95": "delayed", "p99": "failed"}
         lines = [Series(rank, kind, facts.percentile(queue, what, rank, unit)) for rank, kind in ranks.items()]
         target = next((row["sla_target_ms"] for row in facts.of(queue, "day") if row["sla_target_ms"]), None)
         rule = (float(target), f"promised {duration(target)}") if what == "wait" and target else None
         left_out = sum(0 < row[f"{what}_n"] < MIN_N for row in facts.of(queue, unit))
-        caption = f"{_WORDS[unit]}, log scale, n = {count(n)}"
+        caption = f"{facts.words(unit)}, log scale, n = {count(n)}"
         caption += f"; {left_out} windows with n < {MIN_N} are left out" if left_out else ""
         return _figure(queue, caption, lines, time_chart(lines, facts.span, duration, is_log=True, rule=rule))
 
@@ -332,7 +361,7 @@ class Page:
             return ""
         started = sum(row["started"] for row in days)
         retried = sum(row["retried"] for row in days)
-        caption = f"attempts {_WORDS[facts.unit]}, n = {count(total)} of {count(started)}; "
+        caption = f"attempts {facts.words()}, n = {count(total)} of {count(started)}; "
         caption += f"{started / max(1, started - retried):.2f} attempts per job"
         return _figure(queue, caption, [failed, dead], time_chart([failed, dead], facts.span, count, height=90))
 
@@ -381,7 +410,9 @@ class Page:
         first = self._facts.start - self._facts.start % step
         course = [by_hour.get(at, 0) for at in range(first, self._facts.end, step)]
         queues = ", ".join(sorted({row["queue"] for row in rows})[:4])
-        seen = (moment(min(row["first_seen"] for row in rows)), moment(max(row["last_seen"] for row in rows)))
+        exact = 1_000 if self._facts.unit == "moment" else _UNIT_MS["minute"]
+        times = min(row["first_seen"] for row in rows), max(row["last_seen"] for row in rows)
+        seen = [moment(at - at % exact) for at in times]
         sample = escape(f"{rows[0]['sample_error']}\njob {rows[0]['sample_job_id']}")
         line = sparkline(course, "failed") if len(course) > 1 else ""
         return (
@@ -412,7 +443,8 @@ class Page:
             course[max(0, row["window_start"] - self._facts.start) // step] += row["busy_ms"]
         cells = (duration(busy), str(max(row["slots"] for row in rows)), percent(busy / room))
         figures = "".join(f'<td class="n">{cell}</td>' for cell in cells)
-        return f"<tr><th>{escape(worker)}</th>{figures}<td>{sparkline(course, 'active')}</td></tr>"
+        line = sparkline(course, "active") if len(course) > _FEW_WINDOWS else ""
+        return f"<tr><th>{escape(worker)}</th>{figures}<td>{line}</td></tr>"
 
     def _origin(self) -> str:
         facts, pointer = self._facts, self._facts.lake.pointer()

@@ -73,6 +73,9 @@ def _settings(master: str | None) -> dict[str, str]:
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.sources.partitionOverwriteMode": "static",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
+        # A run makes more classes than the hundred that Spark keeps: each run would compile all of them anew, which
+        # is a third of its time.
+        "spark.sql.codegen.cache.maxEntries": "2000",
     }
     if master is None or master.startswith("local"):
         settings |= {

@@ -266,6 +266,8 @@ class LocalBackend(Flows):
             if events:
                 self._log.record(events)
                 appended = True
+                if self._log.is_full:
+                    self.alarm.ring_by(self._clock.monotonic_ms())  # the sweep looks after the log
             if dirty:
                 self._journal.commit(self._event_seq, self._totals)
         except (OSError, StorageUnavailable) as error:

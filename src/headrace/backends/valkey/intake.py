@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Raw
 
-from headrace.backends.base import FlowNode
+from headrace.backends.base import FamilyNode
 from headrace.backends.local.intake import LINK_LATER
 from headrace.backends.valkey.arguments import Extra, NewJob, Text, Tie, flat, pack
 from headrace.backends.valkey.differences import refuse
@@ -115,7 +115,7 @@ class Intake(Store):
             self._remember(job_id, queue)
         return ids
 
-    async def insert_flow(self, nodes: Sequence[FlowNode]) -> list[Raw]:
+    async def insert_family(self, nodes: Sequence[FamilyNode]) -> list[Raw]:
         if not nodes:
             return []
         queues = list(dict.fromkeys(node.queue for node in nodes))
@@ -168,7 +168,8 @@ class Intake(Store):
         if links is not None:
             await self._add_links(queue, links, extra, job_id, free, others, homes or {})
         if extra.custom_id is not None:
-            extra.id_ttl = int(getattr(spec, "id_ttl", None) or 0) or None
+            id_ttl: float | None = getattr(spec, "id_ttl", None)
+            extra.id_ttl = None if id_ttl is None else int(id_ttl)
         return self._record_of(spec, job_id, 1, now, pack(extra), settings.max_attempts)
 
     async def _add_links(

@@ -106,8 +106,8 @@ do
     local custom = new.extra.customId
     local id = custom and call('HGET', new.queue.p .. ':hr:ids', custom)
     local known = id and find(new.queue, id) or nil
-    local once = new.extra.links and new.extra.links.once
-    if known and (once or (known.h.state ~= 'completed' and known.h.state ~= 'failed')) then return known end
+    local has_ended = known and (known.h.state == 'completed' or known.h.state == 'failed')
+    if known and (new.extra.idTtl or not has_ended) then return known end
     local owner = key_owner(new)
     if not owner and known then
       tell('removed', known, { prev = word(known) })
@@ -222,7 +222,7 @@ do
     end
     local job = make(new)
     if extra then take_keys(job) end
-    if extra and extra.idTtl then
+    if extra and (extra.idTtl or 0) > 0 then
       call('SET', used_key(new), str(NOW + extra.idTtl) .. ' ' .. job.id, 'PX', str(extra.idTtl))
     end
     if extra and extra.dependsOn then

@@ -1,0 +1,124 @@
+"""Facts of windows shorter than a minute, for reports of a few minutes: counted from silver when they are asked for.
+
+The rules are those of `gold`, and so are the names; a test holds the two together. No Spark here: what a few minutes
+hold is little. To show another fact in such reports: count it in `facts_of`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Any, Final
+
+import pyarrow.dataset as ds
+
+from headrace.pipeline.lake import Lake
+
+LONGEST_MS: Final = 15 * 60_000
+"""Longer histories have minutes enough for a chart."""
+MAX_JOBS: Final = 200_000
+_STEPS_MS: Final = (1_000, 2_000, 5_000, 10_000, 15_000)
+_MAX_WINDOWS: Final = 60
+_JOB: Final = ["queue", "added_at", "first_active_at", "finished_at", "outcome", "wait_ms"]
+_ATTEMPT: Final = ["queue", "ended_at", "outcome", "run_ms"]
+_COUNTED: Final = ("added", "completed", "dlq", "failed_attempts", "stalled", "wait_n", "run_n")
+_RANKS: Final = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
+
+Row = dict[str, Any]
+
+
+def step_of(span_ms: int) -> int:
+    """How long the windows of a history should be."""
+    return next((step for step in _STEPS_MS if span_ms <= step * _MAX_WINDOWS), _STEPS_MS[-1])
+
+
+def read_jobs(lake: Lake, queue: str | None) -> list[Row]:
+    return _read(lake, queue, ("silver/jobs", "silver/open_jobs"), _JOB)
+
+
+def read_attempts(lake: Lake, queue: str | None) -> list[Row]:
+    return _read(lake, queue, ("silver/attempts", "silver/open_attempts"), _ATTEMPT)
+
+
+def _read(lake: Lake, queue: str | None, tables: Iterable[str], columns: list[str]) -> list[Row]:
+    wanted = None if queue is None else ds.field("queue") == queue
+    folders = [folder for table in tables for folder in lake.committed(table)]
+    return [
+        row for folder in folders for row in ds.dataset(folder).to_table(columns=columns, filter=wanted).to_pylist()
+    ]
+
+
+def _ms(moment: datetime) -> int:
+    return round(moment.timestamp() * 1000)
+
+
+class _Windows:
+    """Rows by queue and window, made when something happens in them."""
+
+    def __init__(self, step: int) -> None:
+        self._step = step
+        self.rows: dict[tuple[str, int], Row] = {}
+        self.changes: dict[tuple[str, int], int] = defaultdict(int)
+        self.values: dict[tuple[str, int, str], list[int]] = defaultdict(list)
+
+    def at(self, queue: str, moment: datetime) -> tuple[str, int]:
+        ms = _ms(moment)
+        key = queue, ms - ms % self._step
+        self.rows.setdefault(key, {"queue": queue, "window_start": key[1], **dict.fromkeys(_COUNTED, 0)})
+        return key
+
+    def count(self, queue: str, moment: datetime, name: str) -> None:
+        self.rows[self.at(queue, moment)][name] += 1
+
+    def measure(self, queue: str, moment: datetime, what: str, ms: int) -> None:
+        self.count(queue, moment, f"{what}_n")
+        self.values[*self.at(queue, moment), what].append(ms)
+
+
+def facts_of(jobs: Iterable[Row], attempts: Iterable[Row], step: int) -> list[Row]:
+    """A row per queue and window in which something happened, in order of time."""
+    windows = _Windows(step)
+    for job in jobs:
+        _count_job(windows, job)
+    for attempt in attempts:
+        _count_attempt(windows, attempt)
+    levels: dict[str, int] = defaultdict(int)
+    rows = [windows.rows[key] for key in sorted(windows.rows, key=lambda key: key[1])]
+    for row in rows:
+        key = row["queue"], row["window_start"]
+        levels[row["queue"]] += windows.changes[key]
+        row["backlog_end"] = levels[row["queue"]]
+        for what in ("wait", "run"):
+            row |= _ranked(what, windows.values.get((*key, what), []))
+    return rows
+
+
+def _count_job(windows: _Windows, job: Row) -> None:
+    queue, added, finished = job["queue"], job["added_at"], job["finished_at"]
+    if added is not None:
+        windows.count(queue, added, "added")
+        windows.changes[windows.at(queue, added)] += 1
+    if finished is not None:
+        windows.changes[windows.at(queue, finished)] -= added is not None
+        if job["outcome"] in ("completed", "dlq"):
+            windows.count(queue, finished, job["outcome"])
+    if job["wait_ms"] is not None:
+        windows.measure(queue, job["first_active_at"], "wait", job["wait_ms"])
+
+
+def _count_attempt(windows: _Windows, attempt: Row) -> None:
+    queue, ended, outcome = attempt["queue"], attempt["ended_at"], attempt["outcome"]
+    if outcome in ("completed", "failed", "stalled"):
+        windows.measure(queue, ended, "run", attempt["run_ms"])
+    if outcome in ("failed", "stalled"):
+        windows.count(queue, ended, "failed_attempts" if outcome == "failed" else "stalled")
+
+
+def _ranked(what: str, values: list[int]) -> Row:
+    """Nearest rank."""
+    values.sort()
+    return {
+        f"{what}_{name}": values[math.ceil(rank * len(values)) - 1] if values else None for name, rank in _RANKS.items()
+    }
