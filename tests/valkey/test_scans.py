@@ -10,8 +10,12 @@ import pytest
 from headrace.backends.base import JobScan
 from headrace.errors import NotSupported
 from headrace.model import MAX_SAFE_INTEGER
+from headrace.pipeline.options import Options
+from headrace.pipeline.reader import ScanReader
 from tests.conformance.rig import Rig, spec, unpack
+from tests.serverprocess import ServerProcess
 from tests.valkey.foreign import Foreign
+from tests.wireclient import Client
 
 ALL = JobScan(None, (), 0, MAX_SAFE_INTEGER, 1000)
 
@@ -73,11 +77,12 @@ def test_what_ends_or_goes_between_pages_makes_none_skipped_or_repeated(rig: Rig
 
 def test_ranges_read_side_by_side_are_the_whole(rig: Rig) -> None:
     ids = end(rig, 30)
-    newest = rig.scan_results(wanted(limit=1)).newest
-    oldest = newest - 30 * 4096
+    page = rig.scan_results(wanted(limit=1))
+    oldest, newest = page.oldest, page.newest
     bounds = [oldest + (newest - oldest) * part // 4 for part in range(5)]
     parts = [pages(rig, "scan_results", after=a, until=b, limit=3) for a, b in itertools.pairwise(bounds)]
     assert sorted(row.id for part in parts for page in part for row in page) == sorted(ids)
+    assert all(5 <= sum(map(len, part)) <= 10 for part in parts), "each has its share"
 
 
 def test_all_queues_are_read_in_the_order_of_ends(rig: Rig) -> None:
@@ -109,3 +114,18 @@ def spec_of(n: int) -> Any:
     from tests.conformance.rig import spec
 
     return spec(n)
+
+
+def test_partitions_of_a_data_frame_share_out_the_results_of_a_broker(
+    server: ServerProcess, client: Client, queue: str
+) -> None:
+    ids = client.ok("PUSHB", queue=queue, jobs=[{"data": n} for n in range(60)])["ids"]
+    for job_id in ids:
+        client.ok("PULL", queue=queue)
+        client.ok("ACK", id=job_id, result=1)
+    url = f"headrace://127.0.0.1:{server.port}"
+    given = {"kind": "results", "url": url, "queue": queue, "numPartitions": "3", "fetchSize": "7"}
+    reader = ScanReader(Options.parse(given))
+    parts = [[row["id"] for page in reader._pages(part) for row in page] for part in reader.partitions()]
+    assert sorted(itertools.chain(*parts)) == sorted(ids)
+    assert all(parts)

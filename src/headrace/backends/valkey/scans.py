@@ -55,19 +55,20 @@ class Scans(Flows):
 
     async def _scan(self, state: str, wanted: JobScan, show: Callable[[StoredJob], Any]) -> ScanPage:
         queues = await self._queue_names() if wanted.queue is None else [wanted.queue]
-        newest = max([await self._newest(queue, state) for queue in queues], default=0)
+        ends = [await self._end_of(queue, state, at) for queue in queues for at in (0, -1)]
         reaches = [await self._reach(queue, state, wanted) for queue in queues]
         end = min([reach.end for reach in reaches if not reach.is_whole], default=wanted.until)
         places = sorted(place for reach in reaches for place in reach.places if place.number <= end)
         page = places[: _page_length(places, wanted.limit)]
         rows, shown = await self._rows(state, page, show)
         is_last = shown == len(places) and all(reach.is_whole for reach in reaches)
-        return ScanPage(rows, None if is_last or not shown else places[shown - 1].number, newest)
+        return ScanPage(rows, None if is_last or not shown else places[shown - 1].number, *_bounds(ends))
 
-    async def _newest(self, queue: str, state: str) -> int:
+    async def _end_of(self, queue: str, state: str, at: int) -> int | None:
+        """When the first (0) or the last (-1) of these jobs ended."""
         key = f"{self._keys.of(queue)}:{state}"
-        last = await self._server.call(key, "ZRANGE", key, -1, -1, "WITHSCORES")
-        return (int(float(last[1])) + 1) * _TIES - 1 if last else 0
+        found = await self._server.call(key, "ZRANGE", key, at, at, "WITHSCORES")
+        return int(float(found[1])) if found else None
 
     async def _reach(self, queue: str, state: str, wanted: JobScan) -> Reach:
         """Jobs of one set behind `after`: as many as wanted and one more, and all that ended with the last of them."""
@@ -105,6 +106,12 @@ class Scans(Flows):
             ids = [place.id for place in places if place.queue == queue]
             found |= {(queue, job.id): job for job in await self._read_many(queue, ids)}
         return [found[place.queue, place.id] for place in places if (place.queue, place.id) in found]
+
+
+def _bounds(ends: list[int | None]) -> tuple[int, int]:
+    """The newest and the oldest number that jobs which ended then can have."""
+    known = [end for end in ends if end is not None]
+    return ((max(known) + 1) * _TIES - 1, min(known) * _TIES - 1) if known else (0, 0)
 
 
 def _page_length(places: list[Place], length: int) -> int:
