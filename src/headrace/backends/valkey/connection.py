@@ -172,7 +172,7 @@ class Connection:
         try:
             return await asyncio.shield(opening)
         except asyncio.CancelledError:
-            if self._is_closed and opening.cancelled():
+            if opening.cancelled():
                 raise StorageUnavailable("the connection to Valkey is closed") from None
             raise
 
