@@ -216,7 +216,7 @@ async def _open_on_valkey(url: str, near: Nearby) -> Channel:
     backend = ValkeyBackend(url)
     home = EmbeddedEngine(None, backend=backend)
     await home.start()
-    near.backend = backend
+    near.open(backend)
     return home.open_peer(owns_home=True)
 
 

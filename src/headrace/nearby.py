@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from headrace.backends.valkey.backend import ValkeyBackend, transport_of
 from headrace.backends.valkey.transport import FunctionMissing, Transport
+from headrace.client.line import Line, shared_line
 from headrace.commands.jobs import Push, PushBatch, Pushed, check_options
 from headrace.errors import HeadraceError, StorageUnavailable
 from headrace.ids import IdSource
@@ -83,13 +84,17 @@ class Nearby:
     """The doors of one client."""
 
     def __init__(self) -> None:
-        self.backend: ValkeyBackend | None = None
+        self._backend: ValkeyBackend | None = None
         """That of the client's engine, on the line; None while there is none."""
+        self._line: Line | None = None
         self._doors: dict[asyncio.AbstractEventLoop, Door] = {}
+
+    def open(self, backend: ValkeyBackend) -> None:
+        self._backend, self._line = backend, shared_line()
 
     async def ask(self, command: Any, usual: Usual) -> Any:
         """The answer to a command, by the door if it can be had there."""
-        backend = self.backend
+        backend = self._backend if self._line is shared_line() else None  # in a forked child nobody attends to it
         if backend is None or not isinstance(command, Push | PushBatch):
             return await usual()
         door = self._door_here(backend)
@@ -129,6 +134,6 @@ class Nearby:
         return door
 
     def close(self) -> None:
-        self.backend = None
+        self._backend = None
         while self._doors:
             self._doors.popitem()[1].close()

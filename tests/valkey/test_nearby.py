@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -61,7 +62,7 @@ async def test_a_job_that_is_added_by_the_door_is_like_any_other(client: Client)
     info = await queue.get_job(job.id)
     assert info is not None
     assert (info.name, info.data, info.state) == ("mail", {"to": "ann"}, "waiting")
-    assert client._near.backend.totals().pushed == 3  # type: ignore[union-attr]
+    assert client._near._backend.totals().pushed == 3  # type: ignore[union-attr]
 
 
 async def test_what_is_not_plain_takes_the_usual_way(client: Client) -> None:
@@ -178,3 +179,21 @@ def test_the_door_is_closed_with_its_loop_and_with_its_client(valkey: ValkeyServ
     during = asyncio.run(use())
     assert connections(valkey) == during - 1
     asyncio.run(use_and_close())
+
+
+async def test_a_forked_child_opens_what_it_needs_anew(client: Client, valkey: ValkeyServer) -> None:
+    queue = await opened(client)
+    parents = client._near._backend  # type: ignore[union-attr]
+
+    async def add() -> bool:
+        await opened(client)
+        return client._near._backend not in (None, parents)  # type: ignore[union-attr]
+
+    def run() -> None:
+        raise SystemExit(0 if asyncio.run(add()) else 1)
+
+    child = multiprocessing.get_context("fork").Process(target=run)
+    child.start()
+    await asyncio.to_thread(child.join, 20)
+    assert child.exitcode == 0
+    assert (await queue.counts())["waiting"] == 4

@@ -231,6 +231,8 @@ class ScanPage(Struct):
     """Where the next page begins (its `after`); None when there is nothing left."""
     newest: int
     """The number of the job that was pushed last."""
+    oldest: int = 0
+    """A number that all jobs have passed: readers share out what is between the two."""
 
 
 class ResultRow(Struct, rename="camel"):

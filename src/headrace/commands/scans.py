@@ -2,7 +2,7 @@
 
 Other lists page by offset, which skips and repeats jobs while they move. Here `next` of a page is `after` of the next
 one, and a range of numbers (`after`, `until`) can be read by several readers side by side. `newest` tells how far the
-numbers go.
+numbers go, `oldest` after which number they begin.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ class Scanned(Reply):
     """`next` is left out on the last page."""
 
     newest: int
+    oldest: int
     next: int | UnsetType = UNSET
 
 
@@ -56,7 +57,7 @@ class ScanJobs(Scan, tag_field="cmd", tag="ScanJobs"):
 
     async def run(self, engine: Engine, peer: Peer) -> ScannedJobs:
         page = await engine.backend.scan_jobs(self.wanted((self.state,) if self.state else ()))
-        return ScannedJobs(jobs=page.rows, newest=page.newest, next=_next(page))
+        return ScannedJobs(jobs=page.rows, newest=page.newest, oldest=page.oldest, next=_next(page))
 
 
 class ScannedResults(Scanned, kw_only=True):
@@ -69,7 +70,7 @@ class ScanResults(Scan, tag_field="cmd", tag="ScanResults"):
 
     async def run(self, engine: Engine, peer: Peer) -> ScannedResults:
         page = await engine.backend.scan_results(self.wanted())
-        return ScannedResults(results=page.rows, newest=page.newest, next=_next(page))
+        return ScannedResults(results=page.rows, newest=page.newest, oldest=page.oldest, next=_next(page))
 
 
 class ScannedLetters(Scanned, kw_only=True):
@@ -82,4 +83,4 @@ class ScanDeadLetters(Scan, tag_field="cmd", tag="ScanDlq"):
 
     async def run(self, engine: Engine, peer: Peer) -> ScannedLetters:
         page = await engine.backend.scan_dlq(self.wanted())
-        return ScannedLetters(entries=page.rows, newest=page.newest, next=_next(page))
+        return ScannedLetters(entries=page.rows, newest=page.newest, oldest=page.oldest, next=_next(page))

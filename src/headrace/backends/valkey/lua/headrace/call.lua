@@ -104,6 +104,7 @@ local function tell_queue(word, queue, extra)
   event.event = word
   event.queue = queue.name
   event.ts = NOW
+  event.seq, event.epoch = 0, 0 -- the broker numbers them
   NEWS[#NEWS + 1] = event
   return event
 end
