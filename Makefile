@@ -64,7 +64,7 @@ bench-anchor: ## Measure the server beside beanstalkd (BENCH_ARGS="--quick")
 	@tools/setup.sh bench
 	@$(PYTHON_BIN) bench/anchor.py $(BENCH_ARGS)
 
-bench-pipeline: setup ## Measure the data pipeline and write its table (BENCH_ARGS="--events 1000000")
+bench-pipeline: setup ## Measure the data pipeline and write its table (BENCH_ARGS="--parts move")
 	@$(PYTHON_BIN) bench/pipeline.py $(BENCH_ARGS)
 
 demo: setup ## A guided tour: server, work, failures, a workflow, then the data pipeline and its report, in ./demo
