@@ -10,8 +10,7 @@ BENCH_ARGS  ?=
 SOAK_ARGS   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-full retest check fmt bench bench-tasks bench-flows bench-anchor bench-pipeline
-.PHONY: bench-valkey soak demo docs
+.PHONY: help setup run test test-full retest check fmt bench soak demo docs lock
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -43,32 +42,18 @@ fmt: setup ## Format the source and apply the safe lint fixes
 	@$(PYTHON_BIN) -m ruff check --fix --quiet . || true
 	@$(PYTHON_BIN) -m ruff format .
 
-bench: setup ## Measure against the real bunqueue and write docs/benchmarks.md (BENCH_ARGS="--quick")
-	@$(PYTHON_BIN) bench/run.py $(BENCH_ARGS)
-
-bench-tasks: ## Measure no-op tasks against Dramatiq, Huey and bunqueue (BENCH_ARGS="--quick")
+bench: ## Measure everything beside others, write docs/benchmarks.md (BENCH_ARGS="--quick", "--only server,tasks")
 	@tools/setup.sh bench
-	@$(PYTHON_BIN) bench/tasks.py $(BENCH_ARGS)
-
-bench-valkey: setup ## Measure queues on Valkey against BullMQ (BENCH_ARGS="--quick")
-	@$(PYTHON_BIN) bench/against_bullmq.py $(BENCH_ARGS)
-
-bench-flows: ## Measure workflows beside DBOS, and questions to events (BENCH_ARGS="--quick")
-	@tools/setup.sh bench
-	@$(PYTHON_BIN) bench/workflows.py $(BENCH_ARGS)
+	@$(PYTHON_BIN) bench/suite.py $(BENCH_ARGS)
 
 soak: setup ## Run everything at once under faults for 20 minutes (SOAK_ARGS="--minutes 5 --seed 7")
 	@$(PYTHON_BIN) -m soak $(SOAK_ARGS)
-
-bench-anchor: ## Measure the server beside beanstalkd (BENCH_ARGS="--quick")
-	@tools/setup.sh bench
-	@$(PYTHON_BIN) bench/anchor.py $(BENCH_ARGS)
-
-bench-pipeline: setup ## Measure the data pipeline and write its table (BENCH_ARGS="--parts move")
-	@$(PYTHON_BIN) bench/pipeline.py $(BENCH_ARGS)
 
 demo: setup ## A guided tour: server, work, failures, a workflow, then the data pipeline and its report, in ./demo
 	@$(PYTHON_BIN) tools/demo.py $(ARGS)
 
 docs: setup ## Write the generated parts of docs/
 	@$(PYTHON_BIN) tools/docs.py
+
+lock: setup ## Pin the newest versions that pyproject.toml allows in requirements-dev.lock
+	@$(PYTHON_BIN) tools/lock.py

@@ -154,7 +154,8 @@ def provenance(rounds: int, jobs: int) -> str:
     contenders = [Contender(name, found, lambda *_: []) for name, found in versions.items()]
     method = (
         f"Medians of {rounds} alternating rounds, {jobs:,} jobs per phase after a warm-up. "
-        "Clients are one process each: `Queue` and `Worker` on `valkey://`, and BullMQ's."
+        "Clients are one process each: `Queue` and `Worker` on `valkey://`, and BullMQ's. With concurrency 1 both run "
+        "one job at a time; our worker takes up to eight short ones with one call, as it does by default."
     )
     return report.provenance(contenders, method, Path(tempfile.gettempdir()))
 

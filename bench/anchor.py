@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measure Headrace beside beanstalkd, a job queue in C with nothing but the essentials (`make bench-anchor`).
+"""Measure Headrace beside beanstalkd, a job queue in C with nothing but the essentials (part `anchor` of `make bench`).
 
     bench/anchor.py            three alternating rounds; writes its table into docs/benchmarks.md
     bench/anchor.py --quick    one round, small numbers, prints only
@@ -7,7 +7,7 @@
 Both are asked the same thing in the same way: eight connections, each sends sixteen requests in one write and waits for
 the sixteen replies. beanstalkd keeps its binlog and Headrace its file, both with their default settings. What counts is
 the CPU of the server, so it does not matter that this client is written in Python. Needs beanstalkd, which
-`make bench-anchor` fetches.
+`make bench` fetches.
 """
 
 from __future__ import annotations

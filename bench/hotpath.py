@@ -68,7 +68,7 @@ class Rig:
     def __init__(self, path: Path | None, profiled: str | None) -> None:
         self.engine = Engine(LocalBackend(path), SystemClock())
         run_now(self.engine.start())
-        self.session = Session(self.engine, "", stir=lambda _: None, later=lambda work: work())
+        self.session = Session(self.engine, "", stir=lambda: None, later=lambda work: work())
         self.costs: dict[str, float] = {}
         self._profiled = profiled
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measure Headrace beside the real bunqueue and write docs/benchmarks.md (`make bench`).
+"""Measure Headrace beside the real bunqueue (part `server` of `make bench`) and write docs/benchmarks.md.
 
     bench/run.py                        everything, ten to fifteen minutes
     bench/run.py --only disk --rounds 5 one part, more rounds

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measure what a no-op task costs, from the call to its end, beside other task queues (`make bench-tasks`).
+"""Measure what a no-op task costs, from the call to its end, beside other task queues (part `tasks` of `make bench`).
 
     bench/tasks.py                      everything, about ten minutes
     bench/tasks.py --quick              one round, small numbers, prints instead of writing

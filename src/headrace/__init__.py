@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 # How logs are shown is the application's choice; without one nothing is printed.
 logging.getLogger(__name__).addHandler(logging.NullHandler())
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from headrace.client.channel import EventView as EventView

@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 from ipaddress import ip_address, ip_network
 from pathlib import Path
-from typing import Any, Final
+from types import NoneType, UnionType
+from typing import Any, Final, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Struct
@@ -149,6 +150,19 @@ PROTOCOL_NAMES: Final[dict[str, str]] = {
 }
 
 
+def _kind(hint: Any) -> type:
+    """`int` of `int | None`, `list` of `list[str]`."""
+    members = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+    (kind,) = [member for member in members if member is not NoneType]
+    kind = get_origin(kind) or kind
+    assert isinstance(kind, type)
+    return kind
+
+
+SETTING_KINDS: Final[dict[str, type]] = {name: _kind(hint) for name, hint in get_type_hints(Settings).items()}
+"""What a setting is: int, str, bool or list."""
+
+
 def load_settings(flags: dict[str, Any], environ: dict[str, str] | None = None) -> Settings:
     """Settings from all sources. ConfigError names the source and the field that is wrong."""
     values: dict[str, Any] = {}
@@ -186,10 +200,7 @@ def _from_environment(environ: dict[str, str]) -> dict[str, Any]:
         variable = f"HEADRACE_{field.upper()}"
         if environ.get(variable):
             values[field] = environ[variable]
-    for field in ("auth_tokens", "cors_allow_origin", "allowed_hosts", "webhook_allow"):
-        if isinstance(values.get(field), str):
-            values[field] = split_tokens(values[field])
-    return values
+    return {field: split_tokens(text) if SETTING_KINDS[field] is list else text for field, text in values.items()}
 
 
 def split_tokens(text: str) -> list[str]:

@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from msgspec import Struct
@@ -27,6 +27,9 @@ from headrace.client.client import Client
 from headrace.client.policy import ConnectionOptions
 from headrace.durations import seconds
 from headrace.errors import ConfigError, InvalidCommand
+
+if TYPE_CHECKING:
+    from headrace.nearby import Nearby
 
 DEFAULT_URL: Final = "headrace://localhost:6789"
 _REMOTE: Final = {"headrace": False, "bunqueue": False, "headraces": True, "bunqueues": True}
@@ -97,7 +100,7 @@ def _make_client(url: str, options: dict[str, Any]) -> Client:
         chosen = connection_options(url, **options)
         return Client(partial(_open_pool, chosen), chosen.command_timeout)
     if scheme in _ON_VALKEY and not options:
-        return Client(partial(_open_on_valkey, url))
+        return _client_on_valkey(url)
     if scheme not in ("sqlite", "memory", *_ON_VALKEY):
         raise ConfigError(
             f"{url!r} is no URL of a queue: use sqlite:///file.db, memory://, headrace://host:6789 or valkey://host:6379"
@@ -197,15 +200,23 @@ async def _open_pool(options: ConnectionOptions) -> Channel:
     return pool
 
 
-async def _open_on_valkey(url: str) -> Channel:
+def _client_on_valkey(url: str) -> Client:
     try:
-        from headrace.backends.valkey.backend import ValkeyBackend
+        from headrace.nearby import Nearby
     except ImportError as error:
         raise ConfigError(f"{error.name} is missing: pip install headrace[valkey]") from error
+    near = Nearby()
+    return Client(partial(_open_on_valkey, url, near), near=near)
+
+
+async def _open_on_valkey(url: str, near: Nearby) -> Channel:
+    from headrace.backends.valkey.backend import ValkeyBackend
     from headrace.embedded import EmbeddedEngine
 
-    home = EmbeddedEngine(None, backend=ValkeyBackend(url))
+    backend = ValkeyBackend(url)
+    home = EmbeddedEngine(None, backend=backend)
     await home.start()
+    near.open(backend)
     return home.open_peer(owns_home=True)
 
 

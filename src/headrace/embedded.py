@@ -9,6 +9,7 @@ a server, and nobody holds a piece of the engine in his hands.
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -96,7 +97,7 @@ class LocalPeer(Driver[Asked]):
 
     def __init__(self, home: EmbeddedEngine, hear: Hear | None, owns_home: bool) -> None:
         loop = asyncio.get_running_loop()
-        super().__init__(home.engine, "embedded", stir=home.ticker.stir, later=loop.call_soon, held={})
+        super().__init__(home.engine, "embedded", stir=partial(home.ticker.stir, self), later=loop.call_soon, held={})
         self.home = home
         self._owns_home = owns_home
         self._loop = loop
@@ -104,7 +105,6 @@ class LocalPeer(Driver[Asked]):
         self._answers: list[tuple[Asked, Any]] = []
         self._durable: list[tuple[Asked, Any]] = []
         self._suspended: set[Asked] = set()
-        self._subscription: str | None = None
         self._is_closed = False
 
     # -- Channel -------------------------------------------------------------------------------------------------------
@@ -142,7 +142,7 @@ class LocalPeer(Driver[Asked]):
         if self._is_closed:
             return
         self._is_closed = True
-        self.subscribe(None)
+        self._engine.unsubscribe(self)
         self._give_up()
         self.home.drop_peer(self)
         for asked in list(self._suspended):
@@ -174,14 +174,7 @@ class LocalPeer(Driver[Asked]):
             self._durable.append((asked, outcome))
         else:
             self._answers.append((asked, outcome))
-        self._stir(self)
-
-    def subscribe(self, queue: str | None) -> None:
-        if self._subscription is not None:
-            self._engine.unsubscribe(self._subscription, self)
-        self._subscription = queue
-        if queue is not None:
-            self._engine.subscribe(queue, self)
+        self._stir()
 
     def deliver(self, event: Event, body: bytes | None) -> None:
         shown = tcp_event(event, body)

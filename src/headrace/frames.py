@@ -23,25 +23,21 @@ class Frames:
     def __init__(self, limit: int = MAX_FRAME_BYTES) -> None:
         self._limit = limit
         self._pieces: list[bytes] = []
-        self._held = 0
+        self.held = 0
+        """Bytes of a frame that has begun and not ended."""
         self._need = 4
         self.violation: ProtocolViolation | None = None
 
-    @property
-    def is_partial(self) -> bool:
-        """Whether a frame has begun and not ended."""
-        return self._held > 0
-
     def feed(self, data: bytes) -> list[bytes]:
         """All frames that `data` completes, up to one whose length exceeds the limit: that becomes `violation`."""
-        if self._held:
+        if self.held:
             self._pieces.append(data)
-            self._held += len(data)
-            if self._held < self._need:
+            self.held += len(data)
+            if self.held < self._need:
                 return []
             data = b"".join(self._pieces)
             self._pieces.clear()
-            self._held = 0
+            self.held = 0
         return self._split(data)
 
     def _split(self, data: bytes) -> list[bytes]:
@@ -63,7 +59,7 @@ class Frames:
             self._need = 4
         if at < end:
             self._pieces.append(data[at:] if at else data)
-            self._held = end - at
+            self.held = end - at
         return frames
 
 

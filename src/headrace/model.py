@@ -12,6 +12,7 @@ import operator
 import re
 from typing import Annotated, Any, Final, Literal, Protocol
 
+import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 DAY_MS: Final = 86_400_000
@@ -165,8 +166,6 @@ class JobLinks(Struct, rename="camel", omit_defaults=True):
     debounce_ttl: float | None = None
     flow_id: str | None = None
     """The workflow that must hear of it when this job ends without success."""
-    once: bool = False
-    """Its custom id stands for it after its end, too, for as long as it is kept."""
 
 
 class JobSpec(Protocol):
@@ -203,10 +202,23 @@ def settings_of(spec: object) -> JobSettings:
 
 
 def intern_settings(settings: JobSettings) -> JobSettings:
+    """The one object that stands for these settings, the same whoever came first."""
+    key = _settings_tuple(settings)
+    shared = _SHARED_SETTINGS.get(key)
+    if shared is not None:
+        return shared
     if len(_SHARED_SETTINGS) >= _MAX_SHARED:
         _SHARED_SETTINGS.clear()
         _SHARED_SETTINGS[_settings_tuple(DEFAULT_SETTINGS)] = DEFAULT_SETTINGS
-    return _SHARED_SETTINGS.setdefault(_settings_tuple(settings), settings)
+    shared = _SHARED_SETTINGS[key] = _canonical(settings)
+    return shared
+
+
+def _canonical(settings: JobSettings) -> JobSettings:
+    """1000 and 1000.0 are equal, but not when they are encoded, and only the very default is left out there."""
+    stored = msgspec.msgpack.decode(msgspec.msgpack.encode(settings), type=JobSettings)
+    pairs = zip(_settings_tuple(stored), _settings_tuple(DEFAULT_SETTINGS), strict=True)
+    return JobSettings(*[default if value == default else value for value, default in pairs])
 
 
 def links_of(spec: object) -> JobLinks | None:
@@ -292,6 +304,17 @@ class DlqFilter(Struct, rename="camel"):
     expired: bool | None = None
     limit: Count | None = None
     offset: Count | None = None
+
+    def matches(self, reason: str, entered_at: float, expires_at: float | None, now: int) -> bool:
+        expired = expires_at is not None and expires_at <= now
+        tests = (
+            self.reason is None or reason == self.reason,
+            self.older_than is None or entered_at < self.older_than,
+            self.newer_than is None or entered_at > self.newer_than,
+            self.retriable is None or (not expired) == self.retriable,
+            self.expired is None or expired == self.expired,
+        )
+        return all(tests)
 
 
 class RateLimit(Struct, rename="camel"):

@@ -90,10 +90,6 @@ def new_span_id() -> str:
     return secrets.token_hex(8)
 
 
-def new_trace_id() -> str:
-    return secrets.token_hex(16)
-
-
 _RECORD_KEYS: Final = frozenset((*logging.makeLogRecord({}).__dict__, "message", "asctime"))
 
 
@@ -173,6 +169,11 @@ class ErrorReport(Struct, rename="camel", omit_defaults=True, kw_only=True):
         return RemoteError(
             self.type, self.message, step=self.step, attempt=self.attempt, remote_traceback=self.traceback
         )
+
+
+def is_stall(reason: str) -> bool:
+    """Whether a job failed because its worker died or hung: the words are those of the backends."""
+    return reason == "stalled" or reason.startswith(("Lock expired", "Job stalled"))
 
 
 # -- retry -------------------------------------------------------------------------------------------------------------

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+from typing import Any
 
 from playwright.sync_api import expect
 
-from headrace.errors import WorkflowError
+from headrace.errors import WorkflowCancelledError, WorkflowError
 from headrace.propagation import Retry
-from headrace.workflows import Workflows
+from headrace.workflows import Workflows, step, workflow
 from headrace.workflows.testing import Saga, define
 from tests.browser.conftest import OpenPage, Site
 
@@ -30,6 +31,56 @@ def run_flow(site: Site, saga: Saga, flow_id: str) -> None:
     thread.start()
     thread.join(30)
     assert not thread.is_alive()
+
+
+class Crew:
+    """Workers of a workflow that goes on while the browser looks, in a thread of their own."""
+
+    def __init__(self, site: Site, saga: Saga, *flow_ids: str) -> None:
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._run(site, saga, flow_ids)))
+        self.ends: dict[str, Any] = {}
+
+    async def _run(self, site: Site, saga: Saga, flow_ids: tuple[str, ...]) -> None:
+        flows = Workflows(f"headrace://127.0.0.1:{site.port}")
+        saga.join(flows)
+        async with flows:
+            for handle in [await flows.execute(saga.definition, None, id=flow_id) for flow_id in flow_ids]:
+                try:
+                    self.ends[handle.id] = await handle.result(20)
+                except WorkflowError as error:
+                    self.ends[handle.id] = error
+
+    def __enter__(self) -> Crew:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._thread.join(30)
+        assert not self._thread.is_alive()
+
+
+def test_a_flow_is_signalled_and_another_one_cancelled_from_its_page(site: Site, open_page: OpenPage) -> None:
+    definition = workflow("shown-approval").step(step("reserve")).wait("approved").build()
+    saga = Saga(definition)
+    with Crew(site, saga, "approve-1", "approve-2") as crew:
+        page, _ = open_page(site, "#/workflows/approve-1")
+        page.get_by_role("button", name="Signal approved").click()
+        page.get_by_label("Payload (JSON)").fill("not json")
+        page.get_by_role("button", name="Send signal").click()
+        expect(page.get_by_text("That is no JSON")).to_be_visible()
+        page.get_by_label("Payload (JSON)").fill('{"by": "ada"}')
+        page.get_by_role("button", name="Send signal").click()
+        expect(page.locator("h1")).to_contain_text("completed")
+        expect(page.get_by_role("button", name="Cancel flow")).to_have_count(0)
+
+        page, _ = open_page(site, "#/workflows/approve-2")
+        page.get_by_role("button", name="Cancel flow").click()
+        page.get_by_role("dialog").get_by_role("button", name="Cancel flow").click()
+        expect(page.locator("h1")).to_contain_text("cancelled")
+        expect(page.locator(".plan")).to_contain_text("rolled back")
+    assert crew.ends["approve-1"]["approved"] == {"by": "ada"}
+    assert isinstance(crew.ends["approve-2"], WorkflowCancelledError)
+    assert saga.calls.count("undo reserve") == 1
 
 
 def test_a_compensated_flow_is_drawn_with_its_rollbacks(site: Site, open_page: OpenPage) -> None:

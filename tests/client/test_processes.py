@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import subprocess
@@ -366,6 +367,29 @@ def test_one_odd_piece_of_work_does_not_stop_the_line(shared_client: Client, que
     asked.count()
     shared_client.line.post(odd)
     assert asked.count() == 0
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_work_whose_caller_gave_up_ends_without_a_word(shared_client: Client, fails: bool) -> None:
+    line = shared_client.line
+    complaints: list[Any] = []
+    go_on = asyncio.Event()
+    is_done = threading.Event()
+
+    async def work() -> None:
+        line.loop.set_exception_handler(lambda loop, context: complaints.append(context))
+        await go_on.wait()
+        line.loop.call_soon(line.loop.call_soon, is_done.set)  # behind whoever hears of the end
+        if fails:
+            raise ValueError("nobody asks")
+
+    future = line.run(work)
+    future.cancel()
+    line.post(go_on.set)
+    assert is_done.wait(10)
+    gc.collect()
+    line.loop.set_exception_handler(None)
+    assert complaints == []
 
 
 def test_a_blocking_call_on_the_line_itself_is_refused_instead_of_waiting_for_ever(shared_client: Client) -> None:

@@ -35,6 +35,15 @@ async def test_a_job_is_found_by_the_id_its_producer_gave_it(q: Any) -> None:
     assert await q.count() == 1
 
 
+@pytest.mark.parametrize(("once", "is_kept"), [(True, True), ("1h", True), ("1h", False)])
+async def test_an_id_that_is_used_once_stands_for_the_job_that_ended(q: Any, once: bool | str, is_kept: bool) -> None:
+    job_id = f"once-{q.name}"
+    first = await q.add("send", 1, job_id=job_id, once=once, remove_on_complete=not is_kept)
+    await complete(q)
+    assert await q.add("send", 2, job_id=job_id, once=once) == first
+    assert (await q.counts()).get("waiting", 0) == 0
+
+
 async def test_a_job_that_does_not_exist_is_none(q: Any) -> None:
     assert await q.get_job("nobody") is None
 

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import Raw
 
-from headrace.backends.base import Ack, Demand, FlowNode, GroupDemand
+from headrace.backends.base import Ack, Demand, FamilyNode, GroupDemand
 from headrace.backends.local.backend import LocalBackend
 from headrace.backends.local.slices import run_now
 from headrace.backends.valkey.backend import ValkeyBackend
@@ -175,9 +175,9 @@ class Rig:
     def push_many(self, *specs: PushEntry, queue: str = "q") -> list[str]:
         return self.insert(queue, specs)
 
-    def push_flow(self, *nodes: tuple[str, str, dict[str, Any]]) -> list[dict[str, Any]]:
-        made = [FlowNode(job_id, queue, spec(**options)) for job_id, queue, options in nodes]
-        return [unpack(raw) for raw in self.insert_flow(made)]
+    def push_family(self, *nodes: tuple[str, str, dict[str, Any]]) -> list[dict[str, Any]]:
+        made = [FamilyNode(job_id, queue, spec(**options)) for job_id, queue, options in nodes]
+        return [unpack(raw) for raw in self.insert_family(made)]
 
     def pull(
         self,

@@ -107,7 +107,7 @@ class TestWords:
         assert told(rig, lambda: rig.ack(child)) == ["completed", "waiting"]
 
     def test_a_parent_that_fails_with_its_child(self, rig: Rig) -> None:
-        rig.push_flow(
+        rig.push_family(
             ("c", "q", {"parent_id": "p", "fail_parent_on_failure": True}),
             ("p", "q", {"children_ids": ["c"], "depends_on": ["c"]}),
         )

@@ -81,7 +81,7 @@ class World:
         rig.push(custom_id="urgent", priority=5)
         rig.push(custom_id="delayed", delay=500)
         rig.push(custom_id="keyed", unique_key="ttl", dedup=Dedup(ttl=9000))
-        rig.push_flow(
+        rig.push_family(
             ("child", "q", {"parent_id": "parent", "priority": 9, "fail_parent_on_failure": True}),
             ("parent", "q", {"children_ids": ["child"], "depends_on": ["child", "leased"]}),
         )

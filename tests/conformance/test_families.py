@@ -21,7 +21,7 @@ def family(rig: Rig, children: int = 2, **options: object) -> tuple[str, list[st
     ids = [f"child-{n}" for n in range(children)]
     child = {"parent_id": "parent", "max_attempts": 1, **options}
     parent = {"children_ids": ids, "depends_on": ids}
-    rig.push_flow(*((job_id, "q", child) for job_id in ids), ("parent", "parents", parent))
+    rig.push_family(*((job_id, "q", child) for job_id in ids), ("parent", "parents", parent))
     return "parent", ids
 
 
@@ -119,11 +119,11 @@ class TestParents:
     def test_a_flow_is_all_or_none(self, rig: Rig) -> None:
         rig.push(custom_id="taken")
         with pytest.raises(Refused, match=r"^flow job id already exists: taken$"):
-            rig.push_flow(("new", "q", {}), ("taken", "q", {}))
+            rig.push_family(("new", "q", {}), ("taken", "q", {}))
         assert rig.state("new") == "unknown"
 
     def test_a_flow_answers_with_its_jobs(self, rig: Rig) -> None:
-        jobs = rig.push_flow(("a", "q", {"data": 1}), ("b", "q", {"depends_on": ["a"]}))
+        jobs = rig.push_family(("a", "q", {"data": 1}), ("b", "q", {"depends_on": ["a"]}))
         assert [job["id"] for job in jobs] == ["a", "b"]
         assert jobs[0]["data"] == 1
 
@@ -166,7 +166,7 @@ class TestFailurePolicies:
 
     def test_grandparents_fail_too(self, rig: Rig) -> None:
         fail = {"fail_parent_on_failure": True}
-        rig.push_flow(
+        rig.push_family(
             ("c", "q", {"parent_id": "p", **fail}),
             ("p", "q", {"parent_id": "g", "children_ids": ["c"], "depends_on": ["c"], **fail}),
             ("g", "q", {"children_ids": ["p"], "depends_on": ["p"]}),
@@ -176,7 +176,7 @@ class TestFailurePolicies:
         assert rig.look("g")["failedReason"] == "Child job p failed: Child job c failed: boom"
 
     def test_a_grandparent_goes_on_when_the_parent_may_be_ignored(self, rig: Rig) -> None:
-        rig.push_flow(
+        rig.push_family(
             ("c", "q", {"parent_id": "p", "fail_parent_on_failure": True}),
             (
                 "p",
@@ -202,7 +202,7 @@ class TestFailurePolicies:
             below = f"j{n - 1}"
             options = {"depends_on": [below], "children_ids": [below], "fail_parent_on_failure": True}
             nodes.append((f"j{n}", "q", options | ({"parent_id": f"j{n + 1}"} if n + 1 < depth else {})))
-        rig.push_flow(*nodes)
+        rig.push_family(*nodes)
         rig.bury()
         rig.is_checking = True
         assert rig.count() == {"failed": depth}

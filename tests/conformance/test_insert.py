@@ -250,9 +250,16 @@ class TestUniqueKeys:
 class TestOnce:
     @pytest.mark.parametrize("end", ["run", "bury"])
     def test_an_ended_job_still_stands_for_its_id(self, rig: Rig, end: str) -> None:
-        first = rig.push(custom_id="x", once=True)
+        first = rig.push(custom_id="x", id_ttl=0)
         getattr(rig, end)()
         state = rig.states(first)
-        assert rig.push(custom_id="x", once=True) == first
+        assert rig.push(custom_id="x", id_ttl=0) == first
         assert rig.states(first) == state
+        assert rig.count().get("waiting", 0) == 0
+
+    def test_a_job_that_is_kept_answers_when_the_time_of_its_id_is_over(self, rig: Rig) -> None:
+        first = rig.push(custom_id="x", id_ttl=1000)
+        rig.run()
+        rig.advance(2000)
+        assert rig.push(custom_id="x", id_ttl=1000) == first
         assert rig.count().get("waiting", 0) == 0

@@ -275,7 +275,7 @@ class TestFamilies:
         assert kept.look(last)["childrenCompleted"] == 2
 
     def test_policies_still_apply(self, kept: Rig) -> None:
-        kept.push_flow(
+        kept.push_family(
             ("c", "q", {"parent_id": "p", "fail_parent_on_failure": True}),
             ("p", "q", {"children_ids": ["c"], "depends_on": ["c"]}),
         )
@@ -294,7 +294,7 @@ class TestFamilies:
         assert unpack(kept.children_values(parent)[f"q:{child}"]) == 5
 
     def test_failures_that_were_passed_over_are_remembered(self, kept: Rig) -> None:
-        kept.push_flow(
+        kept.push_family(
             ("c", "q", {"parent_id": "p", "ignore_dependency_on_failure": True}),
             ("d", "q", {"parent_id": "p", "continue_parent_on_failure": True}),
             ("p", "parents", {"children_ids": ["c", "d"], "depends_on": ["c", "d"]}),

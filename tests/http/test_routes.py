@@ -191,6 +191,8 @@ SUCCESS: dict[str, Case] = {
     "GET /flows": NOTHING,
     "POST /flows": lambda s: ({}, {"id": s.queue, "workflow": "w", "queue": s.queue}),
     "GET /flows/{id}": _flow,
+    "POST /flows/{id}/cancel": lambda s: (_flow(s)[0], {"reason": "enough"}),
+    "POST /flows/{id}/signals/{name}": lambda s: (_flow(s)[0] | {"name": "paid"}, {"payload": {"by": "ada"}}),
     "GET /dashboard/history": NOTHING,
     "GET /dashboard/failures": NOTHING,
     "GET /event-log": NOTHING,
@@ -268,6 +270,8 @@ FAILURE: dict[str, tuple[Case, int, str]] = {
     "GET /dashboard/queues/{queue}": (BAD_QUEUE, 400, INVALID),
     "POST /flows": (lambda s: ({}, {"workflow": "w"}), 400, "id is required"),
     "GET /flows/{id}": (lambda s: ({"id": "nobody"}, None), 404, "Flow not found: nobody"),
+    "POST /flows/{id}/cancel": (lambda s: ({"id": "nobody"}, {}), 404, "Flow not found: nobody"),
+    "POST /flows/{id}/signals/{name}": (lambda s: ({"id": "nobody", "name": "x"}, {}), 404, "Flow not found: nobody"),
 }
 # Routes without a field in path or body that could be wrong.
 CANNOT_FAIL = {

@@ -8,17 +8,30 @@ import shutil
 import statistics
 import subprocess
 import sys
+import tomllib
 import venv
 import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from tests.examples import pages
 
 NAMED = {"msgspec", "apsw", "cronsim", "zstandard", "httptools", "wsproto", "uvloop", "tzdata", "rich"}
 """What `pip install headrace` may bring, besides what these need themselves."""
 CLOSURE = NAMED | {"h11", "markdown-it-py", "mdurl", "pygments"}
+
+
+def test_the_lock_pins_everything_that_development_needs_within_what_the_project_allows() -> None:
+    lock = (pages.ROOT / "requirements-dev.lock").read_text(encoding="utf-8")
+    pinned = dict(line.split("==") for line in lock.splitlines() if not line.startswith("#"))
+    project = tomllib.loads((pages.ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = [text for texts in project["optional-dependencies"].values() for text in texts]
+    wanted = [Requirement(text) for text in (*project["dependencies"], *extras) if not text.startswith("headrace[")]
+    assert [str(one) for one in wanted if not one.specifier.contains(pinned[canonicalize_name(one.name)])] == []
+    assert "://" not in lock
 
 
 @pytest.fixture(scope="module")

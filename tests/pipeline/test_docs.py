@@ -26,8 +26,9 @@ def test_the_page_can_be_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             bury(client, "mail")
         monkeypatch.setattr(pages, "environment", lambda port=0: environment(server))
         (first_steps,) = pages.blocks(PAGE, "sh")
-        told = pages.run_shell(first_steps, tmp_path)
+        told = pages.run_shell(f"{{\n{first_steps}\n}} 2>&1", tmp_path)
         assert "silver     run 1" in told
+        assert not [line for line in told.splitlines() if " WARN " in line or "log4j" in line]
         assert (tmp_path / "report.html").stat().st_size > 5_000
         with_duckdb, with_spark = pages.blocks(PAGE, "python")
         assert "completed" in pages.run(["python", "-c", with_duckdb], tmp_path)

@@ -1,4 +1,5 @@
-"""FlowStart, FlowAdvance, FlowGet, FlowList, FlowWait: a record that is changed by decision, whole or not at all."""
+"""FlowStart, FlowAdvance, FlowGet, FlowList, FlowWait: a record that is changed by decision, whole or not at all.
+FlowCancel and FlowSignal: wishes for whoever decides."""
 
 from __future__ import annotations
 
@@ -93,6 +94,45 @@ def test_an_ended_flow_cannot_be_changed_and_can_be_read(client: Client, queue: 
 def test_what_is_not_there_is_not_found(client: Client) -> None:
     for command, fields in (("FlowGet", {}), ("FlowAdvance", {"revision": 1}), ("FlowWait", {"timeout": 10})):
         assert client.error(command, id="nobody", **fields) == "Flow not found: nobody"
+
+
+WISHES = [("FlowCancel", {}), ("FlowSignal", {"name": "paid"})]
+
+
+@pytest.mark.parametrize(("cmd", "fields"), WISHES)
+def test_a_wish_is_a_job_for_whoever_decides_and_the_same_one_until_it_is_heard(
+    client: Client, queue: str, cmd: str, fields: dict[str, Any]
+) -> None:
+    flow = start(client, queue)["flow"]
+    for _ in range(2):
+        assert client.ok(cmd, id=flow["id"], **fields)["flow"] == flow
+    wish, token = take(client, queue)
+    assert wish["data"]["flow"] == flow["id"]
+    assert client.ok("PULL", queue=queue)["job"] is None
+    client.ok("ACK", id=wish["id"], token=token)
+    client.ok(cmd, id=flow["id"], **fields)
+    assert take(client, queue)[0]["data"] == wish["data"]
+
+
+def test_a_wish_tells_all_that_was_said(client: Client, queue: str) -> None:
+    flow_id = start(client, queue)["flow"]["id"]
+    client.ok("FlowCancel", id=flow_id, compensate=False, reason="too late")
+    told = take(client, queue)[0]["data"]
+    assert told == {"flow": flow_id, "role": "cancel", "compensate": False, "reason": "too late"}
+    client.ok("FlowSignal", id=flow_id, name="paid", payload={"by": "ada"})
+    told = take(client, queue)[0]["data"]
+    assert told == {"flow": flow_id, "role": "signal", "step": "paid", "payload": {"by": "ada"}}
+
+
+@pytest.mark.parametrize(("cmd", "fields"), WISHES)
+def test_nothing_is_wished_of_a_flow_that_is_over_or_unknown(
+    client: Client, queue: str, cmd: str, fields: dict[str, Any]
+) -> None:
+    flow = start(client, queue)["flow"]
+    client.ok("FlowAdvance", id=flow["id"], revision=1, status="completed")
+    assert client.error(cmd, id=flow["id"], **fields) == f"Flow {flow['id']} has ended"
+    assert client.error(cmd, id="nobody", **fields) == "Flow not found: nobody"
+    assert counts(client, queue) == {}
 
 
 def test_jobs_of_a_flow_have_no_family(client: Client, queue: str) -> None:

@@ -33,6 +33,16 @@ def test_a_completed_job_that_is_kept_is_left_alone(client: Client, queue: str) 
     assert "waiting" not in counts(client, queue)
 
 
+def test_a_ttl_of_nothing_lasts_as_long_as_the_job_is_kept(client: Client, queue: str) -> None:
+    push_once(client, queue, "kept", ttl=0)
+    complete(client, queue)
+    assert push_once(client, queue, "kept", ttl=0) == "kept"
+    assert "waiting" not in counts(client, queue)
+    client.ok("Obliterate", queue=queue)
+    assert push_once(client, queue, "kept", ttl=0) == "kept"
+    assert counts(client, queue)["waiting"] == 1
+
+
 def test_pushes_without_it_neither_leave_nor_honour_a_tombstone(client: Client, queue: str) -> None:
     push_once(client, queue, "c")
     complete(client, queue)

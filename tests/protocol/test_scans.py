@@ -49,7 +49,9 @@ def test_jobs_that_move_between_pages_are_neither_skipped_nor_repeated(client: C
 
 def test_ranges_read_side_by_side_are_the_whole(client: Client, queue: str) -> None:
     ids = client.ok("PUSHB", queue=queue, jobs=[{"data": n} for n in range(10)])["ids"]
-    newest = client.ok("ScanJobs", queue=queue, limit=1)["newest"]
+    found = client.ok("ScanJobs", queue=queue, limit=1)
+    newest = found["newest"]
+    assert found["oldest"] == 0
     bounds = [(newest - 10, newest - 7), (newest - 7, newest - 1), (newest - 1, newest)]
     parts = [client.ok("ScanJobs", queue=queue, after=a, until=b)["jobs"] for a, b in bounds]
     assert [len(part) for part in parts] == [3, 6, 1]

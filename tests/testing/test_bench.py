@@ -36,6 +36,12 @@ async def test_calls_are_told_with_arguments_and_options(headrace_app: AppBench)
     assert second.options.items() >= {"delay": 600, "priority": 9, "dedup": "k"}.items()
 
 
+@pytest.mark.parametrize("once", [True, 3600])
+async def test_once_is_told_as_it_was_said(headrace_app: AppBench, once: bool | int) -> None:
+    await send.options(job_id="a", once=once).enqueue("a@b.c")
+    assert headrace_app.enqueued(send)[0].options["once"] == once
+
+
 async def test_arguments_come_back_as_the_types_of_the_task(headrace_app: AppBench) -> None:
     await pack.enqueue(Order(7, ["tea"]))
     assert headrace_app.enqueued(pack)[0].args == (Order(7, ["tea"]),)

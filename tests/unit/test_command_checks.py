@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from msgspec import UNSET, Raw
 
-from headrace.commands.families import MAX_FLOW_JOBS, FlowEntry, check_flow
+from headrace.commands.families import MAX_FAMILY_JOBS, FamilyEntry, check_family
 from headrace.commands.jobs import (
     AcknowledgeBatch,
     PushEntry,
@@ -29,8 +29,8 @@ def entry(**options: object) -> PushEntry:
     return PushEntry(**{"data": NIL, **options})  # type: ignore[arg-type]
 
 
-def node(job_id: str, **options: object) -> FlowEntry:
-    return FlowEntry(job_id, "q", entry(**options))
+def node(job_id: str, **options: object) -> FamilyEntry:
+    return FamilyEntry(job_id, "q", entry(**options))
 
 
 def refusal(check: object, *arguments: object) -> str:
@@ -118,15 +118,15 @@ def test_a_change_of_settings_leaves_the_rest_alone() -> None:
 
 
 def test_a_family_a_chain_and_nothing_are_flows() -> None:
-    check_flow([])
-    check_flow(
+    check_family([])
+    check_family(
         [
             node("c1", parent_id="p", fail_parent_on_failure=True),
             node("c2", parent_id="p"),
             node("p", children_ids=["c1", "c2"], depends_on=["c1", "c2"]),
         ]
     )
-    check_flow([node("a"), node("b", depends_on=["a"]), node("c", depends_on=["b"])])
+    check_family([node("a"), node("b", depends_on=["a"]), node("c", depends_on=["b"])])
 
 
 @pytest.mark.parametrize(
@@ -158,18 +158,18 @@ def test_a_family_a_chain_and_nothing_are_flows() -> None:
         ([node("a", fail_parent_on_failure=True)], "a flow failure policy requires a parent"),
     ],
 )
-def test_a_flow_that_does_not_fit_together_is_refused(nodes: list[FlowEntry], text: str) -> None:
-    assert refusal(check_flow, nodes) == text
+def test_a_flow_that_does_not_fit_together_is_refused(nodes: list[FamilyEntry], text: str) -> None:
+    assert refusal(check_family, nodes) == text
 
 
 def test_a_flow_has_a_largest_size_and_is_checked_in_linear_time() -> None:
-    children = [f"c{i}" for i in range(MAX_FLOW_JOBS - 1)]
+    children = [f"c{i}" for i in range(MAX_FAMILY_JOBS - 1)]
     wide = [node(child, parent_id="p") for child in children]
     wide.append(node("p", children_ids=children, depends_on=children))
     begun = time.process_time()
-    check_flow(wide)
+    check_family(wide)
     assert time.process_time() - begun < 1.0  # 0.02 s on a slow machine; a quadratic check needs several seconds
-    assert refusal(check_flow, [*wide, node("more")]) == f"flow exceeds the {MAX_FLOW_JOBS} job limit"
+    assert refusal(check_family, [*wide, node("more")]) == f"flow exceeds the {MAX_FAMILY_JOBS} job limit"
 
 
 def test_entries_of_a_batch_are_decoded_with_the_same_limits_as_a_push() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -287,6 +289,42 @@ class TestTicks:
         assert not journal.is_dirty
         assert journal.size_bytes() == 0
         journal.close()
+
+
+class TestReader:
+    """A commit keeps a query open so that the next ones take fewer locks; nobody else may feel that."""
+
+    def test_the_write_ahead_log_stays_small_over_thousands_of_commits(self, path: Path, journal: Journal) -> None:
+        for seq in range(1, 6001):
+            journal.add_plain(make(seq, b"x" * 1000))
+            commit(journal, seq)
+        log = path.with_name(path.name + "-wal")
+        assert log.stat().st_size < 4096 * (2000 + 3 * 256)
+
+    def test_a_commit_waits_for_another_writer(self, path: Path, journal: Journal) -> None:
+        journal.add_plain(make(1))
+        commit(journal)
+        other = subprocess.Popen(
+            [sys.executable, "-c", _OTHER_WRITER, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        with other:
+            assert other.stdout is not None
+            assert other.stdout.readline() == b"locked\n"
+            journal.add_plain(make(2))
+            commit(journal, 2)
+        assert ask(path, "SELECT count(*) FROM job") == [(2,)]
+        assert ask(path, "SELECT count(*) FROM log") == [(1,)]
+
+
+_OTHER_WRITER = """
+import sqlite3, sys, time
+db = sqlite3.connect(sys.argv[1], isolation_level=None)
+db.execute("BEGIN IMMEDIATE")
+db.execute("INSERT INTO log (job, at, level, message) VALUES (1, 0, 'info', 'by another process')")
+print("locked", flush=True)
+time.sleep(0.3)
+db.execute("COMMIT")
+"""
 
 
 class TestErrors:

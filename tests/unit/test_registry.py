@@ -47,7 +47,7 @@ EXTENSIONS = _names("""
     PauseGroup ResumeGroup IsGroupPaused RateLimitGroup
     DashboardOverview DashboardQueues DashboardQueue DashboardHistory DashboardFailures
     Health Ready HeapStats QueuesSummary DlqPage SearchJobs DashboardCrons ReleaseLeases
-    FlowStart FlowAdvance FlowGet FlowList FlowWait
+    FlowStart FlowAdvance FlowGet FlowList FlowWait FlowCancel FlowSignal
     Events EventSegments EventSegment EventPosition ForgetEventPosition ScanJobs ScanResults ScanDlq
 """)
 

@@ -48,7 +48,7 @@ class House:
         made = Session(
             self.engine,
             "here",
-            stir=lambda session: self.stirred.add(session),
+            stir=lambda: self.stirred.add(made),
             later=lambda work: self.postponed.append(work),
             budget=budget,
         )
@@ -151,7 +151,7 @@ class TestOrder:
         talk.say("Ping")
         talk.say("PUSH", queue="q", data="never seen by that poll")
         assert talk.hear() == []
-        assert talk.session.backlog_size == 2
+        assert len(talk.session.backlog) == 2
         talk.house.wait(5000)
         poll, ping, push = talk.hear()
         assert poll == {"ok": True, "job": None}
@@ -182,14 +182,14 @@ class TestInFlight:
             talk.send("PULL", reqId=number, queue="q", timeout=5000)
         talk.send("Ping", reqId="ping")
         assert talk.hear() == []
-        assert talk.session.backlog_size == 6
+        assert len(talk.session.backlog) == 6
         other = talk.house.session()
         other.ask("PUSHB", queue="q", jobs=[{"data": n} for n in range(10)])
         replies = talk.hear()
         answered = [reply["reqId"] for reply in replies if reply["reqId"] != "ping"]
         assert sorted(answered) == list(range(10))
         assert "ping" in [reply["reqId"] for reply in replies]
-        assert talk.session.backlog_size == 0
+        assert len(talk.session.backlog) == 0
 
     def test_a_sliced_command_lets_others_through(self, talk: Talk, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(slices, "SLICE_SECONDS", -1)

@@ -30,7 +30,7 @@ def test_any_cut_gives_the_same_frames(parts: list[bytes], sizes: list[int]) -> 
         got += frames.feed(data[:size])
         data = data[size:]
     assert [bytes(frame) for frame in got] == parts
-    assert not frames.is_partial
+    assert not frames.held
     assert frames.violation is None
 
 
@@ -38,9 +38,9 @@ def test_any_cut_gives_the_same_frames(parts: list[bytes], sizes: list[int]) -> 
 def test_a_frame_that_has_begun_is_partial_until_it_ends(cut: int) -> None:
     frames, data = Frames(), stream([b"abcde"])
     assert frames.feed(data[:cut]) == []
-    assert frames.is_partial
+    assert frames.held
     assert [bytes(frame) for frame in frames.feed(data[cut:])] == [b"abcde"]
-    assert not frames.is_partial
+    assert not frames.held
 
 
 def test_the_limit_itself_is_allowed_and_one_more_is_not() -> None:

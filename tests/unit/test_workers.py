@@ -24,9 +24,6 @@ class Connection:
         self.auth_failures = 0
         self.wants_codes = False
 
-    def subscribe(self, queue: str | None) -> None:
-        raise AssertionError("nobody subscribes here")
-
     def deliver(self, event: Event, body: bytes | None) -> None:
         raise AssertionError("nobody publishes here")
 

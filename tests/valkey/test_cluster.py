@@ -14,6 +14,7 @@ from headrace.events import Events, event
 from headrace.model import FlowStatus
 from tests.conformance import test_claim, test_finish, test_insert, test_leases, test_records, test_retry
 from tests.conformance.rig import CLUSTER, Rig, spec
+from tests.valkey.core import core_of
 from tests.valkeyserver import shared_cluster
 
 LEFT_OUT = (
@@ -22,11 +23,7 @@ LEFT_OUT = (
     "test_children_of_one_run_are_not_those_of_the_next",
 )
 
-for _module in (test_claim, test_finish, test_insert, test_leases, test_records, test_retry):
-    for _name, _value in vars(_module).items():
-        if _name.startswith("Test"):
-            _hidden = {name: None for name in LEFT_OUT if hasattr(_value, name)}
-            globals()[f"{_name}__{_module.__name__.rpartition('_')[2]}"] = type(_name, (_value,), _hidden)
+globals().update(core_of((test_claim, test_finish, test_insert, test_leases, test_records, test_retry), LEFT_OUT))
 
 
 @pytest.fixture

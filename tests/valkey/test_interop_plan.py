@@ -2,6 +2,14 @@
 
 Rows that have a module of their own: 1, 7 and 8 test_node_workers, 2 and 27 test_library, 3, 6, 20 and 29 test_workers,
 9, 10 and 14 to 16 test_producers, 24 test_producers (pauses), 30 test_workers (events).
+
+The checklist for a worker on a shared queue, item by item: 1 (libraries, group from 0) test_library and row 5; 2
+(registration) test_workers; 3 (pause, capacity, lists before the stream, list-active) test_producers, test_fleet,
+test_weaknesses (order) and test_workers (lists); 4 (one activation; jobs that are not ours) test_weaknesses (fencing);
+5 (signs of life) rows 21 and 22; 6 (rate limit) row 26; 7 (gz, timeout, attempts, backoff, what is kept) test_producers
+and test_workers; 8 (results, parents by queue name) test_workers, rows 9 to 11; 9 (promotion, schedules, due times)
+row 12 and 25, test_schedulers; 10 (taking over) test_workers; 11 (texts and numbers) test_workers (completion),
+test_node_workers; 12 (shutdown) test_workers (listed while they live) and tests/worker.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ def camel(name: str) -> str:
 class TestArguments:
     def test_the_lua_files_name_the_same_arguments_as_the_table(self) -> None:
         text = "\n".join(path.read_text() for path in LUA.joinpath("headrace").iterdir())
-        found = dict(re.findall(r"^\s*verb\('(\w+)', '([^']*)'", text, re.M))
+        found = dict(re.findall(r"^\s*(?:bare_)?verb\('(\w+)', '([^']*)'", text, re.M))
         assert found == {name: arguments for name, (arguments, _) in FUNCTIONS.items()}
 
     def test_records_have_their_fields_in_the_order_of_the_arguments(self) -> None:

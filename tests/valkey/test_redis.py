@@ -9,6 +9,7 @@ import pytest
 
 from tests.conformance import test_claim, test_finish, test_insert, test_leases, test_retry
 from tests.conformance.rig import REDIS, Rig
+from tests.valkey.core import core_of
 from tests.valkey.foreign import Foreign
 from tests.valkeyserver import redis_binary, shared_server
 
@@ -18,11 +19,7 @@ LEFT_OUT = (
     "test_order_survives_thousands_of_cancelled_jobs",
 )
 
-for _module in (test_claim, test_finish, test_insert, test_leases, test_retry):
-    for _name, _value in vars(_module).items():
-        if _name.startswith("Test"):
-            _hidden = {name: None for name in LEFT_OUT if hasattr(_value, name)}
-            globals()[f"{_name}__{_module.__name__.rpartition('_')[2]}"] = type(_name, (_value,), _hidden)
+globals().update(core_of((test_claim, test_finish, test_insert, test_leases, test_retry), LEFT_OUT))
 
 
 @pytest.fixture

@@ -4,16 +4,18 @@ By the numbers of the list that we work through: 3 TestOrder; 4, 10 and 11 TestO
 also rows 21 to 23 of test_interop_plan); 13, 14 and 16 TestCost. Shown elsewhere: 1 (pause), 5 and 17 (flows)
 test_producers; 2 (idle workers) and 9 (global concurrency) test_fleet; 8 (revocation) and 15 (many stalled jobs)
 test_workers; 12 (families across slots are refused by name) test_cluster; 18 (repeatAfterComplete) and 21 (both days of
-a pattern) test_schedulers. 19 is TestEvents.
+a pattern) test_schedulers. 19 is TestEvents, 20 TestHistory.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from importlib.resources import files
 
 import pytest
 
+from headrace.backends.base import DlqFilter
 from headrace.backends.valkey.backend import ValkeyBackend
 from headrace.errors import LeaseLost, NotFound
 from tests.conformance.rig import Rig, spec
@@ -228,3 +230,32 @@ class TestEvents:
         for _ in range(300):
             foreign.add()
         assert 2000 <= foreign.client.xlen(foreign.key("events")) < 2300
+
+
+class TestHistory:
+    """Weakness 20: a job that succeeded still shows why it failed before, and one that failed when it ended as the time
+    at which it began. Node reads the same field, so the reason stays there; what happened is told by our own fields."""
+
+    def test_a_success_after_a_failure_shows_both_attempts(self, rig: Rig, foreign: Foreign) -> None:
+        opts = {"attempts": 2, "backoff": {"type": "fixed", "delay": 100}}
+        job_id = foreign.add(opts=json.dumps(opts), attempts=2)
+        rig.nack(rig.take(), "boom")
+        rig.advance(100)
+        rig.ack(rig.take(), "fine")
+        assert foreign.hash(job_id)["failedReason"] == "boom"
+        job = rig.look(f"q:{job_id}")
+        assert (job["state"], job["returnvalue"]) == ("completed", "fine")
+        assert [entry["state"] for entry in job["timeline"]][-4:] == ["failed", "waiting", "active", "completed"]
+        assert [entry.get("error") for entry in job["timeline"]].count("boom") == 1
+
+    def test_a_failure_leaves_the_time_at_which_the_attempt_began(self, rig: Rig, foreign: Foreign) -> None:
+        job_id = foreign.add()
+        held = rig.take()
+        began = rig.clock.now_ms()
+        rig.advance(9)
+        rig.nack(held, "boom")
+        fields = foreign.hash(job_id)
+        assert (fields["processedOn"], fields["finishedOn"]) == (str(began), str(began + 9))
+        (letter,) = rig.dead_letters("q", DlqFilter(), 10)
+        (attempt,) = letter.attempts
+        assert (attempt.started_at, attempt.failed_at, attempt.duration) == (began, began + 9, 9)

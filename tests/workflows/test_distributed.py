@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import Raw
 
-from headrace.errors import WorkflowRollbackError, WorkflowStepError
+from headrace.commands.flows import FlowCancel, FlowSignal
+from headrace.errors import WorkflowCancelledError, WorkflowRollbackError, WorkflowStepError
 from headrace.propagation import Retry, propagate
-from headrace.workflows import FlowStatus, Workflows
+from headrace.workflows import FlowStatus, Workflows, step, workflow
 from headrace.workflows.testing import Saga, define
 from headrace.workflows.testing.contract import eventually
 from tests.scale import scaled
@@ -77,6 +79,21 @@ async def test_ew_206_a_flow_of_an_older_version_waits_for_code_of_its_version(
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return tmp_path
+
+
+async def test_who_cannot_decide_leaves_a_wish_for_the_workers(server_url: str) -> None:
+    saga = Saga(workflow("wished").step(step("a")).wait("go").step(step("b")).build())
+    flows = Workflows(server_url)
+    saga.join(flows)
+    async with flows:
+        good, bad = [await flows.execute(saga.definition, None) for _ in range(2)]
+        await flows.client.ask(FlowSignal(id=good.id, name="nonsense"))
+        await flows.client.ask(FlowSignal(id=good.id, name="go", payload=Raw(b"\x07")))
+        assert (await good.result(20))["go"] == 7
+        await flows.client.ask(FlowCancel(id=bad.id, reason="enough"))
+        with pytest.raises(WorkflowCancelledError, match="enough"):
+            await bad.result(20)
+    assert saga.calls.count("undo a") == 1
 
 
 @pytest.mark.parametrize("count", [2, 3])

@@ -84,8 +84,8 @@ class Ack(Struct, gc=False):
     remove: bool | None = None
 
 
-class FlowNode(Struct):
-    """One job of an atomic flow, with the id its client chose."""
+class FamilyNode(Struct):
+    """One job of a family, with the id its client chose."""
 
     id: str
     queue: str
@@ -231,6 +231,8 @@ class ScanPage(Struct):
     """Where the next page begins (its `after`); None when there is nothing left."""
     newest: int
     """The number of the job that was pushed last."""
+    oldest: int = 0
+    """A number that all jobs have passed: readers share out what is between the two."""
 
 
 class ResultRow(Struct, rename="camel"):
@@ -287,12 +289,20 @@ class QueueLimits(Struct, rename="camel"):
     maxed: bool
 
 
+JOB_ENDS: Final = frozenset(("completed", "failed", "removed", "expired"))
+"""What an outcome, or an event, calls the end of a job."""
+
+
 class Outcome(Struct, gc=False):
     """How a job ended, for those who wait for it."""
 
     state: str
     result: bytes | None = None
     error: str | None = None
+
+    @property
+    def has_ended(self) -> bool:
+        return self.state in JOB_ENDS
 
 
 class StorageStatus(Struct, rename="camel"):
@@ -362,7 +372,7 @@ class Backend(Protocol):
         A known jobId or a held uniqueKey gives the id of the job that is already there.
         """
 
-    async def insert_flow(self, nodes: Sequence[FlowNode]) -> list[Raw]:
+    async def insert_family(self, nodes: Sequence[FamilyNode]) -> list[Raw]:
         """Store a whole family, all or none."""
 
     async def claim(self, queue: str, demand: Demand) -> list[Claim]:

@@ -55,6 +55,11 @@ def state_cell(state: str) -> Styled:
     return Styled(state, STATE_STYLES.get(state, ""))
 
 
+def count_cell(value: int, state: str) -> Cell:
+    """How many jobs are in a state, in its colour unless there are none."""
+    return Styled(notation.count(value), STATE_STYLES.get(state, "")) if value else "0"
+
+
 def is_terminal(stream: IO[str] | None = None) -> bool:
     return (stream or sys.stdout).isatty()
 

@@ -17,6 +17,7 @@ from headrace.cli.output import (
     Column,
     Styled,
     confirm,
+    count_cell,
     note,
     print_fields,
     print_json,
@@ -132,19 +133,15 @@ def _document(row: QueueRow, blocked: dict[str, int]) -> dict[str, Any]:
 def _cells(row: QueueRow, blocked: int | None) -> list[Cell]:
     return [
         row.name,
-        _number(row.waiting, "waiting"),
-        _number(row.active, "active"),
-        _number(row.delayed, "delayed"),
-        *([] if blocked is None else [_number(blocked, "waiting-children")]),
-        _number(row.dlq, "failed"),
+        count_cell(row.waiting, "waiting"),
+        count_cell(row.active, "active"),
+        count_cell(row.delayed, "delayed"),
+        *([] if blocked is None else [count_cell(blocked, "waiting-children")]),
+        count_cell(row.dlq, "failed"),
         notation.count(row.completed),
         notation.duration(row.oldest_waiting_ms) if row.waiting else "",
         Styled("‖ paused" if row.paused else "", state_cell("paused").style),
     ]
-
-
-def _number(value: int, state: str) -> Cell:
-    return Styled(notation.count(value), state_cell(state).style) if value else "0"
 
 
 def show(arguments: argparse.Namespace) -> int:
@@ -164,7 +161,7 @@ def show(arguments: argparse.Namespace) -> int:
         [
             ("queue", known.name),
             ("paused", "yes" if known.paused else ""),
-            *((state, _number(counts[state], state)) for state in STATES if counts[state] or state in _ALWAYS_SHOWN),
+            *((state, count_cell(counts[state], state)) for state in STATES if counts[state] or state in _ALWAYS_SHOWN),
             ("oldest", notation.duration(known.oldest_waiting_ms) if known.waiting else ""),
             ("rate limit", "" if rate is None else f"{rate.max:g} per {notation.duration(rate.duration)}"),
             ("at once", "" if limits.concurrency_limit is None else str(limits.concurrency_limit)),

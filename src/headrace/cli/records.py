@@ -16,7 +16,6 @@ import msgspec
 from headrace.cli.session import UsageError
 from headrace.errors import InvalidCommand
 
-FORMATS: Final = ("jsonl", "csv")
 _SUFFIXES: Final = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".csv": "csv"}
 _MAX_CELL: Final = 16 * 1024 * 1024
 

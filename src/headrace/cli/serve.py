@@ -6,7 +6,7 @@ import argparse
 import gc
 
 from headrace.cli.logs import configure_logging
-from headrace.config import SETTING_HELP, Settings, load_settings, split_tokens
+from headrace.config import SETTING_HELP, SETTING_KINDS, Settings, load_settings, split_tokens
 
 
 def prepare(parser: argparse.ArgumentParser) -> None:
@@ -23,23 +23,18 @@ def prepare(parser: argparse.ArgumentParser) -> None:
         if default not in (None, []) and "default" not in help_text:
             help_text += f" (default: {default})"
         flag = f"--{name.replace('_', '-')}"
-        if name in _SWITCHES:
+        kind = SETTING_KINDS[name]
+        if kind is bool:
             parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=help_text)
             continue
-        is_number = isinstance(default, int) or name in _OPTIONAL_NUMBERS
         parser.add_argument(
             flag,
-            metavar="N" if is_number else name.rsplit("_", 1)[-1].upper(),
-            action="extend" if name in _LISTS else "store",
-            type=split_tokens if name in _LISTS else int if is_number else str,
+            metavar="N" if kind is int else name.rsplit("_", 1)[-1].upper(),
+            action="extend" if kind is list else "store",
+            type=split_tokens if kind is list else kind,
             help=help_text,
         )
     parser.set_defaults(run=run)
-
-
-_LISTS = ("auth_tokens", "cors_allow_origin", "allowed_hosts", "webhook_allow")
-_OPTIONAL_NUMBERS = ("completed_retention_ms", "capture_keep_bytes")
-_SWITCHES = ("metrics_auth", "webhook_require_https")
 
 
 def run(arguments: argparse.Namespace) -> int:

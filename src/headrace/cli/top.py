@@ -23,6 +23,7 @@ from headrace.cli.output import (
     Column,
     Styled,
     console,
+    count_cell,
     is_terminal,
     print_json,
     print_line,
@@ -117,19 +118,15 @@ def _row(queue: Judged, unit: str) -> list[Cell]:
     name = f"‖ {row.name}" if row.paused else f"! {row.name}" if queue.trouble else row.name
     return [
         Styled(name, state_cell("paused").style if row.paused else "bold" if queue.trouble else ""),
-        _number(row.waiting, "waiting"),
+        count_cell(row.waiting, "waiting"),
         Styled(notation.sparkline(queue.depths, _TREND) if any(queue.depths) else "", state_cell("waiting").style),
-        _number(row.active, "active"),
-        _number(row.delayed, "delayed"),
-        _number(row.dlq, "failed"),
+        count_cell(row.active, "active"),
+        count_cell(row.delayed, "delayed"),
+        count_cell(row.dlq, "failed"),
         notation.rate(queue.in_per_sec, unit),
         notation.rate(queue.out_per_sec, unit),
         Styled(notation.duration(queue.oldest_ms) if row.waiting else "", "red" if queue.trouble else ""),
     ]
-
-
-def _number(value: int, state: str) -> Cell:
-    return Styled(notation.count(value), state_cell(state).style) if value else "0"
 
 
 def _sparks(picture: Picture, width: int) -> Iterator[tuple[str, str, str]]:

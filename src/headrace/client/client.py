@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from headrace.client.channel import Channel, Done, LinkHealth
 from headrace.client.line import Line, Mailbox, mailbox_of, shared_line
@@ -28,11 +28,21 @@ DEFAULT_TIMEOUT: Final = 30.0
 _left_to_parent: Final[list[object]] = []
 
 
+class Near(Protocol):
+    """A way from the loop of who asks that spares some commands the line."""
+
+    async def ask(self, command: Any, usual: Callable[[], Awaitable[Any]]) -> Any:
+        """The answer, from here or from `usual`."""
+
+    def close(self) -> None: ...
+
+
 class Client:
     """A channel on the line of this process. `make` is called there, when somebody first asks."""
 
-    def __init__(self, make: Make, timeout: float = DEFAULT_TIMEOUT) -> None:
+    def __init__(self, make: Make, timeout: float = DEFAULT_TIMEOUT, near: Near | None = None) -> None:
         self._make = self._own_make = make
+        self._near = near
         self.clock: Clock = SystemClock()
         """What moments ("run it at three") are compared with."""
         self.timeout = timeout
@@ -52,6 +62,12 @@ class Client:
     # -- asking --------------------------------------------------------------------------------------------------------
 
     async def ask(self, command: Command[R], timeout: float | None = None) -> R:
+        if self._near is None or self.is_closed:
+            return await self._ask_line(command, timeout)
+        reply: R = await self._near.ask(command, partial(self._ask_line, command, timeout))
+        return reply
+
+    async def _ask_line(self, command: Command[R], timeout: float | None) -> R:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[R] = loop.create_future()
         mailbox = mailbox_of(loop)
@@ -124,6 +140,8 @@ class Client:
             await asyncio.wait([self._opening])
         channel, self._channel = self._channel, None
         self.line.closers.pop(self, None)
+        if self._near is not None:
+            self._near.close()
         if channel is not None:
             await channel.close()
 

@@ -68,9 +68,9 @@ class FlowVerbs(Shell, Generic[JobType]):
     @verb
     async def add(self, flow: FlowJob) -> FlowTree[JobType]:
         """Add a tree of jobs, all or none."""
-        entries: list[commands.families.FlowEntry] = []
+        entries: list[commands.families.FamilyEntry] = []
         tree = self._plan(flow, None, entries)
-        await self._ask(commands.families.PushFlow(jobs=entries))
+        await self._ask(commands.families.PushFamily(jobs=entries))
         return tree
 
     @verb
@@ -78,9 +78,9 @@ class FlowVerbs(Shell, Generic[JobType]):
         """Add jobs that run one after the other; the first one given is the first to run."""
         if not steps:
             return []
-        entries: list[commands.families.FlowEntry] = []
+        entries: list[commands.families.FamilyEntry] = []
         tree = self._plan(_nested(steps), None, entries)
-        await self._ask(commands.families.PushFlow(jobs=entries))
+        await self._ask(commands.families.PushFamily(jobs=entries))
         return _last_to_first(tree)
 
     def _next_id(self) -> str:
@@ -90,7 +90,9 @@ class FlowVerbs(Shell, Generic[JobType]):
             self._ids = IdSource()
         return self._ids.next()
 
-    def _plan(self, flow: FlowJob, parent: str | None, entries: list[commands.families.FlowEntry]) -> FlowTree[JobType]:
+    def _plan(
+        self, flow: FlowJob, parent: str | None, entries: list[commands.families.FamilyEntry]
+    ) -> FlowTree[JobType]:
         options = dict(flow.options)
         job_id = str(options.pop("job_id", None) or self._next_id())
         children = [self._plan(child, job_id, entries) for child in flow.children]
@@ -104,7 +106,7 @@ class FlowVerbs(Shell, Generic[JobType]):
             **(_POLICIES[flow.on_failure] if parent is not None else {}),
             **wire_options(options, self._client.clock.now_ms),
         )
-        entries.append(commands.families.FlowEntry(id=job_id, queue=flow.queue, input=entry))
+        entries.append(commands.families.FamilyEntry(id=job_id, queue=flow.queue, input=entry))
         return FlowTree(self._job_type(self._client, job_id, flow.queue, flow.name), children)
 
 

@@ -125,9 +125,12 @@ class Line:
 
 
 def _copy(done: asyncio.Task[T], future: Future[T]) -> None:
+    error = None if done.cancelled() else done.exception()
     if done.cancelled():
         future.cancel()
-    elif (error := done.exception()) is not None:
+    elif not future.set_running_or_notify_cancel():
+        return  # whoever asked waits no longer
+    elif error is not None:
         future.set_exception(error)
     else:
         future.set_result(done.result())

@@ -75,8 +75,9 @@ class Options(TypedDict, total=False):
     """How long the job may wait before it is too late to run it."""
     job_id: str
     """An id of your own: adding it again gives the job that is there, if it has not ended."""
-    once: bool
-    """With a job_id: a job that has ended answers too, for as long as it is kept; nothing runs again."""
+    once: bool | Duration
+    """With a job_id: a job that has ended answers too, for as long as it is kept; nothing runs again. A span: at least
+    for that long, even when the job is gone."""
     dedup: Dedup | str
     group: str
     tags: Sequence[str]
@@ -99,6 +100,13 @@ def _backoff(value: Backoff | Duration) -> Any:
     return value.wire() if isinstance(value, Backoff) else milliseconds(value, "backoff")
 
 
+def _once(value: bool | Duration) -> float | None:
+    """0 says "as long as the job is kept"."""
+    if isinstance(value, bool):
+        return 0 if value else None
+    return milliseconds(value, "once")
+
+
 def _texts(value: Sequence[str]) -> tuple[str, ...]:
     if isinstance(value, str):
         raise InvalidCommand(f"a list of texts is wanted, not the text {value!r}: write [{value!r}]")
@@ -119,7 +127,7 @@ _FIELDS: Final[Mapping[str, tuple[str, Callable[[Any], Any]]]] = {
     "timeout": ("timeout", _span("timeout")),
     "ttl": ("ttl", _span("ttl")),
     "job_id": ("custom_id", str),
-    "once": ("once", bool),
+    "once": ("id_ttl", _once),
     "group": ("group_id", str),
     "tags": ("tags", _texts),
     "lifo": ("lifo", _same),
@@ -133,7 +141,7 @@ _FIELDS: Final[Mapping[str, tuple[str, Callable[[Any], Any]]]] = {
 }
 
 
-_SPANS: Final = frozenset(("delay", "backoff", "timeout", "ttl", "stall_timeout"))
+_SPANS: Final = frozenset(("delay", "backoff", "timeout", "ttl", "once", "stall_timeout"))
 
 
 def given_options(push: Any) -> dict[str, Any]:
@@ -145,7 +153,8 @@ def given_options(push: Any) -> dict[str, Any]:
     said = {name: value for name, value in said.items() if value != defaults[_FIELDS[name][0]]}
     if push.unique_key is not None:
         said["dedup"] = push.unique_key
-    return {name: _in_seconds(value) if name in _SPANS else value for name, value in said.items()}
+    given = {name: _in_seconds(value) if name in _SPANS else value for name, value in said.items()}
+    return given | {"once": given["once"] or True} if "once" in given else given
 
 
 def _in_seconds(span: Any) -> Any:

@@ -67,7 +67,7 @@ class SubscribeEvents(Command[Ok], tag="SubscribeEvents"):
 
     async def run(self, engine: Engine, peer: Peer) -> Ok:
         await engine.follow(self.queue)
-        peer.subscribe(self.queue)
+        engine.subscribe(self.queue, peer)
         return Ok()
 
 
@@ -76,7 +76,7 @@ class UnsubscribeEvents(Command[Ok], tag="UnsubscribeEvents"):
     """Send no more events over this connection."""
 
     async def run(self, engine: Engine, peer: Peer) -> Ok:
-        peer.subscribe(None)
+        engine.unsubscribe(peer)
         return Ok()
 
 

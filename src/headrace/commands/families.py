@@ -1,6 +1,6 @@
-"""Parents and children: whole flows pushed at once, links made later, and what became of the children.
+"""Parents and children: whole families pushed at once, links made later, and what became of the children.
 
-A flow is checked as a graph before anything is stored (`check_flow`). The links are those of the fields
+A family is checked as a graph before anything is stored (`check_family`). The links are those of the fields
 `parentId`, `childrenIds` and `dependsOn`; copies that clients keep inside `data` are theirs, because data is
 never decoded.
 """
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Raw, Struct
 
-from headrace.backends.base import FlowNode
+from headrace.backends.base import FamilyNode
 from headrace.commands._base import Command, Flag, Ok, Reply, command
 from headrace.commands.control import TOKEN_ERRORS
 from headrace.commands.jobs import PushEntry, checked_data
@@ -22,54 +22,54 @@ if TYPE_CHECKING:
     from headrace.engine.engine import Engine
     from headrace.engine.peer import Peer
 
-MAX_FLOW_JOBS = 10_000
+MAX_FAMILY_JOBS = 10_000
 
 
-class FlowEntry(Struct):
-    """One job of a flow, with the id that its client chose."""
+class FamilyEntry(Struct):
+    """One job of a family, with the id that its client chose."""
 
     id: JobId
     queue: QueueName
     input: PushEntry
 
 
-class FlowJobs(Struct):
+class FamilyJobs(Struct):
     jobs: list[Raw]
 
 
-class PushedFlow(Reply):
-    data: FlowJobs
+class PushedFamily(Reply):
+    data: FamilyJobs
 
 
-# -- checking a flow -----------------------------------------------------------------------------------------
+# -- checking a family ---------------------------------------------------------------------------------------
 
 
-def check_flow(entries: list[FlowEntry]) -> None:
-    """Refuse a flow that is not a clean graph: every edge known on both sides, no cycle."""
-    if len(entries) > MAX_FLOW_JOBS:
-        raise InvalidCommand(f"flow exceeds the {MAX_FLOW_JOBS} job limit")
-    flow: dict[str, PushEntry] = {}
+def check_family(entries: list[FamilyEntry]) -> None:
+    """Refuse a family that is not a clean graph: every edge known on both sides, no cycle."""
+    if len(entries) > MAX_FAMILY_JOBS:
+        raise InvalidCommand(f"flow exceeds the {MAX_FAMILY_JOBS} job limit")
+    family: dict[str, PushEntry] = {}
     for entry in entries:
-        _check_flow_id(entry, flow)
-        _check_flow_options(entry.input)
-        flow[entry.id] = entry.input
-    for job_id, options in flow.items():
-        _check_dependencies(job_id, options, flow)
-        _check_children(job_id, options, flow)
-    _check_parents(flow)
-    _check_acyclic(flow)
+        _check_member_id(entry, family)
+        _check_member_options(entry.input)
+        family[entry.id] = entry.input
+    for job_id, options in family.items():
+        _check_dependencies(job_id, options, family)
+        _check_children(job_id, options, family)
+    _check_parents(family)
+    _check_acyclic(family)
 
 
-def _check_flow_id(entry: FlowEntry, flow: dict[str, PushEntry]) -> None:
+def _check_member_id(entry: FamilyEntry, family: dict[str, PushEntry]) -> None:
     if ":" in entry.id:
         raise InvalidCommand("flow job id cannot contain a colon")
-    if entry.id in flow:
+    if entry.id in family:
         raise InvalidCommand(f"duplicate flow job id: {entry.id}")
     if entry.input.custom_id is not None and entry.input.custom_id != entry.id:
         raise InvalidCommand(f"custom id does not match planned id: {entry.id}")
 
 
-def _check_flow_options(options: PushEntry) -> None:
+def _check_member_options(options: PushEntry) -> None:
     options.data = checked_data(options.data)
     if options.repeat is not None:
         raise InvalidCommand("repeat is not supported inside an atomic flow")
@@ -89,43 +89,43 @@ def _check_flow_options(options: PushEntry) -> None:
         raise InvalidCommand("a flow failure policy requires a parent")
 
 
-def _check_dependencies(job_id: str, options: PushEntry, flow: dict[str, PushEntry]) -> None:
+def _check_dependencies(job_id: str, options: PushEntry, family: dict[str, PushEntry]) -> None:
     if len(set(options.depends_on)) != len(options.depends_on):
         raise InvalidCommand(f"duplicate dependency in flow job: {job_id}")
     for dependency in options.depends_on:
-        if dependency not in flow:
+        if dependency not in family:
             raise InvalidCommand(f"flow dependency not found: {dependency}")
         if dependency == job_id:
             raise InvalidCommand(f"flow job cannot depend on itself: {job_id}")
 
 
-def _check_children(job_id: str, options: PushEntry, flow: dict[str, PushEntry]) -> None:
+def _check_children(job_id: str, options: PushEntry, family: dict[str, PushEntry]) -> None:
     if len(set(options.children_ids)) != len(options.children_ids):
         raise InvalidCommand(f"duplicate child in flow job: {job_id}")
     depends_on = set(options.depends_on)
     for child in options.children_ids:
         if child not in depends_on:
             raise InvalidCommand(f"flow child is missing from dependencies: {child}")
-        if flow[child].parent_id != job_id:
+        if family[child].parent_id != job_id:
             raise InvalidCommand(f"flow child {child} does not point back to parent {job_id}")
 
 
-def _check_parents(flow: dict[str, PushEntry]) -> None:
+def _check_parents(family: dict[str, PushEntry]) -> None:
     """Every child is among the children of its parent; `_check_children` has seen to the other direction."""
-    owned = {child for options in flow.values() for child in options.children_ids}
-    for job_id, options in flow.items():
+    owned = {child for options in family.values() for child in options.children_ids}
+    for job_id, options in family.items():
         if options.parent_id is None:
             continue
-        if options.parent_id not in flow:
+        if options.parent_id not in family:
             raise InvalidCommand(f"flow parent not found: {options.parent_id}")
         if job_id not in owned:
             raise InvalidCommand(f"flow parent {options.parent_id} does not own child {job_id}")
 
 
-def _check_acyclic(flow: dict[str, PushEntry]) -> None:
-    unmet = {job_id: len(options.depends_on) for job_id, options in flow.items()}
+def _check_acyclic(family: dict[str, PushEntry]) -> None:
+    unmet = {job_id: len(options.depends_on) for job_id, options in family.items()}
     dependents: dict[str, list[str]] = {}
-    for job_id, options in flow.items():
+    for job_id, options in family.items():
         for dependency in options.depends_on:
             dependents.setdefault(dependency, []).append(job_id)
     ready = [job_id for job_id, count in unmet.items() if count == 0]
@@ -136,16 +136,16 @@ def _check_acyclic(flow: dict[str, PushEntry]) -> None:
             unmet[dependent] -= 1
             if unmet[dependent] == 0:
                 ready.append(dependent)
-    if settled != len(flow):
+    if settled != len(family):
         raise InvalidCommand("flow contains a dependency cycle")
 
 
 @command(
-    PushedFlow,
+    PushedFamily,
     category="Families",
     flags=Flag.WRITE,
     errors=(
-        f"flow exceeds the {MAX_FLOW_JOBS} job limit",
+        f"flow exceeds the {MAX_FAMILY_JOBS} job limit",
         "duplicate flow job id: <id>",
         "flow dependency not found: <id>",
         "flow contains a dependency cycle",
@@ -155,15 +155,15 @@ def _check_acyclic(flow: dict[str, PushEntry]) -> None:
         "deduplication is not supported inside an atomic flow",
     ),
 )
-class PushFlow(Command[PushedFlow], tag="PUSHF"):
+class PushFamily(Command[PushedFamily], tag="PUSHF"):
     """Add a whole family of jobs, over any number of queues, all or none."""
 
-    jobs: list[FlowEntry]
+    jobs: list[FamilyEntry]
 
-    async def run(self, engine: Engine, peer: Peer) -> PushedFlow:
-        check_flow(self.jobs)
-        nodes = [FlowNode(entry.id, entry.queue, entry.input) for entry in self.jobs]
-        return PushedFlow(data=FlowJobs(await engine.push_flow(nodes)))
+    async def run(self, engine: Engine, peer: Peer) -> PushedFamily:
+        check_family(self.jobs)
+        nodes = [FamilyNode(entry.id, entry.queue, entry.input) for entry in self.jobs]
+        return PushedFamily(data=FamilyJobs(await engine.push_family(nodes)))
 
 
 # -- links and outcomes --------------------------------------------------------------------------------------

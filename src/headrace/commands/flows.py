@@ -1,27 +1,32 @@
 """Workflows: a record that many may change but nobody by accident, with a log of its own and jobs that drive it.
 
 The server decides nothing here. Who runs a workflow reads it, decides, and says on which revision the decision was
-made; it is carried out as a whole or refused.
+made; it is carried out as a whole or refused. Those who cannot decide (a browser, a shell script) leave a wish with
+FlowCancel and FlowSignal: a job in the flow's own queue, for the next worker that decides on it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Final
 
 from msgspec import Meta, Raw, Struct
 
 from headrace.backends.base import Ack, FlowPush, NewStep
 from headrace.commands._base import Command, Flag, Reply, command
 from headrace.commands.jobs import LEASE_ERRORS, PushEntry, check_options, needs_check
-from headrace.errors import InvalidCommand, NotFound
+from headrace.errors import Conflict, InvalidCommand, NotFound
 from headrace.model import NIL, Count, Flow, FlowId, FlowStatus, FlowStep, JobId, QueueName, ShortText, Token
+from headrace.views import encode
 
 if TYPE_CHECKING:
     from headrace.engine.engine import Engine
     from headrace.engine.peer import Peer
 
-_NOT_FOUND = "Flow not found: <id>"
+_NOT_FOUND: Final = "Flow not found: <id>"
+_ENDED: Final = "Flow <id> has ended"
+_WISH_ATTEMPTS: Final = 100
+"""A wish must not be lost because a worker was killed a few times."""
 
 
 class GivenStep(Struct, rename="camel", gc=False):
@@ -109,7 +114,7 @@ class FlowStart(Command[FlowStarted], tag="FlowStart"):
     flags=Flag.WRITE,
     errors=(
         _NOT_FOUND,
-        "Flow <id> has ended",
+        _ENDED,
         "Flow <id> has changed: it is at revision <n>, not <n>",
         "a job of a workflow has no parent, dependencies or repetition",
         *LEASE_ERRORS,
@@ -139,11 +144,74 @@ class FlowAdvance(Command[FlowChanged], tag="FlowAdvance"):
         return FlowChanged(flow=flow)
 
 
-async def _found(engine: Engine, flow_id: str, after: int) -> FlowFound:
+async def _flow(engine: Engine, flow_id: str) -> Flow:
     flow = await engine.backend.flow(flow_id)
     if flow is None:
         raise NotFound(f"Flow not found: {flow_id}")
-    return FlowFound(flow=flow, steps=await engine.backend.flow_steps(flow_id, after))
+    return flow
+
+
+async def _wish(engine: Engine, flow_id: str, name: str, told: Mapping[str, object]) -> FlowChanged:
+    """Have whoever decides on a flow hear of something; the same wish twice is one until it was heard."""
+    flow = await _flow(engine, flow_id)
+    if flow.status.is_final:
+        raise Conflict(f"Flow {flow_id} has ended")
+    wish = PushEntry(
+        data=Raw(encode({"flow": flow_id, **told})),
+        name=name,
+        custom_id=f"{flow_id}-step-{name}",
+        max_attempts=_WISH_ATTEMPTS,
+        remove_on_complete=True,
+        remove_on_fail=True,
+    )
+    check_options(wish)
+    await engine.push(flow.queue, wish)
+    return FlowChanged(flow=flow)
+
+
+@command(
+    FlowChanged,
+    category="Flows",
+    flags=Flag.WRITE,
+    http="POST /flows/{id}/cancel",
+    errors=(_NOT_FOUND, _ENDED),
+)
+class FlowCancel(Command[FlowChanged], tag="FlowCancel"):
+    """Have a workflow stopped by the next worker that decides on it.
+
+    What it did is taken back unless `compensate` is false. One that takes itself back already goes on with that.
+    """
+
+    id: FlowId
+    compensate: bool = True
+    reason: ShortText = ""
+
+    async def run(self, engine: Engine, peer: Peer) -> FlowChanged:
+        told = {"role": "cancel", "compensate": self.compensate, "reason": self.reason}
+        return await _wish(engine, self.id, "__cancel__", told)
+
+
+@command(
+    FlowChanged,
+    category="Flows",
+    flags=Flag.WRITE,
+    http="POST /flows/{id}/signals/{name}",
+    errors=(_NOT_FOUND, _ENDED),
+)
+class FlowSignal(Command[FlowChanged], tag="FlowSignal"):
+    """Have a workflow given a signal by the next worker that decides on it. A signal it has no use for is ignored."""
+
+    id: FlowId
+    name: Annotated[str, Meta(min_length=1, max_length=256)]
+    payload: Raw = Raw(NIL)
+
+    async def run(self, engine: Engine, peer: Peer) -> FlowChanged:
+        told = {"role": "signal", "step": self.name, "payload": self.payload}
+        return await _wish(engine, self.id, f"__signal__{self.name}", told)
+
+
+async def _found(engine: Engine, flow_id: str, after: int) -> FlowFound:
+    return FlowFound(flow=await _flow(engine, flow_id), steps=await engine.backend.flow_steps(flow_id, after))
 
 
 @command(FlowFound, category="Flows", http="GET /flows/{id} fail=404", errors=(_NOT_FOUND,))

@@ -105,8 +105,8 @@ class JobOptions(Command[Any], tag=False, kw_only=True):
     debounce_id: ShortText | None = None
     debounce_ttl: TtlMs | None = None
     flow_id: FlowId | None = None
-    once: bool = False
-    # For how long its own id is not used again by pushes that say so too, whatever becomes of the job.
+    # Given at all, an id of its own stands for a job that has ended, too, as long as that is kept; and this long after
+    # the push whatever becomes of the job.
     id_ttl: TtlMs | None = None
     # How many jobs its group may hold at most; asked only while pushing.
     group_max_size: Annotated[int, positive("groupMaxSize")] | None = None

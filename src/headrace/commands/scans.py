@@ -2,7 +2,7 @@
 
 Other lists page by offset, which skips and repeats jobs while they move. Here `next` of a page is `after` of the next
 one, and a range of numbers (`after`, `until`) can be read by several readers side by side. `newest` tells how far the
-numbers go.
+numbers go, `oldest` after which number they begin.
 """
 
 from __future__ import annotations
@@ -37,12 +37,16 @@ def _next(page: ScanPage) -> int | UnsetType:
     return UNSET if page.next is None else page.next
 
 
-class ScannedJobs(Reply):
+class Scanned(Reply):
     """`next` is left out on the last page."""
 
-    jobs: list[Raw]
     newest: int
+    oldest: int
     next: int | UnsetType = UNSET
+
+
+class ScannedJobs(Scanned, kw_only=True):
+    jobs: list[Raw]
 
 
 @command(ScannedJobs, category="Query", flags=Flag.BULK, http="GET /scan/jobs")
@@ -53,15 +57,11 @@ class ScanJobs(Scan, tag_field="cmd", tag="ScanJobs"):
 
     async def run(self, engine: Engine, peer: Peer) -> ScannedJobs:
         page = await engine.backend.scan_jobs(self.wanted((self.state,) if self.state else ()))
-        return ScannedJobs(jobs=page.rows, newest=page.newest, next=_next(page))
+        return ScannedJobs(jobs=page.rows, newest=page.newest, oldest=page.oldest, next=_next(page))
 
 
-class ScannedResults(Reply):
-    """`next` is left out on the last page."""
-
+class ScannedResults(Scanned, kw_only=True):
     results: list[ResultRow]
-    newest: int
-    next: int | UnsetType = UNSET
 
 
 @command(ScannedResults, category="Query", flags=Flag.BULK, http="GET /scan/results")
@@ -70,15 +70,11 @@ class ScanResults(Scan, tag_field="cmd", tag="ScanResults"):
 
     async def run(self, engine: Engine, peer: Peer) -> ScannedResults:
         page = await engine.backend.scan_results(self.wanted())
-        return ScannedResults(results=page.rows, newest=page.newest, next=_next(page))
+        return ScannedResults(results=page.rows, newest=page.newest, oldest=page.oldest, next=_next(page))
 
 
-class ScannedLetters(Reply):
-    """`next` is left out on the last page."""
-
+class ScannedLetters(Scanned, kw_only=True):
     entries: list[DeadLetter]
-    newest: int
-    next: int | UnsetType = UNSET
 
 
 @command(ScannedLetters, category="DLQ", flags=Flag.BULK, http="GET /scan/dlq")
@@ -87,4 +83,4 @@ class ScanDeadLetters(Scan, tag_field="cmd", tag="ScanDlq"):
 
     async def run(self, engine: Engine, peer: Peer) -> ScannedLetters:
         page = await engine.backend.scan_dlq(self.wanted())
-        return ScannedLetters(entries=page.rows, newest=page.newest, next=_next(page))
+        return ScannedLetters(entries=page.rows, newest=page.newest, oldest=page.oldest, next=_next(page))

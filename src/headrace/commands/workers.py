@@ -18,41 +18,34 @@ if TYPE_CHECKING:
     from headrace.engine.peer import Peer
 
 
-class RegisteredWorker(Struct, rename="camel"):
+class WorkerRecord(Struct, rename="camel", kw_only=True):
+    """What is known of a worker."""
+
+    name: str
+    queues: list[str]
+    concurrency: int
+    hostname: str
+    pid: int
+    status: str
+    registered_at: float
+    last_seen: float
+    active_jobs: int
+    processed_jobs: int
+    failed_jobs: int
+    current_job: str | None = None
+
+
+class RegisteredWorker(WorkerRecord, kw_only=True):
     """A worker as the answer to its registration shows it."""
 
     worker_id: str
-    name: str
-    queues: list[str]
-    concurrency: int
-    hostname: str
-    pid: int
-    status: str
-    registered_at: float
-    last_seen: float
-    active_jobs: int
-    processed_jobs: int
-    failed_jobs: int
-    current_job: str | None = None
 
 
-class WorkerView(Struct, rename="camel"):
+class WorkerView(WorkerRecord, kw_only=True):
     """A worker in a list; `status` is `stale` when it has not been heard of for too long."""
 
     id: str
-    name: str
-    queues: list[str]
-    concurrency: int
-    hostname: str
-    pid: int
-    status: str
-    registered_at: float
-    last_seen: float
-    active_jobs: int
-    processed_jobs: int
-    failed_jobs: int
     uptime: float
-    current_job: str | None = None
 
 
 class WorkerStats(Struct, rename="camel"):

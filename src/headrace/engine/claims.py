@@ -13,14 +13,14 @@ from headrace.engine.waiters import Waiters
 from headrace.errors import HeadraceError
 
 if TYPE_CHECKING:
-    from headrace.backends import AnyBackend
+    from headrace.backends.valkey.backend import ValkeyBackend
 
 log: Final = logging.getLogger("headrace.engine")
 
 
 class ClaimLoops:
     def __init__(
-        self, backend: AnyBackend, waiters: Waiters, start: Callable[[Coroutine[Any, Any, None]], None]
+        self, backend: ValkeyBackend, waiters: Waiters, start: Callable[[Coroutine[Any, Any, None]], None]
     ) -> None:
         self._backend = backend
         self._waiters = waiters
@@ -49,11 +49,9 @@ class ClaimLoops:
 
     def _end_tick(self) -> None:
         """A claim without jobs may have learned when the next one is due: the timer has to hear of it."""
-        if not self._backend.is_local:
-            self._backend.on_wake()
+        self._backend.on_wake()
 
     async def _serve(self, queue: str) -> None:
-        assert not self._backend.is_local
         for waiter in self._waiters.parked_pulls(queue):
             assert waiter.demand is not None
             if waiter.is_over:

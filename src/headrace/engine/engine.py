@@ -1,7 +1,8 @@
 """The engine: what commands call, on top of whatever backend there is.
 
 It adds to the backend what is not storage: parked pulls and WaitJobs, schedules, the worker registry, live
-subscribers, authentication, figures. It keeps no invariant across an await and no state a backend should keep.
+subscribers, authentication, figures. It keeps no invariant across an await and no state a backend should keep. What
+it takes to share a backend with other brokers is in `brokers`.
 
 The life of a tick, driven by the server: commands run and change memory; `settle` hands ready jobs to parked pulls,
 commits once for all of them, and returns the events to publish; only then do replies leave.
@@ -17,18 +18,18 @@ from typing import TYPE_CHECKING, Any, Final
 from msgspec import Raw
 
 from headrace.addresses import DEFAULT_RULES, UrlRules
-from headrace.backends.base import Claim, Demand, FlowNode, Outcome
+from headrace.backends.base import JOB_ENDS, Claim, Demand, FamilyNode, Outcome
 from headrace.backends.local.slices import run_now
 from headrace.clock import Clock
-from headrace.engine.claims import ClaimLoops
+from headrace.engine.brokers import Brokers
 from headrace.engine.crons import Crons
 from headrace.engine.figures import MAX_QUEUES, Figures
 from headrace.engine.history import History
 from headrace.engine.peer import Peer
 from headrace.engine.waiters import Waiter, Waiters
 from headrace.engine.workers import WorkerRegistry
-from headrace.errors import HeadraceError, NotAuthenticated, NotFound, StorageUnavailable
-from headrace.model import EVENT_WORDS, EVERY_QUEUE, Event, Flow, JobSpec
+from headrace.errors import HeadraceError, NotAuthenticated, StorageUnavailable
+from headrace.model import EVENT_WORDS, EVERY_QUEUE, Event, JobSpec
 
 if TYPE_CHECKING:
     from headrace.backends import AnyBackend
@@ -37,22 +38,12 @@ log: Final = logging.getLogger("headrace.engine")
 
 Listener = Callable[[list[Event], dict[int, bytes]], None]
 
-_ENDS: Final = frozenset(("completed", "failed", "removed", "expired"))
 _FLOW_CHANGES: Final = frozenset(word for word in EVENT_WORDS.values() if word.startswith("flow-"))
 _FLOW_ENDS: Final = frozenset(("flow-completed", "flow-failed", "flow-cancelled"))
 _MAINTAIN_EVERY_MS: Final = 1000
 _PROBE_EVERY_MS: Final = 250
 _GUESSING_WINDOW_MS: Final = 60_000
 _MAX_GUESSERS: Final = 10_000
-
-
-def _flow_key(flow_id: str) -> str:
-    """Under which its waiters are kept, beside those of jobs, which have no colon in front."""
-    return f":flow:{flow_id}"
-
-
-def _change_key(flow_id: str) -> str:
-    return f":flow-change:{flow_id}"
 
 
 class Engine:
@@ -75,7 +66,9 @@ class Engine:
         self.webhook_rules = webhook_rules
         self.alarm = backend.alarm
         self.waiters = Waiters(self.alarm)
-        self.claims = ClaimLoops(backend, self.waiters, self.run)
+        self._brokers = (
+            None if backend.is_local else Brokers(backend, clock, self.waiters, self.run, self._hear_of_event)
+        )
         self._tasks: set[asyncio.Task[None]] = set()
         self.workers = WorkerRegistry(clock, self.ids, worker_timeout_ms)
         self.crons = Crons(backend, clock, self.workers)
@@ -83,6 +76,7 @@ class Engine:
         self.history = History(backend, clock)
         self.unattended: set[Peer] = set()
         """Peers that are gone while a command of theirs is under way; a server does not stop before it has ended."""
+        self._subscriptions: dict[Peer, str] = {}
         self._subscribers: dict[str, set[Peer]] = {}
         self._listeners: list[Listener] = []
         self._body_readers = 0
@@ -92,10 +86,6 @@ class Engine:
         self._is_stopping = False
 
     async def start(self) -> None:
-        if not self.backend.is_local:
-            self.backend.on_end = self.hear_of_end
-            self.backend.on_flow = self.hear_of_flow
-            self.backend.on_event = self.hear_of_event
         await self.backend.open()
         await self.crons.start()
         self.backend.commit()
@@ -145,8 +135,8 @@ class Engine:
     def push_many(self, queue: str, specs: Sequence[JobSpec]) -> Coroutine[Any, Any, list[str]]:
         return self.backend.insert(queue, specs)
 
-    async def push_flow(self, nodes: Sequence[FlowNode]) -> list[Raw]:
-        return await self.backend.insert_flow(nodes)
+    async def push_family(self, nodes: Sequence[FamilyNode]) -> list[Raw]:
+        return await self.backend.insert_family(nodes)
 
     async def pull(self, queue: str, demand: Demand, timeout_ms: float) -> list[Claim]:
         """Jobs, or [] when none came within `timeout_ms`. Parked pulls are served in the order in which they came."""
@@ -155,25 +145,14 @@ class Engine:
             return claims
         deadline = self.clock.monotonic_ms() + int(timeout_ms)
         waiter = self.waiters.park_pull(queue, demand, deadline)
-        if not self.backend.is_local:
-            await self._announce(waiter, timeout_ms)
+        if self._brokers is not None:
+            await self._brokers.announce_pull(waiter, timeout_ms)
         return await waiter or []
-
-    async def _announce(self, waiter: Waiter, timeout_ms: float) -> None:
-        """Have other brokers wake this one for pushes; what came before they knew woke nobody, so look once more."""
-        assert not self.backend.is_local
-        try:
-            if await self.backend.announce_waiting(waiter.key, timeout_ms):
-                self.claims.wake(waiter.key)
-            self.alarm.ring_by(self._next_poll() or waiter.deadline_mono)
-        except HeadraceError:
-            self.waiters.cancel(waiter)
-            raise
 
     async def wait_job(self, job_id: str, timeout_ms: float) -> Outcome | None:
         """How the job ended; None when it did not within `timeout_ms`. Answers at once when it has ended already."""
         outcome = await self.backend.outcome(job_id)
-        if outcome.state in _ENDS:
+        if outcome.has_ended:
             return outcome
         if timeout_ms <= 0 or self._is_stopping:
             return None
@@ -181,33 +160,10 @@ class Engine:
         # The job may not be kept after its end: have its result come with the event.
         self.backend.wants_bodies = True
         waiter = self.waiters.park_job(job_id, deadline)
-        if not self.backend.is_local:
-            await self._look_again(waiter, timeout_ms)
+        if self._brokers is not None:
+            await self._brokers.announce_job(waiter, timeout_ms)
         ended: Outcome | None = await waiter
-        return await self._look_last(job_id) if ended is None and not self.backend.is_local else ended
-
-    async def _look_last(self, job_id: str) -> Outcome | None:
-        """Time is up, or so it seems: the message of another broker may have been lost."""
-        try:
-            outcome = await self.backend.outcome(job_id)
-        except NotFound:
-            return None  # it ended and was not kept
-        return outcome if outcome.state in _ENDS else None
-
-    async def _look_again(self, waiter: Waiter, timeout_ms: float) -> None:
-        """The job may have ended at another broker before that one knew that somebody waits here."""
-        assert not self.backend.is_local
-        try:
-            await self.backend.announce_awaited(waiter.key, timeout_ms)
-            outcome = await self.backend.outcome(waiter.key)
-        except HeadraceError:
-            if waiter.is_over:
-                return  # it ended, was not kept, and its end was told
-            self.waiters.cancel(waiter)
-            raise
-        if outcome.state in _ENDS:
-            for parked in self.waiters.take_job(waiter.key):
-                parked.finish(outcome)
+        return await self._brokers.missed_end(job_id) if ended is None and self._brokers is not None else ended
 
     async def wait_flow(self, flow_id: str, timeout_ms: float, revision: int | None) -> None:
         """Until the flow has ended or, if a revision is given, has changed since it; or time is up."""
@@ -215,23 +171,11 @@ class Engine:
         if flow is None or flow.status.is_final or timeout_ms <= 0 or self._is_stopping:
             return
         if revision is None or flow.revision == revision:
-            key = _flow_key(flow_id) if revision is None else _change_key(flow_id)
-            waiter = self.waiters.park_job(key, self.clock.monotonic_ms() + int(timeout_ms))
-            if not self.backend.is_local:
-                await self._look_at_flow_again(waiter, flow, timeout_ms, is_any_change=revision is not None)
+            deadline = self.clock.monotonic_ms() + int(timeout_ms)
+            waiter = self.waiters.park_flow(flow_id, deadline, is_any_change=revision is not None)
+            if self._brokers is not None:
+                await self._brokers.announce_flow(waiter, flow, timeout_ms, is_any_change=revision is not None)
             await waiter
-
-    async def _look_at_flow_again(self, waiter: Waiter, seen: Flow, timeout_ms: float, *, is_any_change: bool) -> None:
-        """The flow may have changed at another broker before that one knew that somebody waits here."""
-        assert not self.backend.is_local
-        try:
-            await self.backend.announce_watched(seen.queue, timeout_ms)
-            flow = await self.backend.flow(seen.id)
-        except HeadraceError:
-            self.waiters.cancel(waiter)
-            raise
-        if flow is None or flow.status.is_final or (is_any_change and flow.revision != seen.revision):
-            self.hear_of_flow(seen.id, is_ended=flow is None or flow.status.is_final)
 
     # -- the tick ------------------------------------------------------------------------------------------------------
 
@@ -253,8 +197,8 @@ class Engine:
         events, bodies = self.backend.take_events(), self.backend.take_bodies()
         if self._subscribers:
             self._publish(events, bodies)
-        if not self.backend.is_local:
-            self.backend.tell_heard()
+        if self._brokers is not None:
+            self._brokers.tell_heard()
         for listener in self._listeners:
             self._tell(listener, events, bodies)
         return events
@@ -272,9 +216,8 @@ class Engine:
 
     def _serve_parked_pulls(self) -> None:
         ready = self.backend.take_ready()
-        if not self.backend.is_local:
-            for queue in ready:
-                self.claims.wake(queue)
+        if self._brokers is not None:
+            self._brokers.wake(ready)
             return
         for queue in ready:
             for waiter in self.waiters.pulls(queue):
@@ -290,8 +233,8 @@ class Engine:
             if event.event == "failed" and not event.terminal:
                 continue
             if event.event in _FLOW_CHANGES:
-                self.hear_of_flow(event.job, is_ended=event.event in _FLOW_ENDS)
-            elif event.event in _ENDS:
+                self.waiters.finish_flow(event.job, event.event in _FLOW_ENDS)
+            elif event.event in JOB_ENDS:
                 for waiter in self.waiters.take_job(event.job):
                     waiter.finish(self._outcome(event))
 
@@ -301,21 +244,10 @@ class Engine:
             body = run_now(self.backend.result(event.job)) or body
         return Outcome(event.event, body, event.error)
 
-    def hear_of_end(self, job_id: str, outcome: Outcome) -> None:
-        """A job ended at another broker: whoever waits for it here is told."""
-        for waiter in self.waiters.take_job(job_id):
-            waiter.finish(outcome)
-
-    def hear_of_event(self, event: Event, body: bytes | None) -> None:
+    def _hear_of_event(self, event: Event, body: bytes | None) -> None:
         """Somebody else did something to a queue: who listens to it here is told."""
         for peer in self._subscribers.get(event.queue, ()):
             peer.deliver(event, body)
-
-    def hear_of_flow(self, flow_id: str, is_ended: bool) -> None:
-        """A workflow was changed, here or at another broker: whoever waits for that is told."""
-        waiting = self.waiters.take_job(_flow_key(flow_id)) if is_ended else []
-        for waiter in waiting + self.waiters.take_job(_change_key(flow_id)):
-            waiter.finish(None)
 
     def cancel(self, waiter: Waiter) -> None:
         self.waiters.cancel(waiter)
@@ -328,14 +260,9 @@ class Engine:
 
     def next_due(self) -> int:
         """The next moment (monotonic) that means something to a job or to somebody who waits."""
-        dues = (self.backend.next_due_ms(), self.waiters.next_due(), self.crons.next_due_mono(), self._next_poll())
+        poll = None if self._brokers is None else self._brokers.next_poll()
+        dues = (self.backend.next_due_ms(), self.waiters.next_due(), self.crons.next_due_mono(), poll)
         return min((due for due in dues if due is not None), default=self.alarm.NEVER)
-
-    def _next_poll(self) -> int | None:
-        """When parked pulls must ask again because nobody would wake them."""
-        if self.backend.is_local or self.backend.poll_ms is None or not self.waiters.pulled_queues():
-            return None
-        return self.clock.monotonic_ms() + self.backend.poll_ms
 
     async def sweep(self) -> None:
         """Do what time demands, then set the alarm for what comes next."""
@@ -358,9 +285,8 @@ class Engine:
             return
         await self.backend.sweep()
         await self.crons.fire_due()
-        if not self.backend.is_local and self.backend.poll_ms is not None:
-            for queue in self.waiters.pulled_queues():
-                self.claims.wake(queue)
+        if self._brokers is not None:
+            self._brokers.poll()
         if mono >= self._next_maintenance:
             self._next_maintenance = mono + _MAINTAIN_EVERY_MS
             self.workers.expire()
@@ -369,16 +295,8 @@ class Engine:
             await self.backend.retire_completed()
             await self.backend.retire_flows()
             self.backend.retire_tombstones()
-            await self._look_after_others()
-
-    async def _look_after_others(self) -> None:
-        """Other brokers share the backend: do what a dead one left undone, learn of schedules it was given."""
-        if self.backend.is_local:
-            return
-        await self.backend.look_after()
-        await self.crons.replan()
-        for queue in self.waiters.pulled_queues():
-            self.claims.wake(queue)
+            if self._brokers is not None:
+                await self._brokers.look_after(self.crons)
 
     # -- connections ---------------------------------------------------------------------------------------------------
 
@@ -424,19 +342,22 @@ class Engine:
 
     async def follow(self, queue: str) -> None:
         """Before somebody listens to a queue: others may work on it, too."""
-        if not self.backend.is_local and queue != EVERY_QUEUE:
-            await self.backend.follow(queue)
+        if self._brokers is not None:
+            await self._brokers.follow(queue)
 
     def subscribe(self, queue: str, peer: Peer) -> None:
+        """Deliver the events of one queue to this peer from now on, instead of those of another."""
+        self.unsubscribe(peer)
+        self._subscriptions[peer] = queue
         self._subscribers.setdefault(queue, set()).add(peer)
         self._watch(queue, +1)
 
-    def unsubscribe(self, queue: str, peer: Peer) -> None:
-        peers = self._subscribers.get(queue)
-        if peers is not None and peer in peers:
-            peers.discard(peer)
+    def unsubscribe(self, peer: Peer) -> None:
+        queue = self._subscriptions.pop(peer, None)
+        if queue is not None:
+            self._subscribers[queue].discard(peer)
             self._watch(queue, -1)
-            if not peers:
+            if not self._subscribers[queue]:
                 del self._subscribers[queue]
 
     def _watch(self, queue: str, change: int) -> None:
@@ -461,7 +382,7 @@ class Engine:
         everywhere = self._subscribers.get(EVERY_QUEUE, ())
         for event in events:
             listeners = self._subscribers.get(event.queue, ())
-            if listeners and not self.backend.is_local and self.backend.is_told_already(event):
+            if listeners and self._brokers is not None and self._brokers.is_told_already(event):
                 listeners = ()
             for peer in (*listeners, *everywhere):
                 peer.deliver(event, bodies.get(event.seq))

@@ -25,8 +25,5 @@ class Peer(Protocol):
     def is_waiting(self) -> bool:
         """Whether one of its commands is under way."""
 
-    def subscribe(self, queue: str | None) -> None:
-        """Send this connection the events of one queue from now on; None ends it."""
-
     def deliver(self, event: Event, body: bytes | None) -> None:
         """Queue one event frame for this connection."""

@@ -44,6 +44,15 @@ class Waiter:
                 self.resume(value)
 
 
+def _flow_key(flow_id: str) -> str:
+    """Under which its waiters are kept, beside those of jobs, which have no colon in front."""
+    return f":flow:{flow_id}"
+
+
+def _change_key(flow_id: str) -> str:
+    return f":flow-change:{flow_id}"
+
+
 class Waiters:
     def __init__(self, alarm: Alarm) -> None:
         self._alarm = alarm
@@ -61,6 +70,10 @@ class Waiters:
         waiter = Waiter(job_id, None, deadline_mono)
         self._jobs.setdefault(job_id, []).append(waiter)
         return self._with_deadline(waiter)
+
+    def park_flow(self, flow_id: str, deadline_mono: int, *, is_any_change: bool) -> Waiter:
+        """Wait for the end of a workflow, or for any change of it."""
+        return self.park_job(_change_key(flow_id) if is_any_change else _flow_key(flow_id), deadline_mono)
 
     def park_until(self, deadline_mono: int) -> Waiter:
         """Wait for nothing but time: how replies to wrong tokens are slowed down."""
@@ -109,6 +122,12 @@ class Waiters:
 
     def take_job(self, job_id: str) -> list[Waiter]:
         return self._jobs.pop(job_id, [])
+
+    def finish_flow(self, flow_id: str, is_ended: bool) -> None:
+        """A workflow was changed, here or at another broker: whoever waits for that goes on."""
+        waiting = self.take_job(_flow_key(flow_id)) if is_ended else []
+        for waiter in waiting + self.take_job(_change_key(flow_id)):
+            waiter.finish(None)
 
     def next_due(self) -> int | None:
         while self._deadlines and self._deadlines[0][2].is_over:

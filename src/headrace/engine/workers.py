@@ -7,7 +7,7 @@ them.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from msgspec import Struct
 
@@ -140,37 +140,27 @@ class WorkerRegistry:
         return "active" if self._is_active(worker) else "stale"
 
     def _as_registered(self, worker: _Worker) -> RegisteredWorker:
-        return RegisteredWorker(
-            worker_id=worker.id,
-            name=worker.name,
-            queues=worker.queues,
-            concurrency=worker.concurrency,
-            hostname=worker.hostname,
-            pid=worker.pid,
-            status=self._status(worker),
-            registered_at=worker.registered_at,
-            last_seen=worker.last_seen,
-            active_jobs=worker.active_jobs,
-            processed_jobs=worker.processed,
-            failed_jobs=worker.failed,
-        )
+        return RegisteredWorker(worker_id=worker.id, **self._record(worker))
 
     def _as_view(self, worker: _Worker) -> WorkerView:
-        return WorkerView(
-            id=worker.id,
-            name=worker.name,
-            queues=worker.queues,
-            concurrency=worker.concurrency,
-            hostname=worker.hostname,
-            pid=worker.pid,
-            status=self._status(worker),
-            registered_at=worker.registered_at,
-            last_seen=worker.last_seen,
-            active_jobs=worker.active_jobs,
-            processed_jobs=worker.processed,
-            failed_jobs=worker.failed,
-            uptime=max(0.0, self._clock.now_ms() - worker.registered_at),
-        )
+        uptime = max(0.0, self._clock.now_ms() - worker.registered_at)
+        return WorkerView(id=worker.id, uptime=uptime, **self._record(worker))
+
+    def _record(self, worker: _Worker) -> dict[str, Any]:
+        """The fields of a WorkerRecord."""
+        return {
+            "name": worker.name,
+            "queues": worker.queues,
+            "concurrency": worker.concurrency,
+            "hostname": worker.hostname,
+            "pid": worker.pid,
+            "status": self._status(worker),
+            "registered_at": worker.registered_at,
+            "last_seen": worker.last_seen,
+            "active_jobs": worker.active_jobs,
+            "processed_jobs": worker.processed,
+            "failed_jobs": worker.failed,
+        }
 
 
 def _gain(before: int, after: int) -> int:

@@ -32,7 +32,7 @@ from headrace.errors import (
     ProviderStoppedError,
     StalledError,
 )
-from headrace.propagation import ErrorReport
+from headrace.propagation import ErrorReport, is_stall
 
 MAX_EARLY: Final = 1000
 EARLY_SECONDS: Final = 30.0
@@ -295,6 +295,6 @@ class CompletionTracker:
 def failure_of(info: JobInfo) -> HeadraceError:
     """Why a job failed for good."""
     reason = info.failed_reason or ""
-    if reason.startswith(("Lock expired", "Job stalled")):
+    if is_stall(reason):
         return StalledError(f"The worker of the event died or hung: {reason}")
     return ErrorReport.of_reason(reason, info.stacktrace, attempt=info.attempts or None).rebuild()

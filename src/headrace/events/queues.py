@@ -16,7 +16,7 @@ from headrace.client.client import Client
 from headrace.client.options import Options, wire_options
 from headrace.client.payloads import encode_payload
 from headrace.client.queue import NewJob, Queue, State
-from headrace.commands.families import FlowEntry, PushFlow
+from headrace.commands.families import FamilyEntry, PushFamily
 from headrace.commands.jobs import PushEntry
 from headrace.durations import Duration
 from headrace.errors import ConnectionLost, InvalidCommand
@@ -130,8 +130,8 @@ class QueueManager:
             job_id = options.pop("job_id")
             fields = wire_options(options, self._client.clock.now_ms)
             entry = PushEntry(name=JOB_NAME, data=encoded, **fields)
-            entries.append(FlowEntry(id=job_id, queue=self.get_queue_name(event_name, group), input=entry))
-        await self._client.ask(PushFlow(jobs=entries))
+            entries.append(FamilyEntry(id=job_id, queue=self.get_queue_name(event_name, group), input=entry))
+        await self._client.ask(PushFamily(jobs=entries))
         for entry_ in entries:
             self._hooks.tell("on_job_added", event_name, entry_.id)
 

@@ -12,6 +12,8 @@ from datetime import UTC, datetime
 from html import escape
 from typing import Final, NamedTuple
 
+from headrace import notation
+
 WIDTH: Final = 520
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 8, 8, 22
 _MINUTE_MS: Final = 60_000
@@ -34,24 +36,8 @@ class Series(NamedTuple):
 
 
 def count(value: float) -> str:
-    if abs(value) >= 10_000_000:
-        return f"{value / 1_000_000:.0f} M"
-    if abs(value) >= 1_000_000:
-        return f"{value / 1_000_000:.1f} M"
-    if abs(value) >= 10_000:
-        return f"{value / 1000:.1f} k"
-    return f"{value:,.0f}" if float(value).is_integer() or abs(value) >= 10 else f"{value:.1f}"
-
-
-def duration(ms: float) -> str:
-    for limit, size, unit in ((1_000, 1, "ms"), (60_000, 1_000, "s"), (_HOUR_MS, 60_000, "min")):
-        if ms < limit * 0.9995:
-            return _short(ms / size) + f" {unit}"
-    return _short(ms / _HOUR_MS) + " h" if ms < 72 * _HOUR_MS else _short(ms / (24 * _HOUR_MS)) + " d"
-
-
-def _short(value: float) -> str:
-    return f"{value:.0f}" if value >= 10 else f"{value:.1f}".removesuffix(".0")
+    """As everywhere, but for the fractions that stand at an axis."""
+    return notation.count(value) if float(value).is_integer() or abs(value) >= 10 else f"{value:.1f}"
 
 
 def percent(share: float) -> str:

@@ -141,9 +141,9 @@ class ScanReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         with self._connect() as connection:
-            newest = connection.call(self._scan.command, limit=1, until=0)["newest"]
-        count = max(1, self._options.num_partitions or 2)
-        bounds = [newest * part // count for part in range(count + 1)]
+            found = connection.call(self._scan.command, limit=1, until=0, **self._filter())
+        count, oldest = max(1, self._options.num_partitions or 2), found["oldest"]
+        bounds = [oldest + (found["newest"] - oldest) * part // count for part in range(count + 1)]
         return [NumbersPartition(after, until) for after, until in pairwise(bounds) if until > after]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
@@ -157,11 +157,13 @@ class ScanReader(DataSourceReader):
         for page in self._pages(partition):
             yield pa.RecordBatch.from_pylist([make(found) for found in page], schema=schema)
 
-    def _pages(self, partition: NumbersPartition) -> Iterator[list[dict[str, Any]]]:
+    def _filter(self) -> dict[str, Any]:
         options = self._options
-        wanted: dict[str, Any] = {"until": partition.until, "limit": options.fetch_size}
-        wanted |= {"queue": options.queue} if options.queue else {}
-        wanted |= {"state": options.state} if options.state and options.kind == "jobs" else {}
+        wanted: dict[str, Any] = {"queue": options.queue} if options.queue else {}
+        return wanted | ({"state": options.state} if options.state and options.kind == "jobs" else {})
+
+    def _pages(self, partition: NumbersPartition) -> Iterator[list[dict[str, Any]]]:
+        wanted = {"until": partition.until, "limit": self._options.fetch_size, **self._filter()}
         after: int | None = partition.after
         with self._connect() as connection:
             while after is not None:

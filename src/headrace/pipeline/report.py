@@ -19,8 +19,9 @@ import pyarrow.dataset as ds
 
 from headrace import __version__
 from headrace.errors import HeadraceError
+from headrace.notation import duration
 from headrace.pipeline import moments
-from headrace.pipeline.charts import Point, Series, count, duration, heat_map, moment, percent, sparkline, time_chart
+from headrace.pipeline.charts import Point, Series, count, heat_map, moment, percent, sparkline, time_chart
 from headrace.pipeline.lake import Lake
 
 MIN_N: Final = 100

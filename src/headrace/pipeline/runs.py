@@ -20,7 +20,6 @@ from pyspark.sql import DataFrame, Observation, Row
 from pyspark.sql import functions as f
 from pyspark.storagelevel import StorageLevel
 
-from headrace.errors import HeadraceError
 from headrace.pipeline import gold, silver
 from headrace.pipeline.bronze import bronze_of
 from headrace.pipeline.lake import EVERYTHING, GOLD, Lake, Pointer
@@ -314,13 +313,6 @@ def read_jobs(spark: SparkSession, lake: Lake) -> DataFrame:
 
 def read_attempts(spark: SparkSession, lake: Lake) -> DataFrame:
     return read_silver(spark, lake, "silver/attempts", "silver/open_attempts", ATTEMPTS, "ended_date")
-
-
-def read_gold(spark: SparkSession, lake: Lake, name: str) -> DataFrame:
-    folder = lake.path(f"gold/{name}")
-    if next(folder.rglob("*.parquet"), None) is None:
-        raise HeadraceError(f"{lake.root} has no facts yet: run `headrace pipeline run --lake {lake.root}` first")
-    return spark.read.parquet(str(folder))
 
 
 def _earlier(due: str | None, since: str) -> str:

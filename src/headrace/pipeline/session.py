@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 LEAST_JAVA: Final = 17
+_LOGGING: Final = Path(__file__).with_name("log4j2.properties")
 
 
 class SparkMissing(HeadraceError):
@@ -55,6 +56,8 @@ def start_session(
 
     # Without it the data source is looked for, and run, in whatever `python3` means on this machine.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    if _is_local(master):
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     builder = SparkSession.builder.appName(name).master(master or os.environ.get("SPARK_MASTER", "local[*]"))
     for key, value in {**_settings(master), **(settings or {})}.items():
         builder = builder.config(key, value)
@@ -64,6 +67,10 @@ def start_session(
     logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
     register(spark)
     return spark
+
+
+def _is_local(master: str | None) -> bool:
+    return (master or os.environ.get("SPARK_MASTER", "local")).startswith("local")
 
 
 def _settings(master: str | None) -> dict[str, str]:
@@ -77,7 +84,9 @@ def _settings(master: str | None) -> dict[str, str]:
         # is a third of its time.
         "spark.sql.codegen.cache.maxEntries": "2000",
     }
-    if master is None or master.startswith("local"):
+    if "SPARK_CONF_DIR" not in os.environ:
+        settings["spark.driver.extraJavaOptions"] = f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}"
+    if _is_local(master):
         settings |= {
             "spark.driver.host": "127.0.0.1",
             "spark.driver.bindAddress": "127.0.0.1",

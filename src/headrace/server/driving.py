@@ -39,7 +39,7 @@ class Driver(Generic[Key]):
         engine: Engine,
         address: str,
         *,
-        stir: Callable[[Any], None],
+        stir: Callable[[], None],
         later: Callable[[Callable[[], None]], object],
         held: dict[str, int] | None,
     ) -> None:
@@ -66,9 +66,6 @@ class Driver(Generic[Key]):
 
     def _ended(self, key: Key) -> None:
         """A command that had been suspended is answered."""
-
-    def subscribe(self, queue: str | None) -> None:
-        raise NotImplementedError
 
     def deliver(self, event: Event, body: bytes | None) -> None:
         raise NotImplementedError
@@ -117,11 +114,11 @@ class Driver(Generic[Key]):
         elif isinstance(suspended, Waiter):
             self._waiting[work] = suspended
             suspended.resume = resume
-            self._stir(self)  # the end of the tick sets the timer that ends the waiting
+            self._stir()  # the end of the tick sets the timer that ends the waiting
         elif isinstance(suspended, Breath):
             self._waiting[work] = None
             self._later(lambda: resume(None))
-            self._stir(self)  # what the slice did so far is committed with this tick
+            self._stir()  # what the slice did so far is committed with this tick
         elif isinstance(suspended, asyncio.Future):
             # As a task would do it, without being one: a remote backend has the call, and its answer continues us.
             self._waiting[work] = None

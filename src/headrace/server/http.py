@@ -103,7 +103,7 @@ class HttpConnection(asyncio.Protocol):
         if request is not None and not self._has_head and max(self._unread_head, request.head_bytes) > MAX_HEAD_BYTES:
             self._fail(HeadTooLarge("Request headers exceed 16 KB"))
         self._set_deadline()
-        if self.session.backlog_size > _BACKLOG_LIMIT:
+        if len(self.session.backlog) > _BACKLOG_LIMIT:
             self._set_reading()
 
     def on_message_begin(self) -> None:
@@ -292,7 +292,7 @@ class HttpConnection(asyncio.Protocol):
         self.session.work_off()
 
     def _set_reading(self) -> None:
-        self._valve.set(self.transport, self.session.backlog_size)
+        self._valve.set(self.transport, len(self.session.backlog))
 
     # -- the end -------------------------------------------------------------------------------------------------------
 

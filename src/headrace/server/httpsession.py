@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from msgspec import Struct
@@ -77,7 +78,7 @@ class HttpSession(Driver[Request]):
         super().__init__(
             server.engine,
             address,
-            stir=lambda _: server.ticker.stir(connection),
+            stir=partial(server.ticker.stir, connection),
             later=server.loop.call_soon,
             held=None,
         )
@@ -87,28 +88,24 @@ class HttpSession(Driver[Request]):
         self.is_choked = False
         self.stream: Begin | None = None
         self._budget = budget
-        self._backlog: deque[Request] = deque()
+        self.backlog: deque[Request] = deque()
         self._current: Request | None = None
         self._out: list[tuple[Request, Response]] = []
         self._out_bytes = 0
 
     @property
-    def backlog_size(self) -> int:
-        return len(self._backlog)
-
-    @property
     def is_busy(self) -> bool:
-        return bool(self._current or self._backlog or self._out)
+        return bool(self._current or self.backlog or self._out)
 
     def receive(self, request: Request) -> None:
-        self._backlog.append(request)
+        self.backlog.append(request)
         self.work_off()
 
     def work_off(self) -> None:
-        while self._backlog and self._current is None and not self.is_closing and not self.is_choked:
+        while self.backlog and self._current is None and not self.is_closing and not self.is_choked:
             if self._out_bytes > MAX_OUTBOX:
                 break
-            self._current = self._backlog.popleft()
+            self._current = self.backlog.popleft()
             self._serve(self._current)
 
     def _serve(self, request: Request) -> None:
@@ -183,17 +180,17 @@ class HttpSession(Driver[Request]):
         if response.begins is not None or not (response.keeps_alive and request.keeps_alive):
             self.stream = response.begins
             self.is_closing = True
-            self._backlog.clear()
-        self._stir(self)
+            self.backlog.clear()
+        self._stir()
 
     def _ended(self, key: Request) -> None:
-        if self._backlog:
+        if self.backlog:
             self._later(self.work_off)
 
     def take(self) -> list[tuple[Request, Response]]:
         """Everything that may leave now: called after the commit."""
         out, self._out, self._out_bytes = self._out, [], 0
-        if self._backlog:
+        if self.backlog:
             self._later(self.work_off)
         return out
 
@@ -207,14 +204,11 @@ class HttpSession(Driver[Request]):
 
     # -- as a peer of the engine ---------------------------------------------------------------------------------------
 
-    def subscribe(self, queue: str | None) -> None:
-        raise InvalidCommand("Events come over /events and /ws")
-
     def deliver(self, event: Event, body: bytes | None) -> None:
         raise NotImplementedError
 
     def close(self) -> None:
         self.is_closing = True
-        self._backlog.clear()
+        self.backlog.clear()
         self._out.clear()
         self._give_up()

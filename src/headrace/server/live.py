@@ -332,7 +332,6 @@ class _Nobody:
     def __init__(self) -> None:
         self.workers: set[str] = set()
 
-    def subscribe(self, queue: str | None) -> None: ...
     def deliver(self, event: Event, body: bytes | None) -> None: ...
 
 

@@ -96,42 +96,34 @@ class Session(Driver[bytes | Raw]):
         engine: Engine,
         address: str,
         *,
-        stir: Callable[[Session], None],
+        stir: Callable[[], None],
         later: Callable[[Callable[[], None]], object],
         budget: Budget | None = None,
     ) -> None:
         super().__init__(engine, address, stir=stir, later=later, held={})
         self.is_closing = False
         self._budget = budget
-        self._frames = Frames()
-        self._backlog: deque[bytes] = deque()
+        self.frames = Frames()
+        self.backlog: deque[bytes] = deque()
+        """Commands that have come and must wait for those before them."""
         self._out = bytearray()
         self._request_ids: list[bytes | Raw] = []
         self._is_in_order = False
         self._room = MAX_OUTBOX
-        self._subscription: str | None = None
         self._durable: list[tuple[int, int, bytes]] = []
 
     # -- incoming ------------------------------------------------------------------------------------------------------
 
     @property
-    def has_partial_frame(self) -> bool:
-        return self._frames.is_partial
-
-    @property
-    def backlog_size(self) -> int:
-        return len(self._backlog)
-
-    @property
     def is_busy(self) -> bool:
         """Whether a command has come that is not answered yet."""
-        return bool(self._waiting or self._backlog)
+        return bool(self._waiting or self.backlog)
 
     def receive(self, data: bytes) -> None:
         """Run everything that `data` completes."""
-        self._take_in(self._frames.feed(data))
-        if self._frames.violation is not None:
-            self._refuse(self._frames.violation, b"")
+        self._take_in(self.frames.feed(data))
+        if self.frames.violation is not None:
+            self._refuse(self.frames.violation, b"")
             self.is_closing = True
 
     def receive_frame(self, frame: bytes) -> None:
@@ -146,7 +138,7 @@ class Session(Driver[bytes | Raw]):
         if self._budget is not None:
             granted = self._budget.grant(len(frames), self._engine.clock.monotonic_ms())
             if granted < len(frames):
-                self._backlog.extend(frames[:granted])
+                self.backlog.extend(frames[:granted])
                 self._work_off_backlog()
                 self._refuse_rate(frames[granted:])
                 return
@@ -162,7 +154,7 @@ class Session(Driver[bytes | Raw]):
         As soon as one has to wait, it and everything behind it go to the backlog.
         """
         if self._must_wait():
-            self._backlog.extend(frames)
+            self.backlog.extend(frames)
             return
         at = 0
         for kind, run in itertools.groupby(self._decode_all(frames), type):
@@ -170,14 +162,14 @@ class Session(Driver[bytes | Raw]):
             done = self._run_together(commands) if kind in TOGETHER and len(commands) > 1 else 0
             for n in range(done, len(commands)):
                 if self._must_wait():
-                    self._backlog.extend(frames[at + n :])
+                    self.backlog.extend(frames[at + n :])
                     return
                 self._start_or_refuse(commands[n])
             at += len(commands)
 
     def _must_wait(self) -> bool:
         return bool(
-            self._backlog or self._is_in_order or len(self._waiting) >= MAX_IN_FLIGHT or len(self._out) > self._room
+            self.backlog or self._is_in_order or len(self._waiting) >= MAX_IN_FLIGHT or len(self._out) > self._room
         )
 
     def _run_together(self, commands: list[Any]) -> int:
@@ -199,7 +191,7 @@ class Session(Driver[bytes | Raw]):
     def _answer_all(self, commands: list[Any], replies: list[BurstReply]) -> None:
         """`_answer` for many small replies at once."""
         if not self._out:
-            self._stir(self)
+            self._stir()
         request_ids = list(map(_req_id, commands[: len(replies)]))
         shown = [ErrorReply.of(reply, self) if isinstance(reply, HeadraceError) else reply for reply in replies]
         append_replies(self._out, shown, request_ids)
@@ -257,20 +249,20 @@ class Session(Driver[bytes | Raw]):
     def _ended(self, key: bytes | Raw) -> None:
         if key in NO_ID:
             self._is_in_order = False
-        if self._backlog:
+        if self.backlog:
             self._later(self._work_off_backlog)
 
     def choke(self, choked: bool) -> None:
         """The client does not read what it was sent: answer nothing more until it does."""
         self._room = -1 if choked else MAX_OUTBOX
-        if self._backlog and not choked:
+        if self.backlog and not choked:
             self._later(self._work_off_backlog)
 
     def _work_off_backlog(self) -> None:
-        while self._backlog and not self._is_in_order and len(self._waiting) < MAX_IN_FLIGHT:
+        while self.backlog and not self._is_in_order and len(self._waiting) < MAX_IN_FLIGHT:
             if len(self._out) > self._room:
                 break
-            self._start_or_refuse(self._decode(self._backlog.popleft()))
+            self._start_or_refuse(self._decode(self.backlog.popleft()))
 
     # -- outgoing ------------------------------------------------------------------------------------------------------
 
@@ -286,14 +278,14 @@ class Session(Driver[bytes | Raw]):
             self._backend.sync_requests = 0
             self._durable.append((start, len(out), bytes(key)))
         if not start:
-            self._stir(self)
+            self._stir()
 
     def take(self) -> bytearray:
         """Everything that may leave now: called after the commit."""
         out = self._out
         self._out = bytearray()
         self._request_ids = []
-        if self._backlog:
+        if self.backlog:
             self._later(self._work_off_backlog)
         return out
 
@@ -315,18 +307,11 @@ class Session(Driver[bytes | Raw]):
             append_reply(self._out, reply, req_id)
         self._durable = []
 
-    def subscribe(self, queue: str | None) -> None:
-        if self._subscription is not None:
-            self._engine.unsubscribe(self._subscription, self)
-        self._subscription = queue
-        if queue is not None:
-            self._engine.subscribe(queue, self)
-
     def deliver(self, event: Event, body: bytes | None) -> None:
         frame = tcp_event_frame(event, body)
         if frame is not None:
             if not self._out:
-                self._stir(self)
+                self._stir()
             self._out += frame
 
     # -- the end -------------------------------------------------------------------------------------------------------
@@ -334,8 +319,8 @@ class Session(Driver[bytes | Raw]):
     def close(self) -> None:
         """The connection is gone: nothing may be given to it any more."""
         self.is_closing = True
-        self._backlog.clear()
+        self.backlog.clear()
         self._give_up()
-        self.subscribe(None)
+        self._engine.unsubscribe(self)
         self._out.clear()
         self._request_ids.clear()

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import socket
 import ssl
+from functools import partial
 from typing import Final
 
 from headrace.config import Settings
@@ -41,7 +42,7 @@ class Connection(asyncio.Protocol):
         self.session = Session(
             server.engine,
             str(peer[0]) if peer else "",
-            stir=lambda _: server.ticker.stir(self),
+            stir=partial(server.ticker.stir, self),
             later=server.loop.call_soon,
             budget=server.new_budget(),
         )
@@ -58,9 +59,9 @@ class Connection(asyncio.Protocol):
         if session.is_closing:
             return
         session.receive(data)
-        if session.has_partial_frame or self._partial_timer is not None:
+        if session.frames.held or self._partial_timer is not None:
             self._watch_partial()
-        if session.backlog_size > _BACKLOG_LIMIT:
+        if len(session.backlog) > _BACKLOG_LIMIT:
             self._set_reading()
 
     def _watch_partial(self) -> None:
@@ -69,7 +70,7 @@ class Connection(asyncio.Protocol):
             self._partial_timer.cancel()
             self._partial_timer = None
         timeout_ms = self._server.settings.tcp_idle_timeout_ms
-        if timeout_ms and self.session.has_partial_frame:
+        if timeout_ms and self.session.frames.held:
             self._partial_timer = self._server.loop.call_later(timeout_ms / 1000, self.abort)
 
     def abort(self) -> None:
@@ -127,7 +128,7 @@ class Connection(asyncio.Protocol):
         self._set_reading()
 
     def _set_reading(self) -> None:
-        self._valve.set(self._transport, self.session.backlog_size)
+        self._valve.set(self._transport, len(self.session.backlog))
 
     def close(self) -> None:
         if self._transport is not None:

@@ -179,7 +179,6 @@ class Ticker:
             self._release_after_sync()
         else:
             self._release()
-        self._roll_log()
         self._set_timer()
 
     def _spoil(self, error: StorageUnavailable) -> None:
@@ -260,6 +259,7 @@ class Ticker:
         except Exception:
             log.exception("a sweep failed")  # time must go on for everybody else
         self._end()
+        self._roll_log()
 
     async def _sweep_later(self) -> None:
         self._is_sweeping = True

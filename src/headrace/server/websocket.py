@@ -12,6 +12,7 @@ import base64
 import binascii
 import hashlib
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -140,7 +141,7 @@ class WebSocket:
         self.session = Session(
             server.engine,
             connection.session.address,
-            stir=lambda _: server.ticker.stir(self),
+            stir=partial(server.ticker.stir, self),
             later=server.loop.call_soon,
             budget=server.new_budget(),
         )

@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, Unpack, cast
 
 from headrace import commands
-from headrace.client.job import Job, SyncJob
+from headrace.client.job import Job
 from headrace.client.options import Options, wire_options
 from headrace.client.queue import batches
 from headrace.tasks.arguments import Arguments
@@ -138,4 +138,3 @@ class Signature:
 
 
 AnyTask = Task[Any, Any, Any]
-AnyJob = Job[Any] | SyncJob[Any]

@@ -21,7 +21,7 @@ from headrace.client.payloads import decode_payload
 from headrace.clock import ManualClock, SystemClock
 from headrace.commands._base import Command
 from headrace.commands.control import Waited, WaitJob
-from headrace.commands.families import PushFlow
+from headrace.commands.families import PushFamily
 from headrace.commands.jobs import JobOptions, PullBatch, Push, PushBatch
 from headrace.durations import Duration, milliseconds
 from headrace.embedded import EmbeddedEngine, LocalPeer
@@ -132,7 +132,7 @@ class BenchEngine(EmbeddedEngine):
         elif isinstance(command, PushBatch):
             for job_id, entry in zip(reply.ids, command.jobs, strict=True):
                 self.enqueued.append(Enqueued.of(job_id, command.queue, entry))
-        elif isinstance(command, PushFlow):
+        elif isinstance(command, PushFamily):
             self.enqueued += [Enqueued.of(entry.id, entry.queue, entry.input) for entry in command.jobs]
 
 
@@ -142,7 +142,7 @@ class BenchPeer(LocalPeer):
     def submit(self, command: Command[Any], done: Done[Any], timeout: float) -> None:
         if isinstance(command, WaitJob):
             super().submit(command, self._in_real_time(command, done), timeout)
-        elif isinstance(command, Push | PushBatch | PushFlow):
+        elif isinstance(command, Push | PushBatch | PushFamily):
             super().submit(command, partial(self._noted, command, done), timeout)
         else:
             super().submit(command, done, timeout)

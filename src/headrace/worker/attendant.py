@@ -4,9 +4,10 @@ It never polls by a timer: one PULLB per queue waits on the server, and a slot t
 leased to this worker by name (`owner`) and not to its connection, so a broken connection takes nothing away from a
 running handler: on the next one the worker says which jobs it has, and sends the outcomes that were not confirmed.
 
-Rules: everything here runs on the line's thread; `deliver` and `lose` post to where handlers run. At most
-`concurrency` jobs run. With several queues one more per queue may come while all slots are busy; it is given back when
-none becomes free within a moment, for somebody else may be idle.
+Rules: everything here runs on the line's thread, but for `take` and `end`, which are called where handlers run;
+`deliver` and `lose` post to there. At most `concurrency` jobs run. Besides, a few may be in hand that found no slot:
+one per queue where there are several queues, and short ones for a moment of work where there is one queue and few
+slots. They are given back when no slot becomes free within a moment, for somebody else may be idle.
 
 Outcomes and the next question go out together, in one write (`_turn`). An outcome that comes alone leaves at once; in a
 stream of short jobs that the worker keeps up with, there is at most one turn in a millisecond, so that many jobs share
@@ -16,11 +17,13 @@ few commands. Nothing waits where that would leave a slot empty.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import socket
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from time import perf_counter
 from typing import Any, Final
 
 from msgspec import UNSET, Raw, Struct
@@ -48,6 +51,10 @@ _DRY_FOR: Final = 0.05
 """Seconds for which a queue that had nothing more is passed over while others have jobs."""
 _PATIENCE: Final = 0.1
 """Seconds for which a job that found no free slot waits for one here."""
+_AHEAD: Final = 0.002
+"""Seconds of work that may be in hand: jobs that are shorter come several at a time."""
+_MAX_AHEAD: Final = 8
+"""Jobs that may be in hand for it. A worker with as many slots has no need of it."""
 _MAX_BATCH_BYTES: Final = 8 * 1024 * 1024
 """Results in one command. A larger one goes alone."""
 
@@ -106,7 +113,7 @@ class Attendant:
         concurrency: int,
         lease: float,
         group: GroupPull | None,
-        deliver: Callable[[list[Holding]], None],
+        deliver: Callable[[], None],
         lose: Callable[[str], None],
     ) -> None:
         self.owner = owner
@@ -121,8 +128,20 @@ class Attendant:
         self._lose = lose
         self._channel: Channel | None = None
         self._held: dict[str, Holding] = {}
-        self._running = 0
+        self._in_hand = 0
+        """Jobs that were taken and whose ends are not known here yet: they run, or are ready."""
         self._ready: deque[Holding] = deque()
+        """Taken and not begun. Two threads take from it: each job is whose who gets it."""
+        self._ended: deque[Holding] = deque()
+        """Whose handlers have ended: they are the line's when it looks."""
+        self._returning: set[str] = set()
+        """Given back and not confirmed yet. Nothing is asked for meanwhile: what is after them must not come first."""
+        self._taken_at = 0.0
+        self._taken = 0
+        self._pace = float("inf")
+        """Seconds per job lately, from the taking to the end."""
+        self._will_look = False
+        """Whether the line looks by itself, in a moment, for ends: they need not be told meanwhile."""
         self._asked: set[str] = set()
         self._dry: dict[str, float] = {}
         """Queues that had nothing more, and until when that counts."""
@@ -161,6 +180,7 @@ class Attendant:
         """Take no more jobs; those that come all the same, or were not begun, go back."""
         self._is_stopping = True
         self._return_unbegun()
+        self._settle()
 
     async def finish(self, timeout: float) -> None:
         """Deliver the outcomes that are left, give back what is still held, and leave."""
@@ -272,7 +292,13 @@ class Attendant:
         if self._is_connected:
             done = self.figures
             self._submit(
-                Heartbeat(id=self.owner, active_jobs=self._running, processed=done.completed, failed=done.failed), heard
+                Heartbeat(
+                    id=self.owner,
+                    active_jobs=self._in_hand - len(self._ready),
+                    processed=done.completed,
+                    failed=done.failed,
+                ),
+                heard,
             )
 
     def _submit(self, command: Command[Any], done: Callable[[Any], None], extra: float = 0.0) -> None:
@@ -288,7 +314,14 @@ class Attendant:
 
     @property
     def _free(self) -> int:
-        return self._concurrency - self._running - len(self._ready)
+        return self._concurrency - self._in_hand
+
+    @property
+    def _ahead(self) -> int:
+        """How many jobs to take beyond the free slots: short ones, for a moment of work."""
+        if len(self._queues) > 1 or self._group is not None:
+            return 0
+        return max(0, min(_MAX_AHEAD, int(_AHEAD / self._pace)) - self._concurrency)
 
     def _plan_turn(self, *, is_early: bool = False, is_urgent: bool = False) -> None:
         """Send outcomes and ask for more. A question that is early waits a moment: the outcome of a short job can go
@@ -310,7 +343,7 @@ class Attendant:
 
     def _has_time(self, now: float) -> bool:
         """Whether no slot stays empty for want of a question: there is nothing to be had, or most of them are busy."""
-        is_few = 0 < self._free * 4 < self._concurrency and self._running > 0
+        is_few = 0 < self._free * 4 < self._concurrency and self._in_hand > 0
         return is_few or all(self._dry.get(queue, 0.0) > now for queue in self._queues)
 
     def _turn(self) -> None:
@@ -323,11 +356,11 @@ class Attendant:
         self._pump()
 
     def _pump(self) -> None:
-        if self._is_stopping or not self._has_reclaimed or self._free <= 0:
+        if self._is_stopping or not self._has_reclaimed or self._returning or self._free <= 0:
             return
         if len(self._queues) == 1:
             if not self._asked:
-                self._pull(self._queues[0], self._free, _POLL_SECONDS)
+                self._pull(self._queues[0], self._free + self._ahead, _POLL_SECONDS)
             return
         self._pump_many()
 
@@ -381,41 +414,71 @@ class Attendant:
 
     def _take(self, holdings: list[Holding]) -> None:
         self.figures.pulled += len(holdings)
-        for holding in holdings:
-            mine = self._held.get(holding.info.id)
-            if mine is None:
-                self._held[holding.info.id] = holding
-                self._ready.append(holding)
-            else:
-                # The server forgot our lease and gave us the job anew: it runs here already.
-                mine.token = holding.token
-                if mine.is_settled:
-                    self._send(mine)
-        self._begin_ready()
-
-    def _begin_ready(self) -> None:
-        begun = []
-        while self._ready and self._running < self._concurrency and not self._is_stopping:
-            begun.append(self._ready.popleft())
-            self._running += 1
-        if begun:
-            self._deliver(begun)
+        new = [holding for holding in holdings if not self._is_held_already(holding)]
+        for holding in new:
+            self._held[holding.info.id] = holding
+        if not new:
+            return
+        self._taken_at, self._taken = perf_counter(), len(new)  # the time of the loop goes by milliseconds
+        self._in_hand += len(new)
+        if self._in_hand > self._concurrency:
+            self._will_look = True
+            self._loop.call_later(_LINGER, self._look, new[-1])
+        self._ready.extend(new)
         if self._is_stopping:
             self._return_unbegun()
-        elif self._ready:
-            self._loop.call_later(_PATIENCE, self._return_unbegun, self._ready[-1])
+        else:
+            self._deliver()
+
+    def _is_held_already(self, holding: Holding) -> bool:
+        """Whether the server forgot our lease and gave us the job anew: it runs here already."""
+        mine = self._held.get(holding.info.id)
+        if mine is not None:
+            mine.token = holding.token
+            if mine.is_settled:
+                self._send(mine)
+        return mine is not None
+
+    def _look(self, last: Holding) -> None:
+        self._will_look = False
+        self._settle()
+        if last in self._ready:  # short jobs are not so short any more
+            self._pace = float("inf")
+            self._loop.call_later(_PATIENCE, self._return_unbegun, last)
 
     def _return_unbegun(self, last: Holding | None = None) -> None:
         """Give back jobs that found no slot: those up to `last`, or all of them."""
         if last is not None and last not in self._ready:
             return
-        while self._ready:
-            holding = self._ready.popleft()
+        while (holding := self._next_ready()) is not None:
+            self._in_hand -= 1
+            self._returning.add(holding.info.id)
             holding.given_back()
             holding.is_settled = True
             self._send(holding)
             if holding is last:
                 return
+
+    def _next_ready(self) -> Holding | None:
+        try:
+            return self._ready.popleft()
+        except IndexError:
+            return None
+
+    # -- where handlers run --------------------------------------------------------------------------------------------
+
+    def take(self, most: int) -> list[Holding]:
+        """Jobs to begin now."""
+        taken: list[Holding] = []
+        while len(taken) < most and (holding := self._next_ready()) is not None:
+            taken.append(holding)
+        return taken
+
+    def end(self, holdings: list[Holding]) -> None:
+        """Handlers have ended. While there are more jobs to begin, the line need not hear of it at once."""
+        self._ended.extend(holdings)
+        if not (self._will_look and self._ready):
+            self._client.line.post(self._settle)
 
     # -- leases --------------------------------------------------------------------------------------------------------
 
@@ -445,24 +508,29 @@ class Attendant:
         """Its outcome counts no more, and the job may even come again as another one."""
         holding.is_lost = True
         del self._held[holding.info.id]
-        if holding in self._ready:
+        with contextlib.suppress(ValueError):  # it runs
             self._ready.remove(holding)
+            self._in_hand -= 1
         self._check_empty()
 
     # -- outcomes ------------------------------------------------------------------------------------------------------
 
-    def settle(self, holdings: list[Holding]) -> None:
+    def _settle(self) -> None:
         """Handlers have ended: their slots are free, their outcomes go out with the next turn."""
-        self._running -= len(holdings)
+        if not self._ended:
+            return
         has_ended_alone = False
-        for holding in holdings:
+        while self._ended:
+            holding = self._ended.popleft()
+            self._in_hand -= 1
             holding.is_settled = True
             if holding.outcome is None and not holding.is_lost:
                 has_ended_alone = True
                 self._settled_elsewhere(holding)
             elif not holding.is_lost:
                 self._settled.append(holding)
-        self._begin_ready()
+        if self._in_hand == 0:
+            self._pace = (perf_counter() - self._taken_at) / self._taken
         # A command that ended a job may well have pushed the next one: there is nothing to wait for.
         self._plan_turn(is_urgent=has_ended_alone)
 
@@ -527,6 +595,9 @@ class Attendant:
         if self._held.get(holding.info.id) is not holding:
             return
         del self._held[holding.info.id]
+        if holding.info.id in self._returning:
+            self._returning.discard(holding.info.id)
+            self._plan_turn()
         if not isinstance(outcome, HeadraceError):
             self.figures.completed += isinstance(holding.outcome, Acknowledge)
             self.figures.failed += isinstance(holding.outcome, Fail)

@@ -94,6 +94,8 @@ class Worker:
         self._children = Children(max_jobs_per_child)
         self._threads: ThreadPoolExecutor | None = None
         self._running: dict[str, tuple[JobContext, asyncio.Task[None]]] = {}
+        self._busy = 0
+        """Slots that are taken. A job that was lost and came back runs twice, for a while, and takes two."""
         self._stopping = asyncio.Event()
         self.ready = asyncio.Event()
         """Set when it takes jobs, or was stopped before it could."""
@@ -161,7 +163,7 @@ class Worker:
             concurrency=self.concurrency,
             lease=self._lease,
             group=self._group,
-            deliver=lambda holdings: home.post(partial(self._start, holdings)),
+            deliver=lambda: home.post(self._begin_ready),
             lose=lambda job_id: home.post(partial(self._abandon, job_id)),
         )
         has_begun = await self._reach_server(self._attendant)
@@ -228,16 +230,18 @@ class Worker:
 
     # -- running -------------------------------------------------------------------------------------------------------
 
-    def _start(self, holdings: list[Holding]) -> None:
-        if self._batch is None:
-            for holding in holdings:
-                self._spawn([holding])
-        else:
-            for at in range(0, len(holdings), self._batch):
-                self._spawn(holdings[at : at + self._batch])
+    def _begin_ready(self) -> None:
+        """Begin what there is, as far as slots are free."""
+        assert self._attendant is not None
+        while self._busy < self.concurrency:
+            holdings = self._attendant.take(min(self._batch or 1, self.concurrency - self._busy))
+            if not holdings:
+                return
+            self._spawn(holdings)
 
     def _spawn(self, holdings: list[Holding]) -> None:
         contexts = [JobContext(holding.info, self._tell, self.state, holding) for holding in holdings]
+        self._busy += len(holdings)
         task = self._loop.create_task(self._process(holdings, contexts))
         for context in contexts:
             self._running[context.id] = (context, task)
@@ -256,7 +260,9 @@ class Worker:
                 # A job that was taken away from us may have come back meanwhile, and run anew.
                 if self._running.get(context.id, (None, None))[0] is context:
                     del self._running[context.id]
-            self._client.line.post(partial(self._attendant.settle, holdings))  # type: ignore[union-attr]
+            self._busy -= len(holdings)
+            self._attendant.end(holdings)  # type: ignore[union-attr]
+            self._begin_ready()
 
     async def _process_one(self, holding: Holding, context: JobContext) -> None:
         set_current(context)

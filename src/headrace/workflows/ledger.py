@@ -14,7 +14,7 @@ from collections import OrderedDict
 from typing import Final, Protocol
 
 import msgspec
-from msgspec import Struct
+from msgspec import Raw, Struct
 
 from headrace.client.client import Client
 from headrace.client.payloads import encode_payload
@@ -25,7 +25,7 @@ from headrace.hooks import Hooks
 from headrace.model import Flow, FlowStatus, FlowStep
 from headrace.worker.context import JobContext
 from headrace.workflows.machine import Decision, News, Run, decide
-from headrace.workflows.plan import Entry, FlowJob, Plan, Policy, decode_body, encode_body, job_id, job_name
+from headrace.workflows.plan import NO_RESULT, Entry, FlowJob, Plan, Policy, decode_body, encode_body, job_id, job_name
 
 REMEMBERED_FLOWS: Final = 256
 _REMEMBERED_BYTES: Final = 65_536
@@ -60,7 +60,11 @@ class Work(Struct, rename="camel", omit_defaults=True, gc=False):
     news: str = ""
     name: str = ""
     error: str = ""
-    """The last three are set by the server when a job of the flow ended without success."""
+    """These three are set by the server when a job of the flow ended without success."""
+    payload: Raw = NO_RESULT
+    compensate: bool = True
+    reason: str = ""
+    """And these when somebody left a wish (commands FlowSignal, FlowCancel)."""
 
 
 decode_work: Final = msgspec.msgpack.Decoder(Work, strict=False).decode

@@ -21,7 +21,7 @@ from headrace.client.payloads import decode_payload, encode_payload
 from headrace.commands.control import MoveToDelayed
 from headrace.errors import HeadraceError, LeaseLost, NotFound, StalledError
 from headrace.hooks import Hooks
-from headrace.propagation import ErrorReport, capture, restored
+from headrace.propagation import ErrorReport, capture, is_stall, restored
 from headrace.worker.context import SETTLED, JobContext
 from headrace.worker.failures import JobCancelled, UnrecoverableError, is_final
 from headrace.worker.worker import Worker
@@ -30,6 +30,7 @@ from headrace.workflows.failures import failure_of
 from headrace.workflows.ledger import Ledger, Work, decode_work, policy_of
 from headrace.workflows.machine import (
     AttemptFailed,
+    Cancelled,
     Completed,
     CompleteLost,
     News,
@@ -37,6 +38,7 @@ from headrace.workflows.machine import (
     RollbackDone,
     RollbackLost,
     Run,
+    Signalled,
     StepDone,
     StepLost,
     TimedOut,
@@ -107,6 +109,8 @@ class FlowWorker(Worker):
             return SETTLED
         except NotFound:
             raise _Forgotten from None
+        if decision.refusal:
+            self._log.warning("flow %s does not take what was wished: %s", work.flow, decision.refusal)
         return SETTLED if decision.entries else None
 
     async def _tell_late(self, work: Work, news: News) -> None:
@@ -237,6 +241,12 @@ class FlowWorker(Worker):
     async def _run_wake(self, job: JobContext, work: Work) -> Any:
         return await self._settle(job, work, Woken(work.step))
 
+    async def _run_cancel(self, job: JobContext, work: Work) -> Any:
+        return await self._settle(job, work, Cancelled(work.reason, work.compensate))
+
+    async def _run_signal(self, job: JobContext, work: Work) -> Any:
+        return await self._settle(job, work, Signalled(work.step, work.payload))
+
     # -- running code --------------------------------------------------------------------------------------------------
 
     def _code(self, run: Run) -> Implementation | None:
@@ -299,8 +309,7 @@ def _before(run: Run) -> dict[str, Body]:
 
 def _lost_news(work: Work) -> News | None:
     """What it means that a job of this name ended without success and without a word of its worker."""
-    stalled = "Lock expired" in work.error or "stalled" in work.error
-    error = ErrorReport(type="StalledError" if stalled else "JobLost", message=work.error)
+    error = ErrorReport(type="StalledError" if is_stall(work.error) else "JobLost", message=work.error)
     if work.name == "__complete__":
         return CompleteLost(error)
     if work.name == "__error__":
@@ -321,4 +330,6 @@ _ROLES: Final[Mapping[str, Callable[[FlowWorker, JobContext, Work], Any]]] = {
     "error": FlowWorker._run_error,
     "timeout": FlowWorker._run_timeout,
     "wake": FlowWorker._run_wake,
+    "cancel": FlowWorker._run_cancel,
+    "signal": FlowWorker._run_signal,
 }

@@ -80,8 +80,6 @@ class LocalBackend(Flows):
         self._log_root = log_root or (path.with_name(path.name + "-events") if path is not None else None)
         self._log_limits = log_limits
         self._log: EventLog | MemoryLog = MemoryLog()
-        self._published: list[Event] = []
-        self._published_bodies: dict[int, bytes] = {}
         self._committed_seq = 0
         self._trouble: StorageStatus | None = None
         self.is_degraded = False
@@ -268,6 +266,8 @@ class LocalBackend(Flows):
             if events:
                 self._log.record(events)
                 appended = True
+                if self._log.is_full:
+                    self.alarm.ring_by(self._clock.monotonic_ms())  # the sweep looks after the log
             if dirty:
                 self._journal.commit(self._event_seq, self._totals)
         except (OSError, StorageUnavailable) as error:
@@ -396,27 +396,7 @@ class LocalBackend(Flows):
     def storage_status(self) -> StorageStatus:
         return self._trouble or StorageStatus(False, None, None)
 
-    # -- what the engine collects --------------------------------------------------------------------------------------
-
-    def take_ready(self) -> set[str]:
-        ready, self._ready = self._ready, set()
-        return ready
-
-    def take_events(self) -> list[Event]:
-        """Events that were committed since the last call; `body_of` has what goes with them until the next commit."""
-        events, self._published = self._published, []
-        return events
-
-    def take_bodies(self) -> dict[int, bytes]:
-        bodies, self._published_bodies = self._published_bodies, {}
-        return bodies
-
-    def uncommitted_events(self) -> list[Event]:
-        """Events of the tick that is not over yet."""
-        return list(self._events)
-
-    def body_of(self, event: Event) -> bytes | None:
-        return self._bodies.get(event.seq)
+    # -- the disk ------------------------------------------------------------------------------------------------------
 
     def take_sync(self) -> bool:
         """Whether a write of this tick asked to be safe against a power cut."""

@@ -299,7 +299,6 @@ class Delivery(Settlement):
             if duration_ms is not None:
                 lease.length_ms = duration_ms
             lease.until_mono = lease.heartbeat_mono + int(lease.length_ms)
-            lease.renewals += 1
         look = self._next_look(job)
         if lease.bucket is None or look // self._wheel.GRAIN < lease.bucket.number:
             self._wheel.discard(job)

@@ -84,6 +84,8 @@ class EventLog:
         self._next_mark = MARK_EVERY
         self._before_append: tuple[int, int, int, int] | None = None  # last_seq, size, min_ts, max_ts
         self._owes_cut = False
+        self.is_full = False
+        """Whether the open segment is large enough to be rolled at once."""
         self._folder_is_synced = False
         self._positions = self._read_positions()
         self._catalog = threading.Lock()  # guards _sealed, _rolls, _open, _fd and the manifest; never held long
@@ -152,6 +154,7 @@ class EventLog:
             self._next_mark = size + MARK_EVERY
         raw.size = size + len(block)
         raw.last = self.last_seq = last_seq
+        self.is_full = raw.size >= self.limits.segment_bytes
 
     def _take_back_partial_write(self) -> None:
         self._before_append = None  # an undo now must not reach the append before this one
@@ -245,6 +248,7 @@ class EventLog:
             self._folder_is_synced = False
         self._before_append = None
         self._next_mark = MARK_EVERY
+        self.is_full = False
         return roll
 
     def _forget_gap_marker(self) -> None:
@@ -514,6 +518,7 @@ class MemoryLog:
         self.retracted: tuple[int, int] | None = None
         self.problems: list[str] = []
         self.positions: dict[str, int] = {}
+        self.is_full = False
         self._lines: deque[bytes | Event] = deque(maxlen=self.limits.max_events)
         self._last_count = 0
 

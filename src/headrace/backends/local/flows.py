@@ -16,7 +16,7 @@ from headrace.backends.base import Ack, FlowPush, NewStep
 from headrace.backends.local.job import Job
 from headrace.backends.local.records import Records
 from headrace.errors import Conflict, LeaseLost, NotFound
-from headrace.model import DAY_MS, EventName, Flow, FlowStatus, FlowStep, JobSettings
+from headrace.model import DAY_MS, EventName, Flow, FlowStatus, FlowStep, JobSettings, intern_settings
 from headrace.states import State, Verb
 from headrace.views import encode
 
@@ -34,7 +34,7 @@ _NEWS: Final = {
 }
 _LIVE: Final = (State.WAITING, State.DELAYED, State.ACTIVE)
 # Who decides must not give up because a worker was killed a few times.
-_DECISION: Final = JobSettings(max_attempts=100)
+_DECISION: Final = intern_settings(JobSettings(max_attempts=100))
 
 
 class Flows(Records):

@@ -1,4 +1,4 @@
-"""How jobs come in: insert, atomic flows, custom ids, unique keys, dependencies.
+"""How jobs come in: insert, families, custom ids, unique keys, dependencies.
 
 Order inside one push: an existing custom id or a held unique key answers first and nothing is stored; then the job is
 made, takes its keys, and enters the index as waiting, delayed or waiting-children.
@@ -11,7 +11,7 @@ from typing import Final
 
 from msgspec import Raw
 
-from headrace.backends.base import FlowNode
+from headrace.backends.base import FamilyNode
 from headrace.backends.local.index import KeyHolder, Queue
 from headrace.backends.local.job import History, Job
 from headrace.backends.local.store import Store
@@ -130,7 +130,7 @@ class Intake(Store):
             queue.waiting += len(jobs)
             self._ready.add(queue.name)
 
-    async def insert_flow(self, nodes: Sequence[FlowNode]) -> list[Raw]:
+    async def insert_family(self, nodes: Sequence[FamilyNode]) -> list[Raw]:
         now = self._clock.now_ms()
         self._slices.begin()
         for node in nodes:
@@ -220,7 +220,7 @@ class Intake(Store):
         id_ttl: float | None = getattr(spec, "id_ttl", None)
         if links is not None:
             known = self._buried(queue, links, now) if id_ttl and links.custom_id else None
-            known = known or self._known(queue, links, now)
+            known = known or self._known(queue, links, now, answers_ended=id_ttl is not None)
             if known is not None:
                 self._emit(EventName.DUPLICATED, known, now)
                 queue.figures.duplicated += 1
@@ -290,11 +290,11 @@ class Intake(Store):
 
     # -- custom ids and unique keys ------------------------------------------------------------------------------------
 
-    def _known(self, queue: Queue, links: JobLinks, now: int) -> Job | None:
+    def _known(self, queue: Queue, links: JobLinks, now: int, *, answers_ended: bool) -> Job | None:
         if not links.custom_id:
             links.custom_id = None
         known = queue.custom_ids.get(links.custom_id) if links.custom_id else None
-        if known is not None and (links.once or known.state not in _ENDED):
+        if known is not None and (answers_ended or known.state not in _ENDED):
             return known
         owner = self._key_owner(queue, links, now) if links.unique_key else None
         if owner is None and known is not None:

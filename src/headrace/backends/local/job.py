@@ -52,7 +52,6 @@ class Lease(Struct, gc=False):
     holder: dict[str, int] | None
     bucket: Bucket | None = None
     """Where on the wheel of leases the job stands."""
-    renewals: int = 0
 
 
 class Ended(Struct, gc=False):

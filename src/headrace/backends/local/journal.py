@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import itertools
 import operator
 import os
 import re
@@ -78,6 +77,7 @@ _ending: Final = operator.attrgetter("finished", "result")
 _WAITING: Final = int(State.WAITING)
 _ACTIVE: Final = State.ACTIVE
 _PROBE_BYTES: Final = 16_384
+_LONE_COMMITS: Final = 256
 _encode: Final = msgspec.msgpack.Encoder().encode
 
 Row = tuple[Any, ...]
@@ -121,6 +121,8 @@ class Journal:
         self._wal_fd: int | None = None
         self._lost_sync = False
         self._in_transaction = False
+        self._reader: apsw.Cursor | None = None
+        self._reader_left = 0
 
     # -- opening and closing -----------------------------------------------------------------------------------------
 
@@ -180,6 +182,7 @@ class Journal:
         return self._db
 
     def close(self) -> None:
+        self._drop_reader()
         if self._db is not None:
             self._db.close()
             self._db = None
@@ -339,13 +342,42 @@ class Journal:
             return False
         mark = _MARK.pack(last_seq, *msgspec.structs.astuple(totals))
         for job in self.plain.values():
-            self.db.execute(_INSERT_LONE, (*_plain_row(job), mark))
+            self._run_lone(_INSERT_LONE, (*_plain_row(job), mark))
         for job in self.finished.values():
-            self.db.execute(_FINISH_LONE, (job.finished, job.result, mark, job.seq))
+            self._run_lone(_FINISH_LONE, (job.finished, job.result, mark, job.seq))
         return True
+
+    def _run_lone(self, sql: str, params: Row) -> None:
+        """Run the one statement, and keep a query open at its first row for the next: with it a commit takes two locks
+        on the file, without it six.
+
+        No checkpoint gets past the reader, so that one commit in many is made without; and with it SQLite does not wait
+        for others who write.
+        """
+        if not self._reader_left:
+            self._drop_reader()
+        try:
+            self.db.execute(sql, params)
+        except apsw.BusyError:
+            if self._reader is None:
+                raise
+            self._drop_reader()
+            self.db.execute(sql, params)
+        if self._reader is not None:
+            self._reader_left -= 1
+        else:
+            self._reader_left = _LONE_COMMITS
+            with suppress(apsw.Error):  # the commit is done, with or without a reader
+                self._reader = self.db.cursor().execute("SELECT 1 FROM mark UNION ALL SELECT 1 FROM mark")
+
+    def _drop_reader(self) -> None:
+        if self._reader is not None:
+            self._reader.close(force=True)
+            self._reader = None
 
     def _begin(self) -> None:
         if not self._in_transaction:
+            self._drop_reader()
             self.db.execute("BEGIN IMMEDIATE")
             self._in_transaction = True
 
@@ -429,6 +461,7 @@ class Journal:
 
     def rollback(self) -> None:
         """Nothing of this tick stays in the file; what was marked is forgotten."""
+        self._drop_reader()  # after an error of the disk SQLite refuses everything until nobody reads any more
         db = self._db
         if db is not None and db.in_transaction:
             # SQLite rolled back by itself when the error was severe; a second failure changes nothing.
@@ -439,13 +472,13 @@ class Journal:
 
     def _forget(self) -> None:
         self._in_transaction = False
-        marked = (self.new, self.finished, self.changed, self.rewritten)
-        for job in itertools.chain.from_iterable(jobs.values() for jobs in marked if jobs):
-            # What is large or finished is read back from the file when somebody asks for it.
-            if job.size > LARGE_BYTES or job.finished is not None:
-                job.data = None
-                if job.result is not None and len(job.result) > SMALL_RESULT_BYTES:
-                    job.result = None
+        for jobs in (self.new, self.finished, self.changed, self.rewritten):
+            for job in jobs.values():
+                # What is large or finished is read back from the file when somebody asks for it.
+                if job.size > LARGE_BYTES or job.finished is not None:
+                    job.data = None
+                    if job.result is not None and len(job.result) > SMALL_RESULT_BYTES:
+                        job.result = None
         for job in self._staged:
             if job.size > LARGE_BYTES:
                 job.data = None
@@ -485,6 +518,7 @@ class Journal:
         only a whole checkpoint, which writes them again into the main file, does. Nothing to do otherwise."""
         if not self._lost_sync:
             return
+        self._drop_reader()
         try:
             (busy, _, _) = next(self.db.execute("PRAGMA wal_checkpoint(TRUNCATE)"))
         except apsw.Error as error:

@@ -421,14 +421,4 @@ def _failure(job: Job) -> Failure:
 
 def _matches(job: Job, wanted: DlqFilter, now: int) -> bool:
     burial = job.history.burial if job.history is not None else None
-    if burial is None:
-        return False
-    expired = burial.expires_at is not None and burial.expires_at <= now
-    tests = (
-        wanted.reason is None or burial.reason == wanted.reason,
-        wanted.older_than is None or burial.entered_at < wanted.older_than,
-        wanted.newer_than is None or burial.entered_at > wanted.newer_than,
-        wanted.retriable is None or (not expired) == wanted.retriable,
-        wanted.expired is None or expired == wanted.expired,
-    )
-    return all(tests)
+    return burial is not None and wanted.matches(burial.reason, burial.entered_at, burial.expires_at, now)

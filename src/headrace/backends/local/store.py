@@ -17,6 +17,7 @@ from typing import Final
 from msgspec import Raw
 
 from headrace.backends.base import QueueFigures, Totals
+from headrace.backends.collection import Collection
 from headrace.backends.local.index import DueOrder, Group, LeaseWheel, Queue, QueueConfig
 from headrace.backends.local.job import Job, Lease
 from headrace.backends.local.journal import Journal
@@ -43,8 +44,9 @@ def group_of(job: Job) -> str:
     return UNGROUPED if job.links is None or job.links.group_id is None else job.links.group_id
 
 
-class Store:
+class Store(Collection):
     def __init__(self, journal: Journal, clock: Clock, rng: Callable[[], float]) -> None:
+        super().__init__()
         self._journal = journal
         self._clock = clock
         self._rng = rng
@@ -73,7 +75,6 @@ class Store:
         self._totals = Totals()
         self._overall = QueueFigures()
         """Rare things of all queues, those that are gone included: sums over queues would fall with them."""
-        self._ready: set[str] = set()
         self._claimed: list[Job] = []
         self._ended_leases: list[tuple[int, Lease, int | None]] = []
         self._touched_queues: set[str] = set()
@@ -82,8 +83,6 @@ class Store:
         """Custom ids with an `idTtl` that this tick used (queue, id -> job id): the file has them after its commit."""
         self._event_seq = 0
         self._epoch = 1
-        self._events: list[Event] = []
-        self._bodies: dict[int, bytes] = {}
         self.wants_bodies = False
 
     # -- finding -------------------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ class Extra(Struct, rename="camel", omit_defaults=True):
 
     custom_id: str | None = None
     id_ttl: int | None = None
-    """For how long the custom id stands for its job, whatever becomes of it."""
+    """Given: the custom id stands for an ended job, too, and this long whatever becomes of the job."""
     is_id_free: bool = False
     """In a cluster: whether no job of another queue has the id, as far as the client knows."""
     lookup: str | None = None

@@ -76,8 +76,6 @@ class ValkeyBackend(Refused):
         self.library_owner = ""
         """The version text of the `glidemq` library, which tells whether Node owns it."""
         self._log = MemoryLog(LogLimits(), epoch=self._epoch)
-        self._published: list[Event] = []
-        self._published_bodies: dict[int, bytes] = {}
         self.on_wake: Callable[[], None] = _nobody
         """Called when another broker brought news: the server should end a tick."""
         self.on_end: Callable[[str, Outcome], None] = _nobody
@@ -168,6 +166,7 @@ class ValkeyBackend(Refused):
 
     def commit(self) -> None:
         """What a verb did is stored when it returns; this lets its events out."""
+        self._take_nearby()
         events, self._events = self._events, []
         if not events:
             return
@@ -176,24 +175,6 @@ class ValkeyBackend(Refused):
         self._published += events
         self._published_bodies |= self._bodies
         self._bodies = {}
-
-    def take_ready(self) -> set[str]:
-        ready, self._ready = self._ready, set()
-        return ready
-
-    def take_events(self) -> list[Event]:
-        events, self._published = self._published, []
-        return events
-
-    def take_bodies(self) -> dict[int, bytes]:
-        bodies, self._published_bodies = self._published_bodies, {}
-        return bodies
-
-    def uncommitted_events(self) -> list[Event]:
-        return list(self._events)
-
-    def body_of(self, event: Event) -> bytes | None:
-        return self._bodies.get(event.seq)
 
     # -- the log as readers see it -------------------------------------------------------------------------------------
 

@@ -8,7 +8,8 @@ from headrace.errors import NotSupported
 
 NOT_SUPPORTED: Final[dict[str, str]] = {
     "search": "finding jobs by text would read every job of the queue over the network",
-    "scans": "jobs have no numbers by which partitioned readers could share them out",
+    "scans of jobs that have not ended": "only results, dead letters and jobs that have ended are numbered, by when "
+    "they ended",
     "event log": "the log of a broker holds what that broker did; `headrace capture` keeps the streams",
     "families across queues in a cluster": "parents, children and dependencies must be in one queue, because a call "
     "reaches one slot only",
@@ -30,6 +31,8 @@ DIFFERENT: Final[dict[str, str]] = {
     "events": "each broker numbers and logs what it did itself; who subscribes to one queue also hears what other "
     "brokers and Node processes did to it (pushed, progress, completed, failed, removed, stalled), who subscribes to "
     "all queues does not; after more events at once than the stream keeps comes a `gap`",
+    "scans": "number jobs by when they ended and not by when they were pushed; jobs of one number are never parted, so "
+    "a page may have a few more than its limit",
     "acknowledgements of several queues": "in a cluster a batch is all or none for each queue",
     "job ids": "jobs of Node producers go by `<queue>:<number>`",
     "order of commands": "commands that a client sends without awaiting replies are under way together: one that needs "

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import msgspec
 from msgspec import Raw
 
-from headrace.backends.base import FlowNode
+from headrace.backends.base import FamilyNode
 from headrace.backends.local.intake import LINK_LATER
 from headrace.backends.valkey.arguments import Extra, NewJob, Text, Tie, flat, pack
 from headrace.backends.valkey.differences import refuse
 from headrace.backends.valkey.hashes import show, to_fields
 from headrace.backends.valkey.keys import marked
 from headrace.backends.valkey.store import Store
+from headrace.backends.valkey.transport import Transport
+from headrace.clock import Clock
+from headrace.errors import error_of
+from headrace.ids import IdSource
 from headrace.model import DEFAULT_SETTINGS, Backoff, JobLinks, JobSettings, JobSpec, is_plain, links_of, settings_of
 
 BULK: Final = 500
@@ -25,8 +30,13 @@ class Intake(Store):
     sync_requests = 0
     """A durable push returns when the disk has it: no reply has to wait any longer."""
 
+    def __init__(self, transport: Transport, prefix: str, clock: Clock, rng: Callable[[], float]) -> None:
+        super().__init__(transport, prefix, clock, rng)
+        self._pushed_nearby: deque[tuple[str, str, JobSpec, int]] = deque()
+        """Jobs that came by `push_nearby`, until the next tick tells of them."""
+
     async def insert_one(self, queue: str, spec: JobSpec) -> str:
-        if queue in self._registered and is_plain(spec) and _is_due_now(spec):
+        if queue in self._registered and self.is_plain_now(spec):
             return (await self._insert_plain(queue, [spec]))[0]
         return (await self.insert(queue, [spec]))[0]
 
@@ -49,6 +59,34 @@ class Intake(Store):
             self._tell_pushed(queue, job_id, spec, now)
         self._ready.add(queue)
         return ids
+
+    # -- from other loops ----------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def is_plain_now(spec: JobSpec) -> bool:
+        return is_plain(spec) and _is_due_now(spec)
+
+    def takes_nearby(self, queue: str) -> bool:
+        """Whether plain jobs may come by `push_nearby`: the queue is known, and nobody here has to hear of them."""
+        return queue in self._registered and not self._wants_bodies(queue)
+
+    async def push_nearby(self, server: Transport, ids: IdSource, queue: str, spec: JobSpec) -> str:
+        """Store a plain job over a connection of another loop, in whose thread this runs. Who waits here for jobs is
+        woken as for those of other brokers; the event is told with the next tick."""
+        now = self._clock.now_ms()
+        job_id = marked(ids.at(now), queue)
+        args = (str(now), job_id, spec.name or "", *to_fields(bytes(spec.data)))
+        reply = await server.fcall("headrace_insertPlain", [self._keys.meta(queue)], args)
+        if reply[0] == b"!":
+            raise error_of(reply[1].decode(), reply[2].decode())
+        self._pushed_nearby.append((queue, job_id, spec, now))
+        return job_id
+
+    def _take_nearby(self) -> None:
+        while self._pushed_nearby:
+            self._tell_pushed(*self._pushed_nearby.popleft())
+
+    # -- with settings and relatives -----------------------------------------------------------------------------------
 
     async def insert(self, queue: str, specs: Sequence[JobSpec]) -> list[str]:
         if all(map(is_plain, specs)):
@@ -77,7 +115,7 @@ class Intake(Store):
             self._remember(job_id, queue)
         return ids
 
-    async def insert_flow(self, nodes: Sequence[FlowNode]) -> list[Raw]:
+    async def insert_family(self, nodes: Sequence[FamilyNode]) -> list[Raw]:
         if not nodes:
             return []
         queues = list(dict.fromkeys(node.queue for node in nodes))
@@ -130,7 +168,8 @@ class Intake(Store):
         if links is not None:
             await self._add_links(queue, links, extra, job_id, free, others, homes or {})
         if extra.custom_id is not None:
-            extra.id_ttl = int(getattr(spec, "id_ttl", None) or 0) or None
+            id_ttl: float | None = getattr(spec, "id_ttl", None)
+            extra.id_ttl = None if id_ttl is None else int(id_ttl)
         return self._record_of(spec, job_id, 1, now, pack(extra), settings.max_attempts)
 
     async def _add_links(

@@ -236,9 +236,11 @@ class Queries(Control):
     # -- figures -------------------------------------------------------------------------------------------------------
 
     def totals(self) -> Totals:
+        self._take_nearby()
         return self._totals
 
     def queue_figures(self) -> dict[str, QueueFigures]:
+        self._take_nearby()
         return self._figures
 
     def minute_metrics(self, queue: str, kind: str) -> MinuteMetrics:
@@ -267,12 +269,4 @@ def _burial(job: StoredJob) -> Buried:
 
 def _matches(job: StoredJob, wanted: DlqFilter, now: int) -> bool:
     burial = _burial(job)
-    expired = burial.expires_at is not None and burial.expires_at <= now
-    tests = (
-        wanted.reason is None or burial.reason == wanted.reason,
-        wanted.older_than is None or burial.entered_at < wanted.older_than,
-        wanted.newer_than is None or burial.entered_at > wanted.newer_than,
-        wanted.retriable is None or (not expired) == wanted.retriable,
-        wanted.expired is None or expired == wanted.expired,
-    )
-    return all(tests)
+    return wanted.matches(burial.reason, burial.entered_at, burial.expires_at, now)

@@ -4,25 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headrace.backends.base import JobScan, ScanPage, SearchPage, SegmentInfo
+from headrace.backends.base import SearchPage, SegmentInfo
 from headrace.backends.valkey.differences import refuse
-from headrace.backends.valkey.flows import Flows
+from headrace.backends.valkey.scans import Scans
 
 
-class Refused(Flows):
+class Refused(Scans):
     async def search(
         self, queue: str, text: str, states: Sequence[str] | None, limit: int, before: int | None
     ) -> SearchPage:
         refuse("search")
-
-    async def scan_jobs(self, wanted: JobScan) -> ScanPage:
-        refuse("scans")
-
-    async def scan_results(self, wanted: JobScan) -> ScanPage:
-        refuse("scans")
-
-    async def scan_dlq(self, wanted: JobScan) -> ScanPage:
-        refuse("scans")
 
     async def event_lines(self, after_seq: int, limit: int) -> bytes:
         refuse("event log")

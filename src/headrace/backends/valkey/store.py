@@ -18,6 +18,7 @@ import msgspec
 from msgspec import Struct
 
 from headrace.backends.base import DURATION_BUCKETS, Counts, QueueFigures, Totals
+from headrace.backends.collection import Collection
 from headrace.backends.valkey.arguments import Text
 from headrace.backends.valkey.hashes import StoredJob, read_hash
 from headrace.backends.valkey.keys import Keys, mark, mark_of
@@ -31,32 +32,7 @@ _LEAVING: Final = frozenset(("completed", "failed", "stalled", "released", "dela
 _MAX_PLACES: Final = 200_000
 
 
-class News(Struct):
-    """One event as a function tells it."""
-
-    event: str
-    queue: str
-    ts: int
-    job: str = ""
-    name: str | None = None
-    attempt: int | None = None
-    worker: str | None = None
-    priority: int = 0
-    delay: int | None = None
-    progress: float | None = None
-    error: str | None = None
-    parent: str | None = None
-    group: str | None = None
-    tags: list[str] | None = None
-    bytes: int | None = None
-    prev: str | None = None
-    terminal: bool | None = None
-    stalls: int | None = None
-    action: str | None = None
-
-
-_decode_news: Final = msgspec.msgpack.Decoder(tuple[list[News], list[str], float | bool]).decode
-_PARTICULARS: Final = News.__struct_fields__[3:]
+_decode_news: Final = msgspec.msgpack.Decoder(tuple[list[Event], list[str], float | bool]).decode
 
 
 class InHand(Struct, gc=False):
@@ -69,8 +45,9 @@ class InHand(Struct, gc=False):
     owner: str | None
 
 
-class Store:
+class Store(Collection):
     def __init__(self, transport: Transport, prefix: str, clock: Clock, rng: Callable[[], float]) -> None:
+        super().__init__()
         self._server = transport
         self._keys = Keys(prefix)
         self._clock = clock
@@ -95,11 +72,8 @@ class Store:
         self._dues: dict[str, int] = {}
         self._claimed_at: dict[str, int] = {}
         self._next_registration = 0
-        self._ready: set[str] = set()
         self._event_seq = 0
         self._epoch = 1
-        self._events: list[Event] = []
-        self._bodies: dict[int, bytes] = {}
         self._watched: dict[str, int] = {}
         self.wants_bodies = False
         self._waiting_until: dict[str, int] = {}
@@ -165,8 +139,11 @@ class Store:
     # -- events --------------------------------------------------------------------------------------------------------
 
     def _emit(self, word: str, queue: str, ts: int, job: str = "", name: str | None = None) -> Event:
+        return self._number(Event(0, ts, word, 0, queue, job, name))
+
+    def _number(self, event: Event) -> Event:
         self._event_seq += 1
-        event = Event(self._event_seq, ts, word, self._epoch, queue, job, name)
+        event.seq, event.epoch = self._event_seq, self._epoch
         self._events.append(event)
         return event
 
@@ -174,16 +151,14 @@ class Store:
         """What was told behind this number. Not by place: ticks end while a call is under way, and take events out."""
         return [event for event in self._events if event.seq > seq]
 
-    def _record(self, news: News) -> Event:
-        event = self._emit(news.event, news.queue, news.ts, news.job)
-        for field in _PARTICULARS:
-            setattr(event, field, getattr(news, field))
+    def _record(self, event: Event) -> None:
+        """One event as a function tells it: it has no number yet."""
+        self._number(event)
         self._count(event)
         if event.event == "completed":
             event.delay = None
         if event.event in _LEAVING:
             self._let_go(event.job)
-        return event
 
     def _let_go(self, job_id: str) -> None:
         self._in_hand.pop(job_id, None)
@@ -286,9 +261,10 @@ class Store:
 
     async def _queue_names(self) -> list[str]:
         """All queues that any broker has entered."""
-        names = sorted(
-            name.decode() for name in await self._server.call(self._keys.queues, "SMEMBERS", self._keys.queues)
-        )
+        before = set(self._registered)
+        found = await self._server.call(self._keys.queues, "SMEMBERS", self._keys.queues)
+        meanwhile = self._registered - before
+        names = sorted({name.decode() for name in found} | meanwhile)
         self._registered = set(names)
         for name in names:
             self._see(name)

@@ -218,4 +218,7 @@ export const cancel = (id) => call("DELETE", j(id));
 export const cancelActive = (id) => call("DELETE", `${j(id)}?force=true`);
 export const promote = (id) => post(`${j(id)}/promote`);
 export const discard = (id) => post(`${j(id)}/discard`);
+export const cancelFlow = (id, reason) => post(`/flows/${encodeURIComponent(id)}/cancel`, { reason });
+export const signalFlow = (id, name, payload) =>
+  post(`/flows/${encodeURIComponent(id)}/signals/${encodeURIComponent(name)}`, { payload });
 export const deleteCron = (name) => call("DELETE", `/crons/${encodeURIComponent(name)}`);

@@ -199,7 +199,8 @@ export function gantt(rows, width) {
       role: "img",
       "aria-label": "Timeline of this job",
     },
-    (width < 480 ? [0, 0.5, 1] : [0, 0.25, 0.5, 0.75, 1]).map((part) => {
+    // Round figures of a few milliseconds would be the same figure twice.
+    (width < 480 || last - first < 4 ? [0, 0.5, 1] : [0, 0.25, 0.5, 0.75, 1]).map((part) => {
       const time = first + part * (last - first);
       return [
         h("line", { class: "grid", x1: x(time), x2: x(time), y1: 0, y2: height - 20 }),

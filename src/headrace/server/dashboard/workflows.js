@@ -5,7 +5,7 @@ import { gantt } from "./charts.js";
 import { h } from "./dom.js";
 import { duration } from "./format.js";
 import { now } from "./live.js";
-import { badge, notice, section, when } from "./parts.js";
+import { badge, confirm, dialog, notice, perform, section, toast, when } from "./parts.js";
 
 export const title = ({ id }) => (id ? `Flow ${id}` : "Workflows");
 export const load = ({ id }) => (id ? api.flow(id) : api.flows());
@@ -138,13 +138,72 @@ function graph(groups, looks) {
   );
 }
 
+// -- acting ----------------------------------------------------------------------------------------------------------
+
+const HEARD = "As soon as a worker of this workflow is there";
+
+function actions(flow, looks, ctx) {
+  if (flow.status !== "running") return [];
+  const waiting = [...looks].filter(([, look]) => look === STEPS.waiting).map(([name]) => name);
+  const button = (word, style, onclick) => h("button", { type: "button", class: style, onclick, key: word }, word);
+  return [
+    ...waiting.map((name) => button(`Signal ${name}`, null, () => signal(flow, name, ctx))),
+    button("Cancel flow", "danger", () => cancel(flow, ctx)),
+  ];
+}
+
+async function cancel(flow, ctx) {
+  const detail = `${HEARD}, nothing more of it is begun, and the steps that were completed are taken back.`;
+  if (!(await confirm(`Cancel flow ${flow.id}?`, "Cancel flow", detail))) return;
+  await perform(() => api.cancelFlow(flow.id, "cancelled on the dashboard"), "It is being cancelled");
+  ctx.reload();
+}
+
+async function signal(flow, name, ctx) {
+  const send = (close) => async (event) => {
+    event.preventDefault();
+    let payload;
+    try {
+      payload = JSON.parse(new FormData(event.target).get("payload"));
+    } catch {
+      toast('That is no JSON: texts need quotes, "yes"', "bad");
+      return;
+    }
+    if (await perform(() => api.signalFlow(flow.id, name, payload), `${name} is on its way`)) close(true);
+    ctx.reload();
+  };
+  await dialog((close) => [
+    h("h2", {}, `Signal ${name}`),
+    h("p", { class: "quiet" }, `${HEARD}, the flow goes on with this as the result of ${name}.`),
+    h(
+      "form",
+      { onsubmit: send(close) },
+      h("label", {}, "Payload (JSON)", h("textarea", { name: "payload", rows: 3, spellcheck: "false" }, "null")),
+      h(
+        "div",
+        { class: "actions" },
+        h("button", { type: "button", onclick: () => close(false) }, "Leave it"),
+        h("button", { type: "submit", class: "primary" }, "Send signal"),
+      ),
+    ),
+  ]);
+}
+
+// -- the page --------------------------------------------------------------------------------------------------------
+
 function flowPage({ flow, steps }, ctx) {
   const groups = steps[0]?.body?.plan?.groups ?? [];
+  const looks = standing(groups, steps, flow.status === "running");
   const rows = bars(steps);
   const failure = steps.find((entry) => entry.kind === "compensating");
   const error = failure?.body?.error;
   return [
-    h("div", { class: "head" }, h("h1", {}, flow.id, " ", status(flow))),
+    h(
+      "div",
+      { class: "head" },
+      h("h1", {}, flow.id, " ", status(flow)),
+      h("div", { class: "actions" }, actions(flow, looks, ctx)),
+    ),
     h(
       "dl",
       { class: "facts" },
@@ -154,7 +213,7 @@ function flowPage({ flow, steps }, ctx) {
         ["Took", duration((flow.endedAt ?? now()) - flow.createdAt)],
       ].map(([word, value]) => h("div", {}, h("dt", {}, word), h("dd", {}, value))),
     ),
-    groups.length > 0 && section("Steps", null, graph(groups, standing(groups, steps, flow.status === "running"))),
+    groups.length > 0 && section("Steps", null, graph(groups, looks)),
     section(
       "Timeline",
       null,

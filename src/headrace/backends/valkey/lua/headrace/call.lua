@@ -39,7 +39,7 @@ end
 
 -- Queues outlive the call, with the names of keys that nearly every call needs: putting these together each time costs
 -- more than some commands do.
-local KNOWN, MAX_KNOWN, known = {}, 1000, 0
+local KNOWN, BY_META, MAX_KNOWN, known = {}, {}, 1000, 0
 
 local function new_queue(prefix)
   local names = { job = prefix .. ':job:' }
@@ -56,13 +56,16 @@ end
 local function queue_at(prefix)
   local queue = KNOWN[prefix]
   if not queue then
+    if known >= MAX_KNOWN then KNOWN, BY_META, known = {}, {}, 0 end
     queue = new_queue(prefix)
-    KNOWN[prefix], known = queue, known + 1
+    KNOWN[prefix], BY_META[queue.k.meta], known = queue, queue, known + 1
   end
   return queue
 end
 
 local function queue_of_key(key)
+  local queue = BY_META[key]
+  if queue then return queue end
   if string.sub(key, -6) ~= '}:meta' then refuse('internal', 'the key must be <prefix>:{<queue>}:meta, not ' .. key) end
   return queue_at(string.sub(key, 1, -6))
 end
@@ -83,9 +86,8 @@ end
 
 -- -- news ---------------------------------------------------------------------------------------------------------------
 
--- Have other brokers look at the queue. Those with parked pulls on it have said so in its meta.
-local function wake_others(queue)
-  local parked = meta(queue).hrParked
+-- Have other brokers look at the queue. Those with parked pulls on it have said so in its meta: `parked`.
+local function wake_others(queue, parked)
   if parked and tonumber(parked) > NOW then call('PUBLISH', string.match(queue.p, '^(.*):{') .. ':hr:wake', queue.name) end
 end
 
@@ -93,7 +95,7 @@ end
 local function wake(queue)
   if READY[queue.name] then return end
   READY[queue.name] = true
-  wake_others(queue)
+  wake_others(queue, meta(queue).hrParked)
 end
 
 -- For the log of the broker that made the call.
@@ -102,6 +104,7 @@ local function tell_queue(word, queue, extra)
   event.event = word
   event.queue = queue.name
   event.ts = NOW
+  event.seq, event.epoch = 0, 0 -- the broker numbers them
   NEWS[#NEWS + 1] = event
   return event
 end
@@ -162,7 +165,6 @@ local function begin_call()
   for i, queue in ipairs(QUEUES) do
     queue.meta, QUEUES[i] = nil, nil
   end
-  if known > MAX_KNOWN then KNOWN, known = {}, 0 end
   DUE, BAD_NEWS = nil, nil
 end
 
@@ -170,6 +172,11 @@ local function run_whole(run, keys, args)
   local found = run(queue_of_key(keys[1]), args, keys) or {}
   flush()
   return found
+end
+
+local function refusal(name, problem)
+  if type(problem) == 'table' and problem.kind then return { '!', problem.kind, problem.text } end
+  return redis.error_reply('ERR headrace_' .. name .. ': ' .. (type(problem) == 'table' and (problem.err or '?') or tostring(problem)))
 end
 
 -- A verb gets (queue, args, keys) and returns a list; the news of the call is appended to it. The second argument
@@ -182,12 +189,22 @@ local function verb(name, _, run)
       begin_call()
       NOW, NOW_TEXT, call = tonumber(args[1]), args[1], redis.call
       local done, result = pcall(run_whole, run, keys, args)
-      if not done then
-        if type(result) == 'table' and result.kind then return { '!', result.kind, result.text } end
-        return redis.error_reply('ERR headrace_' .. name .. ': ' .. (type(result) == 'table' and (result.err or '?') or tostring(result)))
-      end
+      if not done then return refusal(name, result) end
       result[#result + 1] = news_of_call()
       return result
+    end,
+  })
+end
+
+-- A verb that has no news, loads no job and reads no meta but by itself: nothing has to be prepared or cleaned up.
+local NO_NEWS = { '' }
+local function bare_verb(name, _, run)
+  redis.register_function({
+    function_name = 'headrace_' .. name,
+    callback = function(keys, args)
+      NOW, NOW_TEXT, call = tonumber(args[1]), args[1], redis.call
+      local done, problem = pcall(run, queue_of_key(keys[1]), args)
+      return done and NO_NEWS or refusal(name, problem)
     end,
   })
 end

@@ -106,8 +106,8 @@ do
     local custom = new.extra.customId
     local id = custom and call('HGET', new.queue.p .. ':hr:ids', custom)
     local known = id and find(new.queue, id) or nil
-    local once = new.extra.links and new.extra.links.once
-    if known and (once or (known.h.state ~= 'completed' and known.h.state ~= 'failed')) then return known end
+    local has_ended = known and (known.h.state == 'completed' or known.h.state == 'failed')
+    if known and (new.extra.idTtl or not has_ended) then return known end
     local owner = key_owner(new)
     if not owner and known then
       tell('removed', known, { prev = word(known) })
@@ -222,7 +222,7 @@ do
     end
     local job = make(new)
     if extra then take_keys(job) end
-    if extra and extra.idTtl then
+    if extra and (extra.idTtl or 0) > 0 then
       call('SET', used_key(new), str(NOW + extra.idTtl) .. ' ' .. job.id, 'PX', str(extra.idTtl))
     end
     if extra and extra.dependsOn then
@@ -240,23 +240,31 @@ do
   end
 
   -- `admit` spelled out for what nearly every push is: default settings, due now, priority 0.
-  local function admit_plain(queue, moment, id, name, data, raw)
-    local k, now = queue.k, NOW_TEXT
+  local function admit_plain(k, moment, id, name, data, raw)
     local entry = call('XADD', k.stream, '*', 'jobId', id, 'name', name, 'at', moment)
-    local set = { 'hv', PLAIN, 'state', 'waiting', 'entry', entry, 'id', id, 'name', name, 'data', data, 'timestamp', now, 'attemptsMade', '0', 'opts', DEFAULT_OPTS, 'delay', '0', 'priority', '0', 'maxAttempts', '3' }
-    if raw ~= '' then set[25], set[26] = 'hd', raw end
-    call('HSET', k.job .. id, unpack(set))
-    announce(queue, 'added', id, 'name', name)
+    local key = k.job .. id
+    call('HSET', key, 'hv', PLAIN, 'state', 'waiting', 'entry', entry, 'id', id, 'name', name, 'data', data, 'timestamp', NOW_TEXT, 'attemptsMade', '0', 'opts', DEFAULT_OPTS, 'delay', '0', 'priority', '0', 'maxAttempts', '3')
+    if raw ~= '' then call('HSET', key, 'hd', raw) end
   end
 
   -- The client has made the ids, makes the events and knows that there are jobs now.
   local function insert_plain(queue, args)
-    local moment = place_in_time(NOW, '')
-    for at = 2, #args, PLAIN_ARGS do admit_plain(queue, moment, unpack(args, at, at + PLAIN_ARGS - 1)) end
-    wake_others(queue)
+    local k, moment = queue.k, place_in_time(NOW, '')
+    local noted = call('HMGET', k.meta, 'hrParked', 'hrEvents')
+    local last = #args - PLAIN_ARGS + 1
+    for at = 2, last, PLAIN_ARGS do
+      local id, name = args[at], args[at + 1]
+      admit_plain(k, moment, id, name, args[at + 2], args[at + 3])
+      if at < last then
+        call('XADD', k.events, '*', 'event', 'added', 'jobId', id, 'name', name)
+      else -- the stream is cut once
+        call('XADD', k.events, 'MAXLEN', '~', noted[2] or EVENTS_CAP, '*', 'event', 'added', 'jobId', id, 'name', name)
+      end
+    end
+    wake_others(queue, noted[1])
   end
 
-  verb('insertPlain', 'PlainJob*', insert_plain)
+  bare_verb('insertPlain', 'PlainJob*', insert_plain)
 
   -- The jobs of one push.
   local function insert(queue, args, keys)

@@ -33,6 +33,7 @@ do
   end
 
   function place_in_time(run, born)
+    if run == NOW and #NOW_TEXT == 13 then return '00' .. NOW_TEXT .. born end
     return string.format('%015.0f', run) .. born
   end
 

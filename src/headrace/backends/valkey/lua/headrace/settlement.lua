@@ -206,8 +206,12 @@ do
 
   local function end_plain(queue, id, value)
     local key, told = queue.k.job .. id, value == '' and 'null' or value
-    call('HSET', key, 'state', 'completed', 'finishedOn', NOW_TEXT, 'returnvalue', told, 'ls', '!')
-    if value == '' then call('HSET', key, 'hn', '1') end
+    -- Its owner and entry mean nothing any more, and there may be very many such jobs.
+    if value == '' then
+      call('HSET', key, 'state', 'completed', 'finishedOn', NOW_TEXT, 'returnvalue', told, 'ls', '!', 'own', '', 'entry', '', 'hn', '1')
+    else
+      call('HSET', key, 'state', 'completed', 'finishedOn', NOW_TEXT, 'returnvalue', told, 'ls', '!', 'own', '', 'entry', '')
+    end
     announce_completed(queue, id, told)
     if not meta(queue).hrAwaited then return end
     local job = { queue = queue, id = id, h = { returnvalue = told, hn = value == '' and '1' or nil } }

@@ -1,0 +1,106 @@
+"""A worker with few slots takes several short jobs at a time: they run one by one, and none is kept from others."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace import Headrace, JobContext, Worker
+from headrace.client.job import Job
+from headrace.worker.attendant import Attendant
+from tests.worker.conftest import MakeApp
+from tests.worker.steps import eventually
+
+JOBS = 200
+SLOW = JOBS // 2
+
+
+async def test_one_slot_runs_short_jobs_in_order_and_one_at_a_time_with_few_questions(
+    app: Headrace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    pull = Attendant._pull
+
+    def noted(attendant: Attendant, queue: str, count: int, wait: int) -> None:
+        asked.append(count)
+        pull(attendant, queue, count, wait)
+
+    monkeypatch.setattr(Attendant, "_pull", noted)
+    ran: list[int] = []
+    running, most = 0, 0
+
+    @app.task()
+    async def short(n: int) -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0)
+        ran.append(n)
+        running -= 1
+
+    await short.enqueue_many([{"n": n} for n in range(JOBS)])
+    async with app.worker(concurrency=1) as worker:
+        await eventually(lambda: worker.figures.completed == JOBS)
+    assert most == 1
+    assert ran == list(range(JOBS))
+    assert len(asked) < JOBS / 2
+    assert asked[0] == 1
+    assert max(asked) <= 8
+
+
+async def test_jobs_behind_one_that_takes_long_go_to_an_idle_worker(app: Headrace, make_app: MakeApp) -> None:
+    release, ran = asyncio.Event(), Counter[str]()
+    queue, other = app.queue(), make_app()
+
+    async def first(job: JobContext) -> None:
+        ran["first"] += 1
+        if job.data["n"] == SLOW:
+            await release.wait()
+
+    async def second(job: JobContext) -> None:
+        ran["second"] += 1
+
+    await queue.add_many([("job", {"n": n}) for n in range(JOBS)])
+    async with Worker(app.client, queue.name, first, concurrency=1):
+        await eventually(lambda: ran["first"] == SLOW + 1)
+        async with Worker(other.client, queue.name, second, concurrency=1):
+            await eventually(lambda: ran.total() == JOBS)
+        release.set()
+    assert ran == {"first": SLOW + 1, "second": JOBS - SLOW - 1}
+
+
+@pytest.mark.parametrize("slow", [50, 53, 56, 59])
+async def test_the_outcome_of_a_job_is_told_while_the_next_one_blocks_the_loop(slow: int, tmp_path: Path) -> None:
+    """Whichever of the jobs in hand it is, the last one included."""
+    release, ran = threading.Event(), []
+    app = Headrace(f"memory://{tmp_path.name}")
+
+    @app.task()
+    async def short(n: int) -> None:
+        if n == slow:
+            release.wait(20)
+        ran.append(n)
+
+    async def work() -> None:
+        async with app.worker(concurrency=1):
+            await eventually(lambda: len(ran) == JOBS, 30)
+
+    async def is_waiting(job: Job[Any]) -> bool:
+        return bool(await job.state() == "waiting")
+
+    jobs = await short.enqueue_many([{"n": n} for n in range(JOBS)])
+    working = asyncio.create_task(asyncio.to_thread(asyncio.run, work()))
+    try:
+        assert await jobs[slow - 1].wait(timeout=10)
+        assert await jobs[slow].state() == "active"
+        await eventually(lambda: is_waiting(jobs[slow + 1]))
+    finally:
+        release.set()
+        await working
+        await app.close()
+    assert sorted(ran) == list(range(JOBS))
