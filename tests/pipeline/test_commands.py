@@ -88,6 +88,16 @@ def test_the_status_can_be_read_by_machines(chronicle: Chronicle) -> None:
     assert status["ingested"] == status["newest"] > 2_000
 
 
+def test_a_dry_run_tells_what_would_be_done_and_needs_no_spark(chronicle: Chronicle, tmp_path: Path) -> None:
+    source = ("--capture", str(chronicle.log), "--dry-run", "--json", "--lake")
+    code, text = pipeline("run", *source, str(tmp_path), JAVA_HOME="/nowhere")
+    assert code == 0, text
+    assert json.loads(text.splitlines()[0])["behind"] > 2_000
+    code, text = pipeline("facts", "--rebuild", "--dry-run", "--json", "--lake", str(chronicle.lake.root))
+    assert json.loads(text.splitlines()[0])["batches"] == len(chronicle.lake.numbered("bronze/events"))
+    assert "is no capture folder" in pipeline("ingest", "--dry-run", "--capture", str(tmp_path / "x"))[1]
+
+
 def test_one_run_at_a_time(tmp_path: Path) -> None:
     lake = Lake(tmp_path)
     with lake.locked("tell"), pytest.raises(LakeBusy, match="another `tell` works on"), lake.locked("tell"):
@@ -187,7 +197,7 @@ def test_facts_of_short_windows_are_those_that_gold_has(chronicle: Chronicle) ->
         jobs, attempts = moments.read_jobs(chronicle.lake, queue), moments.read_attempts(chronicle.lake, queue)
         ours = {(row["queue"], row["window_start"]): row for row in moments.facts_of(jobs, attempts, 60_000)}
         gold = {(row["queue"], row["window_start"]): row for row in Facts(chronicle.lake, 7, queue).by_unit["minute"]}
-        assert len(ours) > 100
+        assert len(ours) > 50
         assert [row for key, row in ours.items() if {name: gold[key][name] for name in row} != row] == []
 
 

@@ -61,7 +61,14 @@ class Connection:
         return next(self.stream([{"cmd": cmd, **fields}], in_flight=1))
 
     def stream(self, commands: Iterable[dict[str, Any]], in_flight: int) -> Iterator[dict[str, Any]]:
-        """The replies to `commands`, in their order. After a break, what was not answered is asked again."""
+        """The replies to `commands`, in their order; the first refusal ends them."""
+        for reply in self.answers(commands, in_flight):
+            if reply.get("ok") is not True:
+                raise ServerRefused(str(reply.get("error") or "the server refused without a reason"))
+            yield reply
+
+    def answers(self, commands: Iterable[dict[str, Any]], in_flight: int) -> Iterator[dict[str, Any]]:
+        """The replies, whatever they say. After a break, what was not answered is asked again."""
         source = iter(commands)
         unanswered: list[bytes] = []
         deadline = time.monotonic() + self._patience_s
@@ -79,8 +86,6 @@ class Connection:
                 continue
             unanswered.pop(0)
             deadline = time.monotonic() + self._patience_s
-            if reply.get("ok") is not True:
-                raise ServerRefused(str(reply.get("error") or "the server refused without a reason"))
             yield reply
 
     def _open(self, unanswered: list[bytes]) -> None:
