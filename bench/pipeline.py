@@ -1,14 +1,15 @@
 """What the data pipeline costs, in CPU seconds of all its processes, beside DuckDB, rows and a plain client.
 
     bench/pipeline.py                                everything at 5 million events, some at 1 and 20; writes the table
-    bench/pipeline.py --events 500000 --sizes 100000 --no-write     quicker, prints only
-    bench/pipeline.py --parts write,capture          some of it, prints only
+    bench/pipeline.py --parts learn-500000 --no-write               quicker, prints only
+    bench/pipeline.py --parts move,learn-20000000    some of it
 
 CPU time is taken from the process tree (Java, Python workers), since wall time depends on what else the machine does.
 Things that are compared run in turn, and ratios are medians of pairs. DuckDB does the same work: the same tables, from
 the same files, bronze, jobs and attempts written as Parquet by date. What it says is also compared with the lake.
 
-From events to facts every size has a process of its own, whose memory is then known.
+From events to facts every size has a process of its own, whose memory is then known. What a part found is kept in
+`bench/build/pipeline`, and the table has the newest of each: a part can be measured again without the others.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,10 @@ from headrace.pipeline.writer import RowsToJobs, Written
 
 PAGE = Path(__file__).resolve().parents[1] / "docs/benchmarks.md"
 BLOCK = "pipeline"
+BUILD = Path(__file__).resolve().parent / "build/pipeline"
+PARTS = ("capture", "move", "learn-5000000", "learn-1000000", "learn-20000000")
+ROUNDS = {"learn-20000000": 0, "learn-1000000": 0}
+"""Other than asked for: one pass, in which the first run over all events takes the place of a rebuild."""
 COLUMNS = "seq,ts,event,queue,job_id,attempt,worker"
 EVENTS_PER_DAY = 1_700_000
 READ_EVENTS = 400_000
@@ -112,9 +117,13 @@ class Row(msgspec.Struct):
     is_missed: bool = False
 
 
-@dataclass
-class Found:
-    rows: list[Row] = field(default_factory=list)
+class Found(msgspec.Struct):
+    """What a part of the measurement found, and under which circumstances."""
+
+    rounds: int
+    rows: list[Row] = []
+    date: str = ""
+    load: float = 0.0
 
     def add(self, what: str, figure: str, wanted: str = "", *, missed: bool = False) -> None:
         self.rows.append(Row(what, figure, wanted, missed))
@@ -291,20 +300,17 @@ def measure_learning(spark: SparkSession, log: Path, folder: Path, events: int, 
     """From captured files to facts, whole and by one percent more."""
     meter = Meter()
     lake = Lake(folder / "lake")
-    passes = [_learn_once(spark, log, lake, events, meter) for _ in range(rounds + 1)]
+    passes = [_learn_once(spark, log, lake, events, meter, rebuilds=rounds > 0) for _ in range(rounds + 1)]
     cold, warm = passes[0], {name: _median([one[name] for one in passes[1:] or passes]) for name in passes[0]}
     million = f"{events / 1e6:.1f} million events"
     if rounds:
         _compare_with_duckdb(log, folder, rounds, million, cold, warm, found)
     share, limit = warm["more"].cpu / warm["rebuild"].cpu, 0.25 if events < 15_000_000 else 0.10
     found.add(
-        f"{million}, bronze to gold of 1 % more beside a rebuild", f"{_cost(warm['more'])}, {share:.0%}",
+        f"{million}, bronze to gold of 1 % more beside all", f"{_cost(warm['more'])}, {share:.0%}",
         f"≤ {limit:.0%}" if events > 4_000_000 else "", missed=events > 4_000_000 and share > limit,
     )  # fmt: skip
-    java, python = _peak_mb("java"), _peak_mb("python")
-    found.add(
-        f"{million}, most memory of Java (heap limit {HEAP}) and of a Python worker", f"{java:,} and {python:,} MB"
-    )
+    found.add(f"{million}, most memory of Java with a heap of {HEAP}", f"{_peak_mb():,} MB")
 
 
 def _compare_with_duckdb(
@@ -334,7 +340,9 @@ def _cost(cost: Cost) -> str:
     return f"{cost.cpu:.0f} CPU s ({cost.wall:.0f} s)"
 
 
-def _learn_once(spark: SparkSession, log: Path, lake: Lake, total: int, meter: Meter) -> dict[str, Cost]:
+def _learn_once(
+    spark: SparkSession, log: Path, lake: Lake, total: int, meter: Meter, *, rebuilds: bool
+) -> dict[str, Cost]:
     shutil.rmtree(lake.root, ignore_errors=True)
     source = {"path": str(log), "maxEventsPerTrigger": str(total - total // 100)}
     costs = {"ingest": meter.of(lambda: runs.ingest(spark, lake, source))}
@@ -343,7 +351,7 @@ def _learn_once(spark: SparkSession, log: Path, lake: Lake, total: int, meter: M
     costs["first"] = meter.of(lambda: runs.tell(spark, lake))
     held.rename(batches[max(batches)])
     costs["more"] = meter.of(lambda: runs.tell(spark, lake))
-    costs["rebuild"] = meter.of(lambda: runs.tell(spark, lake, rebuild=True))
+    costs["rebuild"] = meter.of(lambda: runs.tell(spark, lake, rebuild=True)) if rebuilds else costs["first"]
     return costs
 
 
@@ -397,11 +405,11 @@ def check_answers(log: Path, lake: Lake, found: Found) -> None:
         found.add(f"rows of {table} on which Spark and DuckDB differ", f"{differing:,}", "0", missed=differing > 0)
 
 
-def _peak_mb(program: str) -> int:
-    """The most memory that a process of ours with this program had."""
+def _peak_mb() -> int:
+    """The most memory that a Java process of ours had."""
     peaks = [0]
     for process in psutil.Process().children(recursive=True):
-        if process.name().startswith(program):
+        if process.name() == "java":
             status = Path(f"/proc/{process.pid}/status").read_text()
             peaks += [int(line.split()[1]) // 1024 for line in status.splitlines() if line.startswith("VmHWM")]
     return max(peaks)
@@ -410,34 +418,23 @@ def _peak_mb(program: str) -> int:
 # -- the table -----------------------------------------------------------------------------------------------------
 
 
-def table(found: Found, rounds: int) -> str:
-    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+def table(parts: list[Found]) -> str:
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("pyspark", "duckdb", "pyarrow"))
+    when = " to ".join(sorted({min(part.date for part in parts), max(part.date for part in parts)}))
+    loads = sorted(part.load for part in parts)
     lines = [
-        f"Measured {today}: {versions}, Python {platform.python_version()}, `local[2]`, {os.cpu_count()} cores that "
-        f"others used at the same time: load average {os.getloadavg()[0]:.1f} at the end.",
-        f"CPU seconds of all processes but the server; wall seconds in brackets say little here. Medians of {rounds} "
-        "warm rounds.",
+        f"Measured {when}: {versions}, Python {platform.python_version()}, `local[2]`, {os.cpu_count()} cores that "
+        f"others used at the same time (load average {loads[0]:.1f} to {loads[-1]:.1f}).",
+        "CPU seconds of all processes but the server; wall seconds in brackets say little here. Medians of "
+        f"{max(part.rounds for part in parts)} warm rounds; 1 and 20 million events in one.",
         "",
         "| what | figure | wanted |",
         "|---|---|---|",
     ]
-    for row in found.rows:
+    for row in (row for part in parts for row in part.rows):
         mark = f" {report.MISSED}" if row.is_missed else ""
         lines.append(f"| {row.what} | {row.figure}{mark} | {row.wanted} |")
     return "\n".join(lines)
-
-
-def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--events", type=int, default=5_000_000)
-    parser.add_argument("--sizes", default="1000000,20000000", help="other sizes, one pass each (1000000,20000000)")
-    parser.add_argument("--rows", type=int, default=200_000)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--parts", default="capture,move,learn", help="(default: capture,move,learn)")
-    parser.add_argument("--no-write", action="store_true", help="print the table, leave the page alone")
-    parser.add_argument("--rows-to", type=Path, help=argparse.SUPPRESS)
-    return parser.parse_args()
 
 
 def session() -> SparkSession:
@@ -446,54 +443,62 @@ def session() -> SparkSession:
     return spark
 
 
-def move(given: argparse.Namespace, found: Found) -> None:
+def move(rows: int, found: Found) -> None:
     """Rows out of the log and into queues."""
     with tempfile.TemporaryDirectory() as name:
         history.write(Path(name), READ_EVENTS, 1)
         spark = session()
-        measure_reading(spark, Path(name), given.rounds, found)
-        measure_writing(spark, given.rows, given.rounds, found)
+        measure_reading(spark, Path(name), found.rounds, found)
+        measure_writing(spark, rows, found.rounds, found)
         spark.stop()
 
 
-def learn(events: int, rounds: int, found: Found) -> None:
+def learn(events: int, found: Found) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         made = history.write(folder / "log", events, max(1.0, events / EVENTS_PER_DAY))
         spark = session()
-        measure_learning(spark, folder / "log", folder, made, rounds, found)
-        if rounds:
-            measure_silver(spark, Lake(folder / "lake"), rounds, found)
+        measure_learning(spark, folder / "log", folder, made, found.rounds, found)
+        if found.rounds:
+            measure_silver(spark, Lake(folder / "lake"), found.rounds, found)
             check_answers(folder / "log", Lake(folder / "lake"), found)
         spark.stop()
 
 
-def learn_apart(events: int, rounds: int, found: Found) -> None:
-    """`learn` in a process of its own."""
-    with tempfile.NamedTemporaryFile() as file:
-        size = ("--parts", "learn", "--events", str(events), "--rounds", str(rounds))
-        subprocess.run([sys.executable, __file__, *size, "--rows-to", file.name], check=True)
-        found.rows += msgspec.json.decode(file.read(), type=list[Row])
+def measure(part: str, given: argparse.Namespace) -> None:
+    """Measure one part and keep what it found."""
+    found = Found(ROUNDS.get(part, given.rounds))
+    if part == "capture":
+        measure_capture(max(9, given.rounds), found)
+    elif part == "move":
+        move(given.rows, found)
+    else:
+        learn(int(part.removeprefix("learn-")), found)
+    found.date, found.load = datetime.datetime.now(datetime.UTC).date().isoformat(), os.getloadavg()[0]
+    BUILD.mkdir(parents=True, exist_ok=True)
+    (BUILD / f"{part}.json").write_bytes(msgspec.json.encode(found))
 
 
 def main() -> None:
-    given = parse_arguments()
-    parts, found = given.parts.split(","), Found()
-    if given.rows_to:
-        learn(given.events, given.rounds, found)
-        given.rows_to.write_bytes(msgspec.json.encode(found.rows))
-        return
-    if "capture" in parts:
-        measure_capture(max(9, given.rounds), found)
-    if "move" in parts:
-        move(given, found)
-    if "learn" in parts:
-        learn_apart(given.events, given.rounds, found)
-        for size in filter(None, given.sizes.split(",")):
-            learn_apart(int(size), 0, found)
-    text = table(found, given.rounds)
-    print(f"\n{text}")
-    if not given.no_write and len(parts) == 3:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", default=",".join(PARTS), help=f"(default: {','.join(PARTS)})")
+    parser.add_argument("--rows", type=int, default=200_000, help="rows that are written (default: 200000)")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--no-write", action="store_true", help="print the table, leave the page alone")
+    parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    parts = given.parts.split(",")
+    for part in parts:
+        if given.here:
+            measure(part, given)
+            continue
+        options = ("--rows", str(given.rows), "--rounds", str(given.rounds), "--here")
+        subprocess.run([sys.executable, __file__, "--parts", part, *options], check=True)
+    files = [BUILD / f"{part}.json" for part in (parts if given.no_write else PARTS)]
+    text = table([msgspec.json.decode(file.read_bytes(), type=Found) for file in files if file.exists()])
+    if not given.here:
+        print(f"\n{text}")
+    if not given.no_write and not given.here:
         PAGE.write_text(report.block(PAGE.read_text(), BLOCK, text))
 
 

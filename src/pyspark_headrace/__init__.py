@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from headrace.pipeline.source import HeadraceSource as DefaultSource
+from headrace.pipeline.source import FoundSource as DefaultSource
 
 __all__ = ["DefaultSource"]

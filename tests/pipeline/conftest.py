@@ -12,12 +12,23 @@ import pytest
 from headrace.pipeline.lake import Lake
 from tests.pipeline.cluster import HASTE
 from tests.pipeline.history import Story, rig_at, seal
-from tests.scale import scaled
+from tests.scale import IS_FULL, scaled
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from headrace.pipeline.runs import TellSummary
+
+
+_FOR_FEW_ROWS = {
+    "spark.sql.shuffle.partitions": "2",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.driver.extraJavaOptions": HASTE,
+}
+"""With a handful of rows, planning anew and compiling cost more than they save. The tests that start `headrace
+pipeline` as a process run with the defaults, and so does everything at full scale."""
 
 
 @pytest.fixture(scope="session")
@@ -26,17 +37,10 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     from headrace.pipeline.session import start_session
 
     settings = {
-        "spark.sql.shuffle.partitions": "2",
-        "spark.driver.memory": "1g",
+        "spark.driver.memory": f"{scaled(1, 3)}g",
         "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
-        # With a handful of rows, planning anew and compiling cost more than they save. The tests that start
-        # `headrace pipeline` as a process run with the defaults.
-        "spark.sql.adaptive.enabled": "false",
-        "spark.sql.codegen.wholeStage": "false",
-        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-        "spark.driver.extraJavaOptions": HASTE,
     }
-    session = start_session("tests", master="local[2,3]", settings=settings)
+    session = start_session("tests", master="local[2,3]", settings=settings | ({} if IS_FULL else _FOR_FEW_ROWS))
     yield session
     session.stop()
 

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -69,8 +70,16 @@ def test_a_report_of_nothing_says_what_to_run_first(tmp_path: Path) -> None:
 def test_the_status_of_an_empty_lake_tells_what_is_missing(tmp_path: Path) -> None:
     code, text = pipeline("status", "--lake", str(tmp_path), "--capture", str(tmp_path / "nowhere"))
     assert code == 0
-    assert "nothing yet: run `headrace pipeline facts`" in text
+    assert "is empty: run `headrace pipeline run`" in text
     assert "is no capture folder" in text
+
+
+def test_the_status_does_not_wait_for_a_server_that_is_away(tmp_path: Path) -> None:
+    began = time.monotonic()
+    code, text = pipeline("status", "--lake", str(tmp_path), "--url", "headrace://127.0.0.1:1")
+    assert code == 0
+    assert "no answer from the server at 127.0.0.1:1" in text
+    assert time.monotonic() - began < 15
 
 
 def test_the_status_tells_how_far_behind_the_lake_is(chronicle: Chronicle) -> None:
@@ -86,6 +95,16 @@ def test_the_status_can_be_read_by_machines(chronicle: Chronicle) -> None:
     status = json.loads(text)
     assert (status["run"], status["behind"], status["untold"], status["problem"]) == (2, 0, 0, None)
     assert status["ingested"] == status["newest"] > 2_000
+
+
+def test_a_dry_run_tells_what_would_be_done_and_needs_no_spark(chronicle: Chronicle, tmp_path: Path) -> None:
+    source = ("--capture", str(chronicle.log), "--dry-run", "--json", "--lake")
+    code, text = pipeline("run", *source, str(tmp_path), JAVA_HOME="/nowhere")
+    assert code == 0, text
+    assert json.loads(text.splitlines()[0])["behind"] > 2_000
+    code, text = pipeline("facts", "--rebuild", "--dry-run", "--json", "--lake", str(chronicle.lake.root))
+    assert json.loads(text.splitlines()[0])["batches"] == len(chronicle.lake.numbered("bronze/events"))
+    assert "is no capture folder" in pipeline("ingest", "--dry-run", "--capture", str(tmp_path / "x"))[1]
 
 
 def test_one_run_at_a_time(tmp_path: Path) -> None:
@@ -187,7 +206,7 @@ def test_facts_of_short_windows_are_those_that_gold_has(chronicle: Chronicle) ->
         jobs, attempts = moments.read_jobs(chronicle.lake, queue), moments.read_attempts(chronicle.lake, queue)
         ours = {(row["queue"], row["window_start"]): row for row in moments.facts_of(jobs, attempts, 60_000)}
         gold = {(row["queue"], row["window_start"]): row for row in Facts(chronicle.lake, 7, queue).by_unit["minute"]}
-        assert len(ours) > 100
+        assert len(ours) > 50
         assert [row for key, row in ours.items() if {name: gold[key][name] for name in row} != row] == []
 
 

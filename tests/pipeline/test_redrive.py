@@ -52,9 +52,10 @@ def waiting(wreck: Wreck, queue: str) -> list[int]:
 
 
 def test_a_dry_run_counts_by_queue_and_signature_and_sends_nothing(spark: SparkSession, wreck: Wreck) -> None:
+    from headrace.pipeline import redrive
     from headrace.pipeline.redrive import Redrive
 
-    lines = [line.split() for line in Redrive(spark, wreck.lake, "look", "true", wreck.url).counts()]
+    lines = [line.split() for line in redrive.lines(Redrive(spark, wreck.lake, "look", "true", wreck.url).counts())]
     assert lines == [
         ["4", "mail", "Timeout", "after", "<n>", "ms"],
         ["3", "sms", "Refused"],

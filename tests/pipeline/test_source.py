@@ -94,6 +94,20 @@ def test_jobs_results_and_dead_letters_are_tables(spark: SparkSession, capturing
     assert (letter.queue, letter.attempts) == ("sms", 1)
 
 
+def test_conditions_on_queue_and_state_are_left_to_the_server(spark: SparkSession, capturing: ServerProcess) -> None:
+    jobs = load(spark, capturing, kind="jobs").where("queue = 'mail' AND state = 'completed' AND job_name = 'send'")
+    assert jobs.count() == 20
+    plan = jobs._jdf.queryExecution().executedPlan().toString()
+    assert "= send" in plan
+    assert "= mail" not in plan
+    assert "= completed" not in plan
+    events = load(spark, capturing).where("queue = 'sms'")
+    assert {row.queue for row in events.collect()} == {"sms"}
+    off = load(spark, capturing, kind="jobs", pushdown="off").where("queue = 'mail' AND state = 'completed'")
+    assert off.count() == 20
+    assert load(spark, capturing, kind="jobs", queue="sms").where("queue = 'mail'").count() == 0
+
+
 def test_a_wrong_option_is_an_error_that_says_so(spark: SparkSession, capturing: ServerProcess) -> None:
     with pytest.raises(Exception, match="kind must be one of"):
         load(spark, capturing, kind="jbos").collect()
@@ -212,6 +226,19 @@ def test_a_task_that_dies_half_way_and_is_tried_again_adds_nothing_twice(
         spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
     jobs = client.ok("GetJobs", queue=queue, limit=2000)["jobs"]
     assert sorted(job["data"]["id"] for job in jobs) == list(range(1_000))
+
+
+def test_a_write_that_may_not_meet_known_rows_fails_when_it_does(
+    spark: SparkSession, capturing: ServerProcess, client: Client, queue: str
+) -> None:
+    strict = {"queue": queue, "idColumns": "id", "onDuplicate": "fail", "batchSize": 5}
+    write(spark.range(10), capturing, **strict)
+    write(spark.range(10, 20), capturing, **strict)
+    with pytest.raises(Exception, match="1 rows of a batch are jobs already"):
+        write(spark.range(19, 25), capturing, **strict)
+    assert 20 <= client.ok("GetJobCounts", queue=queue)["counts"]["waiting"] < 25
+    with pytest.raises(Exception, match="onDuplicate must be one of"):
+        write(spark.range(1), capturing, **{**strict, "onDuplicate": "shrug"})
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from headrace.pipeline.lake import Lake
+    from headrace.pipeline.runs import IngestSummary, TellSummary
 
 _LAKE = "folder of the lake (default: ./lake)"
 
@@ -34,14 +35,21 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     jobs = parser.add_subparsers(title="jobs", metavar="JOB", required=True)
     ingest = _job(jobs, "ingest", _ingest, "stream captured events into the lake")
     _add_source(ingest)
-    ingest.add_argument("--continuous", metavar="SECONDS", type=float, help="go on, with a batch this often")
+    how_long = ingest.add_mutually_exclusive_group()
+    how_long.add_argument("--once", action="store_true", help="all that there is now, then end (the default)")
+    how_long.add_argument("--continuous", metavar="SECONDS", type=float, help="go on, with a batch this often")
     ingest.add_argument("--max-events", metavar="N", type=int, default=2_000_000, help="per batch (default: 2000000)")
     ingest.add_argument("--accept-loss", action="store_true", help="go on behind events that are kept no longer")
-    facts = _job(jobs, "facts", _facts, "make jobs and facts of what was ingested since the last run")
-    _add_facts(facts)
+    _add_dry_run(ingest)
+    silver = _job(jobs, "silver", _facts, "make jobs and attempts of what was ingested since the last run")
+    _add_facts(silver, "silver")
+    gold = _job(jobs, "gold", _facts, "make the facts that are due")
+    _add_facts(gold, "gold")
+    facts = _job(jobs, "facts", _facts, "silver, then gold")
+    _add_facts(facts, "silver", "gold")
     run = _job(jobs, "run", _run, "ingest what there is, then make facts")
     _add_source(run)
-    _add_facts(run)
+    _add_facts(run, "silver", "gold")
     run.set_defaults(max_events=2_000_000, continuous=None, accept_loss=False)
     report = _job(jobs, "report", _report, "write a report as one HTML file")
     report.add_argument("--out", metavar="FILE", default="report.html", help="(default: report.html)")
@@ -56,24 +64,22 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     redrive.add_argument("--url", metavar="URL", help="server (default: headrace://localhost:6789)")
     redrive.add_argument("--to-queue", metavar="NAME", help="another queue than the one that they were in")
     redrive.add_argument("--rate", metavar="N", type=float, help="jobs per second at most")
-    redrive.add_argument("--dry-run", action="store_true", help="only count, by queue and error")
+    _add_dry_run(redrive)
     enqueue = _job(jobs, "enqueue", _enqueue, "make a job of every row of a table")
     enqueue.add_argument("table", metavar="PATH", help="Parquet, JSON lines or CSV")
     enqueue.add_argument("--to-queue", metavar="NAME", required=True)
     enqueue.add_argument("--id-columns", metavar="A,B", required=True, help="what tells one row from another")
     enqueue.add_argument("--name", default="enqueue", help="name of this load; part of the jobs' ids")
     enqueue.add_argument("--url", metavar="URL", help="server (default: headrace://localhost:6789)")
-    enqueue.add_argument("--dry-run", action="store_true", help="only count")
+    _add_dry_run(enqueue)
     verify = _job(jobs, "verify", _verify, "check the lake: gaps, repeats, counts")
     verify.add_argument("--url", metavar="URL", help="compare with the counters of this server, too")
-    _add_json(verify)
     status = _job(jobs, "status", _status, "what the lake holds and how far behind it is; needs no Spark")
     _add_source(status)
-    _add_json(status)
 
 
-def _add_json(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", dest="as_json", help="JSON for machines on stdout")
+def _add_dry_run(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--dry-run", action="store_true", help="only tell what would be done")
 
 
 def _job(jobs: Any, name: str, run: Any, text: str) -> argparse.ArgumentParser:
@@ -81,6 +87,7 @@ def _job(jobs: Any, name: str, run: Any, text: str) -> argparse.ArgumentParser:
     parser.add_argument("--lake", metavar="DIR", default="lake", help=_LAKE)
     parser.add_argument("--master", metavar="URL", help="Spark master (default: SPARK_MASTER, or local[*])")
     parser.add_argument("--conf", metavar="KEY=VALUE", action="append", default=[], help="setting of Spark; repeatable")
+    parser.add_argument("--json", action="store_true", dest="as_json", help="JSON for machines on stdout")
     parser.set_defaults(run=run)
     return parser
 
@@ -90,11 +97,13 @@ def _add_source(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--capture", metavar="DIR", help="read this capture folder and not a server")
 
 
-def _add_facts(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--rebuild", action="store_true", help="make everything anew from bronze")
-    parser.add_argument(
-        "--sla", metavar="[QUEUE=]MS", action="append", help="the longest wait that is in order; repeatable, remembered"
-    )
+def _add_facts(parser: argparse.ArgumentParser, *layers: str) -> None:
+    parser.add_argument("--rebuild", action="store_true", help="make everything anew")
+    _add_dry_run(parser)
+    parser.set_defaults(layers=layers, sla=None)
+    if "gold" in layers:
+        about = "the longest wait that is in order; repeatable, remembered"
+        parser.add_argument("--sla", metavar="[QUEUE=]MS", action="append", help=about)
 
 
 def _say(text: str) -> None:
@@ -143,41 +152,70 @@ def _source(arguments: argparse.Namespace) -> dict[str, str]:
     return {"url": arguments.url} if arguments.url else {}
 
 
-def _ingest(arguments: argparse.Namespace) -> int:
-    with _session(arguments) as spark:
-        _ingest_with(spark, arguments)
+def _tell_machines(arguments: argparse.Namespace, **results: Any) -> int:
+    """What was done, on standard output, if it was asked for."""
+    if arguments.as_json:
+        print(msgspec.json.encode(results).decode())
     return 0
 
 
-def _ingest_with(spark: SparkSession, arguments: argparse.Namespace) -> None:
+def _tell_plan(arguments: argparse.Namespace, *, with_source: bool) -> int:
+    """What would be done: what bronze lacks, and what of it is in no table yet."""
+    from headrace.pipeline.status import status_of
+
+    status = status_of(_lake(arguments), _source(arguments) if with_source else {})
+    if with_source and status.problem is not None:
+        raise HeadraceError(status.problem)
+    if with_source:
+        _say(f"{status.behind:,} events would be ingested")
+    batches = status.batches if getattr(arguments, "rebuild", False) else status.untold
+    _say(f"{batches:,} batches of bronze would be told" + (", and those events" if with_source else ""))
+    return _tell_machines(arguments, behind=status.behind if with_source else None, batches=batches)
+
+
+def _ingest(arguments: argparse.Namespace) -> int:
+    if arguments.dry_run:
+        return _tell_plan(arguments, with_source=True)
+    with _session(arguments) as spark:
+        summary = _ingest_with(spark, arguments)
+    return _tell_machines(arguments, ingested=summary)
+
+
+def _ingest_with(spark: SparkSession, arguments: argparse.Namespace) -> IngestSummary:
     from headrace.pipeline.runs import ingest
 
     source = {**_source(arguments), "maxEventsPerTrigger": str(arguments.max_events)}
     source["failOnDataLoss"] = str(not arguments.accept_loss).lower()
     summary = ingest(spark, _lake(arguments), source, interval_s=arguments.continuous, say=_say)
     _say(f"{summary.events:,} events in {summary.batches} batches")
+    return summary
 
 
 def _facts(arguments: argparse.Namespace) -> int:
+    if arguments.dry_run:
+        return _tell_plan(arguments, with_source=False)
     with _session(arguments) as spark:
-        _facts_with(spark, arguments)
-    return 0
+        summary = _facts_with(spark, arguments)
+    return _tell_machines(arguments, told=summary)
 
 
-def _facts_with(spark: SparkSession, arguments: argparse.Namespace) -> None:
+def _facts_with(spark: SparkSession, arguments: argparse.Namespace) -> TellSummary:
     from headrace.pipeline.runs import tell
 
-    promises = _promises(arguments.sla)
-    summary = tell(spark, _lake(arguments), sla_ms=promises, rebuild=arguments.rebuild, say=_say)
+    promises, layers = _promises(arguments.sla), arguments.layers
+    summary = tell(spark, _lake(arguments), sla_ms=promises, rebuild=arguments.rebuild, layers=layers, say=_say)
     if summary.since is not None:
-        _say(f"run {summary.run}: {summary.events:,} events, facts made anew since {summary.since}")
+        _say(f"run {summary.run}: {summary.events:,} events, the oldest of {summary.since}")
+    return summary
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    if arguments.dry_run:
+        return _tell_plan(arguments, with_source=True)
     with _session(arguments) as spark:
-        _ingest_with(spark, arguments)
-        _facts_with(spark, arguments)
-    return 0
+        ingested = _ingest_with(spark, arguments)
+        told = _facts_with(spark, arguments)
+    return _tell_machines(arguments, ingested=ingested, told=told)
 
 
 def _promises(given: list[str] | None) -> dict[str, int] | None:
@@ -199,24 +237,27 @@ def _report(arguments: argparse.Namespace) -> int:
     out = Path(arguments.out)
     write_report(_lake(arguments), out, days=arguments.days, queue=arguments.queue)
     _say(f"wrote {out} ({out.stat().st_size // 1024} kB)")
+    pictures: list[Path] = []
     if arguments.png:
         from headrace.pipeline.pictures import take_pictures
 
-        _say(f"wrote {len(take_pictures(out, Path(arguments.png)))} pictures to {arguments.png}")
-    return 0
+        pictures = take_pictures(out, Path(arguments.png))
+        _say(f"wrote {len(pictures)} pictures to {arguments.png}")
+    return _tell_machines(arguments, report=str(out), pictures=list(map(str, pictures)))
 
 
 def _redrive(arguments: argparse.Namespace) -> int:
     with _session(arguments) as spark:
-        from headrace.pipeline.redrive import Redrive
+        from headrace.pipeline.redrive import Redrive, lines
 
         plan = Redrive(spark, _lake(arguments), arguments.name, arguments.where, arguments.url)
-        for line in plan.counts():
+        counts, sent = plan.counts(), 0
+        for line in [] if arguments.as_json else lines(counts):
             print(f"  {line}")
         if not arguments.dry_run:
             sent = plan.send(to_queue=arguments.to_queue, rate=arguments.rate, say=_say)
             _say(f"{sent:,} jobs are enqueued again under the name {arguments.name}")
-    return 0
+    return _tell_machines(arguments, chosen=counts, sent=sent)
 
 
 def _enqueue(arguments: argparse.Namespace) -> int:
@@ -224,13 +265,14 @@ def _enqueue(arguments: argparse.Namespace) -> int:
 
     with _session(arguments) as spark:
         table = _read_table(spark, arguments.table)
-        _say(f"{table.count():,} rows in {arguments.table}")
+        rows = table.count()
+        _say(f"{rows:,} rows in {arguments.table}")
         if not arguments.dry_run:
             writer = table.write.format("headrace").mode("append").option("url", arguments.url or default_url())
             options = {"queue": arguments.to_queue, "idColumns": arguments.id_columns, "pipeline": arguments.name}
             writer.options(**options).save()
             _say(f"all of them are jobs of {arguments.to_queue}; run again, they stay the same jobs")
-    return 0
+    return _tell_machines(arguments, rows=rows, sent=0 if arguments.dry_run else rows)
 
 
 def _read_table(spark: SparkSession, path: str) -> Any:

@@ -18,7 +18,11 @@ if TYPE_CHECKING:
 
 
 def register(spark: SparkSession) -> None:
-    """Make `spark.read.format("headrace")` and its three siblings known to a session."""
+    """Make `spark.read.format("headrace")` and its three siblings known to a session.
+
+    Conditions on the queue or the state of jobs are then left to the server, which Spark allows sources only if told.
+    """
     from headrace.pipeline.source import HeadraceSource
 
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
     spark.dataSource.register(HeadraceSource)

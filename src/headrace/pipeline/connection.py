@@ -20,6 +20,8 @@ import msgspec
 from headrace.errors import HeadraceError
 
 _TIMEOUT_S: Final = 60.0
+PATIENCE_S: Final = 30.0
+"""How long a server may be away."""
 _encode: Final = msgspec.msgpack.Encoder().encode
 
 
@@ -52,7 +54,7 @@ class Address(msgspec.Struct, frozen=True):
 class Connection:
     """`call` asks one thing; `stream` keeps several questions under way and answers in order."""
 
-    def __init__(self, address: Address, *, patience_s: float = 30.0) -> None:
+    def __init__(self, address: Address, *, patience_s: float = PATIENCE_S) -> None:
         self._address = address
         self._patience_s = patience_s
         self._socket: socket.socket | None = None
@@ -61,7 +63,14 @@ class Connection:
         return next(self.stream([{"cmd": cmd, **fields}], in_flight=1))
 
     def stream(self, commands: Iterable[dict[str, Any]], in_flight: int) -> Iterator[dict[str, Any]]:
-        """The replies to `commands`, in their order. After a break, what was not answered is asked again."""
+        """The replies to `commands`, in their order; the first refusal ends them."""
+        for reply in self.answers(commands, in_flight):
+            if reply.get("ok") is not True:
+                raise ServerRefused(str(reply.get("error") or "the server refused without a reason"))
+            yield reply
+
+    def answers(self, commands: Iterable[dict[str, Any]], in_flight: int) -> Iterator[dict[str, Any]]:
+        """The replies, whatever they say. After a break, what was not answered is asked again."""
         source = iter(commands)
         unanswered: list[bytes] = []
         deadline = time.monotonic() + self._patience_s
@@ -79,8 +88,6 @@ class Connection:
                 continue
             unanswered.pop(0)
             deadline = time.monotonic() + self._patience_s
-            if reply.get("ok") is not True:
-                raise ServerRefused(str(reply.get("error") or "the server refused without a reason"))
             yield reply
 
     def _open(self, unanswered: list[bytes]) -> None:

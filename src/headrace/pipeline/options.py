@@ -18,6 +18,7 @@ from headrace.pipeline.connection import default_url
 from headrace.pipeline.eventsource import BEGINNING, Position
 
 KINDS: Final = ("events", "jobs", "results", "dlq")
+_CHOICES: Final = {"on_duplicate": ("ignore", "fail"), "pushdown": ("auto", "off")}
 
 
 _OF_SPARK: Final = ("checkpointlocation", "queryname")
@@ -55,6 +56,8 @@ class Options(msgspec.Struct, frozen=True, rename=lambda name: name.replace("_",
     id_ttl: int = DAY_MS
     batch_size: int = 1000
     max_in_flight: int = 8
+    on_duplicate: str = "ignore"
+    pushdown: str = "auto"
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> Options:
@@ -69,6 +72,9 @@ class Options(msgspec.Struct, frozen=True, rename=lambda name: name.replace("_",
     def _check(self) -> None:
         if self.kind not in KINDS:
             raise BadOption(f"the option kind must be one of {', '.join(KINDS)}, not {self.kind!r}")
+        for name, words in _CHOICES.items():
+            if getattr(self, name) not in words:
+                raise BadOption(f"the option {_spark_name(name)} must be one of {', '.join(words)}")
         if self.path is not None and (self.url is not None or self.kind != "events"):
             raise BadOption("the option path names a capture folder, which has events only: give either path or url")
         for name in ("max_events_per_trigger", "min_events_per_trigger", "max_bytes_per_trigger"):

@@ -5,11 +5,12 @@ Readers are pickled and sent to the executors: they hold options only, and open 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from pyspark.sql.datasource import DataSourceReader, InputPartition
+import msgspec
+from pyspark.sql.datasource import DataSourceReader, EqualTo, Filter, InputPartition
 
 from headrace.pipeline.connection import Address, Connection
 from headrace.pipeline.eventsource import (
@@ -170,3 +171,35 @@ class ScanReader(DataSourceReader):
                 if reply[self._scan.field]:
                     yield reply[self._scan.field]
                 after = reply.get("next")
+
+
+# -- conditions that the server checks -----------------------------------------------------------------------------
+
+
+class _TakesFilters(DataSourceReader):
+    """Takes `queue = 'mail'` and `state = 'waiting'` out of a query, where the options do not say otherwise."""
+
+    _options: Options
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
+        usable = ("queue", "state") if self._options.kind == "jobs" else ("queue",)
+        for given in filters:
+            name = ".".join(given.attribute) if isinstance(given, EqualTo) else ""
+            if isinstance(given, EqualTo) and name in usable and getattr(self._options, name) is None:
+                self._options = msgspec.structs.replace(self._options, **{name: given.value})
+            else:
+                yield given
+
+
+class FilteringEventsReader(_TakesFilters, EventsReader):
+    pass
+
+
+class FilteringScanReader(_TakesFilters, ScanReader):
+    pass
+
+
+def reader_of(options: Options, *, takes_filters: bool) -> DataSourceReader:
+    if options.kind == "events":
+        return (FilteringEventsReader if takes_filters else EventsReader)(options)
+    return (FilteringScanReader if takes_filters else ScanReader)(options)

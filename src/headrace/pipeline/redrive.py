@@ -8,10 +8,11 @@ sent is written down in `audit/redrive` of the lake.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+import msgspec
 from pyspark.errors import AnalysisException, ParseException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
@@ -25,6 +26,24 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _SLICE = 1000
+
+
+class Chosen(msgspec.Struct):
+    """Jobs of a queue with the same error; `gone` of them are no dead letters any more."""
+
+    queue: str
+    signature: str | None
+    jobs: int
+    gone: int
+
+
+def lines(counts: list[Chosen]) -> Iterator[str]:
+    for row in counts:
+        yield f"{row.jobs:>8,}  {row.queue:<24}  {row.signature or '(no error text)'}"
+    if gone := sum(row.gone for row in counts):
+        yield f"{gone:,} of them are no dead letters of the server any more: their data is gone"
+    if not counts:
+        yield "no dead letter fits"
 
 
 class Redrive:
@@ -51,17 +70,13 @@ class Redrive:
         )
         return newest.join(letters.select("queue", "job_id", "job_name", "data"), ["queue", "job_id"], "left")
 
-    def counts(self) -> list[str]:
+    def counts(self) -> list[Chosen]:
         """How many jobs, by queue and error, and how many of them the server has no data of any more."""
         counted = self._chosen.groupBy("queue", "signature").agg(
             f.count("*").alias("jobs"), f.sum(f.col("data").isNull().cast("int")).alias("gone")
         )
         rows = counted.orderBy(f.desc("jobs"), "queue", "signature").limit(100).collect()
-        gone = sum(row["gone"] for row in rows)
-        lines = [f"{row['jobs']:>8,}  {row['queue']:<24}  {row['signature'] or '(no error text)'}" for row in rows]
-        if gone:
-            lines.append(f"{gone:,} of them are no dead letters of the server any more: their data is gone")
-        return lines or ["no dead letter fits"]
+        return [Chosen(row["queue"], row["signature"], row["jobs"], row["gone"]) for row in rows]
 
     def send(self, *, to_queue: str | None, rate: float | None, say: Callable[[str], None]) -> int:
         """Enqueue them, at most `rate` a second; how many."""

@@ -1,14 +1,15 @@
 """The jobs of the pipeline: where paths, sessions and transforms meet.
 
 `ingest` streams events into bronze. `tell` makes silver of the batches that are new since the last run and gold of the
-dates that they touch. Both can be killed at any moment and started again: what they had not finished is done anew.
+dates that they touch, or one of the two. Both can be killed at any moment and started again: what they had not finished
+is done anew.
 """
 
 from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from datetime import UTC, date, datetime
 from datetime import time as time_of_day
 from typing import TYPE_CHECKING, Any, Final
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 Say = Callable[[str], None]
+LAYERS: Final = ("silver", "gold")
 _BROADCAST_JOBS: Final = 200_000
 """So many open jobs are sent to every executor, which saves a shuffle of all events; Spark cannot know how many."""
 _STARTS: Final = 3
@@ -125,11 +127,17 @@ def tell(
     *,
     sla_ms: dict[str, int] | None = None,
     rebuild: bool = False,
+    layers: Container[str] = LAYERS,
     say: Say = _silent,
 ) -> TellSummary:
     """Silver and gold of everything in bronze that no run has told yet, or of everything (`rebuild`)."""
     with lake.locked("tell"):
-        return _Telling(spark, lake, sla_ms, rebuild, say).run()
+        telling = _Telling(spark, lake, sla_ms, rebuild, say)
+        if "silver" in layers:
+            telling.make_silver()
+        if "gold" in layers:
+            telling.make_gold(is_rebuild=rebuild and "silver" not in layers)
+        return telling.summary
 
 
 class _Telling:
@@ -144,20 +152,20 @@ class _Telling:
         self.is_rebuild = rebuild or self.before.run == 0
         self.summary = TellSummary(self.before.run, 0)
 
-    def run(self) -> TellSummary:
+    def make_silver(self) -> None:
         self.lake.clean_up(self.before)
         batches = self.lake.batches_after(-1 if self.is_rebuild else self.before.batch)
         if not batches:
             self.say("nothing new in bronze")
-            self._make_facts(self.before)
-            return self.summary
+            return
         events = self._bronze(list(map(str, batches.values())))
         facts = self._look_at(events)
         epochs = {str(row["shard"]): int(row["epoch"]) for row in facts}
         if not self.is_rebuild and any(epoch > self.before.epochs.get(s, epoch) for s, epoch in epochs.items()):
             self.say("the log was taken back to an older state: telling everything anew")
             self.is_rebuild = True
-            return self.run()
+            self.make_silver()
+            return
         self.summary.batches, self.summary.rebuilt = len(batches), self.is_rebuild
         self.summary.events = sum(row["events"] for row in facts)
         since = self._silver(events, has_clearings=any(row["clearings"] for row in facts), facts=facts)
@@ -165,8 +173,6 @@ class _Telling:
         after.facts_due = EVERYTHING if self.is_rebuild else _earlier(self.before.facts_due, since.isoformat())
         self.lake.publish(after, replaces_all=self.is_rebuild)
         self.summary.run, self.summary.since = after.run, since
-        self._make_facts(after)
-        return self.summary
 
     def _timed(self, what: str, began: float) -> None:
         self.summary.seconds[what] = time.monotonic() - began
@@ -239,10 +245,12 @@ class _Telling:
 
     # -- gold ----------------------------------------------------------------------------------------------------------
 
-    def _make_facts(self, pointer: Pointer) -> None:
+    def make_gold(self, *, is_rebuild: bool) -> None:
         """Facts that are due. The pointer remembers them until they are made, should this run die before."""
-        due = EVERYTHING if self.sla_ms != pointer.sla_ms else pointer.facts_due
-        if due is None:
+        pointer = self.lake.pointer()
+        due = EVERYTHING if is_rebuild or self.sla_ms != pointer.sla_ms else pointer.facts_due
+        if due is None or not pointer.run:
+            self.say("no facts are due")
             return
         self._gold(None if due == EVERYTHING else date.fromisoformat(due))
         self.lake.store_pointer(msgspec.structs.replace(pointer, sla_ms=self.sla_ms, facts_due=None))

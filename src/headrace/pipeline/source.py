@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 class HeadraceSource(DataSource):
     """See docs/pipeline.md for all options."""
 
+    takes_filters = True
+    """Whether conditions are left to the server. Spark refuses such sources in sessions that do not allow it."""
+
     @classmethod
     def name(cls) -> str:
         return "headrace"
@@ -44,10 +47,10 @@ class HeadraceSource(DataSource):
         return ", ".join(f"{name} {kinds[name]}" for name in chosen_columns(options, table))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        from headrace.pipeline.reader import EventsReader, ScanReader
+        from headrace.pipeline.reader import reader_of
 
         options = self._parsed
-        return EventsReader(options) if options.kind == "events" else ScanReader(options)
+        return reader_of(options, takes_filters=self.takes_filters and options.pushdown == "auto")
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         from headrace.pipeline.stream import EventsStreamReader
@@ -66,4 +69,12 @@ class HeadraceSource(DataSource):
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
         from headrace.pipeline.writer import JobsStreamWriter
 
+        if self._parsed.on_duplicate == "fail":
+            raise BadOption("a stream repeats batches after a break, so duplicates are in order: leave out onDuplicate")
         return JobsStreamWriter(self._parsed, schema)
+
+
+class FoundSource(HeadraceSource):
+    """The same, as Spark finds it by itself, in sessions that nobody has told of it."""
+
+    takes_filters = False

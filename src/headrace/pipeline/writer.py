@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
+from headrace.errors import HeadraceError
 from headrace.pipeline.connection import Address, Connection
 from headrace.pipeline.options import BadOption, Options
 
@@ -34,8 +35,16 @@ JOB_COLUMNS: Final = {
 }
 """Columns that say how the job is run; all others are its data, unless `dataColumn` names the one that is."""
 _BATCH_BYTES: Final = 8 << 20
+_LOOKUPS_AT_ONCE: Final = 200
 _encode_json: Final = msgspec.json.Encoder(enc_hook=str, order="deterministic").encode
 _decode_json: Final = msgspec.json.decode
+
+
+class _Id(msgspec.Struct):
+    id: str = msgspec.field(name="customId")
+
+
+_decode_ids: Final = msgspec.msgpack.Decoder(list[_Id]).decode
 
 
 @dataclass
@@ -158,21 +167,48 @@ def _within_frames(queue: str, jobs: list[msgspec.Struct]) -> Iterator[dict[str,
     yield from _within_frames(queue, jobs[half:])
 
 
-def send(rows: RowsToJobs, records: Iterator[Any]) -> Written:
-    options = rows.options
+def connect(options: Options) -> Connection:
+    return Connection(Address.parse(options.place["url"], options.access_token))
+
+
+def send(rows: RowsToJobs, records: Iterator[Any], *, refused_before: float | None = None) -> Written:
+    """Make jobs of the records. Those that were jobs before this moment of the server are refused, if it is given."""
     sent = 0
-    with Connection(Address.parse(options.place["url"], options.access_token)) as connection:
-        for reply in connection.stream(rows.batches(records), options.max_in_flight):
+    with connect(rows.options) as connection, connect(rows.options) as lookup:
+        batches: Iterable[dict[str, Any]] = rows.batches(records)
+        if refused_before is not None:
+            batches = _only_new(batches, lookup, refused_before)
+        for reply in connection.stream(batches, rows.options.max_in_flight):
             sent += len(reply["ids"])
     return Written(sent)
+
+
+def _only_new(batches: Iterable[dict[str, Any]], lookup: Connection, moment: float) -> Iterator[dict[str, Any]]:
+    """The batches, as long as no job of theirs is older than the moment."""
+    for batch in batches:
+        asked = ({"cmd": "GetJobByCustomId", "customId": job.id} for job in _decode_ids(batch["jobs"]))
+        found = [reply["job"] for reply in lookup.answers(asked, _LOOKUPS_AT_ONCE) if reply.get("ok")]
+        known = [job for job in found if job["createdAt"] < moment]
+        if known:
+            sample = ", ".join(_encode_json(job.get("data")).decode()[:80] for job in known[:3])
+            raise HeadraceError(
+                f"{len(known)} rows of a batch are jobs already, such as {sample}. With onDuplicate=ignore they would "
+                "stay as they are, and the rest be written"
+            )
+        yield batch
 
 
 class JobsWriter(DataSourceArrowWriter):
     def __init__(self, options: Options, schema: StructType) -> None:
         self._rows = RowsToJobs(options, schema.fieldNames())
+        self._refused_before: float | None = None
+        if options.on_duplicate == "fail":
+            # A task that is tried again finds rows of its own. They are younger than this, and no reason to fail.
+            with connect(options) as connection:
+                self._refused_before = connection.call("Ping")["data"]["time"]
 
     def write(self, iterator: Iterator[Any]) -> Written:
-        return send(self._rows, iterator)
+        return send(self._rows, iterator, refused_before=self._refused_before)
 
 
 class JobsStreamWriter(DataSourceStreamArrowWriter):
