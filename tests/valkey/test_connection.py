@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from headrace.backends.valkey import wakes
 from headrace.backends.valkey.connection import Connection, Unreachable
 from headrace.backends.valkey.url import parse_url
 from headrace.errors import StorageUnavailable
@@ -74,3 +75,39 @@ async def test_calls_that_wait_for_a_connection_hear_that_it_was_closed() -> Non
         await connection.close()
         with pytest.raises(StorageUnavailable, match="closed"):
             await calling
+
+
+class Loading:
+    """A server that takes subscriptions and says to a PING that it loads its data."""
+
+    def __init__(self) -> None:
+        self.subscribed = self.refused = 0
+        self.writers: list[asyncio.StreamWriter] = []
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.writers.append(writer)
+        while data := await reader.read(65536):
+            if b"SUBSCRIBE" in data:
+                self.subscribed += 1
+                writer.write(b"*3\r\n$9\r\nsubscribe\r\n$4\r\nnews\r\n:1\r\n")
+            elif b"PING" in data:
+                self.refused += 1
+                writer.write(b"-LOADING the dataset is being loaded\r\n")
+            else:
+                writer.write(b"+OK\r\n")
+        writer.close()
+
+
+async def test_news_are_heard_again_after_a_server_that_was_loading_its_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wakes, "_PING_EVERY_S", 0.02)
+    loading = Loading()
+    server = await asyncio.start_server(loading.serve, "127.0.0.1")
+    port = server.sockets[0].getsockname()[1]
+    news = wakes.Wakes(parse_url(f"valkey://127.0.0.1:{port}"), ["news"], lambda *_: None, lambda: None)
+    await news.open()
+    await eventually(lambda: loading.refused)
+    before = loading.subscribed
+    loading.writers[-1].transport.abort()
+    await eventually(lambda: loading.subscribed > before)
+    await news.close()
+    server.close()

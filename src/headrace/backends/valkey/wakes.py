@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from headrace.backends.valkey.connection import Connection
+from headrace.backends.valkey.transport import answer
 from headrace.backends.valkey.url import ValkeyUrl
 from headrace.errors import StorageUnavailable
 
@@ -39,7 +40,7 @@ class Wakes:
     async def open(self) -> None:
         """Listen from now on. Who only adds jobs never does: the server need not tell them of each."""
         if self._task is None:
-            await self._connection.call("SUBSCRIBE", *self._channels)
+            await answer(self._connection.call("SUBSCRIBE", *self._channels))
             self._task = self._task or asyncio.create_task(self._keep())
 
     async def close(self) -> None:
@@ -63,14 +64,14 @@ class Wakes:
 
     async def _ping(self) -> None:
         try:
-            await self._connection.call("PING")
+            await answer(self._connection.call("PING"))  # a server that loads its data refuses
         except StorageUnavailable:
             await self._subscribe_again()
 
     async def _subscribe_again(self) -> None:
         while True:
             try:
-                await self._connection.call("SUBSCRIBE", *self._channels)
+                await answer(self._connection.call("SUBSCRIBE", *self._channels))
             except StorageUnavailable:
                 await asyncio.sleep(_PAUSE_S)
                 await self._connection.close()
