@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections import Counter, deque
 from collections.abc import Iterable
 from pathlib import Path
@@ -127,6 +128,32 @@ async def test_a_job_that_is_lost_before_it_takes_its_first_step_gives_its_slot_
         for n in (0, 2, 3):
             await app.queue("q").add("job", n)
         await eventually(lambda: {2, 3} <= set(ran))
+
+
+async def test_what_a_job_tells_goes_out_before_its_outcome_even_if_the_line_looks_just_then(tmp_path: Path) -> None:
+    app = Headrace(f"memory://{tmp_path.name}")
+    looking = threading.Event()
+
+    def look_when_it_has_ended() -> None:
+        """As the line does when it settles another job in the moment in which this one ends."""
+        looking.set()
+        deadline = time.monotonic() + 10
+        while not attendant._ended and time.monotonic() < deadline:
+            time.sleep(0.001)
+        attendant._settle()
+
+    async def handle(job: JobContext) -> None:
+        app.client.line.post(look_when_it_has_ended)
+        assert looking.wait(10)
+        job.progress(50, "half")
+
+    async with app, Worker(app.client, "q", handle, concurrency=1) as worker:
+        await worker.ready.wait()
+        assert worker._attendant is not None
+        attendant = worker._attendant
+        job = await app.queue("q").add("job")
+        await job.result(timeout=20)
+        assert (await job.info()).progress_message == "half"
 
 
 async def test_what_comes_after_the_stop_is_not_seen_where_handlers_run(tmp_path: Path) -> None:

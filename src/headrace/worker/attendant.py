@@ -4,9 +4,9 @@ It never polls by a timer: one PULLB per queue waits on the server, and a slot t
 leased to this worker by name (`owner`) and not to its connection, so a broken connection takes nothing away from a
 running handler: on the next one the worker says which jobs it has, and sends the outcomes that were not confirmed.
 
-Rules: everything here runs on the line's thread, but for `take` and `end`, which are called where handlers run;
-`deliver` and `lose` post to there. At most `concurrency` jobs run. Besides, a few may be in hand that found no slot:
-one per queue where there are several queues, and short ones for a moment of work where there is one queue and few
+Rules: everything here runs on the line's thread, but for `take`, `tell` and `end`, which are called where handlers
+run; `deliver` and `lose` post to there. At most `concurrency` jobs run. Besides, a few may be in hand that found no
+slot: one per queue where there are several queues, and short ones for a moment of work where there is one queue and few
 slots. They are given back when no slot becomes free within a moment, for somebody else may be idle.
 
 Outcomes and the next question go out together, in one write (`_turn`). An outcome that comes alone leaves at once; in a
@@ -134,6 +134,8 @@ class Attendant:
         """Taken and not begun. Two threads take from it: each job is whose who gets it."""
         self._ended: deque[Holding] = deque()
         """Whose handlers have ended: they are the line's when it looks."""
+        self._told: deque[Command[Any]] = deque()
+        """Progress and log lines of jobs. What a job told is here before the job is among those that have ended."""
         self._returning: set[str] = set()
         """Given back and not confirmed yet. Nothing is asked for meanwhile: what is after them must not come first."""
         self._taken_at = 0.0
@@ -305,10 +307,11 @@ class Attendant:
         assert self._channel is not None
         self._channel.submit(command, done, self._client.timeout + extra)
 
-    def tell(self, command: Command[Any]) -> None:
-        """Send progress or a log line: in order with the outcome, and nobody waits for it."""
-        if self._is_connected:
-            self._submit(command, _note)
+    def _pass_on(self) -> None:
+        while self._told:
+            command = self._told.popleft()
+            if self._is_connected:
+                self._submit(command, _note)
 
     # -- taking jobs ---------------------------------------------------------------------------------------------------
 
@@ -479,6 +482,11 @@ class Attendant:
             taken.append(holding)
         return taken
 
+    def tell(self, command: Command[Any]) -> None:
+        """Send progress or a log line: before the outcome, and nobody waits for it."""
+        self._told.append(command)
+        self._client.line.post(self._pass_on)
+
     def end(self, holdings: list[Holding]) -> None:
         """Handlers have ended. While there are more jobs to begin, the line need not hear of it at once."""
         self._ended.extend(holdings)
@@ -534,6 +542,7 @@ class Attendant:
                 self._settled_elsewhere(holding)
             elif not holding.is_lost:
                 self._settled.append(holding)
+        self._pass_on()  # what they told goes out before their outcomes, whoever was posted first
         if self._in_hand == 0:
             self._pace = (perf_counter() - self._taken_at) / self._taken
         # A command that ended a job may well have pushed the next one: there is nothing to wait for.

@@ -239,14 +239,13 @@ class Worker:
             self._spawn(holdings)
 
     def _spawn(self, holdings: list[Holding]) -> None:
-        contexts = [JobContext(holding.info, self._tell, self.state, holding) for holding in holdings]
+        assert self._attendant is not None
+        tell = self._attendant.tell
+        contexts = [JobContext(holding.info, tell, self.state, holding) for holding in holdings]
         self._busy += len(holdings)
         task = self._loop.create_task(self._process(holdings, contexts))
         for context in contexts:
             self._running[context.id] = (context, task)
-
-    def _tell(self, command: Any) -> None:
-        self._client.line.post(partial(self._attendant.tell, command))  # type: ignore[union-attr]
 
     async def _process(self, holdings: list[Holding], contexts: list[JobContext]) -> None:
         try:
