@@ -6,6 +6,7 @@ const { Queue, Worker } = require('bullmq');
 
 const WARM_UP = 200;
 const BULK = 500;
+const JOB_MS = 3;
 const [name, phase] = process.argv.slice(3, 5);
 const [port, count, concurrency] = [2, 5, 6].map((i) => +process.argv[i]);
 const connection = { port, maxRetriesPerRequest: null };
@@ -19,17 +20,19 @@ async function addOneByOne(queue, count) {
   for (let n = 0; n < count; n++) await queue.add('job', { n });
 }
 
-async function work(queue, count) {
+async function work(queue, count, handle = async () => null) {
   let left = count;
   let worker;
   await new Promise((resolve) => {
-    worker = new Worker(queue.name, async () => null, { connection, concurrency });
+    worker = new Worker(queue.name, handle, { connection, concurrency });
     worker.on('completed', () => --left === 0 && resolve());
   });
   await worker.close();
 }
 
-const run = { bulk: addBulk, single: addOneByOne, work }[phase];
+const workSlowly = (queue, count) => work(queue, count, () => new Promise((done) => setTimeout(done, JOB_MS, null)));
+
+const run = { bulk: addBulk, single: addOneByOne, work, slow: workSlowly }[phase];
 const warm = new Queue(`warm-${phase}`, { connection });
 const queue = new Queue(name, { connection });
 const client = await queue.client;
@@ -39,7 +42,8 @@ async function serverCpu() {
   return ['user', 'sys'].reduce((sum, kind) => sum + +used.match(new RegExp(`used_cpu_${kind}:([0-9.]+)`))[1], 0);
 }
 
-if (phase === 'work') await addBulk(warm, WARM_UP);
+if (phase === 'work' || phase === 'slow') await addBulk(warm, WARM_UP);
+if (phase === 'slow') await addBulk(queue, count);
 await run(warm, WARM_UP);
 const before = [process.cpuUsage(), await serverCpu()];
 await run(queue, count);

@@ -23,6 +23,7 @@ from headrace.worker.worker import Worker
 
 WARM_UP = 200
 IN_FLIGHT = 500
+JOB_SECONDS = 0.003
 
 
 def cpu_seconds() -> float:
@@ -63,11 +64,13 @@ async def add_together(queue: Queue, count: int, concurrency: int) -> None:
         await asyncio.gather(*(queue.add("job", {"n": n}) for n in range(start, min(start + IN_FLIGHT, count))))
 
 
-async def work(queue: Queue, count: int, concurrency: int) -> None:
+async def work(queue: Queue, count: int, concurrency: int, seconds: float = 0) -> None:
     done, left = asyncio.Event(), count
 
     async def handle(job: Any) -> None:
         nonlocal left
+        if seconds:
+            await asyncio.sleep(seconds)
         left -= 1
         if left == 0:
             done.set()
@@ -76,15 +79,23 @@ async def work(queue: Queue, count: int, concurrency: int) -> None:
         await done.wait()
 
 
+async def work_slowly(queue: Queue, count: int, concurrency: int) -> None:
+    """Each job takes a while: the worker takes them one by one."""
+    await work(queue, count, concurrency, JOB_SECONDS)
+
+
 Phase = Callable[[Queue, int, int], Awaitable[None]]
 PHASES: dict[str, Phase] = {"bulk": add_bulk, "single": add_one_by_one, "together": add_together, "work": work}
+PHASES["slow"] = work_slowly
 
 
 async def main(port: int, name: str, phase: str, count: int, concurrency: int) -> None:
     client, server = open_client(f"valkey://127.0.0.1:{port}"), Server(port)
     warm, queue = Queue(client, f"warm-{phase}"), Queue(client, name)
-    if phase == "work":
+    if phase in ("work", "slow"):
         await add_bulk(warm, WARM_UP, 0)
+    if phase == "slow":
+        await add_bulk(queue, count, 0)
     await PHASES[phase](warm, WARM_UP, concurrency)
     before = cpu_seconds(), server.cpu_seconds(), server.commands()
     await PHASES[phase](queue, count, concurrency)

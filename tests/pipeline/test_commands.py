@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -69,8 +70,16 @@ def test_a_report_of_nothing_says_what_to_run_first(tmp_path: Path) -> None:
 def test_the_status_of_an_empty_lake_tells_what_is_missing(tmp_path: Path) -> None:
     code, text = pipeline("status", "--lake", str(tmp_path), "--capture", str(tmp_path / "nowhere"))
     assert code == 0
-    assert "nothing yet: run `headrace pipeline facts`" in text
+    assert "is empty: run `headrace pipeline run`" in text
     assert "is no capture folder" in text
+
+
+def test_the_status_does_not_wait_for_a_server_that_is_away(tmp_path: Path) -> None:
+    began = time.monotonic()
+    code, text = pipeline("status", "--lake", str(tmp_path), "--url", "headrace://127.0.0.1:1")
+    assert code == 0
+    assert "no answer from the server at 127.0.0.1:1" in text
+    assert time.monotonic() - began < 15
 
 
 def test_the_status_tells_how_far_behind_the_lake_is(chronicle: Chronicle) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from headrace.backends.valkey.backend import ValkeyBackend
 from headrace.client.client import Client
 from headrace.client.queue import Queue
 from headrace.clock import SystemClock
@@ -113,6 +114,25 @@ async def test_who_waits_for_a_job_learns_of_its_end_though_the_message_is_lost(
     await there.ask(command("ACK", id=job_id, token=pulled.token, result=pack("r")))
     waited = await waiting
     assert (waited.completed, msgspec.msgpack.decode(waited.result)) == (True, "r")
+
+
+@pytest.mark.parametrize("place", ["here", "there"])
+async def test_who_waits_for_a_job_that_is_cancelled_before_others_know_of_it_is_told_that_it_ended(
+    clients: list[Client], place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, other = clients[0], clients[0 if place == "here" else 1]
+    announce = ValkeyBackend.announce_awaited
+    added = await here.ask(command("PUSH", queue="q", data=pack(1)))
+
+    async def announce_late(backend: ValkeyBackend, job_id: str, timeout_ms: float) -> bool:
+        other.line.post(lambda: other.submit(command("Cancel", id=job_id), lambda _: None, 5))
+        while await backend.state(job_id) != "unknown":
+            pass
+        return await announce(backend, job_id, timeout_ms)
+
+    monkeypatch.setattr(ValkeyBackend, "announce_awaited", announce_late)
+    waited = await here.ask(command("WaitJob", id=added.id, timeout=5000), 10)
+    assert waited.completed is False
 
 
 @pytest.mark.parametrize("adder", ["our client", "our library"])

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections import Counter
+from collections import Counter, deque
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 
 from headrace import Headrace, JobContext, Worker
 from headrace.client.job import Job
-from headrace.worker.attendant import Attendant
+from headrace.worker.attendant import Attendant, Holding
 from tests.worker.conftest import MakeApp
 from tests.worker.steps import eventually
 
@@ -104,3 +105,49 @@ async def test_the_outcome_of_a_job_is_told_while_the_next_one_blocks_the_loop(s
         await working
         await app.close()
     assert sorted(ran) == list(range(JOBS))
+
+
+async def test_a_job_that_is_lost_before_it_takes_its_first_step_gives_its_slot_back(tmp_path: Path) -> None:
+    class Hasty(Worker):
+        """Hears that a job is lost in the moment in which it begins."""
+
+        def _spawn(self, holdings: list[Holding]) -> None:
+            super()._spawn(holdings)
+            if holdings[0].info.data == 0:
+                self._abandon(holdings[0].info.id)
+                holdings[0].info.data = 1
+
+    ran: list[int] = []
+
+    async def handle(job: JobContext) -> None:
+        ran.append(job.data)
+        await asyncio.sleep(0)
+
+    async with Headrace(f"memory://{tmp_path.name}") as app, Hasty(app.client, "q", handle, concurrency=1):
+        for n in (0, 2, 3):
+            await app.queue("q").add("job", n)
+        await eventually(lambda: {2, 3} <= set(ran))
+
+
+async def test_what_comes_after_the_stop_is_not_seen_where_handlers_run(tmp_path: Path) -> None:
+    seen: list[Holding] = []
+
+    async def handle(job: JobContext) -> None:
+        raise AssertionError
+
+    class Watched(deque[Holding]):
+        def extend(self, new: Iterable[Holding]) -> None:
+            super().extend(new)
+            seen.extend(self)  # as a handler that ends just now would
+
+    async with Headrace(f"memory://{tmp_path.name}") as app, Worker(app.client, "q", handle) as worker:
+        await worker.ready.wait()
+        attendant = worker._attendant
+        assert attendant is not None
+        attendant._ready = Watched()
+        await eventually(lambda: bool(attendant._asked))
+        worker.pause()
+        job = await app.queue("q").add("job")
+        await eventually(lambda: worker.figures.pulled == 1 and not attendant._held)
+        assert await job.state() == "waiting"
+    assert not seen

@@ -191,6 +191,21 @@ async def test_a_cancellation_that_a_handler_made_itself_is_a_failure(app: Headr
     assert len(tries) == 2
 
 
+async def test_an_error_whose_message_cannot_be_read_is_a_failure_like_others(app: Headrace, queue: str) -> None:
+    class Broken(Exception):
+        def __str__(self) -> str:
+            raise ValueError("no message")
+
+    async def handle(job: JobContext) -> None:
+        raise Broken
+
+    async with Worker(app.client, queue, handle) as worker:
+        job = await app.queue().add("j", attempts=1)
+        with pytest.raises(JobFailed, match="Broken: its message cannot be read"):
+            await job.result(timeout=10)
+        assert (worker.figures.completed, worker.figures.failed) == (0, 1)
+
+
 async def test_a_result_that_is_no_data_is_a_failure_that_says_so(app: Headrace, queue: str) -> None:
     async with Worker(app.client, queue, lambda job: object()):
         job = await app.queue().add("j", attempts=3)

@@ -10,8 +10,9 @@ Rules:
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Coroutine, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from headrace.backends.base import Outcome
 from headrace.clock import Clock
@@ -23,6 +24,9 @@ from headrace.model import EVERY_QUEUE, Event, Flow
 
 if TYPE_CHECKING:
     from headrace.backends.valkey.backend import ValkeyBackend
+
+_UNTIL_TOLD: Final = 0.01
+"""Seconds after which a tick that is under way has ended."""
 
 
 class Brokers:
@@ -63,9 +67,14 @@ class Brokers:
         try:
             await self._backend.announce_awaited(waiter.key, timeout_ms)
             outcome = await self._backend.outcome(waiter.key)
+        except NotFound:
+            # It was there when the waiting began: it ended and was not kept. If that was done here, its end is told
+            # with the tick that is under way; if not, nobody tells of it.
+            await asyncio.sleep(_UNTIL_TOLD)
+            for left in self._waiters.take_job(waiter.key):
+                left.finish(None)
+            return
         except HeadraceError:
-            if waiter.is_over:
-                return  # it ended, was not kept, and its end was told
             self._waiters.cancel(waiter)
             raise
         if outcome.has_ended:

@@ -20,6 +20,8 @@ import msgspec
 from headrace.errors import HeadraceError
 
 _TIMEOUT_S: Final = 60.0
+PATIENCE_S: Final = 30.0
+"""How long a server may be away."""
 _encode: Final = msgspec.msgpack.Encoder().encode
 
 
@@ -52,7 +54,7 @@ class Address(msgspec.Struct, frozen=True):
 class Connection:
     """`call` asks one thing; `stream` keeps several questions under way and answers in order."""
 
-    def __init__(self, address: Address, *, patience_s: float = 30.0) -> None:
+    def __init__(self, address: Address, *, patience_s: float = PATIENCE_S) -> None:
         self._address = address
         self._patience_s = patience_s
         self._socket: socket.socket | None = None

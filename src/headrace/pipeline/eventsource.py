@@ -17,7 +17,7 @@ import zstandard
 
 from headrace.backends.local.segments import read_manifest
 from headrace.errors import HeadraceError
-from headrace.pipeline.connection import Address, Connection, ServerRefused
+from headrace.pipeline.connection import PATIENCE_S, Address, Connection, ServerRefused
 
 BLOCK_BYTES: Final = 4 << 20
 _LINES_AT_ONCE: Final = 20_000
@@ -75,11 +75,11 @@ class EventsLost(HeadraceError):
     """What should be read next is kept no longer."""
 
 
-def open_source(options: dict[str, str]) -> EventSource:
+def open_source(options: dict[str, str], patience_s: float = PATIENCE_S) -> EventSource:
     """The source that the options name: `path` of a capture folder, or `url` of a server."""
     if "path" in options:
         return CaptureFolder(Path(options["path"]))
-    return ServerLog(Address.parse(options["url"], options.get("token")))
+    return ServerLog(Address.parse(options["url"], options.get("token")), patience_s)
 
 
 class CaptureFolder:
@@ -119,8 +119,8 @@ class CaptureFolder:
 class ServerLog:
     """The log of a running server: closed segments as they lie on its disk, the rest as lines."""
 
-    def __init__(self, address: Address) -> None:
-        self._connection = Connection(address)
+    def __init__(self, address: Address, patience_s: float = PATIENCE_S) -> None:
+        self._connection = Connection(address, patience_s=patience_s)
 
     def newest(self) -> Position:
         reply = self._connection.call("EventSegments", limit=0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from typing import Final
 
 import msgspec
 
@@ -11,6 +12,9 @@ from headrace.errors import HeadraceError
 from headrace.pipeline.eventsource import BEGINNING, Position, open_source
 from headrace.pipeline.lake import Lake
 from headrace.pipeline.options import Options, from_offset
+
+_PATIENCE_S: Final = 1.0
+"""Somebody looks at the terminal: a server that does not answer now is the answer."""
 
 
 class Status(msgspec.Struct, rename="camel"):
@@ -34,7 +38,7 @@ def status_of(lake: Lake, source: dict[str, str]) -> Status:
     batches = len(lake.numbered("bronze/events"))
     found = Status(str(lake.root), batches, untold, pointer.run, pointer.facts_due, reached.epoch, reached.seq)
     try:
-        newest = open_source(Options.parse(source).place).newest()
+        newest = open_source(Options.parse(source).place, _PATIENCE_S).newest()
     except HeadraceError as error:
         found.problem = str(error)
     else:
@@ -43,16 +47,22 @@ def status_of(lake: Lake, source: dict[str, str]) -> Status:
 
 
 def lines(status: Status) -> Iterator[str]:
-    yield f"lake       {status.lake}"
+    is_empty = not (status.batches or status.run)
+    yield f"lake       {status.lake}{' is empty: run `headrace pipeline run`' if is_empty else ''}"
+    if not is_empty:
+        yield from _layers(status)
+    if status.problem is not None:
+        yield f"source     {status.problem}"
+    else:
+        yield f"source     up to event {status.newest:,}: the lake is {status.behind:,} events behind"
+
+
+def _layers(status: Status) -> Iterator[str]:
     yield f"bronze     {status.batches} batches, {status.untold} not told yet"
     yield f"silver     run {status.run}" if status.run else "silver     nothing yet: run `headrace pipeline facts`"
     if status.facts_due is not None:
         yield f"gold       facts since {status.facts_due or 'the beginning'} are due: run `headrace pipeline facts`"
     yield f"ingested   up to event {status.ingested:,} of epoch {status.epoch}"
-    if status.problem is not None:
-        yield f"source     {status.problem}"
-    else:
-        yield f"source     up to event {status.newest:,}: the lake is {status.behind:,} events behind"
 
 
 def ingested(lake: Lake) -> Position:

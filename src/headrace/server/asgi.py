@@ -63,7 +63,7 @@ class AsgiApp:
         self._home = home
         self._settings = settings or Settings()
         self._server: HttpServer | None = None
-        self._lines: set[Line] = set()
+        self._connections: set[AsgiConnection] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -73,8 +73,8 @@ class AsgiApp:
 
     async def close(self) -> None:
         """End the streams; the engine is its owner's to stop. Called by the lifespan, if there is one."""
-        for line in list(self._lines):
-            line.close()
+        for connection in list(self._connections):
+            connection.close()
         if self._server is not None:
             self._server.hub.close()
 
@@ -96,14 +96,14 @@ class AsgiApp:
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._server is None:
             self._server = HttpServer(self._home.engine, self._settings, self._home.ticker)
-        line = Line(self._server, str((scope.get("client") or ("",))[0]))
-        self._lines.add(line)
+        connection = AsgiConnection(self._server, str((scope.get("client") or ("",))[0]))
+        self._connections.add(connection)
         try:
             serve = _serve_websocket if scope["type"] == "websocket" else _serve_http
-            await serve(line, scope, receive, send)
+            await serve(connection, scope, receive, send)
         finally:
-            self._lines.discard(line)
-            line.end()
+            self._connections.discard(connection)
+            connection.end()
 
 
 async def _on(loop: asyncio.AbstractEventLoop, call: Callable[..., Awaitable[Any]], *given: Any) -> Any:
@@ -165,7 +165,7 @@ class Pipe:
         return taken
 
 
-class Line:
+class AsgiConnection:
     """One scope as a session knows a connection: one request, or what it becomes."""
 
     def __init__(self, server: HttpServer, address: str) -> None:
@@ -233,45 +233,45 @@ def _request_of(scope: Scope) -> Request:
     return request
 
 
-def _admit(line: Line, request: Request, scope: Scope) -> None:
+def _admit(connection: AsgiConnection, request: Request, scope: Scope) -> None:
     scheme = {"ws": "http", "wss": "https"}.get(scope.get("scheme", "http"), scope.get("scheme", "http"))
     try:
         if request.refusal is None:
-            line.server.admit(request, scope.get("http_version", "1.1"), scheme)
+            connection.server.admit(request, scope.get("http_version", "1.1"), scheme)
     except HeadraceError as error:
         request.refusal = error
 
 
-async def _answered(line: Line, request: Request, gone: Awaitable[object]) -> Response | None:
+async def _answered(connection: AsgiConnection, request: Request, gone: Awaitable[object]) -> Response | None:
     """The response; None when the client went away first."""
-    line.session.receive(request)
+    connection.session.receive(request)
     leaving = asyncio.ensure_future(gone)
-    either: set[asyncio.Future[Any]] = {line.answer, leaving}
+    either: set[asyncio.Future[Any]] = {connection.answer, leaving}
     await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-    if not line.answer.done():
+    if not connection.answer.done():
         return None
     leaving.cancel()
-    return line.answer.result()
+    return connection.answer.result()
 
 
 # -- HTTP and server-sent events ---------------------------------------------------------------------------------------
 
 
-async def _serve_http(line: Line, scope: Scope, receive: Receive, send: Send) -> None:
+async def _serve_http(connection: AsgiConnection, scope: Scope, receive: Receive, send: Send) -> None:
     request = _request_of(scope)
-    _admit(line, request, scope)
+    _admit(connection, request, scope)
     if request.refusal is None and not await _read_body(request, receive):
         return
-    response = await _answered(line, request, _disconnected(receive))
+    response = await _answered(connection, request, _disconnected(receive))
     if response is None:
         return
-    cors = line.server.access.cors_headers(request.headers.get(b"origin"))
+    cors = connection.server.access.cors_headers(request.headers.get(b"origin"))
     await send({"type": "http.response.start", "status": response.status, "headers": _headers_of(response, cors)})
     if response.begins is None:
         await send({"type": "http.response.body", "body": b"" if request.is_head else response.body})
     else:
-        line.begin(response)
-        await _stream(line, response.body, receive, send)
+        connection.begin(response)
+        await _stream(connection, response.body, receive, send)
 
 
 async def _read_body(request: Request, receive: Receive) -> bool:
@@ -307,8 +307,8 @@ def _headers_of(response: Response, cors: bytes) -> list[tuple[bytes, bytes]]:
     return headers
 
 
-async def _stream(line: Line, first: bytes, receive: Receive, send: Send) -> None:
-    pipe = line.transport
+async def _stream(connection: AsgiConnection, first: bytes, receive: Receive, send: Send) -> None:
+    pipe = connection.transport
     assert pipe is not None
 
     async def pump() -> None:
@@ -337,21 +337,21 @@ async def _until_first(*works: Awaitable[object]) -> None:
 # -- WebSocket ---------------------------------------------------------------------------------------------------------
 
 
-async def _serve_websocket(line: Line, scope: Scope, receive: Receive, send: Send) -> None:
+async def _serve_websocket(connection: AsgiConnection, scope: Scope, receive: Receive, send: Send) -> None:
     """Messages are framed as a client would frame them, so that the one WebSocket there is can read and write them."""
     await receive()  # websocket.connect
     request = _request_of(scope)
     request.headers |= _UPGRADE
-    _admit(line, request, scope)
-    response = await _answered(line, request, asyncio.Event().wait())
+    _admit(connection, request, scope)
+    response = await _answered(connection, request, asyncio.Event().wait())
     assert response is not None
     if response.begins is None:
         await _refuse(response, scope, send)
         return
     chosen = dict(_headers_of(response, b"")).get(b"sec-websocket-protocol")
     await send({"type": "websocket.accept", "subprotocol": chosen and chosen.decode()})
-    socket, wire = line.begin(response), Connection(ConnectionType.CLIENT)
-    await _until_first(_read_messages(socket, wire, receive), _send_messages(line, socket, wire, send))
+    socket, wire = connection.begin(response), Connection(ConnectionType.CLIENT)
+    await _until_first(_read_messages(socket, wire, receive), _send_messages(connection, socket, wire, send))
 
 
 async def _refuse(response: Response, scope: Scope, send: Send) -> None:
@@ -370,8 +370,8 @@ async def _read_messages(socket: Takeover, wire: Connection, receive: Receive) -
         socket.data_received(wire.send(given))
 
 
-async def _send_messages(line: Line, socket: Takeover, wire: Connection, send: Send) -> None:
-    pipe, parts = line.transport, []
+async def _send_messages(connection: AsgiConnection, socket: Takeover, wire: Connection, send: Send) -> None:
+    pipe, parts = connection.transport, []
     assert pipe is not None
     while frames := await pipe.take():
         wire.receive_data(frames)

@@ -47,7 +47,7 @@ class Plain(Protocol):
     def serve(self, session: HttpSession, request: Request) -> Response: ...
 
 
-class Line(Outlet, Protocol):
+class Carrier(Outlet, Protocol):
     """What a session speaks through: a socket, or a scope of an application that has mounted us."""
 
     server: HttpServer
@@ -68,13 +68,13 @@ class Takeover(Protocol):
     def close(self) -> None: ...
 
 
-Begin = Callable[[Line], Takeover]
+Begin = Callable[[Carrier], Takeover]
 
 
 class HttpSession(Driver[Request]):
     """Runs the requests of a connection one after the other."""
 
-    def __init__(self, server: HttpServer, connection: Line, address: str, budget: Budget | None) -> None:
+    def __init__(self, server: HttpServer, connection: Carrier, address: str, budget: Budget | None) -> None:
         super().__init__(
             server.engine,
             address,

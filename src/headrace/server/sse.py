@@ -20,7 +20,7 @@ from headrace.server.projections import Choice, is_pattern
 from headrace.server.routes import BadRequest, TooMany, checked_queue
 
 if TYPE_CHECKING:
-    from headrace.server.httpsession import HttpSession, Line, Takeover
+    from headrace.server.httpsession import Carrier, HttpSession, Takeover
 
 log: Final = logging.getLogger("headrace.server")
 _encode: Final = msgspec.json.Encoder().encode
@@ -62,7 +62,7 @@ class EventStreams:
         greeting = _encode({"connected": True, "clientId": f"sse-{self._numbers}"})
         body = b"retry: 3000\ndata: " + greeting + b"\n\n"
 
-        def begin(connection: Line) -> Takeover:
+        def begin(connection: Carrier) -> Takeover:
             return Stream(self._hub, connection, choice, after, self._streams)
 
         return Response(200, body, headers=_HEADERS, begins=begin)
@@ -95,7 +95,7 @@ class Stream:
     """One client that listens."""
 
     def __init__(
-        self, hub: Hub, connection: Line, choice: Choice, after: Position | None, streams: set[Stream]
+        self, hub: Hub, connection: Carrier, choice: Choice, after: Position | None, streams: set[Stream]
     ) -> None:
         self.choice = choice
         self.is_open = True

@@ -35,7 +35,7 @@ from headrace.server.sse import check_patterns
 from headrace.server.ticker import Parcels, Release
 
 if TYPE_CHECKING:
-    from headrace.server.httpsession import HttpSession, Line, Takeover
+    from headrace.server.httpsession import Carrier, HttpSession, Takeover
 
 SUBPROTOCOL: Final = "headrace"
 """Chosen when it is offered: a browser that offers its token this way wants to see one of its offers taken."""
@@ -107,7 +107,7 @@ class Sockets:
         if SUBPROTOCOL in subprotocols(request.headers):
             headers += b"Sec-WebSocket-Protocol: " + SUBPROTOCOL.encode() + b"\r\n"
 
-        def begin(connection: Line) -> Takeover:
+        def begin(connection: Carrier) -> Takeover:
             return WebSocket(self._hub, connection, queue, self._peers)
 
         return Response(101, headers=headers, begins=begin)
@@ -135,7 +135,7 @@ def _accept(request: Request) -> bytes:
 class WebSocket:
     """One client: a session of the protocol, and a listener of the hub."""
 
-    def __init__(self, hub: Hub, connection: Line, queue: str | None, peers: set[WebSocket]) -> None:
+    def __init__(self, hub: Hub, connection: Carrier, queue: str | None, peers: set[WebSocket]) -> None:
         server = connection.server
         self.choice = Choice(queue)
         self.session = Session(

@@ -417,18 +417,19 @@ class Attendant:
         new = [holding for holding in holdings if not self._is_held_already(holding)]
         for holding in new:
             self._held[holding.info.id] = holding
-        if not new:
-            return
+        if self._is_stopping:  # where handlers run nobody may see them: what begins now would not get its time to end
+            self._give_back(new)
+        elif new:
+            self._make_ready(new)
+
+    def _make_ready(self, new: list[Holding]) -> None:
         self._taken_at, self._taken = perf_counter(), len(new)  # the time of the loop goes by milliseconds
         self._in_hand += len(new)
         if self._in_hand > self._concurrency:
             self._will_look = True
             self._loop.call_later(_LINGER, self._look, new[-1])
         self._ready.extend(new)
-        if self._is_stopping:
-            self._return_unbegun()
-        else:
-            self._deliver()
+        self._deliver()
 
     def _is_held_already(self, holding: Holding) -> bool:
         """Whether the server forgot our lease and gave us the job anew: it runs here already."""
@@ -452,12 +453,16 @@ class Attendant:
             return
         while (holding := self._next_ready()) is not None:
             self._in_hand -= 1
+            self._give_back([holding])
+            if holding is last:
+                return
+
+    def _give_back(self, holdings: list[Holding]) -> None:
+        for holding in holdings:
             self._returning.add(holding.info.id)
             holding.given_back()
             holding.is_settled = True
             self._send(holding)
-            if holding is last:
-                return
 
     def _next_ready(self) -> Holding | None:
         try:
@@ -570,13 +575,19 @@ class Attendant:
         self._submit(batch, answered)
 
     def _send(self, holding: Holding) -> None:
-        if not self._is_connected or holding.info.id not in self._held:
+        if not self._is_connected or not self._holds(holding):
             return  # the next connection does, or an answer came meanwhile
         assert holding.outcome is not None
         holding.outcome.token = holding.token
         self._submit(holding.outcome, lambda outcome: self._answered(holding, outcome))
 
+    def _holds(self, holding: Holding) -> bool:
+        """Whether it is the one that is held under its id: the job may have come again as another one."""
+        return self._held.get(holding.info.id) is holding
+
     def _answered(self, holding: Holding, outcome: Any) -> None:
+        if not self._holds(holding):
+            return  # it was sent twice, and this is the answer that came later
         if isinstance(outcome, StorageUnavailable):
             self._loop.call_later(_RETRY_AFTER, self._send, holding)
         elif isinstance(outcome, CommandTimeout):
@@ -592,8 +603,6 @@ class Attendant:
             self._confirmed(holding, outcome)
 
     def _confirmed(self, holding: Holding, outcome: object) -> None:
-        if self._held.get(holding.info.id) is not holding:
-            return
         del self._held[holding.info.id]
         if holding.info.id in self._returning:
             self._returning.discard(holding.info.id)

@@ -40,11 +40,18 @@ def retry_after_ms(error: BaseException) -> float | None:
 
 def reason_of(error: BaseException) -> str:
     """`ValueError: no such order`; the message alone when it was raised to tell the reason."""
-    message = str(error)
+    message = _message_of(error)
     if isinstance(error, UnrecoverableError | RetryLater) and message:
         return message[:_MAX_REASON]
     name = type(error).__name__
     return (f"{name}: {message}" if message else name)[:_MAX_REASON]
+
+
+def _message_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # somebody else's method; the job has failed all the same
+        return "its message cannot be read"
 
 
 def stack_of(error: BaseException) -> list[str]:

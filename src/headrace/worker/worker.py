@@ -207,8 +207,7 @@ class Worker:
     async def _stop_handlers(self) -> None:
         late = list(self._running.values())
         for context, task in late:
-            context.cancel()
-            task.cancel()
+            self._cancel(context, task)
         if late:
             log.warning("%s gives %d jobs back that are not done yet", self.id, len(late))
             await asyncio.wait({task for _, task in late}, timeout=_CLEAN_UP_SECONDS)
@@ -355,21 +354,27 @@ class Worker:
 
     def _failed(self, holding: Holding, error: BaseException) -> None:
         if isinstance(error, RemoteFailure):
-            later = error.retry_after
-            holding.failed(error.reason, error.stack, unrecoverable=error.is_unrecoverable, retry_after=later)
+            reason, later = error.reason, error.retry_after
+            holding.failed(reason, error.stack, unrecoverable=error.is_unrecoverable, retry_after=later)
         else:
-            later = retry_after_ms(error)
-            holding.failed(reason_of(error), stack_of(error), unrecoverable=is_final(error), retry_after=later)
+            reason, later = reason_of(error), retry_after_ms(error)
+            holding.failed(reason, stack_of(error), unrecoverable=is_final(error), retry_after=later)
         extra = {"job_id": holding.info.id, "queue": holding.info.queue, "task": holding.info.name}
-        log.warning("job %s of %s failed: %s", holding.info.id, holding.info.queue, error, extra=extra)
+        log.warning("job %s of %s failed: %s", holding.info.id, holding.info.queue, reason, extra=extra)
 
     def _abandon(self, job_id: str) -> None:
         """The job is not ours any more: tell its handler."""
         context, task = self._running.get(job_id, (None, None))
         if context is not None and task is not None:
-            context.cancel()
             if context.run_in == "loop" and self._batch is None:
-                task.cancel()
+                self._cancel(context, task)
+            else:
+                context.cancel()
+
+    def _cancel(self, context: JobContext, task: asyncio.Task[None]) -> None:
+        context.cancel()
+        # Not at once: a task that is cancelled before its first step never comes to give its slot back.
+        self._loop.call_soon(task.cancel)
 
     # -- watching the loop ---------------------------------------------------------------------------------------------
 
