@@ -11,6 +11,7 @@ import pytest
 
 from headrace.pipeline.schemas import EVENTS, JOB_ROWS, LETTER_ROWS, RESULT_ROWS, arrow
 from tests.protocol.steps import bury, push
+from tests.scale import scaled
 from tests.serverprocess import ServerProcess
 from tests.wireclient import Client
 
@@ -175,6 +176,14 @@ def test_a_stream_stops_where_events_were_dropped_unless_told_to_go_on(spark: Sp
 # -- writing -------------------------------------------------------------------------------------------------------
 
 
+def written(client: Client, queue: str) -> Iterator[int]:
+    after: int | None = 0
+    while after is not None:
+        page = client.ok("ScanJobs", queue=queue, after=after, limit=10_000)
+        yield from (job["data"]["id"] for job in page["jobs"])
+        after = page.get("next")
+
+
 def write(frame: DataFrame, server: ServerProcess, **options: Any) -> None:
     frame.write.format("headrace").mode("append").option("url", url(server)).options(**options).save()
 
@@ -210,28 +219,31 @@ def test_a_task_that_dies_half_way_and_is_tried_again_adds_nothing_twice(
 ) -> None:
     from pyspark import TaskContext
 
+    rows = scaled(1_000, 500_000)
+    middle = rows // 100 // 4
+
     def die_once(batches: Iterator[Any]) -> Iterator[Any]:
         context = TaskContext.get()
         assert context is not None
         for n, batch in enumerate(batches):
-            if n == 3 and context.attemptNumber() == 0:
+            if n == middle and context.attemptNumber() == 0:
                 raise RuntimeError("killed on purpose")
             yield batch
 
     spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "100")
     try:
-        frame = spark.range(0, 1_000, 1, 2).mapInArrow(die_once, "id long")
+        frame = spark.range(0, rows, 1, 2).mapInArrow(die_once, "id long")
         write(frame, capturing, queue=queue, idColumns="id", batchSize=50)
     finally:
         spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
-    jobs = client.ok("GetJobs", queue=queue, limit=2000)["jobs"]
-    assert sorted(job["data"]["id"] for job in jobs) == list(range(1_000))
+    assert sorted(written(client, queue)) == list(range(rows))
 
 
 def test_a_write_that_may_not_meet_known_rows_fails_when_it_does(
     spark: SparkSession, capturing: ServerProcess, client: Client, queue: str
 ) -> None:
     strict = {"queue": queue, "idColumns": "id", "onDuplicate": "fail", "batchSize": 5}
+    write(spark.range(5), capturing, **{**strict, "queue": f"{queue}-too"})
     write(spark.range(10), capturing, **strict)
     write(spark.range(10, 20), capturing, **strict)
     with pytest.raises(Exception, match="1 rows of a batch are jobs already"):

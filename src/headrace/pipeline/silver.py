@@ -30,6 +30,9 @@ CLEARING: Final = ("drained", "obliterated")
 _OUTCOMES: Final = {"completed": "completed", "failed": "dlq", "removed": "removed", "expired": "expired"}
 _event: Final = "event"
 _by_job: Final = ("queue", "job_id")
+_sorted_by_job: Final = ("job_hash", *_by_job)
+"""Spark compares the first eight bytes of a sort key at once and the rest slowly: those of a queue's name, or of an id
+that begins with the time, are the same for most rows."""
 
 
 def _is(*words: str) -> Column:
@@ -79,8 +82,8 @@ def told(events: DataFrame) -> DataFrame:
 
     The sums run over ranges and not over rows, so that a repeated event gets the same numbers as its original.
     """
-    ordered = Window.partitionBy(*_by_job).orderBy("epoch", "seq")
-    kept = events.where(is_told())
+    ordered = Window.partitionBy(*_sorted_by_job).orderBy("epoch", "seq")
+    kept = events.where(is_told()).withColumn("job_hash", f.xxhash64(*_by_job))
     counted = kept.select(
         "*",
         f.sum(is_start().cast("int")).over(ordered).alias("life"),
@@ -97,7 +100,7 @@ def runs_of(told_events: DataFrame) -> DataFrame:
         return f.when(condition, f.col(value) if isinstance(value, str) else value)
 
     moment = f.struct("epoch", "seq", "ts", _event)
-    return told_events.groupBy(*_by_job, "life", "run").agg(
+    return told_events.groupBy(*_sorted_by_job, "life", "run").agg(
         f.max("job_name").alias("job_name"),
         f.max("shard").alias("shard"),
         f.min(_place()).alias("oldest"),
@@ -131,7 +134,7 @@ def lives_of(runs: DataFrame) -> DataFrame:
         f.col("run_end.ts").alias("ended_at"), f.col("run_end.event").alias("outcome"),
         f.col("failure.error").alias("error"),
     )  # fmt: skip
-    return runs.groupBy(*_by_job, "life").agg(
+    return runs.groupBy(*_sorted_by_job, "life").agg(
         *(f.max(name).alias(name) for name in _SAME_OR_ONCE),
         *(f.sum(name).alias(name) for name in ("failures", "stalls", "backoff_ms")),
         f.min("oldest").alias("oldest"),
@@ -149,7 +152,7 @@ def judged(lives: DataFrame, cleared: DataFrame | None = None) -> DataFrame:
 
     A life ends with an event of its own, with the emptying of its queue, or at the latest before its successor begins.
     """
-    is_last = f.max("life").over(Window.partitionBy(*_by_job)) == f.col("life")
+    is_last = f.max("life").over(Window.partitionBy(*_sorted_by_job)) == f.col("life")
     whole = lives.withColumn("is_last", is_last)
     cleared_at = f.lit(None).cast("timestamp")
     if cleared is not None:
