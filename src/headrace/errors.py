@@ -314,6 +314,14 @@ class StepNotFoundError(WorkflowError, LookupError):
 # -- errors out of replies ---------------------------------------------------------------------------------------------
 
 
+def message_of(error: BaseException) -> str:
+    """What an error says, whoever wrote its class: what failed has failed, even if it cannot tell why."""
+    try:
+        return str(error)
+    except Exception:
+        return "its message cannot be read"
+
+
 def error_of(code: str | None, text: str) -> HeadraceError:
     """The error that a reply tells of. Other servers of the protocol send no code: then the text has to do."""
     if not code:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from typing import Final
+from weakref import WeakSet
 
 from headrace.clock import Clock, SystemClock
 
@@ -17,10 +18,23 @@ _BLOCK: Final = 4096
 _SEQUENCES: Final = [f"{n:03x}" for n in range(0x1000)]
 
 
+_sources: Final[WeakSet[IdSource]] = WeakSet()
+
+
+def _draw_anew() -> None:
+    """In a forked child: the tails in store are those of its parent and of its siblings."""
+    for source in _sources:
+        source._tails.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_draw_anew)
+
+
 class IdSource:
     """Makes UUIDv7 strings whose text order is their creation order."""
 
-    __slots__ = ("_clock", "_millisecond", "_prefix", "_sequence", "_tails")
+    __slots__ = ("__weakref__", "_clock", "_millisecond", "_prefix", "_sequence", "_tails")
 
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
@@ -28,6 +42,7 @@ class IdSource:
         self._sequence = 0
         self._prefix = ""
         self._tails: list[str] = []
+        _sources.add(self)
 
     def next(self) -> str:
         return self.at(self._clock.now_ms())

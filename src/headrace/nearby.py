@@ -44,6 +44,7 @@ class Door:
         """Pushes of this loop that are under way on the line."""
         self._retry_at = 0.0
         self._opening: asyncio.Task[None] | None = None
+        self._leaving: asyncio.Task[None] | None = None
         self._stay: AsyncGenerator[None, None] | None = None
 
     def begin(self) -> None:
@@ -76,8 +77,14 @@ class Door:
             self.loop.call_soon_threadsafe(self._close)
 
     def _close(self) -> None:
+        self._leaving = self.loop.create_task(self._leave(self._opening))
+
+    async def _leave(self, opening: asyncio.Task[None] | None) -> None:
+        if opening is not None:
+            opening.cancel()
+            await asyncio.wait([opening])
         if self._stay is not None:
-            self._opening = self.loop.create_task(self._stay.aclose())
+            await self._stay.aclose()  # which is refused while it is being opened
 
 
 class Nearby:

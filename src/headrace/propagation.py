@@ -28,7 +28,7 @@ from msgspec import Struct
 
 from headrace.client.options import Backoff, Options
 from headrace.durations import Duration
-from headrace.errors import InvalidCommand, RemoteError
+from headrace.errors import InvalidCommand, RemoteError, message_of
 
 PropagationMeta = Mapping[str, Any]
 
@@ -147,7 +147,7 @@ class ErrorReport(Struct, rename="camel", omit_defaults=True, kw_only=True):
         text = "".join(_traceback(error))
         return cls(
             type=type(error).__name__,
-            message=str(error)[:_MAX_MESSAGE],
+            message=message_of(error)[:_MAX_MESSAGE],
             step=step,
             attempt=attempt,
             traceback=text[-_MAX_TRACEBACK:],

@@ -12,8 +12,10 @@ import pytest
 from headrace.client import events as listening
 from headrace.client.events import QueueEvents
 from headrace.client.queue import Queue
+from headrace.connect import open_client
 from headrace.errors import ClientClosed, InvalidCommand
 from tests.client.faces import bury, complete, pull, until
+from tests.client.fakeserver import FakeServer, protocol_2
 
 
 async def heard_until(ears: Any, last: str) -> list[Any]:
@@ -141,3 +143,27 @@ async def test_whoever_waits_is_let_go_when_the_listening_ends(shared_client: An
     assert await asyncio.wait_for(asyncio.gather(in_loop, in_thread), 5) == [[], []]
     with pytest.raises(ClientClosed):
         events.get(timeout=1)
+
+
+async def test_a_listener_that_comes_back_before_the_storage_of_its_server_hears_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(listening, "_RETRY_AFTER", 0.01)
+    subscribed = 0
+
+    def answer(command: dict[str, Any]) -> dict[str, Any]:
+        nonlocal subscribed
+        subscribed += command["cmd"] == "SubscribeEvents"
+        if command["cmd"] == "SubscribeEvents" and subscribed == 2:
+            away = {"ok": False, "code": "storage_unavailable", "error": "away"}
+            return {**away, "reqId": command["reqId"]}
+        return protocol_2(command)
+
+    async with FakeServer(answer) as server:
+        client = open_client(f"headrace://127.0.0.1:{server.port}")
+        async with QueueEvents(client, "q") as events:
+            for connection in server.connections:
+                connection.transport.abort()
+            assert (await asyncio.wait_for(anext(aiter(events)), 10)).event_type == "gap"
+        await asyncio.wrap_future(client.close())
+    assert subscribed == 3

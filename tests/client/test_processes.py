@@ -6,11 +6,13 @@ import asyncio
 import gc
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import textwrap
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -172,6 +174,19 @@ def test_a_file_in_a_folder_that_does_not_exist_is_an_error_with_its_name(tmp_pa
     assert SyncQueue(client, "q").count() == 0, "a failure is not kept"
     assert release_client(client)
     client.close().result(10)
+
+
+def test_a_file_that_cannot_be_opened_is_the_same_error_each_time(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.db"
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("PRAGMA user_version=99")
+    client = open_client(f"sqlite:///{path}")
+    try:
+        for _ in range(2):
+            with pytest.raises(StorageUnavailable, match="newer Headrace"):
+                client.ask_blocking(Ping())
+    finally:
+        client.close().result(5)
 
 
 def test_a_file_can_be_closed_and_opened_again(file_url: str) -> None:

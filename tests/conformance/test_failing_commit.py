@@ -8,7 +8,7 @@ from pathlib import Path
 import apsw
 import pytest
 
-from headrace.backends.base import Ack, Demand, FlowPush, GroupDemand, NewStep, Totals
+from headrace.backends.base import Ack, Demand, FamilyNode, FlowPush, GroupDemand, NewStep, Totals
 from headrace.backends.local import slices
 from headrace.backends.local.backend import LocalBackend
 from headrace.backends.local.journal import Journal
@@ -364,3 +364,11 @@ def test_a_long_batch_is_there_as_a_whole_or_not_at_all(world: World, monkeypatc
     world.rig.reopen()
     assert world.rig.count()["completed"] == counts["completed"]
     assert sum(world.rig.count().values()) == sum(counts.values())
+
+
+def test_a_family_is_admitted_within_one_tick(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow the machine is: a server that dies has all of it or nothing."""
+    monkeypatch.setattr(slices, "SLICE_SECONDS", -1)
+    work = world.rig.backend.insert_family([FamilyNode(f"member-{n}", "q", spec(n)) for n in range(1000)])
+    breaths = list(work.__await__())
+    assert breaths == []

@@ -12,6 +12,7 @@ import pytest
 
 from headrace.client.options import Options
 from headrace.client.payloads import decode_payload
+from headrace.client.queue import Queue
 from headrace.errors import (
     EventCancelledError,
     EventTimeoutError,
@@ -400,6 +401,16 @@ async def test_a_group_outlives_its_workers_until_it_leaves(url: str) -> None:
         assert await keeper.provider.leave_group("order.placed", "g") is True
         await keeper.emit(placed, Order())
         assert len(await stored(keeper, "order.placed", "g")) == 1
+
+
+async def test_what_is_no_group_among_the_groups_is_left_out(url: str, caplog: pytest.LogCaptureFixture) -> None:
+    events = Events(url)
+    await Queue(events.provider.client, "events.groups").add("junk", {"colour": "blue"})
+    events.on(echo, group="mail")(lambda ctx: "heard")
+    async with asyncio.timeout(10), events:
+        await eventually(lambda: events.provider.groups.of("echo"))
+        assert await events.emit(echo, 1) == "heard"
+    assert "is no group and left out" in caplog.text
 
 
 async def test_ew_055_handlers_are_counted_per_event(memory: str) -> None:

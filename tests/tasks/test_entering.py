@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -42,3 +43,15 @@ async def test_who_leaves_first_does_not_close_it_for_the_others() -> None:
         async with app:
             pass
         assert (await app.queue("q").counts())["waiting"] == 1
+
+
+async def test_an_app_that_is_closed_twice_or_used_again_leaves_others_of_its_url_alone(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/jobs.db"
+    async with Headrace(url) as other:
+        app = Headrace(url)
+        for _ in range(2):
+            await app.close()
+        async with app:
+            await app.queue().add("job")
+        await asyncio.to_thread(app.sync().close)
+        assert await other.queue().count() == 1

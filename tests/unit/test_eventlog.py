@@ -568,7 +568,6 @@ def test_rolls_in_a_worker_thread_beside_appends_and_readers(tmp_path: Path) -> 
         if log.due(0) and (roll := log.roll()):
             threads.append(threading.Thread(target=roll.run))
             threads[-1].start()
-        log.sync()
     for thread in threads:
         thread.join(30)
     stopped.set()

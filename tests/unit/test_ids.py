@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import uuid
 
 import pytest
@@ -90,3 +91,14 @@ def test_many_are_as_good_as_one_by_one(count: int) -> None:
     assert len(ids) == count + 2
     assert ids == sorted(set(ids))
     assert all(uuid.UUID(each).version == 7 for each in ids)
+
+
+def test_a_forked_child_and_its_parent_make_different_ids(clock: ManualClock) -> None:
+    source = IdSource(clock)
+    source.next()
+    theirs, ours = os.pipe()
+    if not os.fork():
+        os.write(ours, source.next().encode())
+        os._exit(0)
+    os.wait()
+    assert os.read(theirs, 36).decode() != source.next()

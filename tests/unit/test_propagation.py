@@ -176,3 +176,12 @@ def test_a_traceback_that_is_all_ours_is_told_whole() -> None:
     error = caught.value
     assert error.__traceback__ is not None
     assert "durations.py" in ErrorReport.of(error.with_traceback(error.__traceback__.tb_next)).traceback
+
+
+def test_an_error_whose_message_cannot_be_read_is_reported_all_the_same() -> None:
+    class Broken(Exception):
+        def __str__(self) -> str:
+            raise ValueError("no message")
+
+    report = ErrorReport.of(Broken())
+    assert (report.type, report.message) == ("Broken", "its message cannot be read")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import multiprocessing
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -179,6 +180,26 @@ def test_the_door_is_closed_with_its_loop_and_with_its_client(valkey: ValkeyServ
     during = asyncio.run(use())
     assert connections(valkey) == during - 1
     asyncio.run(use_and_close())
+
+
+async def test_a_client_that_is_closed_while_its_door_opens_leaves_nothing_behind(
+    client: Client, valkey: ValkeyServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue = Queue(client, "q")
+    await queue.add("job", 1)
+    adding = asyncio.create_task(queue.add("job", 2))
+    await asyncio.sleep(0)  # it has found the door shut, and begun to open it
+    door = door_of(client)
+    assert door._opening is not None
+    await asyncio.sleep(0)
+    assert not door.is_open
+    door.close()
+    await adding
+    await asyncio.wrap_future(client.close())
+    await eventually(lambda: connections(valkey) == 0)
+    assert not door.is_open
+    gc.collect()
+    assert "never retrieved" not in caplog.text
 
 
 async def test_a_forked_child_opens_what_it_needs_anew(client: Client, valkey: ValkeyServer) -> None:

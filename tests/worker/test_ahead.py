@@ -146,7 +146,7 @@ async def test_what_comes_after_the_stop_is_not_seen_where_handlers_run(tmp_path
         assert attendant is not None
         attendant._ready = Watched()
         await eventually(lambda: bool(attendant._asked))
-        worker.pause()
+        worker.stop_pulling()
         job = await app.queue("q").add("job")
         await eventually(lambda: worker.figures.pulled == 1 and not attendant._held)
         assert await job.state() == "waiting"

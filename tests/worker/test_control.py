@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import signal
 import threading
 import time
 from collections import Counter
@@ -377,3 +379,11 @@ async def test_processes_are_kept_and_renewed_after_so_many_jobs(process_app: He
         pids = [await (await handlers.process_id.enqueue()).result(timeout=20) for _ in range(5)]
     assert pids[0] == pids[1] != pids[2] == pids[3] != pids[4]
     await eventually(lambda: not any(psutil.pid_exists(pid) for pid in pids))
+
+
+async def test_a_process_that_was_killed_while_it_was_idle_costs_no_job_an_attempt(process_app: Headrace) -> None:
+    async with process_app.worker(concurrency=1):
+        pid = await (await handlers.process_id.enqueue()).result(timeout=20)
+        os.kill(pid, signal.SIGKILL)
+        await eventually(lambda: psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+        assert await (await handlers.process_id.options(attempts=1).enqueue()).result(timeout=20) != pid

@@ -112,9 +112,9 @@ async def test_ew_191_parts_are_made_once_and_end_in_their_order(url: str) -> No
     told: list[str] = []
 
     class Hand(FlowWorker):
-        def pause(self) -> None:
-            told.append(f"pause {self.queues[0].rpartition('.')[2]}")
-            super().pause()
+        def stop_pulling(self) -> None:
+            told.append(f"stop {self.queues[0].rpartition('.')[2]}")
+            super().stop_pulling()
 
         async def run(self, **options: Any) -> None:
             try:
@@ -156,7 +156,7 @@ async def test_ew_191_parts_are_made_once_and_end_in_their_order(url: str) -> No
     go_on.set()
     await asyncio.wait_for(stopping, 20)
     assert told == [
-        "watch", "pause steps", "pause order", "end steps", "end order", "end watch", "end producer",
+        "watch", "stop steps", "stop order", "end steps", "end order", "end watch", "end producer",
     ]  # fmt: skip
     assert saga.calls.count("a") >= 1
     ends = await asyncio.gather(*results, return_exceptions=True)

@@ -18,9 +18,10 @@ from typing import Any, Final
 from headrace import commands
 from headrace.client.channel import Channel, EventView
 from headrace.client.client import Client
-from headrace.errors import ClientClosed, CommandTimeout, HeadraceError
+from headrace.errors import ClientClosed, CommandTimeout, HeadraceError, StorageUnavailable
 
 MAX_UNHEARD: Final = 10_000
+_RETRY_AFTER: Final = 1.0
 
 
 class _Ear:
@@ -88,8 +89,11 @@ class QueueEvents:
     def _resumed(self, outcome: object) -> None:
         if not isinstance(outcome, HeadraceError):
             self._hear(EventView(event_type="gap", queue=self.queue, timestamp=time.time() * 1000))
+        # The same link, not lost: nobody else would try again.
         elif isinstance(outcome, CommandTimeout):
-            self._changed(True)  # the same link, not lost: nobody else would try again
+            self._changed(True)
+        elif isinstance(outcome, StorageUnavailable):
+            asyncio.get_running_loop().call_later(_RETRY_AFTER, self._changed, True)
 
     def _hear(self, event: EventView) -> None:
         with self._lock:

@@ -101,8 +101,12 @@ class GroupRegistry:
         for offset in range(0, _MAX_GROUPS, _PAGE):
             page = await self._queue.get_jobs(limit=_PAGE, offset=offset)
             for job in page:
-                known = msgspec.convert(job.data, Subscriber, strict=False)
-                found.setdefault(known.event, []).append(known)
+                try:
+                    known = msgspec.convert(job.data, Subscriber, strict=False)
+                except msgspec.ValidationError as error:
+                    log.warning("job %s of %s is no group and left out: %s", job.id, self._queue.name, error)
+                else:
+                    found.setdefault(known.event, []).append(known)
             if len(page) < _PAGE:
                 break
         self._groups = {

@@ -239,16 +239,16 @@ class Ticker:
         self._timer = self.loop.call_later(wait, self._on_time)
 
     def _on_time(self) -> None:
-        self._timer = None
         late = self._engine.clock.monotonic_ms() - self._timer_due
         self._engine.figures.observe_lag(late / 1000)
         if late > _LATE_MS:
             # The process was stopped or the loop held up: heartbeats may lie unread in the sockets. Read them first.
-            self.loop.call_later(0.05, self._sweep)
+            self._timer = self.loop.call_later(0.05, self._sweep)
         else:
             self._sweep()
 
     def _sweep(self) -> None:
+        self._timer = None
         if not self._engine.backend.is_local:
             self._engine.run(self._sweep_later())
             return

@@ -128,6 +128,8 @@ class Headrace(AsyncShell):
         self._carriers: list[Carrier] = []
         self._users = 0
         self._users_lock = threading.Lock()
+        self._has_client = True
+        """Whether the client counts us: others of the same URL share it."""
 
     @property
     def client(self) -> Client:
@@ -136,8 +138,9 @@ class Headrace(AsyncShell):
     def enter(self) -> Client:
         """Count one more user of the app; one that was closed is opened again."""
         with self._users_lock:
-            if self._client.is_closed:
+            if self._client.is_closed or not self._has_client:
                 self._client = open_client(self.url, **self._connection)
+                self._has_client = True
             self._users += 1
         return self._client
 
@@ -146,6 +149,12 @@ class Headrace(AsyncShell):
         with self._users_lock:
             self._users -= 1
             return self._users == 0
+
+    def let_go(self) -> bool:
+        """Whether the client has to be closed: nobody else uses it."""
+        with self._users_lock:
+            had_client, self._has_client = self._has_client, False
+        return had_client and release_client(self._client)
 
     async def __aenter__(self) -> Headrace:
         await asyncio.wrap_future(self.enter().connect())
@@ -157,7 +166,7 @@ class Headrace(AsyncShell):
 
     async def close(self) -> None:
         """Close what was opened; calls under way fail."""
-        if release_client(self._client):
+        if self.let_go():
             await asyncio.wrap_future(self._client.close())
 
     # -- tasks ---------------------------------------------------------------------------------------------------------
@@ -347,8 +356,8 @@ class SyncHeadrace(SyncShell):
 
     def close(self) -> None:
         """Close what was opened, for the app as a whole."""
-        if release_client(self._client):
-            self._client.close().result()
+        if self._app.let_go():
+            self._app.client.close().result()
 
     def enqueue(self, task: Task[P, Any, T] | Call[P, T], *args: P.args, **kwargs: P.kwargs) -> SyncJob[T]:
         """Add a job for a task, or for `task.options(...)`."""

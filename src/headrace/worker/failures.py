@@ -6,7 +6,7 @@ import traceback
 from typing import Final
 
 from headrace.durations import Duration, milliseconds
-from headrace.errors import InvalidCommand
+from headrace.errors import InvalidCommand, message_of
 
 _MAX_REASON: Final = 2000
 _MAX_LINES: Final = 50
@@ -40,18 +40,11 @@ def retry_after_ms(error: BaseException) -> float | None:
 
 def reason_of(error: BaseException) -> str:
     """`ValueError: no such order`; the message alone when it was raised to tell the reason."""
-    message = _message_of(error)
+    message = message_of(error)
     if isinstance(error, UnrecoverableError | RetryLater) and message:
         return message[:_MAX_REASON]
     name = type(error).__name__
     return (f"{name}: {message}" if message else name)[:_MAX_REASON]
-
-
-def _message_of(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception:  # somebody else's method; the job has failed all the same
-        return "its message cannot be read"
 
 
 def stack_of(error: BaseException) -> list[str]:

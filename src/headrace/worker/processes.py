@@ -142,15 +142,22 @@ class Children:
         self._lock = threading.Lock()
 
     def run(self, call: Call, context: JobContext, limit: float | None) -> Raw:
-        with self._lock:
-            idle = self._idle.pop() if self._idle else None
-        child = idle or Child()
+        child = self._idle_child() or Child()
         with self._lock:
             self._busy.add(child)
         try:
             return child.run(call, context, limit)
         finally:
             self._keep(child)
+
+    def _idle_child(self) -> Child | None:
+        """One that lives: the system may have killed it while it had nothing to do."""
+        with self._lock:
+            while self._idle:
+                child = self._idle.pop()
+                if child.is_alive:
+                    return child
+        return None
 
     def _keep(self, child: Child) -> None:
         is_spent = self._max_jobs is not None and child.jobs >= self._max_jobs

@@ -127,8 +127,8 @@ class Worker:
         finally:
             await self._end()
 
-    def pause(self) -> None:
-        """Take no more jobs; those that run go on."""
+    def stop_pulling(self) -> None:
+        """Take no more jobs, for good; those that run go on."""
         if self._attendant is not None:
             self._client.line.post(self._attendant.stop_pulling)
 

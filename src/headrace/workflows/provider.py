@@ -260,7 +260,7 @@ class Workflows:
 
     async def _stop(self, parts: _Parts) -> None:
         for worker, _ in parts.workers:
-            worker.pause()
+            worker.stop_pulling()
         await _drained(parts.step_workers)
         await _drained(parts.flow_workers)
         self._parts = self._stopping = self.loop = None

@@ -87,6 +87,14 @@ class LocalBackend(Flows):
     # -- opening -------------------------------------------------------------------------------------------------------
 
     async def open(self) -> None:
+        try:
+            self._open()
+            self.commit()
+        except BaseException:
+            await self.close()  # who asks again shall hear the same, and not that the file is in use
+            raise
+
+    def _open(self) -> None:
         self._journal.open()
         collecting = gc.isenabled()
         gc.disable()  # a million new objects would be walked again and again, and none of them is garbage
@@ -98,7 +106,6 @@ class LocalBackend(Flows):
         finally:
             if collecting:
                 gc.enable()
-        self.commit()
 
     def look(self) -> None:
         """Load what the file holds without opening the event log or writing anything: for `headrace doctor`."""
@@ -416,7 +423,7 @@ class LocalBackend(Flows):
         try:
             return self._log.roll() if self._log.due(self._clock.now_ms()) else None
         except OSError:
-            return None  # the open segment grows on; the next tick tries again
+            return None  # the open segment grows on; the next sweep tries again
 
     def publish(self, roll: Roll) -> None:
         """Compress and publish a closed segment; runs in a worker thread.

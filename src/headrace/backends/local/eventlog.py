@@ -10,8 +10,8 @@ log first, store second:
 Rules. The log never has a hole or a repeated seq, whatever call failed: a cut that could not be made is owed,
 and paid before the next write. Readers never see beyond `committed`. Only committed events are sealed, and
 only sealed files are public. Everything runs on the event loop's thread except `Roll.run` (made for a worker
-thread), `sync` and the iterator of `read` (both safe in one): old segments must be decompressed, so take long
-replays there, and keep one iterator rather than asking again page by page.
+thread) and the iterator of `read` (safe in one): old segments must be decompressed, so take long replays there,
+and keep one iterator rather than asking again page by page.
 
 What lies in the folder and what a crash leaves behind is the business of `segments.py`. To add a step to the
 closing of a segment: give `Roll` a method, call it in `_seal`, and say in `segments.Recovery` what its
@@ -86,7 +86,6 @@ class EventLog:
         self._owes_cut = False
         self.is_full = False
         """Whether the open segment is large enough to be rolled at once."""
-        self._folder_is_synced = False
         self._positions = self._read_positions()
         self._catalog = threading.Lock()  # guards _sealed, _rolls, _open, _fd and the manifest; never held long
         self._sealing = threading.Lock()  # one segment is sealed at a time, in order
@@ -203,23 +202,6 @@ class EventLog:
             marks.pop()
         self._next_mark = (marks[-1][1] if marks else 0) + MARK_EVERY
 
-    def sync(self) -> None:
-        """Put every appended line on disk (survives power loss)."""
-        with self._catalog:
-            fds = [os.dup(self._fd)] + [os.open(roll.raw.path, os.O_RDONLY) for roll in self._rolls]
-            needs_folder, self._folder_is_synced = not self._folder_is_synced, True
-        try:
-            for fd in fds:
-                os.fdatasync(fd)
-            if needs_folder:
-                segments.sync_folder(self.folder)
-        except OSError:
-            self._folder_is_synced = False
-            raise
-        finally:
-            for fd in fds:
-                os.close(fd)
-
     # -- closing segments ---------------------------------------------------------------------------------
 
     def due(self, now_ms: int) -> bool:
@@ -245,7 +227,6 @@ class EventLog:
         with self._catalog:
             os.close(self._fd)
             self._fd, self._open, self._rolls = fd, fresh, [*self._rolls, roll]
-            self._folder_is_synced = False
         self._before_append = None
         self._next_mark = MARK_EVERY
         self.is_full = False
@@ -586,9 +567,6 @@ class MemoryLog:
 
     def forget_position(self, name: str) -> None:
         self.positions.pop(name, None)
-
-    def sync(self) -> None:
-        """Memory has no disk to wait for."""
 
     def close(self) -> None:
         """Nothing to let go of."""

@@ -139,7 +139,8 @@ class Intake(Store):
         jobs = []
         for node in nodes:
             jobs.append(self._admit(self._queue(node.queue), node.spec, now, node.id))
-            await self._slices.breathe()
+            if len(nodes) > _BATCH_AT_ONCE:
+                await self._slices.breathe()
         for job in jobs:
             self._resolve_dependencies(job, now)
         return [self._show(job) for job in jobs]

@@ -429,7 +429,7 @@ class Settlement(Intake):
         if job.links is not None:
             self._take_keys(job, job.links, now)
         self._note(job, "waiting", now)
-        self._journal.touch(job) if job.seq not in self._journal.rewritten else None
+        self._journal.touch(job)
 
     # -- families ------------------------------------------------------------------------------------------------------
 

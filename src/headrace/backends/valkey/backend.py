@@ -95,8 +95,12 @@ class ValkeyBackend(Refused):
         self._wakes = Wakes(self.url, channels, self._hear, self._hear_all)
 
     async def open(self) -> None:
-        await self._server.open()
-        await self.load_libraries()
+        try:
+            await self._server.open()
+            await self.load_libraries()
+        except BaseException:
+            await self._server.close()
+            raise
         self._epoch = self._clock.now_ms()
         self._log.epoch = self._epoch
         names = await self._queue_names()

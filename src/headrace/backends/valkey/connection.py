@@ -81,6 +81,8 @@ class _Pipe(asyncio.Protocol):
             self._transport.abort()
 
     def send(self, packed: bytes, loop: asyncio.AbstractEventLoop) -> Answered:
+        if not self.is_open:
+            raise StorageUnavailable("the connection to Valkey was lost")
         if len(self._waiting) >= _MAX_IN_FLIGHT:
             raise StorageUnavailable("too many calls wait for Valkey")
         future = loop.create_future()
@@ -146,7 +148,7 @@ class Connection:
     def _check_progress(self, pipe: _Pipe, answered: int) -> None:
         """Within one period of the deadline at least one answer has to come while any is due."""
         self._watch = None
-        if not pipe.in_flight or pipe is not self._pipe:
+        if not pipe.in_flight:
             return
         if pipe.answered == answered:
             pipe.fail(f"Valkey did not answer within {self._url.timeout_s:g} s")
@@ -164,13 +166,15 @@ class Connection:
     async def _connected(self) -> _Pipe:
         if self._is_closed:
             raise StorageUnavailable("the connection to Valkey is closed")
-        if self._opening is None:
+        if self._opening is None or self._opening.done():
             self._opening = asyncio.create_task(self._open())
+        opening = self._opening
         try:
-            return await asyncio.shield(self._opening)
-        finally:
-            if self._opening is not None and self._opening.done():
-                self._opening = None
+            return await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            if opening.cancelled():
+                raise StorageUnavailable("the connection to Valkey is closed") from None
+            raise
 
     async def _open(self) -> _Pipe:
         loop = asyncio.get_running_loop()
@@ -186,11 +190,20 @@ class Connection:
             raise Unreachable(f"Valkey at {self.host}:{self.port} cannot be reached: {text}") from error
         self._failures = 0
         self._pipe = pipe
+        self._stop_watch()  # that of the pipe before says nothing of this one
         return pipe
 
     async def _dial(self) -> _Pipe:
         loop = asyncio.get_running_loop()
         _, pipe = await loop.create_connection(lambda: _Pipe(self._on_push), self.host, self.port, ssl=_tls(self._url))
+        try:
+            await self._greet(pipe)
+        except BaseException:
+            pipe.fail("the greeting was not answered")  # nobody else has it
+            raise
+        return pipe
+
+    async def _greet(self, pipe: _Pipe) -> None:
         greetings: list[tuple[Argument, ...]] = []
         if self._url.password is not None:
             greetings.append(("AUTH", *filter(None, (self._url.username,)), self._url.password))
@@ -198,13 +211,16 @@ class Connection:
             greetings.append(("SELECT", self._url.db))
         greetings.append(("CLIENT", "SETNAME", "headrace"))
         for greeting in greetings:
-            await pipe.send(libvalkey.pack_command(greeting), loop)
-        return pipe
+            await pipe.send(libvalkey.pack_command(greeting), asyncio.get_running_loop())
+
+    def _stop_watch(self) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
 
     async def close(self) -> None:
         self._is_closed = True
-        if self._watch is not None:
-            self._watch.cancel()
+        self._stop_watch()
         if self._opening is not None:
             self._opening.cancel()
         if self._pipe is not None:

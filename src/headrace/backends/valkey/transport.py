@@ -48,7 +48,7 @@ class Standalone:
         self._syncing = Connection(url, *url.hosts[0])
 
     async def open(self) -> None:
-        await self._connection.call("PING")
+        await answer(self._connection.call("PING"))
 
     async def close(self) -> None:
         await self._connection.close()

@@ -1,0 +1,76 @@
+"""One connection to Valkey: what becomes of its calls when the server hangs, or is made anew."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from headrace.backends.valkey.connection import Connection, Unreachable
+from headrace.backends.valkey.url import parse_url
+from headrace.errors import StorageUnavailable
+from tests.worker.steps import eventually
+
+SECONDS = 0.4
+
+
+class Peer:
+    """A server that answers so many commands on each connection, then hangs."""
+
+    def __init__(self, answers: int) -> None:
+        self.answers = answers
+        self.port = 0
+        self.writers: list[asyncio.StreamWriter] = []
+        self.open = 0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.writers.append(writer)
+        self.open += 1
+        left = self.answers
+        while data := await reader.read(65536):
+            for _ in range(min(left, data.count(b"*"))):
+                writer.write(b"+OK\r\n")
+                left -= 1
+        self.open -= 1
+        writer.close()
+
+
+@asynccontextmanager
+async def served(answers: int) -> AsyncIterator[tuple[Peer, Connection]]:
+    peer = Peer(answers)
+    server = await asyncio.start_server(peer.serve, "127.0.0.1")
+    peer.port = server.sockets[0].getsockname()[1]
+    connection = Connection(parse_url(f"valkey://127.0.0.1:{peer.port}?timeout={SECONDS}"), "127.0.0.1", peer.port)
+    yield peer, connection
+    await connection.close()
+    server.close()
+
+
+async def test_a_call_on_a_connection_that_was_made_anew_has_a_deadline_too() -> None:
+    async with served(answers=2) as (peer, connection), asyncio.timeout(10):
+        assert await connection.call("PING") == b"OK"
+        peer.writers[0].transport.abort()
+        await connection.lost()
+        await connection.call("PING")
+        with pytest.raises(StorageUnavailable, match="did not answer"):
+            await connection.call("PING")
+
+
+async def test_a_connection_whose_greeting_is_not_answered_is_not_left_open() -> None:
+    async with served(answers=0) as (peer, connection), asyncio.timeout(10):
+        for _ in range(2):
+            with pytest.raises(Unreachable):
+                await connection.call("PING")
+        assert len(peer.writers) == 2
+        await eventually(lambda: peer.open == 0)
+
+
+async def test_calls_that_wait_for_a_connection_hear_that_it_was_closed() -> None:
+    async with served(answers=0) as (peer, connection), asyncio.timeout(10):
+        calling = asyncio.create_task(connection.call("PING"))
+        await eventually(lambda: peer.open == 1)
+        await connection.close()
+        with pytest.raises(StorageUnavailable, match="closed"):
+            await calling
