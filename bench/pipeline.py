@@ -502,17 +502,16 @@ def main() -> None:
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     parts = [part for part in given.parts.split(",") if part]
+    if given.here:
+        measure(parts[0], given)
+        return
     for part in parts:
-        if given.here:
-            measure(part, given)
-            continue
         options = ("--rows", str(given.rows), "--rounds", str(given.rounds), "--here")
         subprocess.run([sys.executable, __file__, "--parts", part, *options], check=True)
     files = [BUILD / f"{part}.json" for part in (parts if given.no_write else PARTS)]
     text = table([msgspec.json.decode(file.read_bytes(), type=Found) for file in files if file.exists()])
-    if not given.here:
-        print(f"\n{text}")
-    if not given.no_write and not given.here:
+    print(f"\n{text}")
+    if not given.no_write:
         PAGE.write_text(report.block(PAGE.read_text(), BLOCK, text))
 
 
