@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -36,7 +37,16 @@ class Scheduling(LoadFileScheduling):
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    _refuse_namesakes(items)
     items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
+
+
+def _refuse_namesakes(items: list[pytest.Item]) -> None:
+    """Workers are told by ids what to run: of tests with the same id they would run one, and nobody would notice."""
+    names = Counter(item.nodeid for item in items if item.get_closest_marker("alone") is None)
+    namesakes = [name for name, count in names.items() if count > 1]
+    if namesakes:
+        raise pytest.UsageError(f"several tests have the same id, mark them with `alone`: {', '.join(namesakes)}")
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -20,6 +20,7 @@ from headrace.server.openapi import describe
 from tests.http.webserver import WebServer
 from tests.scale import scaled
 
+pytestmark = pytest.mark.alone  # schemathesis calls the tests of all operations the same: workers would run one of them
 LONG_MS = 50
 CHECKS = [
     checks.not_a_server_error,
