@@ -156,7 +156,7 @@ def _check_acyclic(family: dict[str, PushEntry]) -> None:
     ),
 )
 class PushFamily(Command[PushedFamily], tag="PUSHF"):
-    """Add a whole family of jobs, over any number of queues, all or none."""
+    """Add a whole family of jobs, over any number of queues, all or none: up to 1,000 jobs also across a crash."""
 
     jobs: list[FamilyEntry]
 
