@@ -396,7 +396,7 @@ def measure_silver(spark: SparkSession, lake: Lake, rounds: int, found: Found) -
     assert events is not None
 
     def lives(given: DataFrame) -> DataFrame:
-        return silver.lives_of(silver.runs_of(silver.told(given)))
+        return silver.judged(silver.lives_of(silver.told(given)))
 
     ways = {
         "one": lambda: consume(lives(events)),
@@ -474,7 +474,7 @@ def learn(events: int, found: Found) -> None:
         spark = session()
         measure_learning(spark, folder / "log", folder, made, found.rounds, found)
         if found.rounds:
-            measure_silver(spark, Lake(folder / "lake"), found.rounds, found)
+            measure_silver(spark, Lake(folder / "lake"), max(3, found.rounds), found)
             check_answers(folder / "log", Lake(folder / "lake"), found)
         spark.stop()
 

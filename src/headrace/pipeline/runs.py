@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
 Say = Callable[[str], None]
 LAYERS: Final = ("silver", "gold")
-_BROADCAST_JOBS: Final = 200_000
-"""So many open jobs are sent to every executor, which saves a shuffle of all events; Spark cannot know how many."""
 _STARTS: Final = 3
 _TOO_SLOW: Final = "Python worker failed to connect back"
 """Spark gives the process of a stream's source ten seconds to start, which a busy machine may not keep."""
@@ -201,11 +199,10 @@ class _Telling:
         began = time.monotonic()
         if len({(row["shard"], row["epoch"]) for row in facts}) > len({row["shard"] for row in facts}):
             events = silver.without_retracted(events)
-        needed = [name for name in columns(BRONZE) if name not in ("extra", "progress", "event_date", "schema_version")]
         carried = self._carried()
-        everything = events.select(*needed) if carried is None else union(events.select(*needed), carried)
+        everything = events if carried is None else union(events, carried)
         cleared = silver.clearings(events) if has_clearings else None
-        lives = silver.judged(silver.lives_of(silver.runs_of(silver.told(everything))), cleared)
+        lives = silver.judged(silver.lives_of(silver.told(everything)), cleared)
         lives.persist(StorageLevel.MEMORY_AND_DISK)
         counted, started = Observation(), Observation()
         is_open = f.col("finished_at").isNull().cast("int")
@@ -215,9 +212,7 @@ class _Telling:
         attempts = silver.attempts_of(lives).observe(started, f.to_date(f.min("started_at")).alias("first"))
         self._stage_ended(attempts, "silver/attempts", "ended_date", "silver/open_attempts")
         if self.summary.open_jobs:
-            lasting = silver.lasting(lives)
-            is_small = self.summary.open_jobs <= _BROADCAST_JOBS
-            self._stage(silver.carried(everything, f.broadcast(lasting) if is_small else lasting), "state/open_events")
+            self._stage(silver.carried(lives), "state/open_events")
         if any(row["late"] for row in facts):
             self._stage(silver.late_of(events), "silver/late_events")
         if any(row["gaps"] for row in facts):

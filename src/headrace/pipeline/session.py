@@ -83,6 +83,8 @@ def _settings(master: str | None) -> dict[str, str]:
         # A run makes more classes than the hundred that Spark keeps: each run would compile all of them anew, which
         # is a third of its time.
         "spark.sql.codegen.cache.maxEntries": "2000",
+        # Java never compiles a longer method: it would run several times slower than the same steps one by one.
+        "spark.sql.codegen.hugeMethodLimit": "8000",
     }
     if "SPARK_CONF_DIR" not in os.environ:
         settings["spark.driver.extraJavaOptions"] = f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}"

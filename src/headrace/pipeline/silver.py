@@ -2,18 +2,19 @@
 
 A job's events, ordered by (epoch, seq), fall into *lives*: each begins with a push, the revival of a dead letter or
 the repetition of a completed job, and has at most one end. A life falls into *runs*: each begins when the job is handed
-to a worker. `told` marks every event with its life and run, `runs_of` makes one row of each run, `lives_of` one of each
-life, `judged` says how it ended, and everything else follows from those rows. All of it is grouped by (queue, job_id),
-so the events are shuffled once.
+to a worker. `told` numbers the lives, `lives_of` makes one row of each, with its events as a sorted list of which the
+particulars are taken, `judged` says how it ended, and everything else follows from those rows. The events are shuffled
+once, by (queue, job_id), and aggregated once.
 
 Order of input and repeated events change nothing. What is not over yet is told again together with the events to come:
 `carried` gives the events to keep for that. So a history read in pieces gives the same rows as one read at once.
 
-To use another event: say in the sets below what it means for a job, and take its particulars in `runs_of`.
+To use another event: say in the sets below what it means for a job, and take its particulars in `_PARTICULARS`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
 from pyspark.sql import Column, DataFrame, Window
@@ -27,12 +28,18 @@ LIFE_EVENTS: Final = (*WAITING, "pulled", "completed", "expired", "removed", "wa
 RUN_ENDS: Final = ("completed", "failed", "stalled", "released", "delayed", "waiting-children", "removed", "expired")
 CLEARING: Final = ("drained", "obliterated")
 
-_OUTCOMES: Final = {"completed": "completed", "failed": "dlq", "removed": "removed", "expired": "expired"}
 _event: Final = "event"
 _by_job: Final = ("queue", "job_id")
 _sorted_by_job: Final = ("job_hash", *_by_job)
 """Spark compares the first eight bytes of a sort key at once and the rest slowly: those of a queue's name, or of an id
 that begins with the time, are the same for most rows."""
+_KEPT: Final = (
+    "epoch", "seq", "ts", _event, "prev", "terminal", "shard", "job_name", "attempt", "worker", "priority", "delay_ms",
+    "error", "parent_id", "group_id", "tags", "payload_bytes",
+)  # fmt: skip
+"""What of an event its job is told from. Lists of events are sorted by the first two."""
+_SAME: Final = ("shard", "job_name", "parent_id", "group_id", "tags")
+"""What all events of a life agree on, as far as they say it."""
 
 
 def _is(*words: str) -> Column:
@@ -40,7 +47,7 @@ def _is(*words: str) -> Column:
 
 
 def is_start() -> Column:
-    return _is("pushed", "dlq-retried") | (_is("waiting") & (f.col("prev") == "completed"))
+    return _is("pushed", "dlq-retried") | (_is("waiting") & f.col("prev").eqNullSafe("completed"))
 
 
 def is_trailing() -> Column:
@@ -55,10 +62,6 @@ def is_terminal() -> Column:
 def is_told() -> Column:
     """Part of the life of a job."""
     return _is(*LIFE_EVENTS) & ~is_trailing() & (f.col("job_id") != "")
-
-
-def _place() -> Column:
-    return f.struct("epoch", "seq")
 
 
 def without_retracted(events: DataFrame) -> DataFrame:
@@ -78,105 +81,111 @@ def clearings(events: DataFrame) -> DataFrame:
 
 
 def told(events: DataFrame) -> DataFrame:
-    """The events of lives, each once, with the numbers of its life and run: both rise with (epoch, seq).
+    """The events of lives, each with the number of its life, which rises with (epoch, seq), and whether it is the last.
 
-    The sums run over ranges and not over rows, so that a repeated event gets the same numbers as its original.
+    The sums run over ranges and not over rows, so that a repeated event gets the same number as its original.
     """
-    ordered = Window.partitionBy(*_sorted_by_job).orderBy("epoch", "seq")
-    kept = events.where(is_told()).withColumn("job_hash", f.xxhash64(*_by_job))
-    counted = kept.select(
-        "*",
-        f.sum(is_start().cast("int")).over(ordered).alias("life"),
-        f.sum(_is("pulled").cast("int")).over(ordered).alias("run"),
-        f.lag(_place()).over(ordered).alias("before"),
+    kept = events.where(is_told()).select(
+        f.xxhash64(*_by_job).alias("job_hash"), *_by_job, f.struct(*_KEPT, *_marks()).alias("told")
     )
-    return counted.where(f.col("before").isNull() | (f.col("before") != _place())).drop("before")
+    ordered = Window.partitionBy(*_sorted_by_job).orderBy("told.epoch", "told.seq")
+    whole = ordered.rangeBetween(Window.unboundedPreceding, Window.unboundedFollowing)
+    starts = f.sum(f.col("told.is_start").cast("int"))
+    life, lives = starts.over(ordered), starts.over(whole)
+    return kept.select(*_sorted_by_job, life.alias("life"), (life == lives).alias("is_last"), "told")
 
 
-def runs_of(told_events: DataFrame) -> DataFrame:
-    """One row per run. What came before the first handing out of a life has a row of its own, without `started_at`."""
+def _marks() -> Iterator[Column]:
+    """What is asked of every event in a list: to compare words again and again is slow."""
+    yield is_start().alias("is_start")
+    yield _is("pulled").alias("is_pull")
+    yield _is(*RUN_ENDS).alias("is_run_end")
+    yield is_terminal().alias("is_end")
+    yield _is("failed", "stalled", "retried", "waiting").alias("is_aside")
 
-    def when(condition: Column, value: Column | str) -> Column:
-        return f.when(condition, f.col(value) if isinstance(value, str) else value)
 
-    moment = f.struct("epoch", "seq", "ts", _event)
-    return told_events.groupBy(*_sorted_by_job, "life", "run").agg(
-        f.max("job_name").alias("job_name"),
-        f.max("shard").alias("shard"),
-        f.min(_place()).alias("oldest"),
-        f.max(f.struct("epoch", "seq", _event)).alias("newest"),
-        f.max("ts").alias("newest_ts"),
-        f.min(when(is_start(), "ts")).alias("added_at"),
-        f.max(when(_is("pushed"), "delay_ms")).alias("delay_ms"),
-        f.max(when(_is("pushed"), "priority")).alias("priority"),
-        f.max(when(_is("pushed"), "payload_bytes")).alias("payload_bytes"),
-        f.max("parent_id").alias("parent_id"),
-        f.max("group_id").alias("group_id"),
-        f.max("tags").alias("tags"),
-        f.min(when(_is("pulled"), "ts")).alias("started_at"),
-        f.max(when(_is("pulled"), "worker")).alias("worker"),
-        f.max(when(_is("pulled"), "attempt")).alias("attempt"),
-        f.max(when(_is("waiting") & (f.col("prev") == "waiting-children"), "ts")).alias("unblocked_at"),
-        f.min(when(_is(*RUN_ENDS), moment)).alias("run_end"),
-        f.min(when(is_terminal(), moment)).alias("own_end"),
-        f.sum(_is("failed").cast("int")).alias("failures"),
-        f.sum(_is("stalled").cast("int")).alias("stalls"),
-        f.sum(when(_is("retried"), "delay_ms")).alias("backoff_ms"),
-        f.max(when(_is("failed") & f.col("error").isNotNull(), f.struct("epoch", "seq", "error"))).alias("failure"),
+def lives_of(told_events: DataFrame) -> DataFrame:
+    """One row per life, with its events and its handings out (`runs`) in their order.
+
+    An event that comes twice has the same seq, and no two others have: a log that was taken back is cut before.
+    """
+    collected = told_events.groupBy(*_sorted_by_job, "life", "is_last").agg(
+        *(f.max(f"told.{name}").alias(name) for name in _SAME),
+        f.sort_array(f.collect_list("told")).alias("repeated"),
     )
-
-
-def lives_of(runs: DataFrame) -> DataFrame:
-    """One row per life, with its handings out in `runs` in their order."""
-    is_run = f.col("started_at").isNotNull()
-    run = f.struct(
-        "run", "started_at", "worker", "attempt", f.col("oldest.seq").alias("first_seq"),
-        f.col("run_end.ts").alias("ended_at"), f.col("run_end.event").alias("outcome"),
-        f.col("failure.error").alias("error"),
-    )  # fmt: skip
-    return runs.groupBy(*_sorted_by_job, "life").agg(
-        *(f.max(name).alias(name) for name in _SAME_OR_ONCE),
-        *(f.sum(name).alias(name) for name in ("failures", "stalls", "backoff_ms")),
-        f.min("oldest").alias("oldest"),
-        f.max("newest").alias("newest"),
-        f.max("newest_ts").alias("newest_ts"),
-        f.min("added_at").alias("added_at"),
-        f.min("own_end").alias("own_end"),
-        f.max("failure").getField("error").alias("last_error"),
-        f.array_sort(f.collect_list(f.when(is_run, run))).alias("runs"),
+    each_once = f.expr("filter(repeated, (e, at) -> at = 0 or e.seq != get(repeated, at - 1).seq)")
+    marked = collected.withColumn("events", each_once).select(
+        *_by_job,
+        "is_last",
+        *_SAME,
+        "events",
+        f.element_at("events", 1).alias("first"),
+        f.element_at("events", -1).alias("newest"),
+        f.expr("get(filter(events, e -> e.is_end), 0)").alias("end"),
+        f.expr("filter(events, e -> e.is_aside)").alias("asides"),
+        f.expr("filter(sequence(1, size(events)), at -> events[at - 1].is_pull)").alias("pulls"),
     )
+    taken = (f.expr(sql).alias(name) for name, sql in {**_PARTICULARS, "runs": _RUNS}.items())
+    return marked.select(*_by_job, "is_last", *_SAME, "events", *taken)
+
+
+_LAST_ERROR: Final = "try_element_at(filter({}, e -> e.event = 'failed' and e.error is not null), -1).error"
+_PARTICULARS: Final = {
+    "epoch": "newest.epoch",
+    "first_seq": "first.seq",
+    **{f"{which}_{name}": f"{which}.{name}" for which in ("newest", "end") for name in ("seq", "ts", "event")},
+    "added_at": "if(first.is_start, first.ts, null)",
+    **{name: f"if(first.event = 'pushed', first.{name}, null)" for name in ("delay_ms", "priority", "payload_bytes")},
+    "unblocked_at": "array_max(filter(asides, e -> e.event = 'waiting' and e.prev = 'waiting-children').ts)",
+    "failures": "size(filter(asides, e -> e.event = 'failed'))",
+    "stalls": "size(filter(asides, e -> e.event = 'stalled'))",
+    "backoff_ms": """aggregate(filter(asides, e -> e.event = 'retried').delay_ms, cast(null as bigint),
+        (sum, delay) -> coalesce(sum + delay, sum, delay))""",
+    "last_error": _LAST_ERROR.format("asides"),
+}
+"""What the events of a life say about it. Few lives have `asides`, so what is taken from those costs little."""
+_PARTS: Final = "transform(pulls, (at, n) -> slice(events, at, coalesce(get(pulls, n + 1), size(events) + 1) - at))"
+_RUNS: Final = f"""
+    transform(
+        transform({_PARTS}, part -> struct(
+            part[0] as start, get(filter(part, e -> e.is_run_end), 0) as end,
+            if(size(asides) = 0, null, {_LAST_ERROR.format("part")}) as error)),
+        run -> struct(
+            run.start.ts as started_at, run.start.worker as worker, run.start.attempt as attempt,
+            run.start.seq as first_seq, run.end.ts as ended_at, run.end.event as outcome, run.error as error))
+"""
+"""A run goes from its `pulled` to the event before the next one."""
 
 
 def judged(lives: DataFrame, cleared: DataFrame | None = None) -> DataFrame:
-    """Lives with what became of them: `finished_at` and `outcome` are null while they last.
+    """Lives with what became of them: `finished_at` and `outcome` are null, and their events kept, while they last.
 
     A life ends with an event of its own, with the emptying of its queue, or at the latest before its successor begins.
     """
-    is_last = f.max("life").over(Window.partitionBy(*_sorted_by_job)) == f.col("life")
-    whole = lives.withColumn("is_last", is_last)
     cleared_at = f.lit(None).cast("timestamp")
     if cleared is not None:
-        whole = whole.join(f.broadcast(cleared), "queue", "left")
+        lives = lives.join(f.broadcast(cleared), "queue", "left")
         cleared_at = f.expr(
-            f"""try_element_at(filter(clearings, c -> c.last_seq >= newest.seq
-                and (not c.only_waiting or newest.event in {WAITING})), 1).ts"""
+            f"""try_element_at(filter(clearings, c -> c.last_seq >= newest_seq
+                and (not c.only_waiting or newest_event in {WAITING})), 1).ts"""
         )
     superseded_at = f.when(~f.col("is_last"), f.col("newest_ts"))
-    outcomes = f.create_map(*(f.lit(word) for pair in _OUTCOMES.items() for word in pair))
-    ended = whole.withColumn("finished_at", f.coalesce(f.col("own_end.ts"), cleared_at, superseded_at))
-    outcome = f.coalesce(outcomes[f.col("own_end.event")], f.when(f.col("finished_at").isNotNull(), f.lit("removed")))
-    return ended.withColumn("outcome", outcome).drop("clearings")
+    ended = lives.withColumn("finished_at", f.coalesce(f.col("end_ts"), cleared_at, superseded_at))
+    is_over = f.col("finished_at").isNotNull()
+    return ended.select(
+        *(name for name in ended.columns if name not in ("is_last", "events", "clearings")),
+        f.when(~is_over, f.col("events")).alias("events"),
+        f.coalesce(f.col("end_seq"), f.col("newest_seq")).alias("last_seq"),
+        f.when(f.col("end_event") == "failed", "dlq")
+        .otherwise(f.coalesce(f.col("end_event"), f.when(is_over, "removed")))
+        .alias("outcome"),
+    )
 
 
-def lasting(judged_lives: DataFrame) -> DataFrame:
-    """The jobs that have not ended, with the place in the log where their last life began."""
-    return judged_lives.where(f.col("finished_at").isNull()).select(*_by_job, f.col("oldest").alias("since"))
-
-
-def carried(events: DataFrame, lasting_jobs: DataFrame) -> DataFrame:
+def carried(judged_lives: DataFrame) -> DataFrame:
     """The events that must be told again next time: those of lives that have not ended."""
-    kept = events.where(is_told()).join(lasting_jobs, list(_by_job))
-    return kept.where(_place() >= f.col("since")).drop("since")
+    lasting = judged_lives.where(f.col("finished_at").isNull())
+    return lasting.select(*_by_job, f.inline("events")).select(*_by_job, *_KEPT)
 
 
 def jobs_of(judged_lives: DataFrame) -> DataFrame:
@@ -187,9 +196,6 @@ def jobs_of(judged_lives: DataFrame) -> DataFrame:
     ms = "coalesce(unix_millis(coalesce(r.ended_at, finished_at)) - unix_millis(r.started_at), 0)"
     lives = judged_lives.select(
         "*",
-        f.col("oldest.seq").alias("first_seq"),
-        f.col("newest.epoch").alias("epoch"),
-        f.coalesce(f.col("own_end.seq"), f.col("newest.seq")).alias("last_seq"),
         f.when(has_run, first.started_at).alias("first_active_at"),
         f.when(has_run, last.started_at).alias("last_active_at"),
         f.expr("size(filter(runs, r -> not r.outcome <=> 'released'))").alias("attempts"),
@@ -198,12 +204,6 @@ def jobs_of(judged_lives: DataFrame) -> DataFrame:
         f.expr("try_element_at(filter(runs.worker, w -> w is not null), -1)").alias("last_worker"),
     )
     return conform(_timed(lives), JOBS)
-
-
-_SAME_OR_ONCE: Final = (
-    "job_name", "shard", "delay_ms", "priority", "payload_bytes", "unblocked_at", "parent_id", "group_id", "tags",
-)  # fmt: skip
-"""Columns that all runs of a life agree on, or that only one of them has."""
 
 
 def _timed(lives: DataFrame) -> DataFrame:
@@ -225,8 +225,8 @@ def attempts_of(judged_lives: DataFrame) -> DataFrame:
     """One row per handing out; `ended_at` and `outcome` are null while it lasts, `ended_date` while its life lasts."""
     is_over = f.col("finished_at").isNotNull()
     each = judged_lives.select(
-        *_by_job, "job_name", "shard", "finished_at", "runs", f.col("oldest.seq").alias("life_seq"),
-        f.col("newest.epoch").alias("epoch"), f.posexplode("runs").alias("place", "one"),
+        *_by_job, "job_name", "shard", "epoch", "finished_at", "runs", f.col("first_seq").alias("life_seq"),
+        f.posexplode("runs").alias("place", "one"),
     )  # fmt: skip
     named = each.select(
         *_by_job, "job_name", "shard", "epoch", "life_seq", "finished_at",
