@@ -144,6 +144,16 @@ class TestCustomIds:
         with pytest.raises(NotFound, match=r"^Job not found$"):
             rig.job_by_custom_id("z")
 
+    def test_a_custom_id_is_looked_for_in_the_queue_that_is_named(self, rig: Rig) -> None:
+        rig.push("a", "in a", custom_id="x")
+        rig.push("b", "in b", custom_id="x")
+        assert b"in a" in bytes(rig.job_by_custom_id("x", "a"))
+        assert b"in b" in bytes(rig.job_by_custom_id("x", "b"))
+        rig.push("c")
+        for elsewhere in ("c", "no such queue"):
+            with pytest.raises(NotFound, match=r"^Job not found$"):
+                rig.job_by_custom_id("x", elsewhere)
+
     def test_an_empty_custom_id_is_none(self, rig: Rig) -> None:
         first, second = rig.push(custom_id=""), rig.push(custom_id="")
         assert first != second

@@ -243,7 +243,7 @@ def test_a_write_that_may_not_meet_known_rows_fails_when_it_does(
     spark: SparkSession, capturing: ServerProcess, client: Client, queue: str
 ) -> None:
     strict = {"queue": queue, "idColumns": "id", "onDuplicate": "fail", "batchSize": 5, "pipeline": queue}
-    write(spark.range(5), capturing, **{**strict, "queue": f"{queue}-too"})
+    write(spark.range(20), capturing, **{**strict, "queue": f"{queue}-too"})
     write(spark.range(10), capturing, **strict)
     write(spark.range(10, 20), capturing, **strict)
     with pytest.raises(Exception, match="1 rows of a batch are jobs already"):

@@ -419,7 +419,8 @@ class Backend(Protocol):
     async def job(self, job_id: str) -> Raw:
         """The job with state, returnvalue and failedReason. NotFound: Job not found."""
 
-    async def job_by_custom_id(self, custom_id: str) -> Raw: ...
+    async def job_by_custom_id(self, custom_id: str, queue: str | None = None) -> Raw:
+        """The job of this queue, or of any, that was pushed with this id. NotFound: Job not found."""
 
     async def state(self, job_id: str) -> str:
         """`unknown` for an id that is not there."""

@@ -190,12 +190,16 @@ class GetCountsPerPriority(Command[CountsByPriority], tag="GetCountsPerPriority"
 
 @command(FoundJob, category="Query", http="GET /jobs/custom/{customId} fail=404", errors=("Job not found",))
 class GetJobByCustomId(Command[FoundJob], tag="GetJobByCustomId"):
-    """The job that was pushed with this `jobId`, in every state for as long as it is kept."""
+    """The job that was pushed with this `jobId`, in every state for as long as it is kept.
+
+    Queues may have a job of the same id each: `queue` says in which one to look, else any of them is found.
+    """
 
     custom_id: CustomId
+    queue: QueueName | None = None
 
     async def run(self, engine: Engine, peer: Peer) -> FoundJob:
-        return FoundJob(job=await engine.backend.job_by_custom_id(self.custom_id))
+        return FoundJob(job=await engine.backend.job_by_custom_id(self.custom_id, self.queue))
 
 
 @command(Counted, category="Query", http="GET /queues/{queue}/count")

@@ -186,9 +186,10 @@ def send(rows: RowsToJobs, records: Iterator[Any], *, refused_before: float | No
 def _only_new(batches: Iterable[dict[str, Any]], lookup: Connection, moment: float) -> Iterator[dict[str, Any]]:
     """The batches, as long as no job of theirs is older than the moment."""
     for batch in batches:
-        asked = ({"cmd": "GetJobByCustomId", "customId": job.id} for job in _decode_ids(batch["jobs"]))
+        question = {"cmd": "GetJobByCustomId", "queue": batch["queue"]}
+        asked = ({**question, "customId": job.id} for job in _decode_ids(batch["jobs"]))
         found = [reply["job"] for reply in lookup.answers(asked, _LOOKUPS_AT_ONCE) if reply.get("ok")]
-        known = [job for job in found if job["queue"] == batch["queue"] and job["createdAt"] < moment]
+        known = [job for job in found if job["createdAt"] < moment]
         if known:
             sample = ", ".join(_encode_json(job.get("data")).decode()[:80] for job in known[:3])
             raise HeadraceError(

@@ -55,10 +55,11 @@ class Queries(Control):
     async def job(self, job_id: str) -> Raw:
         return self._show_whole(self._get(job_id))
 
-    async def job_by_custom_id(self, custom_id: str) -> Raw:
-        job = self._find(custom_id)
+    async def job_by_custom_id(self, custom_id: str, queue: str | None = None) -> Raw:
+        job = self._find(custom_id) if queue is None else None
         if job is None or job.links is None or job.links.custom_id != custom_id:
-            job = next((q.custom_ids[custom_id] for q in self._queues.values() if custom_id in q.custom_ids), None)
+            queues = self._queues.values() if queue is None else filter(None, [self._queues.get(queue)])
+            job = next((q.custom_ids[custom_id] for q in queues if custom_id in q.custom_ids), None)
         if job is None:
             raise NotFound("Job not found")
         return self._show_whole(job)

@@ -36,16 +36,15 @@ class Queries(Control):
     async def job(self, job_id: str) -> Raw:
         return show_whole(await self._get(job_id))
 
-    async def job_by_custom_id(self, custom_id: str) -> Raw:
-        job = await self._find(custom_id)
+    async def job_by_custom_id(self, custom_id: str, queue: str | None = None) -> Raw:
+        job = await self._find(custom_id) if queue is None else None
         if job is None or job.links is None or job.links.custom_id != custom_id:
-            job = await self._by_custom_id(custom_id)
+            job = await self._by_custom_id(custom_id, await self._queue_names() if queue is None else [queue])
         if job is None:
             raise NotFound("Job not found")
         return show_whole(job)
 
-    async def _by_custom_id(self, custom_id: str) -> StoredJob | None:
-        names = await self._queue_names()
+    async def _by_custom_id(self, custom_id: str, names: list[str]) -> StoredJob | None:
         keys = [f"{self._keys.of(name)}:hr:ids" for name in names]
         found = await self._server.call_many([(key, ("HGET", key, custom_id)) for key in keys])
         for name, job_id in zip(names, found, strict=True):
