@@ -90,6 +90,21 @@ CASES: dict[str, list[dict[str, Any]]] = {
         event("after", 104, "pushed", 60, queue="gone"),
         event("", 105, "obliterated", 70, queue="gone", last_seq=103),
     ],
+    "lost": [
+        event("lost", 120, "pushed", 0),
+        event("lost", 121, "pulled", 10, attempt=1, worker="w"),
+        event("lost", 122, "stalled", 30_010, attempt=1),
+        event("lost", 123, "failed", 30_010, attempt=1, error="stalled too often", terminal=True),
+    ],
+    "reused": [
+        one
+        for n in range(0, 60, 3)
+        for one in (
+            event("reused", 200 + n, "pushed", n),
+            event("reused", 201 + n, "pulled", n + 1, attempt=1),
+            event("reused", 202 + n, "completed", n + 2, attempt=1),
+        )
+    ][:-1],
     "midnight": [
         event("midnight", 110, "pushed", -60_000),
         event("midnight", 111, "pulled", -1_000, attempt=1, worker="night"),
@@ -106,10 +121,14 @@ def told(spark: SparkSession) -> dict[str, dict[str, list[Any]]]:
     events = frame(spark, [one for case in CASES.values() for one in case for _ in range(3)])
     shuffled = events.orderBy("queue", "event", "seq")
     lives = silver.judged(silver.lives_of(silver.told(shuffled)), silver.clearings(shuffled)).persist()
-    made = {"jobs": silver.jobs_of(lives), "attempts": silver.attempts_of(lives)}
-    found: dict[str, dict[str, list[Any]]] = {"jobs": {}, "attempts": {}}
+    made = {
+        "jobs": silver.jobs_of(lives).orderBy("first_seq"),
+        "attempts": silver.attempts_of(lives).orderBy("first_seq"),
+        "carried": silver.carried(lives).orderBy("seq"),
+    }
+    found: dict[str, dict[str, list[Any]]] = {name: {} for name in made}
     for name, table in made.items():
-        for row in table.orderBy("first_seq").collect():
+        for row in table.collect():
             found[name].setdefault(row["job_id"], []).append(row)
     lives.unpersist()
     return found
@@ -177,6 +196,29 @@ def test_a_revived_dead_letter_begins_a_second_life(told: Any) -> None:
     assert (first.first_seq, second.first_seq) == (60, 63)
     assert (second.wait_ms, second.total_ms, second.last_error) == (10, 20, None)
     assert [row.life_seq for row in told["attempts"]["revived"]] == [60, 63]
+
+
+def test_a_job_that_stalled_for_the_last_time_leaves_its_error_with_that_attempt(told: Any) -> None:
+    job = only(told["jobs"]["lost"])
+    assert (job.outcome, job.failures, job.stalls, job.last_error) == ("dlq", 1, 1, "stalled too often")
+    attempt = only(told["attempts"]["lost"])
+    assert (attempt.outcome, attempt.run_ms, attempt.error) == ("stalled", 30_000, "stalled too often")
+
+
+def test_an_id_that_is_used_again_and_again_has_a_life_for_each_use(told: Any) -> None:
+    *ended, last = told["jobs"]["reused"]
+    assert [(job.first_seq, job.last_seq, job.outcome) for job in ended] == [
+        (seq, seq + 2, "completed") for seq in range(200, 257, 3)
+    ]
+    assert (last.first_seq, last.outcome) == (257, None)
+
+
+def test_only_the_events_of_lives_that_go_on_are_kept_for_later_each_once(told: Any) -> None:
+    assert {job: [row.seq for row in rows] for job, rows in told["carried"].items()} == {
+        "after": [104],
+        "blocked": [30, 31, 32],
+        "reused": [257, 258],
+    }
 
 
 def test_a_job_whose_beginning_is_not_in_the_log_has_no_wait(told: Any) -> None:
