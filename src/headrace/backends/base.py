@@ -373,7 +373,7 @@ class Backend(Protocol):
         """
 
     async def insert_family(self, nodes: Sequence[FamilyNode]) -> list[Raw]:
-        """Store a whole family, all or none."""
+        """Store a whole family, all or none. *Sliced* for very large ones."""
 
     async def claim(self, queue: str, demand: Demand) -> list[Claim]:
         """Move up to `demand.count` ready jobs to ACTIVE, best first.
