@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Raw
@@ -220,13 +221,10 @@ class Engine:
             self._brokers.wake(ready)
             return
         for queue in ready:
-            for waiter in self.waiters.pulls(queue):
-                assert waiter.demand is not None
-                claims = run_now(self.backend.claim(queue, waiter.demand))
-                if claims:
-                    waiter.finish(claims)
-                elif waiter.demand.group is None:
-                    break
+            self.waiters.serve_pulls(queue, partial(self._claim_now, queue))
+
+    def _claim_now(self, queue: str, demand: Demand) -> list[Claim]:
+        return run_now(self.backend.claim(queue, demand))
 
     def _serve_job_waiters(self) -> None:
         for event in self.backend.uncommitted_events():

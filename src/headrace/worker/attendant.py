@@ -55,6 +55,8 @@ _AHEAD: Final = 0.002
 """Seconds of work that may be in hand: jobs that are shorter come several at a time."""
 _MAX_AHEAD: Final = 8
 """Jobs that may be in hand for it. A worker with as many slots has no need of it."""
+_PACES: Final = 5
+"""Lots of jobs whose pace counts."""
 _MAX_BATCH_BYTES: Final = 8 * 1024 * 1024
 """Results in one command. A larger one goes alone."""
 
@@ -140,8 +142,9 @@ class Attendant:
         """Given back and not confirmed yet. Nothing is asked for meanwhile: what is after them must not come first."""
         self._taken_at = 0.0
         self._taken = 0
-        self._pace = float("inf")
-        """Seconds per job lately, from the taking to the end."""
+        self._paces: deque[float] = deque(maxlen=_PACES)
+        """Seconds per job, from the taking to the end, of the last few lots that were taken."""
+        self._forget_pace()
         self._will_look = False
         """Whether the line looks by itself, in a moment, for ends: they need not be told meanwhile."""
         self._asked: set[str] = set()
@@ -324,7 +327,12 @@ class Attendant:
         """How many jobs to take beyond the free slots: short ones, for a moment of work."""
         if len(self._queues) > 1 or self._group is not None:
             return 0
-        return max(0, min(_MAX_AHEAD, int(_AHEAD / self._pace)) - self._concurrency)
+        pace = sorted(self._paces)[_PACES // 2]  # one odd lot says nothing of the next one
+        return max(0, min(_MAX_AHEAD, int(_AHEAD / pace)) - self._concurrency)
+
+    def _forget_pace(self) -> None:
+        """Jobs may take long: until a few lots have shown otherwise, none is taken ahead."""
+        self._paces.extend([float("inf")] * _PACES)
 
     def _plan_turn(self, *, is_early: bool = False, is_urgent: bool = False) -> None:
         """Send outcomes and ask for more. A question that is early waits a moment: the outcome of a short job can go
@@ -447,7 +455,7 @@ class Attendant:
         self._will_look = False
         self._settle()
         if last in self._ready:  # short jobs are not so short any more
-            self._pace = float("inf")
+            self._forget_pace()
             self._loop.call_later(_PATIENCE, self._return_unbegun, last)
 
     def _return_unbegun(self, last: Holding | None = None) -> None:
@@ -544,7 +552,7 @@ class Attendant:
                 self._settled.append(holding)
         self._pass_on()  # what they told goes out before their outcomes, whoever was posted first
         if self._in_hand == 0:
-            self._pace = (perf_counter() - self._taken_at) / self._taken
+            self._paces.append((perf_counter() - self._taken_at) / self._taken)
         # A command that ended a job may well have pushed the next one: there is nothing to wait for.
         self._plan_turn(is_urgent=has_ended_alone)
 
