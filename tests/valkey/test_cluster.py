@@ -11,6 +11,9 @@ import pytest
 from headrace.backends.base import Ack, FlowPush
 from headrace.backends.valkey.cluster import Cluster
 from headrace.backends.valkey.url import parse_url
+from headrace.client.events import QueueEvents
+from headrace.client.queue import Queue
+from headrace.connect import open_client
 from headrace.errors import NotSupported
 from headrace.events import Events, event
 from headrace.model import FlowStatus
@@ -88,6 +91,21 @@ def test_workflows_within_a_queue_work_and_across_queues_are_refused_by_name(rig
     assert rig.wait(rig.backend.flow("g")) is None
     rig.push("other", flow_id="f", max_attempts=1)
     assert rig.state(rig.bury("other").id) == "failed"
+
+
+async def test_who_listens_to_all_queues_hears_those_of_every_node(rig: Rig) -> None:
+    url = f"{shared_cluster().url}?prefix={rig.backend.url.prefix}"
+    here, there = open_client(f"{url}&timeout=5"), open_client(f"{url}&timeout=6")
+    try:
+        for n in range(4):
+            await Queue(there, f"q{n}").add("early")
+        async with QueueEvents(here, "*") as events, asyncio.timeout(20):
+            added = {(await Queue(there, f"q{n}").add("job")).id for n in range(8)}
+            heard = [(await anext(aiter(events))).job_id for _ in added]
+        assert set(heard) == added
+    finally:
+        for client in (here, there):
+            await asyncio.wrap_future(client.close())
 
 
 async def test_a_question_is_answered_by_another_process(rig: Rig) -> None:

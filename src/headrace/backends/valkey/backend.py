@@ -84,6 +84,8 @@ class ValkeyBackend(Refused):
         """Called with the id of a workflow that was changed at another broker, and whether it has ended."""
         self.on_event: Callable[[Event, bytes | None], None] = _nobody
         """Called with what somebody else did to a queue that is followed here, and the result that goes with it."""
+        self.watching_all = 0
+        """How many listen to all queues."""
         self._streams = Streams(
             self._server,
             self._keys,
@@ -120,7 +122,12 @@ class ValkeyBackend(Refused):
 
     async def look_after(self) -> None:
         await self._server.refresh()
-        self._streams.keep_only({queue for queue, listeners in self._watched.items() if listeners > 0})
+        watched = {queue for queue, listeners in self._watched.items() if listeners > 0}
+        if self.watching_all > 0:
+            watched.update(await self.follow_all())
+        else:
+            self._streams.follow_all_no_more()
+        self._streams.keep_only(watched)
         await super().look_after()
         await self.load_libraries()  # a Node process may have replaced `glidemq`, or brought none and flushed ours
 
@@ -152,6 +159,12 @@ class ValkeyBackend(Refused):
     async def follow(self, queue: str) -> None:
         """Have `on_event` called for what others do to the queue, from now on while somebody watches it."""
         await self._streams.follow(queue)
+
+    async def follow_all(self) -> list[str]:
+        """The same for all queues there are, and those that come while `watching_all` says that somebody listens."""
+        queues = await self._queue_names()
+        await self._streams.follow_all(queues)
+        return queues
 
     def is_told_already(self, event: Event) -> bool:
         """Whether an event of our own reached the listeners of its queue by the stream that all brokers write."""
