@@ -297,13 +297,13 @@ class PlainJobs:
         self._started = started
         self._tails: dict[int, bytes] = {}
 
-    def encode(self, job: JobRecord, data: bytes) -> Raw:
+    def encode(self, job: JobRecord, data: bytes) -> bytes:
         if job.attempts or job.priority or job.stalls or job.run_at != job.created:
             tail = _plain_tail(job, self._started)
         else:
             known = self._tails.get(job.created)
             tail = known or self._tails.setdefault(job.created, _plain_tail(job, self._started))
-        return Raw(b"".join((_HEAD, _encode(job.id), self._before_data, data, tail)))
+        return b"".join((_HEAD, _encode(job.id), self._before_data, data, tail))
 
 
 def encode_job(

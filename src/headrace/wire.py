@@ -15,7 +15,6 @@ import functools
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from operator import attrgetter
 from typing import Any, Final, Union
 
@@ -139,15 +138,17 @@ _queue_of: Final = attrgetter("queue")
 
 def decode_commands(frames: list[bytes]) -> list[Command[Any]]:
     """The commands in these frames if each is as it should be; else an error, and `decode_command` tells which."""
-    with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    try:
         commands: list[Any] = list(map(_decode_short, frames))
-        # Commands that come in a row mostly are of one kind and name one queue: its name is looked at once.
-        kinds = set(map(type, commands))
-        if kinds.isdisjoint(_short_types):
-            return commands
-        short = commands if kinds <= _short_types else [each for each in commands if type(each) in _short_types]
-        if all(map(is_queue_name, set(map(_queue_of, short)))):
-            return commands
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return list(map(_typed_decode, frames))
+    # Commands that come in a row mostly are of one kind and name one queue: its name is looked at once.
+    kinds = set(map(type, commands))
+    if kinds.isdisjoint(_short_types):
+        return commands
+    short = commands if kinds <= _short_types else [each for each in commands if type(each) in _short_types]
+    if all(map(is_queue_name, set(map(_queue_of, short)))):
+        return commands
     return list(map(_typed_decode, frames))
 
 

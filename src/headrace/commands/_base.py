@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import builtins
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from msgspec import UNSET, Raw, Struct, UnsetType
@@ -47,7 +47,7 @@ class Alike(Struct, gc=False, frozen=True):
 
     keys: int
     begin: bytes
-    ends: list[bytes] | list[Raw]
+    ends: Sequence[bytes | Raw]
 
 
 class ErrorReply(Struct):

@@ -413,7 +413,7 @@ class ShortPull(Pull, tag="PULL"):
 def _pulled(claim: Claim | None, *, with_token: bool) -> Pulled:
     if claim is None:
         return Pulled(job=_NO_JOB, token=None if with_token else UNSET)
-    return Pulled(job=claim.job, token=claim.token if with_token else UNSET)
+    return Pulled(job=Raw(claim.job), token=claim.token if with_token else UNSET)
 
 
 @command(
@@ -443,7 +443,7 @@ class PullBatch(Command[PulledBatch], tag="PULLB"):
         demand = Demand(self.count, self.owner or None, self.lock_ttl, holder, group)
         claims = await _fitting(engine, await engine.pull(self.queue, demand, self.timeout))
         tokens = [claim.token for claim in claims] if self.owner else UNSET
-        return PulledBatch(jobs=[claim.job for claim in claims], tokens=tokens)
+        return PulledBatch(jobs=[Raw(claim.job) for claim in claims], tokens=tokens)
 
 
 # -- settling ------------------------------------------------------------------------------------------------

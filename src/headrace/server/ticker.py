@@ -183,7 +183,8 @@ class Ticker:
         else:
             self._release()
         self._set_timer()
-        self._vigil.begin()
+        if len(events) <= 1:
+            self._vigil.begin()  # a burst pays for its own waking
 
     def _spoil(self, error: StorageUnavailable) -> None:
         for outlet in self._stirred:

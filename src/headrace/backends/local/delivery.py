@@ -7,7 +7,7 @@ so that a step of the wall clock neither expires nor prolongs them.
 from __future__ import annotations
 
 import heapq
-from collections import Counter
+import itertools
 from collections.abc import Collection, Iterator, Mapping
 from typing import Final
 
@@ -136,8 +136,8 @@ class Delivery(Settlement):
         bucket.jobs.update(zip(seqs, jobs, strict=True))
         self._claimed += jobs
         self._totals.pulled += count
-        for run_at, alike in Counter(due).items():
-            self._count_wait(q.figures, now - run_at, alike)
+        for run_at, alike in itertools.groupby(due):  # jobs pushed in a burst share their millisecond
+            self._count_wait(q.figures, now - run_at, len(list(alike)))
         return claims
 
     def _count_wait(self, figures: QueueFigures, waited: int, count: int) -> None:
@@ -196,7 +196,7 @@ class Delivery(Settlement):
         figures.wait_ms += waited_ms
         return claims
 
-    def _show_to_worker(self, job: Job, plain: PlainJobs) -> Raw:
+    def _show_to_worker(self, job: Job, plain: PlainJobs) -> bytes | Raw:
         if (
             job.history is None
             and job.links is None
