@@ -9,7 +9,6 @@ To add a field to the job object: add it to the view struct of its part; counts 
 
 from __future__ import annotations
 
-import functools
 import struct
 from typing import Any, Final, Protocol
 
@@ -263,35 +262,48 @@ _STORY: Final = struct.Struct(">" + "".join(f"{len(key)}sd" for key in _STORY_KE
 _HEAD: Final = _HEADERS[_FIXED_COUNT] + _ID
 
 
-@functools.lru_cache(maxsize=64)
-def _plain_tail(created: int, run_at: int, started: int, attempts: int, priority: int, stalls: int) -> bytes:
-    """Everything behind the payload of a plain job. Jobs pushed and pulled in bursts share their milliseconds."""
+def _plain_tail(job: JobRecord, started: int) -> bytes:
+    """Everything behind the payload of a plain job."""
     times = _TIMES(
         _CREATED,
-        created,
+        job.created,
         _RUN_AT,
-        run_at,
+        job.run_at,
         _HEARTBEAT,
         started,
         _TIME_KEYS[3],
         started,
         _COUNTER_KEYS[0],
-        attempts,
+        job.attempts,
         _PRIORITY,
-        priority,
+        job.priority,
         _STALLS,
-        stalls,
+        job.stalls,
     )
-    return times + _DEFAULT_BODY + _STORY(_STORY_KEYS[0], created, _STORY_KEYS[1], started)
+    return times + _DEFAULT_BODY + _STORY(_STORY_KEYS[0], job.created, _STORY_KEYS[1], started)
 
 
-def encode_plain_active(job: JobRecord, queue: bytes, data: bytes, started: int) -> Raw:
+class PlainJobs:
     """`encode_job` for what nearly every PULL answers: default settings, no name, links, history or delay.
 
+    One serves one claim: jobs pushed and pulled in bursts share their milliseconds, and so all behind their payload.
     The counters must lie between 0 and 127, `attempts` and `stalls` of such a job always do.
     """
-    tail = _plain_tail(job.created, job.run_at, started, job.attempts, job.priority, job.stalls)
-    return Raw(b"".join((_HEAD, _encode(job.id), _QUEUE, queue, _DATA, data, tail)))
+
+    __slots__ = ("_before_data", "_started", "_tails")
+
+    def __init__(self, queue: bytes, started: int) -> None:
+        self._before_data = _QUEUE + queue + _DATA
+        self._started = started
+        self._tails: dict[int, bytes] = {}
+
+    def encode(self, job: JobRecord, data: bytes) -> bytes:
+        if job.attempts or job.priority or job.stalls or job.run_at != job.created:
+            tail = _plain_tail(job, self._started)
+        else:
+            known = self._tails.get(job.created)
+            tail = known or self._tails.setdefault(job.created, _plain_tail(job, self._started))
+        return b"".join((_HEAD, _encode(job.id), self._before_data, data, tail))
 
 
 def encode_job(

@@ -24,9 +24,9 @@ from headrace.model import (
 from headrace.states import State
 from headrace.views import (
     HistoryView,
+    PlainJobs,
     encode,
     encode_job,
-    encode_plain_active,
     plain_history,
     rich_history,
 )
@@ -190,12 +190,15 @@ def test_the_timeline_of_a_plain_job(started: int | None, finished: int | None, 
     assert [entry["state"] for entry in timeline] == states
 
 
-@pytest.mark.parametrize("priority", [0, 1, 127])
-def test_the_short_way_for_a_pull_says_the_same(priority: int) -> None:
-    record = job(priority=priority, started=NOW + 5)
+@pytest.mark.parametrize("counters", [{}, {"priority": 1}, {"priority": 127}, {"attempts": 2}, {"stalls": 1}])
+@pytest.mark.parametrize("created", [NOW, NOW - 7])
+def test_the_short_way_for_a_pull_says_the_same(counters: dict[str, int], created: int) -> None:
+    plain = PlainJobs(encode("q"), NOW + 5)
+    plain.encode(job(started=NOW + 5), encode(None))  # one of the same claim that went before
+    record = job(started=NOW + 5, created=created, run_at=created, **counters)
     record.lease = Lease(1, None, None, 1000, 0, None, NOW + 5, 0, 0, None)
-    long_way = encode_job(record, encode("q"), encode({"a": 1}), plain_history("waiting", NOW, NOW + 5, None))
-    short_way = encode_plain_active(record, encode("q"), encode({"a": 1}), NOW + 5)
+    long_way = encode_job(record, encode("q"), encode({"a": 1}), plain_history("waiting", created, NOW + 5, None))
+    short_way = plain.encode(record, encode({"a": 1}))
     assert msgspec.msgpack.decode(bytes(short_way)) == msgspec.msgpack.decode(bytes(long_way))
 
 

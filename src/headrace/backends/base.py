@@ -63,7 +63,7 @@ class Demand(Struct, frozen=True):
 class Claim(Struct, gc=False):
     """One job handed out: its wire map and, when the puller named an owner, the token of its lease."""
 
-    job: Raw
+    job: bytes | Raw
     token: str | None
 
 

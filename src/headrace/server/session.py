@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 
 from msgspec import Raw, Struct
 
-from headrace.commands._base import TOGETHER, BurstReply, Command, ErrorReply
+from headrace.commands._base import TOGETHER, Alike, BurstReplies, Command, ErrorReply
 from headrace.engine.engine import Engine
 from headrace.errors import (
     HeadraceError,
@@ -34,7 +34,7 @@ from headrace.frames import Frames
 from headrace.model import MAX_FRAME_BYTES, NIL, UNDEFINED, Event
 from headrace.server.driving import Driver, Work
 from headrace.server.projections import tcp_event_frame
-from headrace.wire import Undecodable, append_replies, append_reply, decode_command, decode_commands
+from headrace.wire import Undecodable, append_alike, append_reply, decode_command, decode_commands
 
 log: Final = logging.getLogger("headrace.server")
 
@@ -184,18 +184,22 @@ class Session(Driver[bytes | Raw]):
         except Exception:
             log.exception("%s failed", type(commands[0]).__name__)
             replies = [Internal()] * len(commands)
-        if replies:
-            self._answer_all(commands, replies)
-        return len(replies)
+        return self._answer_all(commands, replies)
 
-    def _answer_all(self, commands: list[Any], replies: list[BurstReply]) -> None:
-        """`_answer` for many small replies at once."""
-        if not self._out:
+    def _answer_all(self, commands: list[Any], replies: BurstReplies) -> int:
+        """`_answer` for many small replies at once; how many that were."""
+        if not isinstance(replies, Alike):
+            for command, reply in zip(commands, replies, strict=False):
+                shown = ErrorReply.of(reply, self) if isinstance(reply, HeadraceError) else reply
+                self._answer(shown, command.req_id)
+            return len(replies)
+        count = len(replies.ends)
+        if count and not self._out:
             self._stir()
-        request_ids = list(map(_req_id, commands[: len(replies)]))
-        shown = [ErrorReply.of(reply, self) if isinstance(reply, HeadraceError) else reply for reply in replies]
-        append_replies(self._out, shown, request_ids)
+        request_ids = list(map(_req_id, commands[:count]))
+        append_alike(self._out, replies, request_ids)
         self._request_ids += request_ids
+        return count
 
     def _refuse_rate(self, frames: list[bytes]) -> None:
         for frame in frames:

@@ -7,12 +7,13 @@ so that a step of the wall clock neither expires nor prolongs them.
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections.abc import Collection, Iterator, Mapping
 from typing import Final
 
 from msgspec import Raw
 
-from headrace.backends.base import Claim, Demand, GroupDemand
+from headrace.backends.base import Claim, Demand, GroupDemand, QueueFigures
 from headrace.backends.local.index import Bucket, Group, Queue
 from headrace.backends.local.job import Ended, Job, Lease
 from headrace.backends.local.settlement import Settlement
@@ -20,7 +21,7 @@ from headrace.backends.local.store import UNGROUPED, group_of
 from headrace.buckets import TokenBucket
 from headrace.model import DEFAULT_SETTINGS, DeadLetterReason, Event, EventName, RateLimit, StallConfig
 from headrace.states import State, Verb
-from headrace.views import encode_plain_active
+from headrace.views import PlainJobs
 
 PROMOTE_SLICE: Final = 1000
 
@@ -47,17 +48,18 @@ class Delivery(Settlement):
         # All plain jobs of one claim are looked at again at the same moment.
         silence = demand.lease_ms if demand.owner is not None else _DEFAULT_SILENCE
         bucket = self._wheel.bucket_at(mono + int(silence)) if config.stall is None and room > 0 else None
-        claims = self._hand_out(q, self._next_jobs(q, room, demand, now, mono), demand, now, mono, bucket)
+        claims: list[Claim] = []
+        if bucket is not None and room > 1 and not q.is_grouped and demand.group is None:
+            claims = self._hand_out_plain(q, q.ready.pop_plain(room), demand, now, mono, bucket)
+            room -= len(claims)
+        if room > 0 and q.waiting:
+            claims += self._hand_out(q, self._next_jobs(q, room, demand, now, mono), demand, now, mono, bucket)
         if q.bucket is not None and claims:
             q.bucket.take(mono, len(claims))
         return claims
 
     def _next_jobs(self, q: Queue, room: int, demand: Demand, now: int, mono: int) -> Iterator[Job]:
         """Up to `room` jobs, best first. Each must be handed out before the next is asked for: groups take turns."""
-        if demand.group is None:
-            plain = q.ready.pop_plain(room)
-            yield from plain
-            room -= len(plain)
         while room > 0:
             job = q.ready.pop() if demand.group is None else self._next_of_groups(q, demand.group, mono)
             if job is None:
@@ -94,6 +96,56 @@ class Delivery(Settlement):
         self._remove(job, Verb.EXPIRE)
         return True
 
+    def _hand_out_plain(
+        self, q: Queue, jobs: list[Job], demand: Demand, now: int, mono: int, bucket: Bucket
+    ) -> list[Claim]:
+        """`_hand_out` for jobs with nothing but defaults in a queue without groups: by far the most.
+
+        None of them depends on the one before, so indexes and counters are brought up to date once for all.
+        """
+        count = len(jobs)
+        if not count:
+            return []
+        owner, lease_ms, holder, epoch, name = demand.owner, demand.lease_ms, demand.holder, self._epoch, q.name
+        until, serial, seq = mono + int(lease_ms), self._lease_serial, self._event_seq
+        tokens: list[str] | list[None] = [None] * count if owner is None else self.ids.many(now, count)
+        seqs, ids, due = [], [], []
+        events, claims = self._events, []
+        plain = PlainJobs(q.encoded_name, now)
+        for job, token in zip(jobs, tokens, strict=True):
+            serial += 1
+            seq += 1
+            job_id = job.id
+            seqs.append(job.seq)
+            ids.append(job_id)
+            due.append(job.run_at)
+            job.state = _ACTIVE
+            job.started = now
+            if job.ended is not None:  # looking costs far less than setting
+                job.ended = None
+            job.lease = Lease(serial, token, owner, lease_ms, until, None, now, mono, mono, holder, bucket)
+            if job.history is not None:
+                self._note(job, "active", now, worker=owner)
+            events.append(Event(seq, now, "pulled", epoch, name, job_id, job.name, job.attempts + 1, owner))
+            claims.append(Claim(self._show_to_worker(job, plain), token))
+        if holder is not None:
+            holder.update(zip(ids, range(self._lease_serial + 1, serial + 1), strict=True))
+        self._lease_serial, self._event_seq = serial, seq
+        q.waiting -= count
+        q.active.update(zip(seqs, jobs, strict=True))
+        bucket.jobs.update(zip(seqs, jobs, strict=True))
+        self._claimed += jobs
+        self._totals.pulled += count
+        for run_at, alike in itertools.groupby(due):  # jobs pushed in a burst share their millisecond
+            self._count_wait(q.figures, now - run_at, len(list(alike)))
+        return claims
+
+    def _count_wait(self, figures: QueueFigures, waited: int, count: int) -> None:
+        waited = max(0, waited)  # the wall clock may have been set back
+        self._totals.wait_ms += waited * count
+        figures.wait_ms += waited * count
+        figures.wait[waited.bit_length()] += count
+
     def _hand_out(
         self, q: Queue, jobs: Iterator[Job], demand: Demand, now: int, mono: int, usual: Bucket | None
     ) -> list[Claim]:
@@ -103,6 +155,7 @@ class Delivery(Settlement):
         until, active, figures, epoch = mono + int(lease_ms), q.active, q.figures, self._epoch
         note_claimed, tell = self._claimed.append, self._events.append
         claims: list[Claim] = []
+        plain = PlainJobs(q.encoded_name, now)
         waited_ms, wait, new_token = 0, figures.wait, self.ids.at
         for job in jobs:
             self._lease_serial = serial = self._lease_serial + 1
@@ -137,13 +190,13 @@ class Delivery(Settlement):
                 waited = 0
             waited_ms += waited
             wait[waited.bit_length()] += 1
-            claims.append(Claim(self._show_to_worker(job, now), token))
+            claims.append(Claim(self._show_to_worker(job, plain), token))
         self._totals.pulled += len(claims)
         self._totals.wait_ms += waited_ms
         figures.wait_ms += waited_ms
         return claims
 
-    def _show_to_worker(self, job: Job, now: int) -> Raw:
+    def _show_to_worker(self, job: Job, plain: PlainJobs) -> bytes | Raw:
         if (
             job.history is None
             and job.links is None
@@ -153,7 +206,7 @@ class Delivery(Settlement):
             and 0 <= job.priority < 128
         ):
             data = job.data if job.data is not None else self._journal.data(job)
-            return encode_plain_active(job, job.queue.encoded_name, data, now)
+            return plain.encode(job, data)
         return self._show(job)
 
     # -- groups --------------------------------------------------------------------------------------------------------
