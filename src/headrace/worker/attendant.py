@@ -22,7 +22,7 @@ import logging
 import os
 import socket
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any, Final
 
@@ -31,6 +31,7 @@ from msgspec import UNSET, Raw, Struct
 from headrace.client.channel import Channel
 from headrace.client.client import Client
 from headrace.client.job import JobInfo, decode_job
+from headrace.client.payloads import batches
 from headrace.commands._base import Command
 from headrace.commands.control import MoveToWait
 from headrace.commands.jobs import Acknowledge, AcknowledgeBatch, Fail, GroupPull, PullBatch
@@ -57,8 +58,6 @@ _MAX_AHEAD: Final = 8
 """Jobs that may be in hand for it. A worker with as many slots has no need of it."""
 _PACES: Final = 5
 """Lots of jobs whose pace counts."""
-_MAX_BATCH_BYTES: Final = 8 * 1024 * 1024
-"""Results in one command. A larger one goes alone."""
 
 
 class Holding:
@@ -87,11 +86,6 @@ class Holding:
 
     def given_back(self) -> None:
         self.outcome = MoveToWait(id=self.info.id)
-
-    @property
-    def result_size(self) -> int:
-        result = self.outcome.result if isinstance(self.outcome, Acknowledge) else UNSET
-        return 0 if result is UNSET else len(result)
 
 
 class Figures(Struct):
@@ -565,7 +559,7 @@ class Attendant:
     def _flush(self) -> None:
         settled, self._settled = self._settled, []
         acks = [holding for holding in settled if isinstance(holding.outcome, Acknowledge)]
-        for batch in _batches(acks) if self._is_connected else ():
+        for batch in batches(acks, _result_size) if self._is_connected else ():
             if len(batch) > 1:
                 self._send_batch(batch)
             else:
@@ -641,15 +635,6 @@ def _note(outcome: object) -> None:
         log.debug("%s", outcome)
 
 
-def _batches(holdings: list[Holding]) -> Iterator[list[Holding]]:
-    """Completed jobs in groups whose results fit one command."""
-    batch: list[Holding] = []
-    size = 0
-    for holding in holdings:
-        size += holding.result_size
-        if batch and size > _MAX_BATCH_BYTES:
-            yield batch
-            batch, size = [], holding.result_size
-        batch.append(holding)
-    if batch:
-        yield batch
+def _result_size(holding: Holding) -> int:
+    result = holding.outcome.result if isinstance(holding.outcome, Acknowledge) else UNSET
+    return 0 if result is UNSET else len(result)
