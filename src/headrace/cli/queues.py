@@ -100,8 +100,7 @@ def show_all(arguments: argparse.Namespace) -> int:
         return 0
     has_blocked = any(blocked.values())
     shown = [column for column in _COLUMNS if has_blocked or column.title != "BLOCKED"]
-    cells = [[cell for cell in _cells(row, blocked.get(row.name, 0) if has_blocked else None)] for row in rows]
-    print_table(shown, cells)
+    print_table(shown, [_cells(row, blocked.get(row.name, 0) if has_blocked else None) for row in rows])
     return 0
 
 

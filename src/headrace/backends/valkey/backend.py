@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from headrace.backends.base import Counts, Outcome, StorageStatus
-from headrace.backends.local.eventlog import LogLimits, MemoryLog, Roll
+from headrace.backends.local.eventlog import LogLimits, MemoryLog, Roll, decode_events
 from headrace.backends.valkey.hashes import from_fields
 from headrace.backends.valkey.library import ensure_libraries, is_own_glidemq
 from headrace.backends.valkey.refused import Refused
@@ -23,8 +23,6 @@ from headrace.clock import Clock, SystemClock
 from headrace.errors import StorageUnavailable
 from headrace.model import Event
 
-_decode_event: Final = msgspec.json.Decoder(Event).decode
-MAX_READ_BYTES: Final = 1 << 20
 POLL_MS: Final = 150
 
 
@@ -201,13 +199,7 @@ class ValkeyBackend(Refused):
         return self._epoch, self._log.first_seq, self._log.committed
 
     def read_events(self, after_seq: int, limit: int) -> list[Event]:
-        events, size = [], 0
-        for line in self._log.read(after_seq, limit):
-            events.append(_decode_event(line))
-            size += len(line)
-            if size > MAX_READ_BYTES:
-                break
-        return events
+        return decode_events(self._log.read(after_seq, limit))
 
     def log_position(self) -> tuple[int, int]:
         return self._log.first_seq, self._log.committed
