@@ -54,22 +54,30 @@ def append_reply(out: bytearray, reply: Struct, req_id: Raw | bytes) -> int:
     return length
 
 
+class _Heads(dict[int, bytes]):
+    """The beginnings of frames that begin alike, by their length: there are few."""
+
+    def __init__(self, begin: bytes) -> None:
+        self._begin = begin
+
+    def __missing__(self, length: int) -> bytes:
+        self[length] = head = HEADER.pack(length) + self._begin
+        return head
+
+
 def append_alike(out: bytearray, replies: Alike, request_ids: Sequence[Raw | bytes]) -> None:
-    """`append_reply` for all replies to a burst."""
-    with_id = bytes((0x81 + replies.keys,)) + replies.begin
-    fixed = len(with_id) + len(_REQ_ID_KEY)
-    heads: dict[int, bytes] = {}  # by the length of the frame: there are few
+    """`append_reply` for all replies to a burst of commands that have request ids."""
+    begin = bytes((0x81 + replies.keys,)) + replies.begin
+    fixed = len(begin) + len(_REQ_ID_KEY)
     parts: list[bytes | Raw] = []
-    for end, req_id in zip(replies.ends, request_ids, strict=True):
-        if req_id:
-            length = fixed + len(end) + len(req_id)
-            head = heads.get(length)
-            if head is None:
-                head = heads[length] = HEADER.pack(length) + with_id
-            parts += (head, end, _REQ_ID_KEY, req_id)
-        else:
-            length = len(replies.begin) + 1 + len(end)
-            parts += (HEADER.pack(length), bytes((0x80 + replies.keys,)), replies.begin, end)
+    if replies.ends:
+        heads = _Heads(begin)
+        for end, req_id in zip(replies.ends, request_ids, strict=True):
+            parts += (heads[fixed + len(end) + len(req_id)], end, _REQ_ID_KEY, req_id)
+    else:
+        heads = _Heads(begin + _REQ_ID_KEY)
+        for req_id in request_ids:
+            parts += (heads[fixed + len(req_id)], req_id)
     out += b"".join(parts)
 
 

@@ -53,11 +53,12 @@ class Removed(Reply):
 
 
 class Alike(Struct, gc=False, frozen=True):
-    """The replies to a burst in bytes: how many keys each has, what all begin with, and what then differs."""
+    """The replies to a burst in bytes: how many keys each has, what all begin with, and what then differs, if any."""
 
+    count: int
     keys: int
     begin: bytes
-    ends: Sequence[bytes | Raw]
+    ends: Sequence[bytes | Raw] = ()
 
 
 class ErrorReply(Struct):
@@ -140,7 +141,7 @@ class Spec(Struct, frozen=True):
     errors: tuple[str, ...]
 
 
-class Command(Struct, Generic[R], tag_field="cmd", rename="camel", kw_only=True, omit_defaults=True):
+class Command(Struct, Generic[R], tag_field="cmd", rename="camel", kw_only=True, omit_defaults=True, gc=False):
     """Base of all commands. `req_id` is echoed byte for byte, whatever its type.
 
     Clients encode the same classes: what was not asked for does not travel.

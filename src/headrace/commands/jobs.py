@@ -270,7 +270,7 @@ async def _push_together(pushes: Sequence[Push | ShortPush], engine: Engine) -> 
     if alike < 2:
         return []
     job_ids = await engine.backend.insert_plain(pushes[0].queue, pushes[:alike])
-    return Alike(2, _OK_ID, list(map(_encode, job_ids)))
+    return Alike(alike, 2, _OK_ID, list(map(_encode, job_ids)))
 
 
 @command(
@@ -392,15 +392,15 @@ class Pull(Command[Pulled], tag="PULL"):
     @staticmethod
     async def together(commands: Sequence[Pull], engine: Engine, peer: Peer) -> BurstReplies:
         first = commands[0]
-        wishes = list(map(_wish, commands))
-        alike = len(list(itertools.takewhile(wishes[0].__eq__, wishes)))
+        alike = len(list(itertools.takewhile(_wish(first).__eq__, map(_wish, commands))))
         if alike < 2 or first.group is not None:
             return []
         demand = Demand(alike, first.owner or None, first.lock_ttl, None if first.detach else peer.held)
         claims = await engine.backend.claim(first.queue, demand)
         if not first.owner:
-            return Alike(2, _OK_JOB, [claim.job for claim in claims])
-        return Alike(3, _OK_JOB, [b"".join((claim.job, _TOKEN, _encode(claim.token))) for claim in claims])
+            return Alike(len(claims), 2, _OK_JOB, [claim.job for claim in claims])
+        ends = [b"".join((claim.job, _TOKEN, _encode(claim.token))) for claim in claims]
+        return Alike(len(claims), 3, _OK_JOB, ends)
 
 
 @short_form(Pull)
@@ -510,8 +510,8 @@ class Acknowledge(Command[Settled], tag="ACK"):
             for c in commands
         ]
         outcomes = await engine.backend.complete_each(acks)
-        if all(outcome is True for outcome in outcomes):
-            return Alike(1, _OK, [b""] * len(outcomes))
+        if outcomes.count(True) == len(outcomes):
+            return Alike(len(outcomes), 1, _OK)
         return [
             outcome if isinstance(outcome, HeadraceError) else Settled() if outcome else Settled(data=NotApplied())
             for outcome in outcomes

@@ -176,6 +176,9 @@ class Session(Driver[bytes | Raw]):
         """Run the first ones with one call of the backend; how many were answered."""
         if not self.is_authenticated or self._backend.is_degraded or not self._backend.is_local or self._must_wait():
             return 0
+        request_ids = list(map(_req_id, commands))
+        if not all(request_ids):
+            return 0
         work = TOGETHER[type(commands[0])](commands, self._engine, self)
         try:
             work.send(None)
@@ -184,22 +187,21 @@ class Session(Driver[bytes | Raw]):
         except Exception:
             log.exception("%s failed", type(commands[0]).__name__)
             replies = [Internal()] * len(commands)
-        return self._answer_all(commands, replies)
+        return self._answer_all(replies, request_ids)
 
-    def _answer_all(self, commands: list[Any], replies: BurstReplies) -> int:
-        """`_answer` for many small replies at once; how many that were."""
+    def _answer_all(self, replies: BurstReplies, request_ids: list[Raw]) -> int:
+        """`_answer` for the first of these, as many as there are replies."""
         if not isinstance(replies, Alike):
-            for command, reply in zip(commands, replies, strict=False):
-                shown = ErrorReply.of(reply, self) if isinstance(reply, HeadraceError) else reply
-                self._answer(shown, command.req_id)
+            for reply, req_id in zip(replies, request_ids, strict=False):
+                self._answer(ErrorReply.of(reply, self) if isinstance(reply, HeadraceError) else reply, req_id)
             return len(replies)
-        count = len(replies.ends)
-        if count and not self._out:
-            self._stir()
-        request_ids = list(map(_req_id, commands[:count]))
-        append_alike(self._out, replies, request_ids)
-        self._request_ids += request_ids
-        return count
+        if replies.count:
+            if not self._out:
+                self._stir()
+            answered = request_ids[: replies.count]
+            append_alike(self._out, replies, answered)
+            self._request_ids += answered
+        return replies.count
 
     def _refuse_rate(self, frames: list[bytes]) -> None:
         for frame in frames:
