@@ -233,7 +233,7 @@ class TestNewsOfJobs:
         assert self.told(rig) == self.lost(first.id, "its job was cancelled", "job-removed")
         second = rig.take("wf.steps")
         rig.discard(second.id, second.token)
-        assert self.told(rig) == self.lost(second.id, "unknown")
+        assert self.told(rig) == self.lost(second.id, "its job was discarded", "job-removed")
 
     @pytest.mark.parametrize("options", [{}, {"delay": 1000}])
     @pytest.mark.parametrize(("verb", "asked", "done"), REMOVALS)

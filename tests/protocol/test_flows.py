@@ -155,7 +155,7 @@ def test_a_flow_hears_of_a_job_that_ends_without_success(client: Client, queue: 
     else:
         client.ok("Cancel", id=taken["id"], force=True)
     told = take(client, queue)[0]["data"]
-    news = "job-removed" if end == "cancel" else "job-lost"
+    news = "job-lost" if end == "fail" else "job-removed"
     assert (told["flow"], told["news"], told["job"], told["name"]) == (flow_id, news, taken["id"], "charge")
     if end == "fail":
         assert told["error"] == "no money"

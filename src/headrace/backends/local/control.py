@@ -45,10 +45,6 @@ class Control(Delivery):
             self._tell_flow_of_removal(job, why, now)
         self._remove(job, verb)
 
-    def _tell_flow_of_removal(self, job: Job, why: str, now: int) -> None:
-        """A job of a workflow was taken away: have somebody decide how the workflow goes on."""
-        raise NotImplementedError
-
     def _active(self, job_id: str) -> Job:
         job = self._get(job_id)
         if job.state is not State.ACTIVE:
@@ -222,7 +218,7 @@ class Control(Delivery):
         if job.queue.watchers or self.wants_bodies:
             self._attach(event, job, self._data(job))
         self._note(job, "failed", now)
-        self._bury_or_remove(job, now, DeadLetterReason.UNKNOWN, None, remove=False)
+        self._bury_or_remove(job, now, DeadLetterReason.UNKNOWN, None, remove=False, is_discarded=True)
         if lease is not None:
             job.ended = Ended(lease.token, finalized=True)
 

@@ -357,14 +357,24 @@ class Settlement(Intake):
         return queue.config.dlq or _DEFAULT_DLQ
 
     def _bury_or_remove(
-        self, job: Job, now: int, reason: DeadLetterReason, error: str | None, *, remove: bool | None = None
+        self,
+        job: Job,
+        now: int,
+        reason: DeadLetterReason,
+        error: str | None,
+        *,
+        remove: bool | None = None,
+        is_discarded: bool = False,
     ) -> None:
         """The end without success: parents hear of it, then the job is buried or, if so asked, dropped."""
         self._totals.failed += 1
         self._count_minute(job.queue, "failed", now)
         self._count_failure(job.queue, now)
         self._release_key(job)
-        self._tell_flow(job, error or reason.value, now)
+        if is_discarded:
+            self._tell_flow_of_removal(job, "its job was discarded", now)
+        else:
+            self._tell_flow(job, error or reason.value, now)
         if job.settings.remove_on_fail if remove is None else remove:
             self._child_failed(job, error, now)
             self._remove(job)
@@ -374,6 +384,10 @@ class Settlement(Intake):
 
     def _tell_flow(self, job: Job, error: str, now: int) -> None:
         """A job of a workflow ended without success: have somebody decide how the workflow goes on."""
+        raise NotImplementedError
+
+    def _tell_flow_of_removal(self, job: Job, why: str, now: int) -> None:
+        """The same for a job that somebody took away."""
         raise NotImplementedError
 
     def _bury(self, job: Job, now: int, reason: DeadLetterReason, error: str | None) -> None:

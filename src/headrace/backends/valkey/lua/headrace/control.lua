@@ -168,7 +168,7 @@ do
     local token, was_active = job.h.tok, job.h.state == 'active'
     tell('failed', job, { terminal = true, action = 'discard' })
     note(job, 'failed')
-    bury_or_remove(job, 'unknown', nil, '0')
+    bury_or_remove(job, 'unknown', nil, '0', true)
     if was_active then end_lease(job, token, true) end
   end)
 
