@@ -75,9 +75,9 @@ class Intake(Store):
             if len(specs) > _BATCH_AT_ONCE:
                 return await self._insert_plain_staged(q, specs, now)
             return self._admit_plain_batch(q, specs, now)
-        self._check_batch(q, specs)
+        await self._check_batch(q, specs)
         if len(specs) > _BATCH_AT_ONCE:
-            return await self._insert_staged(q, specs, now)
+            return await self._insert_staged(self._queue(queue), specs, now)
         newest = self._job_seq
         jobs = [
             self._admit_plain(q, spec, now) if is_one_plain else self._admit(q, spec, now, None)
@@ -208,9 +208,11 @@ class Intake(Store):
             if self._find(node.id) is not None:
                 raise Refused(f"flow job id already exists: {node.id}")
 
-    def _check_batch(self, queue: Queue, specs: Sequence[JobSpec]) -> None:
+    async def _check_batch(self, queue: Queue, specs: Sequence[JobSpec]) -> None:
         in_batch = frozenset(custom_id for spec in specs if (custom_id := getattr(spec, "custom_id", None)) is not None)
         for i, spec in enumerate(specs):
+            if i & 1023 == 1023:
+                await self._slices.breathe()
             try:
                 self._check_family(spec, queue, in_batch)
             except (InvalidCommand, NotFound) as error:
