@@ -159,6 +159,23 @@ def test_an_unknown_command_ends_with_2(offline: Cli) -> None:
     assert offline("queues", "explode", "q").code == 2
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--log-level", "loud"), "debug, info"),
+        (("--lease", "0s"), "too short"),
+        (("--queues", ",,"), "names no queue"),
+    ],
+)
+def test_a_worker_that_could_not_work_is_refused(offline: Cli, words: tuple[str, ...], said: str) -> None:
+    (offline.folder / "shop.py").write_text(
+        "from headrace import Headrace\napp = Headrace('memory://shop')\n\n\n@app.task()\ndef buy() -> None: ...\n"
+    )
+    done = offline("worker", "shop:app", *words)
+    assert (done.code, "Traceback" in done.err) == (2, False)
+    assert said in done.err.replace("'", "")
+
+
 # -- starting ----------------------------------------------------------------------------------------------------------
 
 
