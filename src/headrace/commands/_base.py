@@ -42,6 +42,16 @@ class Ok(Reply):
     """Nothing more to say than that it was done."""
 
 
+class Removal(Struct):
+    removed: bool
+
+
+class Removed(Reply):
+    """Whether there was what was to be removed."""
+
+    data: Removal
+
+
 class Alike(Struct, gc=False, frozen=True):
     """The replies to a burst in bytes: how many keys each has, what all begin with, and what then differs, if any."""
 

@@ -309,13 +309,17 @@ def _before(run: Run) -> dict[str, Body]:
 
 def _lost_news(work: Work) -> News | None:
     """What it means that a job of this name ended without success and without a word of its worker."""
-    error = ErrorReport(type="StalledError" if is_stall(work.error) else "JobLost", message=work.error)
+    is_removed = work.news == "job-removed"
+    lost = "JobRemoved" if is_removed else "StalledError" if is_stall(work.error) else "JobLost"
+    error = ErrorReport(type=lost, message=work.error)
     if work.name == "__complete__":
         return CompleteLost(error)
     if work.name == "__error__":
         return Reported(error)
     if work.name.startswith("__wake__"):
-        return Woken(work.name.removeprefix("__wake__"))
+        asleep = work.name.removeprefix("__wake__")
+        # Its time had come, unless somebody took the job away: then nothing may go on as if it had.
+        return StepLost(asleep, 0, error) if is_removed else Woken(asleep)
     if work.name == "__timeout__":
         return None
     step = work.name.removesuffix(ROLLBACK)

@@ -780,3 +780,34 @@ class WorkflowContract:
         flows = self.flows(default_retry=Retry(2, delay=600))
         assert await run(flows, saga) == {"a": "a done"}
         assert saga.calls == ["a", "a", "complete"]
+
+    @case
+    async def test_a_flow_whose_job_an_operator_takes_away_fails_and_is_taken_back(self) -> None:
+        async def pause(ctx: StepContext[Any]) -> None:
+            await Queue(flows.client, f"workflow.{ctx.workflow}.steps").pause()
+
+        for verb, done in (("drain", "drained"), ("clean", "cleaned"), ("obliterate", "obliterated")):
+            saga, flows = Saga(define("a", "b"), meanwhile={"a": pause}), self.flows()
+            saga.join(flows)
+            async with flows:
+                handle = await flows.execute(saga.definition, None, timeout=0)
+                await eventually(functools.partial(_has, flows, handle, "completed"))
+                queue = Queue(flows.client, f"workflow.{saga.definition.name}.steps")
+                await getattr(queue, verb)()
+                await queue.resume()
+                with pytest.raises(WorkflowStepError, match=f"Step 'b' failed: queue {queue.name} was {done}"):
+                    await handle.result(10)
+            assert saga.calls == ["a", "undo a", "error"]
+
+    @case
+    async def test_a_sleep_whose_alarm_an_operator_takes_away_does_not_end_as_if_it_were_over(self) -> None:
+        saga = Saga(workflow(fresh("sleeper")).step(step("a")).sleep("nap", 600).step(step("b")).build())
+        flows = self.flows()
+        saga.join(flows)
+        async with flows:
+            handle = await flows.execute(saga.definition, None)
+            await eventually(functools.partial(_has, flows, handle, "sleeping"))
+            await Queue(flows.client, f"workflow.{saga.definition.name}").drain()
+            with pytest.raises(WorkflowStepError, match=r"Step 'nap' failed: queue .* was drained"):
+                await handle.result(10)
+        assert saga.calls == ["a", "undo a", "error"]
