@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final
-
-from msgspec import Raw
 
 from headrace.backends.base import Claim, Demand, GroupDemand, QueueFigures
 from headrace.backends.local.index import Bucket, Group, Queue
@@ -21,7 +19,7 @@ from headrace.backends.local.store import UNGROUPED, group_of
 from headrace.buckets import TokenBucket
 from headrace.model import DEFAULT_SETTINGS, DeadLetterReason, Event, EventName, RateLimit, StallConfig
 from headrace.states import State, Verb
-from headrace.views import PlainJobs
+from headrace.views import encode_claimed
 
 PROMOTE_SLICE: Final = 1000
 
@@ -107,18 +105,11 @@ class Delivery(Settlement):
         if not count:
             return []
         owner, lease_ms, holder, epoch, name = demand.owner, demand.lease_ms, demand.holder, self._epoch, q.name
-        until, serial, seq = mono + int(lease_ms), self._lease_serial, self._event_seq
+        until, serial, seq, events = mono + int(lease_ms), self._lease_serial, self._event_seq, self._events
         tokens: list[str] | list[None] = [None] * count if owner is None else self.ids.many(now, count)
-        seqs, ids, due = [], [], []
-        events, claims = self._events, []
-        plain = PlainJobs(q.encoded_name, now)
         for job, token in zip(jobs, tokens, strict=True):
             serial += 1
             seq += 1
-            job_id = job.id
-            seqs.append(job.seq)
-            ids.append(job_id)
-            due.append(job.run_at)
             job.state = _ACTIVE
             job.started = now
             if job.ended is not None:  # looking costs far less than setting
@@ -126,48 +117,36 @@ class Delivery(Settlement):
             job.lease = Lease(serial, token, owner, lease_ms, until, None, now, mono, mono, holder, bucket)
             if job.history is not None:
                 self._note(job, "active", now, worker=owner)
-            events.append(Event(seq, now, "pulled", epoch, name, job_id, job.name, job.attempts + 1, owner))
-            claims.append(Claim(self._show_to_worker(job, plain), token))
+            events.append(Event(seq, now, "pulled", epoch, name, job.id, job.name, job.attempts + 1, owner))
         if holder is not None:
-            holder.update(zip(ids, range(self._lease_serial + 1, serial + 1), strict=True))
+            holder.update(zip([job.id for job in jobs], range(self._lease_serial + 1, serial + 1), strict=True))
         self._lease_serial, self._event_seq = serial, seq
         q.waiting -= count
+        seqs = [job.seq for job in jobs]
         q.active.update(zip(seqs, jobs, strict=True))
         bucket.jobs.update(zip(seqs, jobs, strict=True))
-        self._claimed += jobs
-        self._totals.pulled += count
-        for run_at, alike in itertools.groupby(due):  # jobs pushed in a burst share their millisecond
-            self._count_wait(q.figures, now - run_at, len(list(alike)))
-        return claims
-
-    def _count_wait(self, figures: QueueFigures, waited: int, count: int) -> None:
-        waited = max(0, waited)  # the wall clock may have been set back
-        self._totals.wait_ms += waited * count
-        figures.wait_ms += waited * count
-        figures.wait[waited.bit_length()] += count
+        return self._claims(q, jobs, tokens, now)
 
     def _hand_out(
         self, q: Queue, jobs: Iterator[Job], demand: Demand, now: int, mono: int, usual: Bucket | None
     ) -> list[Claim]:
         """Lease jobs to who asked; `usual` is where plain jobs of this claim wait to be looked at."""
-        # _move spelled out: this is the hottest transition, and the ready order has given the jobs up already.
+        # _move spelled out: this is a hot transition, and the ready order has given the jobs up already.
         owner, lease_ms, holder = demand.owner, demand.lease_ms, demand.holder
-        until, active, figures, epoch = mono + int(lease_ms), q.active, q.figures, self._epoch
-        note_claimed, tell = self._claimed.append, self._events.append
-        claims: list[Claim] = []
-        plain = PlainJobs(q.encoded_name, now)
-        waited_ms, wait, new_token = 0, figures.wait, self.ids.at
+        until = mono + int(lease_ms)
+        claimed: list[Job] = []
+        tokens: list[str | None] = []
         for job in jobs:
             self._lease_serial = serial = self._lease_serial + 1
-            token = new_token(now) if owner is not None else None
+            token = self.ids.at(now) if owner is not None else None
             timeout = job.settings.timeout
             q.waiting -= 1
             if job.priority > 0:
                 q.prioritized -= 1
             job.state = _ACTIVE
-            active[job.seq] = job
+            q.active[job.seq] = job
             job.started = now
-            if job.ended is not None:  # looking costs far less than setting
+            if job.ended is not None:
                 job.ended = None
             timeout_mono = mono + int(timeout) if timeout else None
             place = usual if job.settings is DEFAULT_SETTINGS else None
@@ -183,31 +162,26 @@ class Delivery(Settlement):
             if job.history is not None:
                 self._note(job, "active", now, worker=owner)
             self._event_seq = seq = self._event_seq + 1
-            tell(Event(seq, now, "pulled", epoch, q.name, job.id, job.name, job.attempts + 1, owner))
-            note_claimed(job)
-            waited = now - job.run_at
-            if waited < 0:  # the wall clock was set back
-                waited = 0
-            waited_ms += waited
-            wait[waited.bit_length()] += 1
-            claims.append(Claim(self._show_to_worker(job, plain), token))
-        self._totals.pulled += len(claims)
-        self._totals.wait_ms += waited_ms
-        figures.wait_ms += waited_ms
-        return claims
+            pulled = Event(seq, now, "pulled", self._epoch, q.name, job.id, job.name, job.attempts + 1, owner)
+            self._events.append(pulled)
+            claimed.append(job)
+            tokens.append(token)
+        return self._claims(q, claimed, tokens, now)
 
-    def _show_to_worker(self, job: Job, plain: PlainJobs) -> bytes | Raw:
-        if (
-            job.history is None
-            and job.links is None
-            and job.name is None
-            and job.settings is DEFAULT_SETTINGS
-            and job.run_at <= job.created
-            and 0 <= job.priority < 128
-        ):
-            data = job.data if job.data is not None else self._journal.data(job)
-            return plain.encode(job, data)
-        return self._show(job)
+    def _claims(self, q: Queue, jobs: list[Job], tokens: Sequence[str | None], now: int) -> list[Claim]:
+        """What who asked gets for jobs that were just leased, and the figures of that."""
+        self._claimed += jobs
+        self._totals.pulled += len(jobs)
+        for run_at, alike in itertools.groupby([job.run_at for job in jobs]):  # a burst shares its millisecond
+            self._count_wait(q.figures, now - run_at, len(list(alike)))
+        views = encode_claimed(jobs, q.encoded_name, now, self._show)
+        return list(map(Claim, views, tokens))
+
+    def _count_wait(self, figures: QueueFigures, waited: int, count: int) -> None:
+        waited = max(0, waited)  # the wall clock may have been set back
+        self._totals.wait_ms += waited * count
+        figures.wait_ms += waited * count
+        figures.wait[waited.bit_length()] += count
 
     # -- groups --------------------------------------------------------------------------------------------------------
 

@@ -124,11 +124,7 @@ class Intake(Store):
         jobs = await self._stage(
             self._make_plain(queue, spec, now, seq, self.ids.at(now)) for seq, spec in enumerate(specs, first)
         )
-        self._jobs.update((job.id, job) for job in jobs)
-        self._enter_all(jobs[0].queue, jobs)
-        for job in jobs:
-            self._tell_pushed(job, now)
-        self._totals.pushed += len(jobs)
+        self._take_in_all(jobs, now)
         self._close_batch(first, jobs)
         return [job.id for job in jobs]
 
@@ -139,12 +135,31 @@ class Intake(Store):
             for seq, spec in enumerate(specs, first)
             for links in (links_of(spec),)
         )
-        found = [self._admit_staged(job, spec, now) for job, spec in zip(jobs, specs, strict=True)]
-        new = [job for job, known in zip(jobs, found, strict=True) if job is known]
+        if self._are_strangers(jobs, specs):
+            self._take_in_all(jobs, now)
+            found = new = jobs
+        else:
+            found = [self._admit_staged(job, spec, now) for job, spec in zip(jobs, specs, strict=True)]
+            new = [job for job, known in zip(jobs, found, strict=True) if job is known]
         for job in new:
             self._resolve_dependencies(job, now)
         self._close_batch(first, new)
         return [job.id for job in found]
+
+    def _are_strangers(self, jobs: list[Job], specs: Sequence[JobSpec]) -> bool:
+        """Whether no job has an id or key of another one, in this batch or before: none has to be asked for then."""
+        queue, links = jobs[0].queue, [job.links for job in jobs if job.links is not None]
+        if any(link.dedup is not None for link in links) or any(getattr(spec, "id_ttl", None) for spec in specs):
+            return False
+        custom_ids = [link.custom_id for link in links if link.custom_id]
+        keys = [link.unique_key for link in links if link.unique_key]
+        return (
+            len(set(custom_ids)) == len(custom_ids)
+            and len(set(keys)) == len(keys)
+            and queue.custom_ids.keys().isdisjoint(custom_ids)
+            and queue.keys.keys().isdisjoint(keys)
+            and self._jobs.keys().isdisjoint([job.id for job in jobs])
+        )
 
     def _admit_staged(self, job: Job, spec: JobSpec, now: int) -> Job:
         """`_admit` for a job that has a row already, which goes if its id or key stands for another job."""
@@ -156,6 +171,7 @@ class Intake(Store):
             job.id = self.ids.at(now)
             self._journal.rewrite(job)
         self._take_in(job, spec, now)
+        self._enter(job)
         return job
 
     async def _insert_family_staged(self, nodes: Sequence[FamilyNode], now: int) -> list[Raw]:
@@ -178,9 +194,25 @@ class Intake(Store):
             raise
         for job, node in zip(jobs, nodes, strict=True):
             self._take_in(job, node.spec, now)
+            self._enter(job)
         self._tie_family(jobs, now)
         self._close_batch(first, jobs)
         return shown
+
+    def _take_in_all(self, jobs: list[Job], now: int) -> None:
+        """`_take_in` for strangers of one queue, and their places."""
+        self._jobs.update((job.id, job) for job in jobs)
+        for job in jobs:
+            if job.links is not None:
+                self._take_keys(job, job.links, now)
+        self._enter_all(jobs[0].queue, jobs)
+        for job in jobs:
+            self._tell_pushed(job, now)
+        promises = sum(job.settings.durable for job in jobs)
+        if promises:
+            self.needs_sync = True
+            self.sync_requests += promises
+        self._totals.pushed += len(jobs)
 
     def _enter_all(self, queue: Queue, jobs: list[Job]) -> None:
         """`_enter` for new plain jobs: all at once if they stand behind all others."""
@@ -288,6 +320,7 @@ class Intake(Store):
         job = self._make(queue, spec, links, now, self._job_seq, chosen_id or self._new_id(links))
         self._journal.add(job)
         self._take_in(job, spec, now)
+        self._enter(job)
         return job
 
     def _answering(self, queue: Queue, spec: JobSpec, links: JobLinks | None, now: int) -> Job | None:
@@ -295,6 +328,8 @@ class Intake(Store):
         if links is None:
             return None
         id_ttl: float | None = getattr(spec, "id_ttl", None)
+        if not id_ttl and links.custom_id not in queue.custom_ids and links.unique_key not in queue.keys:
+            return None
         known = self._buried(queue, links, now) if id_ttl and links.custom_id else None
         known = known or self._known(queue, links, now, answers_ended=id_ttl is not None)
         if known is not None:
@@ -304,7 +339,7 @@ class Intake(Store):
         return known
 
     def _take_in(self, job: Job, spec: JobSpec, now: int) -> None:
-        """A job that is made and marked takes its keys and its place, and is told of."""
+        """A job that is made and marked takes its keys and is told of; then it may take its place."""
         self._jobs[job.id] = job
         links = job.links
         if links is not None:
@@ -312,7 +347,6 @@ class Intake(Store):
             id_ttl: float | None = getattr(spec, "id_ttl", None)
             if id_ttl and links.custom_id:
                 self._set_tombstone(job, links.custom_id, now + int(id_ttl))
-        self._enter(job)
         self._tell_pushed(job, now)
         if job.settings.durable:
             self.needs_sync = True
@@ -369,8 +403,6 @@ class Intake(Store):
     # -- custom ids and unique keys ------------------------------------------------------------------------------------
 
     def _known(self, queue: Queue, links: JobLinks, now: int, *, answers_ended: bool) -> Job | None:
-        if not links.custom_id:
-            links.custom_id = None
         known = queue.custom_ids.get(links.custom_id) if links.custom_id else None
         if known is not None and (answers_ended or known.state not in _ENDED):
             return known
