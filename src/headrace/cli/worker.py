@@ -68,6 +68,8 @@ def load_app(place: str) -> Headrace:
     from headrace.tasks.app import Headrace
 
     module_name, _, name = place.partition(":")
+    if not module_name or module_name.startswith("."):
+        raise UsageError(f"{place!r} names no module: write for example shop.jobs:app")
     sys.path.insert(0, os.getcwd())
     try:
         module = importlib.import_module(module_name)
