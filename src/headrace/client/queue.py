@@ -89,8 +89,10 @@ class QueueVerbs(Shell, Generic[JobType]):
         return added
 
     def _entry(self, job: NewJob | tuple[str, Any]) -> commands.jobs.PushEntry:
-        if isinstance(job, tuple):
+        if isinstance(job, tuple) and len(job) == 2:
             job = NewJob(name=job[0], data=job[1])
+        if not isinstance(job, NewJob):
+            raise InvalidCommand(f"add_many takes pairs of name and data, and NewJob for more than that, not {job!r}")
         fields = wire_options({**self.defaults, **job.options}, self._client.clock.now_ms)
         return commands.jobs.PushEntry(name=job.name, data=encode_payload(job.data), **fields)
 
@@ -188,6 +190,8 @@ class QueueVerbs(Shell, Generic[JobType]):
         if limit is None:
             await self._ask(commands.limits.RateLimitClear(queue=self.name))
             return
+        if not isinstance(limit, RateLimit):
+            raise InvalidCommand(f"limit_rate takes a RateLimit, such as RateLimit(100, per='1s'), not {limit!r}")
         span = milliseconds(limit.per, "per")
         lasting = None if ttl is None else milliseconds(ttl, "ttl")
         await self._ask(commands.limits.RateLimit(queue=self.name, limit=limit.max, duration=span, ttl=lasting))
