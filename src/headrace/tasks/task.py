@@ -14,6 +14,7 @@ from headrace.client.job import Job
 from headrace.client.options import Options, wire_options
 from headrace.client.payloads import batches
 from headrace.client.queue import size_of_entry
+from headrace.errors import InvalidCommand
 from headrace.tasks.arguments import Arguments
 from headrace.worker.context import JobContext, RunIn
 
@@ -118,6 +119,8 @@ class Call(Generic[P, T]):
         return kind(task.app.client, job_id, task.queue, task.name, task.arguments.result)
 
     def _entry(self, call: tuple[Any, ...] | Mapping[str, Any]) -> commands.jobs.PushEntry:
+        if not isinstance(call, tuple | list | Mapping):
+            raise InvalidCommand(f"the arguments of a call are a tuple or a dict, not {call!r}: write ({call!r},)")
         args, kwargs = ((), dict(call)) if isinstance(call, Mapping) else (tuple(call), {})
         task = self._task
         data = task.arguments.encode(args, kwargs, task.app.envelope(task))
