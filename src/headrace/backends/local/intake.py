@@ -100,18 +100,20 @@ class Intake(Store):
         self._journal.open_batch(first, last)
         return first
 
-    async def _stage(self, jobs: Iterable[Job]) -> list[Job]:
-        staged = []
+    async def _stage(self, jobs: Iterable[Job], now: int) -> tuple[list[Job], list[Event]]:
+        """The jobs, and what is to be told of them in the last tick: that has enough to do."""
+        staged, news = [], []
         for n, job in enumerate(jobs):
             self._journal.stage(job)
             staged.append(job)
+            news.append(self._news_of(job, now))
             if n & 127 == 127:
                 await self._slices.breathe()
         await self._slices.rest()
         for job in staged:
             if job.queue.is_dead:  # obliterated meanwhile
                 job.queue = self._queue(job.queue.name)
-        return staged
+        return staged, news
 
     def _close_batch(self, first: int, jobs: list[Job]) -> None:
         """The rows are jobs with the commit of this tick."""
@@ -121,22 +123,22 @@ class Intake(Store):
 
     async def _insert_plain_staged(self, queue: Queue, specs: Sequence[JobSpec], now: int) -> list[str]:
         first = self._open_batch(len(specs))
-        jobs = await self._stage(
-            self._make_plain(queue, spec, now, seq, self.ids.at(now)) for seq, spec in enumerate(specs, first)
-        )
-        self._take_in_all(jobs, now)
+        plain = (self._make_plain(queue, spec, now, seq, self.ids.at(now)) for seq, spec in enumerate(specs, first))
+        jobs, news = await self._stage(plain, now)
+        self._take_in_all(jobs, news, now)
         self._close_batch(first, jobs)
         return [job.id for job in jobs]
 
     async def _insert_staged(self, queue: Queue, specs: Sequence[JobSpec], now: int) -> list[str]:
         first = self._open_batch(len(specs))
-        jobs = await self._stage(
+        made = (
             self._make(queue, spec, links, now, seq, self._new_id(links))
             for seq, spec in enumerate(specs, first)
             for links in (links_of(spec),)
         )
+        jobs, news = await self._stage(made, now)
         if self._are_strangers(jobs, specs):
-            self._take_in_all(jobs, now)
+            self._take_in_all(jobs, news, now)
             found = new = jobs
         else:
             found = [self._admit_staged(job, spec, now) for job, spec in zip(jobs, specs, strict=True)]
@@ -185,7 +187,7 @@ class Intake(Store):
                 shown.append(self._show(job))
                 yield job
 
-        jobs = await self._stage(make_all())
+        jobs, _ = await self._stage(make_all(), now)
         try:
             self._check_new(nodes)  # once more, for others may have come meanwhile
         except Refused:
@@ -199,15 +201,19 @@ class Intake(Store):
         self._close_batch(first, jobs)
         return shown
 
-    def _take_in_all(self, jobs: list[Job], now: int) -> None:
+    def _take_in_all(self, jobs: list[Job], news: list[Event], now: int) -> None:
         """`_take_in` for strangers of one queue, and their places."""
         self._jobs.update((job.id, job) for job in jobs)
         for job in jobs:
             if job.links is not None:
                 self._take_keys(job, job.links, now)
-        self._enter_all(jobs[0].queue, jobs)
-        for job in jobs:
-            self._tell_pushed(job, now)
+        queue = jobs[0].queue
+        self._enter_all(queue, jobs)
+        for seq, event in enumerate(news, self._event_seq + 1):
+            event.seq = seq
+        self._event_seq += len(news)
+        self._events += news
+        queue.figures.pushed += len(jobs)
         promises = sum(job.settings.durable for job in jobs)
         if promises:
             self.needs_sync = True
@@ -384,11 +390,14 @@ class Intake(Store):
         return self.ids.next()
 
     def _tell_pushed(self, job: Job, now: int) -> None:
-        self._event_seq = seq = self._event_seq + 1
-        queue = job.queue
-        queue.figures.pushed += 1
-        event = Event(seq, now, "pushed", self._epoch, queue.name, job.id, job.name)
+        event = self._news_of(job, now)
+        self._event_seq = event.seq = self._event_seq + 1
         self._events.append(event)
+        job.queue.figures.pushed += 1
+
+    def _news_of(self, job: Job, now: int) -> Event:
+        """The event of a push; it has no number yet."""
+        event = Event(0, now, "pushed", self._epoch, job.queue.name, job.id, job.name)
         event.bytes = job.size
         if job.priority:
             event.priority = job.priority
@@ -399,6 +408,7 @@ class Intake(Store):
             event.parent = links.parent_id
             event.group = links.group_id
             event.tags = links.tags or None
+        return event
 
     # -- custom ids and unique keys ------------------------------------------------------------------------------------
 
