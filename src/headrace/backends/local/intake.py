@@ -40,6 +40,37 @@ _WAITING: Final = State.WAITING
 _DELAYED: Final = State.DELAYED
 
 
+class _Names:
+    """Ids and keys that a batch comes with: if nobody has them, no job of it has to be asked for one by one."""
+
+    def __init__(self) -> None:
+        self._custom_ids: list[str] = []
+        self._keys: list[str] = []
+        self._may_stand_for_others = False
+        self.have_relatives = False
+
+    def note(self, spec: JobSpec, links: JobLinks | None) -> None:
+        if links is None:
+            return
+        if links.custom_id:
+            self._custom_ids.append(links.custom_id)
+        if links.unique_key:
+            self._keys.append(links.unique_key)
+        if links.dedup is not None or getattr(spec, "id_ttl", None):
+            self._may_stand_for_others = True
+        if links.parent_id is not None or links.depends_on:
+            self.have_relatives = True
+
+    def are_new(self, queue: Queue) -> bool:
+        return (
+            not self._may_stand_for_others
+            and len(set(self._custom_ids)) == len(self._custom_ids)
+            and len(set(self._keys)) == len(self._keys)
+            and queue.custom_ids.keys().isdisjoint(self._custom_ids)
+            and queue.keys.keys().isdisjoint(self._keys)
+        )
+
+
 class Intake(Store):
     needs_sync = False
     """A job of this tick asked for `durable`."""
@@ -131,37 +162,26 @@ class Intake(Store):
 
     async def _insert_staged(self, queue: Queue, specs: Sequence[JobSpec], now: int) -> list[str]:
         first = self._open_batch(len(specs))
-        made = (
-            self._make(queue, spec, links, now, seq, self._new_id(links))
-            for seq, spec in enumerate(specs, first)
-            for links in (links_of(spec),)
-        )
-        jobs, news = await self._stage(made, now)
-        if self._are_strangers(jobs, specs):
+        names = _Names()
+
+        def make_all() -> Iterator[Job]:
+            for seq, spec in enumerate(specs, first):
+                links = links_of(spec)
+                names.note(spec, links)
+                yield self._make(queue, spec, links, now, seq, self._new_id(links))
+
+        jobs, news = await self._stage(make_all(), now)
+        if names.are_new(jobs[0].queue) and self._jobs.keys().isdisjoint([job.id for job in jobs]):
             self._take_in_all(jobs, news, now)
             found = new = jobs
         else:
             found = [self._admit_staged(job, spec, now) for job, spec in zip(jobs, specs, strict=True)]
             new = [job for job, known in zip(jobs, found, strict=True) if job is known]
-        for job in new:
-            self._resolve_dependencies(job, now)
+        if names.have_relatives:
+            for job in new:
+                self._resolve_dependencies(job, now)
         self._close_batch(first, new)
         return [job.id for job in found]
-
-    def _are_strangers(self, jobs: list[Job], specs: Sequence[JobSpec]) -> bool:
-        """Whether no job has an id or key of another one, in this batch or before: none has to be asked for then."""
-        queue, links = jobs[0].queue, [job.links for job in jobs if job.links is not None]
-        if any(link.dedup is not None for link in links) or any(getattr(spec, "id_ttl", None) for spec in specs):
-            return False
-        custom_ids = [link.custom_id for link in links if link.custom_id]
-        keys = [link.unique_key for link in links if link.unique_key]
-        return (
-            len(set(custom_ids)) == len(custom_ids)
-            and len(set(keys)) == len(keys)
-            and queue.custom_ids.keys().isdisjoint(custom_ids)
-            and queue.keys.keys().isdisjoint(keys)
-            and self._jobs.keys().isdisjoint([job.id for job in jobs])
-        )
 
     def _admit_staged(self, job: Job, spec: JobSpec, now: int) -> Job:
         """`_admit` for a job that has a row already, which goes if its id or key stands for another job."""
