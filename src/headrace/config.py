@@ -17,6 +17,8 @@ from msgspec import Struct
 
 from headrace.errors import ConfigError
 
+LOG_LEVELS: Final = ("debug", "info", "warning", "error")
+
 
 class Settings(Struct, forbid_unknown_fields=True, kw_only=True):
     host: str | None = None
@@ -215,7 +217,9 @@ def _check(settings: Settings) -> None:
             raise ConfigError(f"--{name.replace('_', '-')} must be between 0 and 65535")
     if settings.log_format not in ("text", "json"):
         raise ConfigError("--log-format must be text or json")
-    if settings.log_level not in ("debug", "info", "warning", "error"):
+    if not Path(settings.data_path).name:
+        raise ConfigError(f"--data-path must name a file, which {settings.data_path!r} cannot be")
+    if settings.log_level not in LOG_LEVELS:
         raise ConfigError("--log-level must be debug, info, warning or error")
     if settings.capture is not None and settings.is_memory:
         raise ConfigError("--capture needs a data file: with :memory: every start would begin a new history")

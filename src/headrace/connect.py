@@ -115,10 +115,10 @@ def _file_of(url: str) -> Path:
     parts = urlsplit(url)
     if parts.netloc:
         raise ConfigError(f"{url!r} has two slashes; a file is sqlite:///relative.db or sqlite:////absolute.db")
-    path = unquote(parts.path)[1:]
-    if not path:
+    path = Path(unquote(parts.path)[1:])
+    if not path.name:
         raise ConfigError(f"{url!r} names no file: use for example sqlite:///jobs.db, or memory://")
-    return Path(path)
+    return path
 
 
 # -- options of connections --------------------------------------------------------------------------------------------

@@ -30,6 +30,13 @@ def seconds(span: Duration, what: str = "duration") -> float:
     return milliseconds(span, what) / 1000
 
 
+def positive_seconds(span: Duration | None, what: str = "duration") -> float:
+    """Seconds for those who take 0, less and nothing for the same: 0."""
+    if span is None or (isinstance(span, int | float) and span <= 0):
+        return 0.0
+    return seconds(span, what)
+
+
 def written(ms: float) -> str:
     """The span in the same notation, exactly: 1m30s."""
     parts, left = [], int(ms)

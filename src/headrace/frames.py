@@ -42,11 +42,11 @@ class Frames:
 
     def _split(self, data: bytes) -> list[bytes]:
         frames: list[bytes] = []
-        at, end = 0, len(data)
+        at, end, limit = 0, len(data), self._limit
         while end - at >= 4:
             (length,) = HEADER.unpack_from(data, at)
-            if length > self._limit:
-                text = f"Frame too large: {length} bytes exceeds maximum {self._limit}"
+            if length > limit:
+                text = f"Frame too large: {length} bytes exceeds maximum {limit}"
                 self.violation = ProtocolViolation(text)
                 return frames
             stop = at + 4 + length

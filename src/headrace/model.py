@@ -227,6 +227,7 @@ def links_of(spec: object) -> JobLinks | None:
     if values == _NO_LINKS:
         return None
     links = JobLinks(*values)
+    links.custom_id = links.custom_id or None
     links.depends_on = list(links.depends_on)
     links.children_ids = list(links.children_ids)
     links.tags = list(links.tags)

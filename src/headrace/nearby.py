@@ -5,7 +5,8 @@ rest. Valkey keeps all state by itself, so for the simplest command a connection
 it were that of another process.
 
 Rules: whatever is not a plain push to a queue that the engine knows and nobody here listens to takes the usual way, and
-so does every push while one of this loop is under way there: it must not be overtaken. A door that cannot be opened, or
+so does every push while one of this loop is under way there: it must not be overtaken. For the same reason a push that
+takes the usual way waits until those that went by the door are done. A door that cannot be opened, or
 whose server lacks our functions, is no error: the usual way says what is wrong, or mends it. A door is closed with its
 client, or with its loop.
 """
@@ -13,14 +14,15 @@ client, or with its loop.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
 from time import monotonic
 from typing import Any, Final
 
 from headrace.backends.valkey.backend import ValkeyBackend, transport_of
 from headrace.backends.valkey.transport import FunctionMissing, Transport
 from headrace.client.line import Line, shared_line
+from headrace.commands.families import PushFamily
 from headrace.commands.jobs import Push, PushBatch, Pushed, check_options
 from headrace.errors import HeadraceError, StorageUnavailable
 from headrace.ids import IdSource
@@ -41,11 +43,32 @@ class Door:
         self.ids = IdSource()
         self.is_open = False
         self.on_line = 0
-        """Pushes of this loop that are under way on the line."""
+        """Pushes of this loop that take the line, or wait for that."""
+        self._inside = 0
+        self._is_free = asyncio.Event()
+        self._is_free.set()
+        self._turn = asyncio.Lock()
         self._retry_at = 0.0
         self._opening: asyncio.Task[None] | None = None
         self._leaving: asyncio.Task[None] | None = None
         self._stay: AsyncGenerator[None, None] | None = None
+
+    @contextmanager
+    def passing(self) -> Iterator[None]:
+        """A push goes through."""
+        self._inside += 1
+        self._is_free.clear()
+        try:
+            yield
+        finally:
+            self._inside -= 1
+            if not self._inside:
+                self._is_free.set()
+
+    async def let_pass(self) -> None:
+        """Return when those who are inside are through; who waits for that goes on in the order of coming."""
+        async with self._turn:
+            await self._is_free.wait()
 
     def begin(self) -> None:
         """Open it soon; nobody waits for that."""
@@ -102,7 +125,7 @@ class Nearby:
     async def ask(self, command: Any, usual: Usual) -> Any:
         """The answer to a command, by the door if it can be had there."""
         backend = self._backend if self._line is shared_line() else None  # in a forked child nobody attends to it
-        if backend is None or not isinstance(command, Push | PushBatch):
+        if backend is None or not isinstance(command, Push | PushBatch | PushFamily):
             return await usual()
         door = self._door_here(backend)
         if isinstance(command, Push) and not door.on_line and backend.takes_nearby(command.queue):
@@ -111,6 +134,7 @@ class Nearby:
                 return pushed
         door.on_line += 1
         try:
+            await door.let_pass()
             return await usual()
         finally:
             door.on_line -= 1
@@ -127,7 +151,8 @@ class Nearby:
         except (TypeError, ValueError, OverflowError, RecursionError, HeadraceError):
             return None  # the usual way refuses it with the right words
         try:
-            return Pushed(id=await backend.push_nearby(door.server, door.ids, checked.queue, checked))
+            with door.passing():
+                return Pushed(id=await backend.push_nearby(door.server, door.ids, checked.queue, checked))
         except FunctionMissing:
             return None
 

@@ -9,9 +9,9 @@ To add a field to the job object: add it to the view struct of its part; counts 
 
 from __future__ import annotations
 
-import functools
 import struct
-from typing import Any, Final, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 from msgspec import Raw, Struct
@@ -249,12 +249,10 @@ class JobRecord(Protocol):
     def heartbeat(self) -> int: ...
 
 
-# A plain job on its way to a worker: keys and values of all times and counters in one packing, see _TIMES.
+# A fresh job on its way to a worker: the keys and values of its times and counters in one packing.
 _TIME_KEYS: Final = (_CREATED, _RUN_AT, _HEARTBEAT, _STARTED + b"\xcb")
-_COUNTER_KEYS: Final = (_COMPLETED + NIL + _ATTEMPTS, _PRIORITY, _STALLS)
-_TIMES: Final = struct.Struct(
-    ">" + "".join(f"{len(key)}sd" for key in _TIME_KEYS) + "".join(f"{len(key)}sB" for key in _COUNTER_KEYS)
-).pack
+_TIMES: Final = struct.Struct(">" + "".join(f"{len(key)}sd" for key in _TIME_KEYS)).pack
+_NO_COUNTERS: Final = b"".join((_COMPLETED, NIL, _ATTEMPTS, b"\0", _PRIORITY, b"\0", _STALLS, b"\0"))
 _STORY_KEYS: Final = (
     _PLAIN_HISTORY + b"\x92" + _TIMELINE_STATE + _WORDS["waiting"] + _TIMELINE_TIME,
     _TIMELINE_STATE + _WORDS["active"] + _TIMELINE_TIME,
@@ -263,35 +261,53 @@ _STORY: Final = struct.Struct(">" + "".join(f"{len(key)}sd" for key in _STORY_KE
 _HEAD: Final = _HEADERS[_FIXED_COUNT] + _ID
 
 
-@functools.lru_cache(maxsize=64)
-def _plain_tail(created: int, run_at: int, started: int, attempts: int, priority: int, stalls: int) -> bytes:
-    """Everything behind the payload of a plain job. Jobs pushed and pulled in bursts share their milliseconds."""
-    times = _TIMES(
-        _CREATED,
-        created,
-        _RUN_AT,
-        run_at,
-        _HEARTBEAT,
-        started,
-        _TIME_KEYS[3],
-        started,
-        _COUNTER_KEYS[0],
-        attempts,
-        _PRIORITY,
-        priority,
-        _STALLS,
-        stalls,
-    )
-    return times + _DEFAULT_BODY + _STORY(_STORY_KEYS[0], created, _STORY_KEYS[1], started)
+def _fresh_tail(created: int, started: int) -> bytes:
+    """Everything behind the payload of a fresh job."""
+    keys = _TIME_KEYS
+    times = _TIMES(keys[0], created, keys[1], created, keys[2], started, keys[3], started)
+    return times + _NO_COUNTERS + _DEFAULT_BODY + _STORY(_STORY_KEYS[0], created, _STORY_KEYS[1], started)
 
 
-def encode_plain_active(job: JobRecord, queue: bytes, data: bytes, started: int) -> Raw:
-    """`encode_job` for what nearly every PULL answers: default settings, no name, links, history or delay.
+class ClaimedRecord(JobRecord, Protocol):
+    history: Any
+    data: bytes | None
+    """None when it must be read from the file first."""
 
-    The counters must lie between 0 and 127, `attempts` and `stalls` of such a job always do.
+
+_Claimed = TypeVar("_Claimed", bound=ClaimedRecord)
+
+
+def encode_claimed(
+    jobs: Sequence[_Claimed], queue: bytes, started: int, show: Callable[[_Claimed], Raw]
+) -> list[bytes | Raw]:
+    """`show` for each of these jobs, by a short way for what nearly every PULL answers: a fresh one.
+
+    That is one with default settings and no name, links, history, priority or delay. Jobs pushed and pulled in bursts
+    share their milliseconds, and so everything behind their payload.
     """
-    tail = _plain_tail(job.created, job.run_at, started, job.attempts, job.priority, job.stalls)
-    return Raw(b"".join((_HEAD, _encode(job.id), _QUEUE, queue, _DATA, data, tail)))
+    before_data = _QUEUE + queue + _DATA
+    tails: dict[int, bytes] = {}
+    views: list[bytes | Raw] = []
+    for job in jobs:
+        created, data = job.created, job.data
+        if (
+            data is None
+            or job.settings is not DEFAULT_SETTINGS
+            or job.history is not None
+            or job.links is not None
+            or job.name is not None
+            or job.run_at != created
+            or job.priority
+            or job.attempts
+            or job.stalls
+        ):
+            views.append(show(job))
+            continue
+        tail = tails.get(created)
+        if tail is None:
+            tail = tails[created] = _fresh_tail(created, started)
+        views.append(b"".join((_HEAD, _encode(job.id), before_data, data, tail)))
+    return views
 
 
 def encode_job(

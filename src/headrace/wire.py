@@ -14,9 +14,8 @@ from __future__ import annotations
 import functools
 import math
 import re
-import struct
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from operator import attrgetter
 from typing import Any, Final, Union
 
 import msgspec
@@ -24,7 +23,7 @@ from msgspec import NODEFAULT, UNSET, Raw, Struct, inspect
 
 from headrace import commands
 from headrace.commands import connection, jobs, monitoring
-from headrace.commands._base import REGISTRY, SHORT_FORMS, Command, EncodedReply, ErrorReply, Spec
+from headrace.commands._base import REGISTRY, SHORT_FORMS, Alike, Command, ErrorReply, Spec
 from headrace.errors import HeadraceError, InvalidCommand, UnknownCommand
 from headrace.frames import HEADER
 from headrace.model import NIL, is_queue_name
@@ -39,8 +38,6 @@ _encoder: Final = msgspec.msgpack.Encoder()
 
 _encode_into: Final = _encoder.encode_into
 _pack_length: Final = HEADER.pack_into
-_pack: Final = struct.Struct(f"{HEADER.format}B").pack
-"""The length of a frame and the header of the map in it."""
 
 
 def append_reply(out: bytearray, reply: Struct, req_id: Raw | bytes) -> int:
@@ -57,19 +54,30 @@ def append_reply(out: bytearray, reply: Struct, req_id: Raw | bytes) -> int:
     return length
 
 
-def append_replies(out: bytearray, replies: Iterable[Struct], request_ids: Iterable[Raw | bytes]) -> None:
-    """`append_reply` for many, of which most are encoded already."""
+class _Heads(dict[int, bytes]):
+    """The beginnings of frames that begin alike, by their length: there are few."""
+
+    def __init__(self, begin: bytes) -> None:
+        self._begin = begin
+
+    def __missing__(self, length: int) -> bytes:
+        self[length] = head = HEADER.pack(length) + self._begin
+        return head
+
+
+def append_alike(out: bytearray, replies: Alike, request_ids: Sequence[Raw | bytes]) -> None:
+    """`append_reply` for all replies to a burst of commands that have request ids."""
+    begin = bytes((0x81 + replies.keys,)) + replies.begin
+    fixed = len(begin) + len(_REQ_ID_KEY)
     parts: list[bytes | Raw] = []
-    for reply, req_id in zip(replies, request_ids, strict=True):
-        if type(reply) is EncodedReply:
-            keys, body, last = reply.keys, reply.body, reply.last
-            size = 1 + len(body) + len(last)
-            if req_id:
-                parts += (_pack(size + 6 + len(req_id), 0x81 + keys), body, last, _REQ_ID_KEY, req_id)
-            else:
-                parts += (_pack(size, 0x80 + keys), body, last)
-        else:
-            parts.append(encode_reply(reply, req_id))
+    if replies.ends:
+        heads = _Heads(begin)
+        for end, req_id in zip(replies.ends, request_ids, strict=True):
+            parts += (heads[fixed + len(end) + len(req_id)], end, _REQ_ID_KEY, req_id)
+    else:
+        heads = _Heads(begin + _REQ_ID_KEY)
+        for req_id in request_ids:
+            parts += (heads[fixed + len(req_id)], req_id)
     out += b"".join(parts)
 
 
@@ -133,15 +141,22 @@ def know_all() -> None:
 
 _know([spec for spec in REGISTRY.values() if spec.type.__module__ in _FIRST])
 _short_types: Final = frozenset(SHORT_FORMS.values())
+_queue_of: Final = attrgetter("queue")
 
 
 def decode_commands(frames: list[bytes]) -> list[Command[Any]]:
     """The commands in these frames if each is as it should be; else an error, and `decode_command` tells which."""
-    with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    try:
         commands: list[Any] = list(map(_decode_short, frames))
-        # Commands that come in a row mostly name one queue: its name is looked at once.
-        if all(map(is_queue_name, {command.queue for command in commands if type(command) in _short_types})):
-            return commands
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return list(map(_typed_decode, frames))
+    # Commands that come in a row mostly are of one kind and name one queue: its name is looked at once.
+    kinds = set(map(type, commands))
+    if kinds.isdisjoint(_short_types):
+        return commands
+    short = commands if kinds <= _short_types else [each for each in commands if type(each) in _short_types]
+    if all(map(is_queue_name, set(map(_queue_of, short)))):
+        return commands
     return list(map(_typed_decode, frames))
 
 

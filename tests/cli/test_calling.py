@@ -159,6 +159,48 @@ def test_an_unknown_command_ends_with_2(offline: Cli) -> None:
     assert offline("queues", "explode", "q").code == 2
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--log-level", "loud"), "debug, info"),
+        (("--lease", "0s"), "too short"),
+        (("--queues", ",,"), "names no queue"),
+    ],
+)
+def test_a_worker_with_options_that_make_no_sense_is_refused(offline: Cli, words: tuple[str, ...], said: str) -> None:
+    (offline.folder / "shop.py").write_text(
+        "from headrace import Headrace\napp = Headrace('memory://shop')\n\n\n@app.task()\ndef buy() -> None: ...\n"
+    )
+    done = offline("worker", "shop:app", *words)
+    assert (done.code, "Traceback" in done.err) == (2, False)
+    assert said in done.err.replace("'", "")
+
+
+@pytest.mark.parametrize("place", [":app", ".shop:app", ""])
+def test_an_app_without_a_module_is_refused(offline: Cli, place: str) -> None:
+    done = offline("worker", place)
+    assert done.code == 2
+    assert "names no module" in done.err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("serve", "--data-path", "/"),
+        ("serve", "--data-path", "/nowhere/jobs.db"),
+        ("valkey", "init", "--url", "valkey://127.0.0.1:1"),
+        ("jobs", "q", "--url", "sqlite:////nowhere/jobs.db"),
+    ],
+)
+def test_a_store_that_cannot_be_opened_is_not_called_a_full_disk_of_a_server(
+    offline: Cli, words: tuple[str, ...]
+) -> None:
+    done = offline(*words)
+    assert done.code != 0
+    assert "cannot" in done.err
+    assert "refuses writes" not in done.err
+
+
 # -- starting ----------------------------------------------------------------------------------------------------------
 
 

@@ -101,6 +101,7 @@ def test_the_s_in_the_scheme_means_tls() -> None:
         ("jobs.db", {}, "is no URL of a queue"),
         ("sqlite://jobs.db", {}, "has two slashes"),
         ("sqlite:///", {}, "names no file"),
+        ("sqlite:////", {}, "names no file"),
         ("sqlite:///jobs.db?mode=ro", {}, "mode is an option of connections to a server, not of sqlite:// URLs"),
         ("memory://", {"pool_size": 2}, "pool_size is an option of connections to a server"),
     ],

@@ -160,6 +160,19 @@ async def test_one_bad_job_keeps_its_whole_batch_out(q: Any) -> None:
     assert await q.count() == 0
 
 
+@pytest.mark.parametrize("wrong", ["name", ("name", 1, {"delay": 5}), ("name",), None, {"name": "n"}])
+async def test_what_is_no_job_is_refused_and_nothing_of_it_dropped(q: Any, wrong: Any) -> None:
+    with pytest.raises(InvalidCommand, match="pairs of name and data"):
+        await q.add_many([("ok", 1), wrong])
+    assert await q.count() == 0
+
+
+@pytest.mark.parametrize("wrong", [5, "5/s"])
+async def test_what_is_no_rate_is_refused(q: Any, wrong: Any) -> None:
+    with pytest.raises(InvalidCommand, match="RateLimit"):
+        await q.limit_rate(wrong)
+
+
 async def test_batches_of_large_jobs_fit_their_frames(q: Any, url: str) -> None:
     size, count = (700_000, 15) if url.startswith("valkey") else (3_000_000, 5)  # there, 1 MB of text is the limit
     added = await q.add_many([("large", b"x" * size) for _ in range(count)])

@@ -159,10 +159,11 @@ def _check_due(backend: LocalBackend, jobs: list[Job]) -> None:
 
 
 _COVERED = "(SELECT c.finished FROM completion c WHERE job.seq BETWEEN c.first AND c.last AND history IS NULL)"
+_WHOLE = "NOT EXISTS (SELECT 1 FROM batch WHERE seq BETWEEN first AND last)"
 _ROWS = f"""
 SELECT seq, id, queue, CASE WHEN {_COVERED} IS NULL THEN state ELSE 4 END, priority, created, run_at,
        ifnull(finished, {_COVERED}), attempts, stalls, name, data, settings, links, history, result
-FROM job
+FROM job WHERE {_WHOLE}
 """
 """The rows with what is said of them elsewhere."""
 
@@ -171,7 +172,7 @@ def _check_file(path: Path, jobs: list[Job]) -> None:
     connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
     try:
         rows = {row[0]: row for row in connection.execute(_ROWS)}
-        payloads = dict(connection.execute("SELECT seq, data FROM payload"))
+        payloads = dict(connection.execute(f"SELECT seq, data FROM payload WHERE {_WHOLE}"))
         logged = {seq for (seq,) in connection.execute("SELECT DISTINCT job FROM log")}
     finally:
         connection.close()

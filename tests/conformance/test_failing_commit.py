@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import apsw
 import pytest
@@ -347,23 +349,61 @@ def test_a_verb_between_two_slices_is_stopped(world: World, monkeypatch: pytest.
     assert snapshot(world.rig.backend) == before
 
 
-def test_a_long_batch_is_there_as_a_whole_or_not_at_all(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+LONG: dict[str, Callable[[LocalBackend], Any]] = {
+    "plain": lambda backend: backend.insert("q", BATCHES["plain"]),
+    "with keys": lambda backend: backend.insert("q", BATCHES["with keys"]),
+    "family": lambda backend: backend.insert_family(
+        [
+            FamilyNode("top", "q", spec(depends_on=["m0", "m1"], children_ids=["m0", "m1"])),
+            *(FamilyNode(f"m{n}", "q", spec(n, parent_id="top")) for n in range(2)),
+            *(FamilyNode(f"m{n}", "q", spec("x" * 20_000 if n == 7 else n)) for n in range(2, 1100)),
+        ]
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", LONG)
+def test_a_long_batch_is_there_as_a_whole_or_not_at_all(
+    world: World, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
     """Whatever slice it is in when the server dies."""
     monkeypatch.setattr(slices, "SLICE_SECONDS", -1)
     before = as_restarted(snapshot(world.rig.backend))
-    for turns in (1, 5, 30):
-        work = world.rig.backend.insert("q", BATCHES["plain"])
+    for turns in (1, 5, 7):
+        work = LONG[kind](world.rig.backend)
         for _ in range(turns):
             assert isinstance(work.send(None), Breath)
             world.rig.backend.commit()
         work.close()
         world.rig.reopen()
         assert as_restarted(snapshot(world.rig.backend)) == before
-    assert len(world.rig.insert("q", BATCHES["plain"])) == 5000
+    size = sum(world.rig.count().values())
+    run_now(LONG[kind](world.rig.backend))
+    world.rig.settle()
     counts = world.rig.count()
+    assert sum(counts.values()) - size >= 1001
     world.rig.reopen()
     assert world.rig.count()["completed"] == counts["completed"]
     assert sum(world.rig.count().values()) == sum(counts.values())
+
+
+@pytest.mark.parametrize("refusal", ["at once", "late"])
+@pytest.mark.parametrize("kind", LONG)
+def test_a_long_batch_whose_last_tick_fails_leaves_nothing(
+    world: World, monkeypatch: pytest.MonkeyPatch, kind: str, refusal: str
+) -> None:
+    monkeypatch.setattr(slices, "SLICE_SECONDS", 1e-9)
+    before = snapshot(world.rig.backend)
+    work = LONG[kind](world.rig.backend)
+    with contextlib.suppress(StopIteration):
+        while work.send(None):
+            world.rig.backend.commit()
+    world.fail_tick(refusal)
+    world.rig.backend.probe()
+    world.rig.settle()
+    assert snapshot(world.rig.backend) == before
+    world.rig.reopen()
+    assert as_restarted(snapshot(world.rig.backend)) == as_restarted(before)
 
 
 def test_a_family_is_admitted_within_one_tick(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

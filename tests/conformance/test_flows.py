@@ -12,6 +12,7 @@ from headrace.model import FlowStatus
 from tests.conformance.rig import Held, Rig, pack, spec, unpack
 
 DAY_MS = 86_400_000
+REMOVALS = [("drain", (), "drained"), ("clean", (0, None, 100), "cleaned"), ("obliterate", (), "obliterated")]
 
 
 def job(queue: str = "wf.steps", flow: str = "f", data: Any = None, **options: Any) -> FlowPush:
@@ -197,8 +198,8 @@ class TestNewsOfJobs:
         data: dict[str, Any] = held.job["data"]
         return data
 
-    def lost(self, job_id: str, error: str) -> dict[str, Any]:
-        return {"flow": "f", "news": "job-lost", "job": job_id, "name": "charge", "error": error}
+    def lost(self, job_id: str, error: str, news: str = "job-lost") -> dict[str, Any]:
+        return {"flow": "f", "news": news, "job": job_id, "name": "charge", "error": error}
 
     @pytest.mark.parametrize("keeps", [True, False])
     def test_the_last_failure_of_a_job_is_told(self, rig: Rig, keeps: bool) -> None:
@@ -229,10 +230,49 @@ class TestNewsOfJobs:
         start(rig, job(name="charge"), job(name="charge"))
         first = rig.take("wf.steps")
         rig.cancel(first.id, force=True)
-        assert self.told(rig) == self.lost(first.id, "cancelled")
+        assert self.told(rig) == self.lost(first.id, "its job was cancelled", "job-removed")
         second = rig.take("wf.steps")
         rig.discard(second.id, second.token)
-        assert self.told(rig) == self.lost(second.id, "unknown")
+        assert self.told(rig) == self.lost(second.id, "its job was discarded", "job-removed")
+
+    @pytest.mark.parametrize("options", [{}, {"delay": 1000}])
+    @pytest.mark.parametrize(("verb", "asked", "done"), REMOVALS)
+    def test_so_is_what_people_do_to_its_queue(
+        self, rig: Rig, verb: str, asked: tuple[Any, ...], done: str, options: dict[str, Any]
+    ) -> None:
+        start(rig, job(name="charge", custom_id="f-charge", **options))
+        getattr(rig, verb)("wf.steps", *asked)
+        assert rig.count("wf.steps") == {}
+        assert self.told(rig) == self.lost("f-charge", f"queue wf.steps was {done}", "job-removed")
+        assert rig.count("wf") == {"active": 1}, "it is told once"
+
+    def test_obliteration_takes_jobs_from_their_workers_and_tells(self, rig: Rig) -> None:
+        start(rig, job(name="charge"))
+        held = rig.take("wf.steps")
+        rig.obliterate("wf.steps")
+        assert self.told(rig) == self.lost(held.id, "queue wf.steps was obliterated", "job-removed")
+
+    @pytest.mark.parametrize(("verb", "asked", "done"), REMOVALS)
+    def test_the_queue_of_the_flow_keeps_what_is_still_to_be_decided(
+        self, rig: Rig, verb: str, asked: tuple[Any, ...], done: str
+    ) -> None:
+        start(rig, job("wf", name="charge", custom_id="f-charge"), job(name="ship", custom_id="f-ship", max_attempts=1))
+        rig.bury("wf.steps", "no")
+        getattr(rig, verb)("wf", *asked)
+        told = [self.told(rig) for _ in range(2)]
+        assert self.lost("f-charge", f"queue wf was {done}", "job-removed") in told
+        assert {**self.lost("f-ship", "no"), "name": "ship"} in told
+        assert rig.pull("wf") == []
+        assert "wf" in [one.name for one in rig.queues()]
+
+    @pytest.mark.parametrize(("verb", "asked", "done"), REMOVALS)
+    def test_jobs_that_have_ended_go_without_news(self, rig: Rig, verb: str, asked: tuple[Any, ...], done: str) -> None:
+        start(rig, job(name="charge"), job(name="ship", max_attempts=1))
+        rig.ack(rig.take("wf.steps"))
+        rig.bury("wf.steps")
+        self.told(rig)
+        getattr(rig, verb)("wf.steps", *asked)
+        assert rig.count("wf") == {"active": 1}
 
     def test_a_job_that_was_pushed_for_a_flow_counts_as_one_of_it(self, rig: Rig) -> None:
         start(rig)

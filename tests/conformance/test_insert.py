@@ -6,7 +6,10 @@ import uuid
 
 import pytest
 
-from headrace.errors import InvalidCommand, NotFound
+from headrace.backends.base import FamilyNode
+from headrace.backends.local import slices
+from headrace.backends.local.slices import Breath, run_now
+from headrace.errors import InvalidCommand, NotFound, Refused
 from headrace.model import Dedup
 from tests.conformance.rig import Rig, spec
 
@@ -80,6 +83,67 @@ class TestBatches:
         rig.run()
         assert rig.state("w") == "waiting"
         assert rig.look("w")["childrenCompleted"] == 1
+
+
+class TestLongBatches:
+    """More than a tick takes: what others do between two slices counts."""
+
+    LONG = 1200
+
+    def test_they_are_taken_in_as_short_ones_are(self, local_rig: Rig) -> None:
+        local_rig.push(custom_id="old")
+        known = [spec(custom_id="old"), spec(custom_id="twice"), spec(unique_key="k")]
+        again = [spec(custom_id="twice"), spec(unique_key="k"), spec(depends_on=["twice"])]
+        ids = local_rig.push_many(*known, *(spec(n) for n in range(self.LONG)), *again)
+        assert ids[:2] == ["old", "twice"]
+        assert (ids[-3], ids[-2]) == ("twice", ids[2])
+        assert local_rig.count() == {"waiting": self.LONG + 3, "waitingChildren": 1}
+        assert local_rig.take_words().count("duplicated") == 3
+        assert local_rig.pulled_ids(count=2000)[:3] == ["old", "twice", ids[2]], "in the order of the batch"
+
+    def test_an_id_or_key_that_somebody_took_meanwhile_is_theirs(
+        self, local_rig: Rig, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(slices, "SLICE_SECONDS", -1)
+        specs = [spec(custom_id="here"), spec(custom_id="there"), spec(unique_key="k"), *[spec()] * self.LONG]
+        work = local_rig.backend.insert("q", specs)
+        assert isinstance(work.send(None), Breath)
+        local_rig.push(custom_id="here")
+        local_rig.push("elsewhere", custom_id="there")
+        owner = local_rig.push(unique_key="k")
+        ids = run_now(work)
+        local_rig.settle()
+        assert (ids[0], ids[2]) == ("here", owner)
+        assert ids[1] != "there", "ids are unique over all queues"
+        assert local_rig.look(ids[1])["customId"] == "there"
+        assert local_rig.count() == {"waiting": self.LONG + 3}
+
+    def test_a_family_one_of_whose_ids_was_taken_meanwhile_leaves_nothing(
+        self, local_rig: Rig, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(slices, "SLICE_SECONDS", -1)
+        work = local_rig.backend.insert_family([FamilyNode(f"m{n}", "q", spec()) for n in range(self.LONG)])
+        assert isinstance(work.send(None), Breath)
+        local_rig.push("elsewhere", custom_id="m7")
+        with pytest.raises(Refused, match="flow job id already exists: m7"):
+            run_now(work)
+        local_rig.settle()
+        assert local_rig.count() == {}
+        if local_rig.kind.is_persistent:
+            local_rig.reopen()
+            assert (local_rig.count(), local_rig.count("elsewhere")) == ({}, {"waiting": 1})
+
+    def test_a_queue_that_is_obliterated_meanwhile_gets_the_batch_all_the_same(
+        self, local_rig: Rig, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(slices, "SLICE_SECONDS", -1)
+        local_rig.push()
+        work = local_rig.backend.insert("q", [spec(custom_id="one"), *[spec()] * self.LONG])
+        assert isinstance(work.send(None), Breath)
+        local_rig.obliterate("q")
+        assert len(run_now(work)) == self.LONG + 1
+        local_rig.settle()
+        assert local_rig.count() == {"waiting": self.LONG + 1}
 
 
 class TestCustomIds:

@@ -148,6 +148,29 @@ async def test_ew_042_hooks_run_after_success_and_after_failure(events: Events) 
     assert seen == [("success", {"ok": True}), ("error", "negative")]
 
 
+async def test_what_a_hook_raises_is_logged_and_changes_nothing(
+    events: Events, caplog: pytest.LogCaptureFixture
+) -> None:
+    ran: list[int] = []
+
+    async def broken(ctx: EventContext[Any] | None, told: Any) -> None:
+        raise RuntimeError("no mail today")
+
+    @events.on(check, on_success=broken, on_error=broken)
+    async def handle(ctx: EventContext[Order]) -> Verdict:
+        ran.append(ctx.data.total)
+        if ctx.data.total < 0:
+            raise ValueError("negative")
+        return Verdict(ok=True)
+
+    async with Events(events.url, default_job_options={"attempts": 1}) as emitter, events:
+        assert await emitter.emit(check, Order(total=1)) == Verdict(ok=True)
+        with pytest.raises(RemoteError, match="ValueError: negative"):
+            await emitter.emit(check, Order(total=-1))
+    assert ran == [1, -1]
+    assert caplog.text.count("a hook of an event handler failed") == 2
+
+
 async def test_ew_043_the_definition_derives_the_key_and_an_explicit_one_wins(events: Events) -> None:
     keyed = event("keyed", Order, key=lambda order: order.id)
     async with events:

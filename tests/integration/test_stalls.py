@@ -85,8 +85,19 @@ def push_many(client: Client, queue: str, count: int, **options: Any) -> None:
         client.ok("PUSHB", queue=queue, jobs=batch)
 
 
-def test_a_batch_of_100_000_jobs(server: ServerProcess, client: Client, queue: str) -> None:
-    jobs = [{"data": {"n": number}} for number in range(100_000)]
+@pytest.mark.parametrize(
+    "particulars",
+    [
+        pytest.param(lambda number: {}, id="plain"),
+        pytest.param(lambda number: {"maxAttempts": 5}, id="settings"),
+        pytest.param(lambda number: {"customId": f"job-{number}"}, id="ids"),
+        pytest.param(lambda number: {"uniqueKey": f"key-{number}"}, id="keys"),
+    ],
+)
+def test_a_batch_of_100_000_jobs(
+    server: ServerProcess, client: Client, queue: str, particulars: Callable[[int], dict[str, Any]]
+) -> None:
+    jobs = [{"data": {"n": number}, **particulars(number)} for number in range(100_000)]
     reply = assert_no_stall(server, client, "PUSHB of 100,000", "PUSHB", queue=queue, jobs=jobs)
     assert len(set(reply["ids"])) == 100_000
     assert client.ok("Count", queue=queue)["count"] == 100_000

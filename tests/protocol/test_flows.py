@@ -154,9 +154,9 @@ def test_a_flow_hears_of_a_job_that_ends_without_success(client: Client, queue: 
         client.ok("Discard", id=taken["id"], token=token)
     else:
         client.ok("Cancel", id=taken["id"], force=True)
-    news, _ = take(client, queue)
-    told = news["data"]
-    assert (told["flow"], told["news"], told["job"], told["name"]) == (flow_id, "job-lost", taken["id"], "charge")
+    told = take(client, queue)[0]["data"]
+    news = "job-lost" if end == "fail" else "job-removed"
+    assert (told["flow"], told["news"], told["job"], told["name"]) == (flow_id, news, taken["id"], "charge")
     if end == "fail":
         assert told["error"] == "no money"
 

@@ -153,6 +153,21 @@ class TestCompaction:
         assert not ready._heap
 
 
+class TestManyAtOnce:
+    def test_jobs_that_belong_behind_all_others_are_added(self) -> None:
+        order = ReadyOrder()
+        order.push(make(1, run_at=5))
+        assert order.extend([make(2, run_at=5), make(3, run_at=5)])
+        assert [job.seq for job in order.pop_plain(9)] == [1, 2, 3]
+
+    @pytest.mark.parametrize("newest", [{"seq": 1, "run_at": 6}, {"seq": 4, "run_at": 5}])
+    def test_jobs_that_belong_before_another_one_are_not(self, newest: dict[str, int]) -> None:
+        order = ReadyOrder()
+        order.push(make(**newest))
+        assert not order.extend([make(2, run_at=5), make(3, run_at=5)])
+        assert [job.seq for job in order.pop_plain(9)] == [newest["seq"]]
+
+
 class TestDueOrder:
     @given(st.lists(st.integers(0, 50), max_size=60), st.integers(0, 60))
     @settings(max_examples=60, deadline=None, database=None, derandomize=True)

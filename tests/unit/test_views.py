@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.backends.local.index import Queue
-from headrace.backends.local.job import Job, Lease
+from headrace.backends.local.job import History, Job, Lease
 from headrace.model import (
     DEFAULT_SETTINGS,
     MAX_SAFE_INTEGER,
@@ -25,8 +25,8 @@ from headrace.states import State
 from headrace.views import (
     HistoryView,
     encode,
+    encode_claimed,
     encode_job,
-    encode_plain_active,
     plain_history,
     rich_history,
 )
@@ -85,7 +85,7 @@ PLAIN = {
 def job(**fields: Any) -> Job:
     given = {"settings": DEFAULT_SETTINGS, "links": None, "state": State.WAITING, "priority": 0, "name": None}
     given |= {"created": NOW, "run_at": NOW}
-    return Job(seq=1, id="j1", queue=Queue("q"), data=b"", **{**given, **fields})
+    return Job(seq=1, id="j1", queue=Queue("q"), **{"data": b"", **given, **fields})
 
 
 def shown(record: Job, history: bytes | None = None, **extra: Any) -> dict[str, Any]:
@@ -190,13 +190,36 @@ def test_the_timeline_of_a_plain_job(started: int | None, finished: int | None, 
     assert [entry["state"] for entry in timeline] == states
 
 
-@pytest.mark.parametrize("priority", [0, 1, 127])
-def test_the_short_way_for_a_pull_says_the_same(priority: int) -> None:
-    record = job(priority=priority, started=NOW + 5)
+@pytest.mark.parametrize("created", [NOW, NOW - 7])
+def test_the_short_way_for_a_pull_says_the_same(created: int) -> None:
+    def show(_: Job) -> msgspec.Raw:
+        raise AssertionError("a fresh job goes the short way")
+
+    earlier = job(started=NOW + 5, data=b"\xc0")
+    record = job(started=NOW + 5, created=created, run_at=created, data=encode({"a": 1}))
     record.lease = Lease(1, None, None, 1000, 0, None, NOW + 5, 0, 0, None)
-    long_way = encode_job(record, encode("q"), encode({"a": 1}), plain_history("waiting", NOW, NOW + 5, None))
-    short_way = encode_plain_active(record, encode("q"), encode({"a": 1}), NOW + 5)
-    assert msgspec.msgpack.decode(bytes(short_way)) == msgspec.msgpack.decode(bytes(long_way))
+    long_way = encode_job(record, encode("q"), encode({"a": 1}), plain_history("waiting", created, NOW + 5, None))
+    _, short_way = encode_claimed([earlier, record], encode("q"), NOW + 5, show)
+    assert msgspec.msgpack.decode(short_way) == msgspec.msgpack.decode(long_way)
+
+
+@pytest.mark.parametrize(
+    "particulars",
+    [
+        {"data": None},
+        {"name": "n"},
+        {"priority": 1},
+        {"attempts": 1},
+        {"stalls": 1},
+        {"run_at": NOW + 1},
+        {"links": JobLinks()},
+        {"history": History()},
+        {"settings": JobSettings(lifo=True)},
+    ],
+)
+def test_a_job_that_is_not_fresh_goes_the_long_way(particulars: dict[str, Any]) -> None:
+    (view,) = encode_claimed([job(**particulars)], encode("q"), NOW, lambda _: msgspec.Raw(b"shown"))
+    assert bytes(view) == b"shown"
 
 
 # -- what JavaScript can count to ----------------------------------------------------------------------------

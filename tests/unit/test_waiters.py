@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from headrace.backends.base import Demand
+from headrace.backends.base import Demand, GroupDemand
 from headrace.clock import Alarm
 from headrace.engine.waiters import Waiter, Waiters
+from headrace.errors import StorageUnavailable
 
 DEMAND = Demand()
 
@@ -24,14 +25,19 @@ class Parked:
         waiter.resume = lambda value: self.given.append((name, value))
         return waiter
 
-    def pull(self, name: str, queue: str = "q", deadline: int = 1000) -> Waiter:
-        return self.drive(name, self.waiters.park_pull(queue, DEMAND, deadline))
+    def pull(self, name: str, queue: str = "q", deadline: int = 1000, demand: Demand = DEMAND) -> Waiter:
+        return self.drive(name, self.waiters.park_pull(queue, demand, deadline))
+
+    def serve(self, *claims: Any) -> None:
+        """Offer these to pulls of the queue, one after the other; then there is nothing more."""
+        left = iter(claims)
+        self.waiters.serve_pulls("q", lambda demand: next(left, []))
 
     def job(self, name: str, job_id: str = "j", deadline: int = 1000) -> Waiter:
         return self.drive(name, self.waiters.park_job(job_id, deadline))
 
     def order(self, queue: str = "q") -> list[Waiter]:
-        return list(self.waiters.pulls(queue))
+        return self.waiters.parked_pulls(queue)
 
 
 @pytest.fixture
@@ -41,21 +47,54 @@ def parked() -> Parked:
 
 def test_pulls_are_served_in_the_order_of_their_coming(parked: Parked) -> None:
     first, second, third = parked.pull("1"), parked.pull("2"), parked.pull("3")
-    for number, waiter in enumerate(parked.waiters.pulls("q")):
-        if number < 2:
-            waiter.finish(number)
-    assert parked.given == [("1", 0), ("2", 1)]
+    parked.serve(["a"], ["b"])
+    assert parked.given == [("1", ["a"]), ("2", ["b"])]
     assert parked.order() == [third]
     assert first.is_over
     assert second.is_over
 
 
-def test_those_who_got_nothing_keep_their_order(parked: Parked) -> None:
-    waiters = [parked.pull(str(n)) for n in range(4)]
-    for waiter in parked.waiters.pulls("q"):
-        if waiter is waiters[1]:
-            waiter.finish("x")
-    assert parked.order() == [waiters[0], waiters[2], waiters[3]]
+def test_nobody_is_asked_behind_one_who_got_nothing(parked: Parked) -> None:
+    waiters = [parked.pull(str(n)) for n in range(3)]
+    parked.serve([], ["a"])
+    assert parked.given == []
+    assert parked.order() == waiters
+
+
+def test_those_who_got_nothing_for_their_group_keep_their_places(parked: Parked) -> None:
+    grouped = Demand(group=GroupDemand(affinity="g"))
+    waiters = [parked.pull(str(n), demand=grouped if n in (0, 2) else DEMAND) for n in range(5)]
+    parked.serve([], ["a"], [], [])
+    assert parked.given == [("1", ["a"])]
+    assert parked.order() == [waiters[0], waiters[2], waiters[3], waiters[4]]
+
+
+def test_those_who_leave_or_come_while_others_are_served_are_no_trouble(parked: Parked) -> None:
+    first = parked.pull("1", demand=Demand(group=GroupDemand(affinity="g")))
+    second, third = parked.pull("2"), parked.pull("3")
+
+    def leave_and_come(value: Any) -> None:
+        parked.waiters.cancel(third)
+        parked.pull("4")
+
+    second.resume = leave_and_come
+    parked.serve([], ["a"], ["not for who comes now"])
+    assert [waiter.demand for waiter in parked.order()] == [first.demand, DEMAND]
+    assert parked.given == []
+    parked.serve(["b"], ["c"])
+    assert parked.given == [("1", ["b"]), ("4", ["c"])]
+    assert parked.waiters.pulled_queues() == []
+
+
+def test_a_claim_that_fails_costs_nobody_the_place(parked: Parked) -> None:
+    waiters = [parked.pull(str(n)) for n in range(2)]
+
+    def refuse(demand: Demand) -> list[Any]:
+        raise StorageUnavailable("no")
+
+    with pytest.raises(StorageUnavailable):
+        parked.waiters.serve_pulls("q", refuse)
+    assert parked.order() == waiters
 
 
 def test_queues_do_not_know_each_other(parked: Parked) -> None:

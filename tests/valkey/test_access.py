@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from headrace.client.events import QueueEvents
 from headrace.client.queue import Queue
 from headrace.connect import open_client
 from headrace.events import EventContext, Events, event
@@ -50,5 +51,8 @@ async def test_jobs_events_and_workflows_work_with_the_rights_that_are_named(url
     try:
         job = await Queue(client, "q").add("durable", 1, durable=True)
         assert await job.state() == "waiting"
+        async with QueueEvents(client, "*") as listening:
+            job = await Queue(client, "q").add("heard")
+            assert (await anext(aiter(listening))).job_id == job.id
     finally:
         await asyncio.wrap_future(client.close())

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
 from headrace.backends.base import Ack, FlowPush
+from headrace.backends.valkey.cluster import Cluster
+from headrace.backends.valkey.url import parse_url
+from headrace.client.events import QueueEvents
+from headrace.client.queue import Queue
+from headrace.connect import open_client
 from headrace.errors import NotSupported
 from headrace.events import Events, event
 from headrace.model import FlowStatus
@@ -18,7 +23,6 @@ from tests.valkey.core import core_of
 from tests.valkeyserver import shared_cluster
 
 LEFT_OUT = (
-    "test_a_step_of_the_wall_clock_changes_nothing",  # monotonic time is that of one process
     "test_a_living_job_answers_for_its_id",  # this one and the next have families across queues
     "test_children_of_one_run_are_not_those_of_the_next",
 )
@@ -31,6 +35,14 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
     rig = Rig(CLUSTER, tmp_path)
     yield rig
     rig.close()
+
+
+@pytest.fixture
+async def members() -> AsyncIterator[Cluster]:
+    cluster = Cluster(parse_url(shared_cluster().url))
+    await cluster.open()
+    yield cluster
+    await cluster.close()
 
 
 def test_queues_of_every_slot_range_work_side_by_side(rig: Rig) -> None:
@@ -81,6 +93,21 @@ def test_workflows_within_a_queue_work_and_across_queues_are_refused_by_name(rig
     assert rig.state(rig.bury("other").id) == "failed"
 
 
+async def test_who_listens_to_all_queues_hears_those_of_every_node(rig: Rig) -> None:
+    url = f"{shared_cluster().url}?prefix={rig.backend.url.prefix}"
+    here, there = open_client(f"{url}&timeout=5"), open_client(f"{url}&timeout=6")
+    try:
+        for n in range(4):
+            await Queue(there, f"q{n}").add("early")
+        async with QueueEvents(here, "*") as events, asyncio.timeout(20):
+            added = {(await Queue(there, f"q{n}").add("job")).id for n in range(8)}
+            heard = [(await anext(aiter(events))).job_id for _ in added]
+        assert set(heard) == added
+    finally:
+        for client in (here, there):
+            await asyncio.wrap_future(client.close())
+
+
 async def test_a_question_is_answered_by_another_process(rig: Rig) -> None:
     """The options differ, so the two share nothing."""
     url = f"{shared_cluster().url}?prefix={rig.backend.url.prefix}"
@@ -91,3 +118,40 @@ async def test_a_question_is_answered_by_another_process(rig: Rig) -> None:
     async with asking, answering:
         answers = await asyncio.gather(*(asking.emit(q, n, timeout=20).wait() for n, q in enumerate(questions)))
     assert answers == [0, 10, 20, 30, 40]
+
+
+async def test_the_map_is_read_anew_after_somebody_gave_up_waiting_for_it(members: Cluster) -> None:
+    waiting = asyncio.create_task(members.refresh())
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    assert members._reading is not None
+    await members._reading
+    known, members._slots = members._slots, []
+    await members.refresh()
+    assert members._slots == known
+
+
+async def test_many_who_find_the_map_old_read_it_once(members: Cluster) -> None:
+    known = members._slots
+    members._slots = [(first, last, known[0][2]) for first, last, _ in known]
+    before = _asked_for_slots()
+    await members.call_many([(f"k{n}", ("GET", f"k{n}")) for n in range(100)])
+    assert members._slots == known
+    assert 1 <= _asked_for_slots() - before <= 4
+
+
+async def test_a_node_that_has_left_is_not_asked_and_let_go(members: Cluster) -> None:
+    visits: list[object] = []
+    async with await asyncio.start_server(lambda reader, writer: visits.append(writer), "127.0.0.1", 0) as mute:
+        left = mute.sockets[0].getsockname()
+        members._nodes = {left: members._node(left), **members._nodes}
+        async with asyncio.timeout(5):
+            await members.refresh()
+        assert left not in members._nodes
+        assert not visits
+
+
+def _asked_for_slots() -> int:
+    statistics = (node.client().info("commandstats") for node in shared_cluster().nodes)
+    return sum(found.get("cmdstat_cluster|slots", {"calls": 0})["calls"] for found in statistics)

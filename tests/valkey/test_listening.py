@@ -16,19 +16,21 @@ from headrace.client.events import QueueEvents
 from headrace.commands import REGISTRY
 from headrace.connect import open_client
 from tests.conformance.rig import pack, unpack
+from tests.http.webserver import SseClient, WebServer
 from tests.valkeyserver import shared_server
+from tests.wireclient import Client as WireClient
 
 
 async def ask(client: Client, name: str, **fields: Any) -> Any:
     return await client.ask(REGISTRY[name].type(**fields))
 
 
-async def push(client: Client, data: Any = None, **options: Any) -> str:
-    return str((await ask(client, "PUSH", queue="q", data=pack(data), **options)).id)
+async def push(client: Client, data: Any = None, queue: str = "q", **options: Any) -> str:
+    return str((await ask(client, "PUSH", queue=queue, data=pack(data), **options)).id)
 
 
-async def take(client: Client) -> tuple[str, str]:
-    reply = await ask(client, "PULL", queue="q", owner="w", timeout=5000)
+async def take(client: Client, queue: str = "q") -> tuple[str, str]:
+    reply = await ask(client, "PULL", queue=queue, owner="w", timeout=5000)
     return unpack(reply.job)["id"], reply.token
 
 
@@ -152,3 +154,79 @@ async def test_an_entry_that_cannot_be_read_harms_nobody(clients: list[Client], 
         last = await push(there)
         heard = await hear(events, "pushed", last)
     assert [event.event_type for event in heard] == ["pushed"]
+
+
+async def test_who_listens_to_all_queues_hears_what_other_processes_do_to_any(clients: list[Client]) -> None:
+    here, there = clients
+    await push(there, queue="known")
+    async with QueueEvents(here, "*") as events:
+        pushed = [("known", await push(there, queue="known")), ("new", await push(there, queue="new"))]
+        pushed.append(("own", await push(here, queue="own")))
+        heard = await hear_all(events, len(pushed))
+        assert {(event.queue, event.job_id) for event in heard} == set(pushed)
+        assert {event.event_type for event in heard} == {"pushed"}
+
+
+async def hear_all(events: QueueEvents, count: int) -> list[EventView]:
+    heard: list[EventView] = []
+    async with asyncio.timeout(10):
+        async for event in events:
+            heard.append(event)
+            if len(heard) == count:
+                break
+    return heard
+
+
+async def test_who_listens_to_all_queues_is_told_once_whoever_did_it(clients: list[Client]) -> None:
+    queues = [f"q{n}" for n in range(20)]
+
+    async def work(client: Client, queue: str) -> None:
+        for n in range(5):
+            await push(client, n, queue)
+            job_id, token = await take(client, queue)
+            await ask(client, "ACK", id=job_id, token=token, result=pack(n))
+
+    here, there = clients
+    async with QueueEvents(here, "*") as events, QueueEvents(here, "q3") as one:
+        await asyncio.gather(*(work(client, queue) for client in clients for queue in queues))
+        await push(there, "last", "q3")
+        last = await push(there, "last", "zzz")
+        heard = await hear(events, "pushed", last)
+        of_one = await hear(one, "pushed")
+        while sum(event.event_type == "pushed" for event in of_one) < 11:
+            of_one += await hear(one, "pushed")
+    told = Counter((event.queue, event.event_type) for event in heard if event.event_type in ("pushed", "completed"))
+    assert told == {(queue, word): 10 for queue in queues for word in ("pushed", "completed")} | {
+        ("q3", "pushed"): 11,
+        ("zzz", "pushed"): 1,
+    }
+    assert Counter(event.event_type for event in of_one)["completed"] == 10
+
+
+def test_a_stream_of_one_broker_tells_what_happens_at_another(prefix: str) -> None:
+    backend = ("--backend", f"{shared_server().url}?prefix={prefix}")
+    with (
+        WebServer(":memory:", *backend) as here,
+        WebServer(":memory:", *backend) as there,
+        SseClient(here.http_port, "/events?events=job:*") as stream,
+        here.client() as own,
+        there.client() as other,
+    ):
+        seen = {stream.take(1)[0].data["jobId"]: None for client in (own, other) for _ in [push_plain(client)]}
+        job_id = push_plain(other)
+        pulled = own.ok("PULL", queue="q", owner="w")
+        assert pulled["job"]["id"] in seen
+        own.ok("ACK", id=pulled["job"]["id"], token=pulled["token"])
+        events = stream.take(3)
+        assert [(event.name, event.data["queue"]) for event in events if event.id == ""] == [("job:pushed", "q")]
+        assert {(event.name, event.data["jobId"]) for event in events} == {
+            ("job:pushed", job_id),
+            ("job:active", pulled["job"]["id"]),
+            ("job:completed", pulled["job"]["id"]),
+        }
+        last = push_plain(other)
+        assert [event.data["jobId"] for event in stream.take(1)] == [last], "each is told once"
+
+
+def push_plain(client: WireClient) -> str:
+    return str(client.ok("PUSH", queue="q", data=1)["id"])

@@ -104,6 +104,31 @@ async def test_jobs_of_one_loop_keep_their_order_from_the_first_on(client: Clien
     assert ran == [added.result().id for added in adding]
 
 
+async def handled(client: Client, count: int) -> list[Any]:
+    """The data of so many jobs in the order in which a worker gets them."""
+    ran: list[Any] = []
+
+    async def handle(job: JobContext) -> None:
+        ran.append(job.data)
+
+    async with Worker(client, "q", handle, concurrency=1):
+        await eventually(lambda: len(ran) == count)
+    return ran
+
+
+async def test_jobs_that_take_the_line_do_not_overtake_those_at_the_door(client: Client) -> None:
+    queue = await opened(client)
+    adding: list[asyncio.Task[Any]] = []
+    for n in range(2, 502, 5):
+        adding.append(asyncio.create_task(queue.add("job", n)))
+        adding.append(asyncio.create_task(queue.add("job", n + 1)))
+        adding.append(asyncio.create_task(queue.add_many([("job", n + 2), ("job", n + 3)])))
+        adding.append(asyncio.create_task(queue.add("job", n + 4)))
+        await adding[-1] if n % 3 == 0 else await asyncio.sleep(0)
+    await asyncio.gather(*adding)
+    assert await handled(client, 502) == list(range(502))
+
+
 async def test_a_worker_that_waits_in_the_same_process_is_woken(client: Client) -> None:
     queue, ran = await opened(client), asyncio.Queue[int]()
 

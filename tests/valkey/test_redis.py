@@ -14,7 +14,6 @@ from tests.valkey.foreign import Foreign
 from tests.valkeyserver import redis_binary, shared_server
 
 LEFT_OUT = (
-    "test_a_step_of_the_wall_clock_changes_nothing",  # monotonic time is that of one process
     "test_five_thousand_keys_are_all_exact",  # this one and the next take long and are shown on Valkey
     "test_order_survives_thousands_of_cancelled_jobs",
 )

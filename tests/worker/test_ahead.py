@@ -22,9 +22,9 @@ JOBS = 200
 SLOW = JOBS // 2
 
 
-async def test_one_slot_runs_short_jobs_in_order_and_one_at_a_time_with_few_questions(
-    app: Headrace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """For how many jobs workers have asked each time."""
     asked: list[int] = []
     pull = Attendant._pull
 
@@ -33,6 +33,12 @@ async def test_one_slot_runs_short_jobs_in_order_and_one_at_a_time_with_few_ques
         pull(attendant, queue, count, wait)
 
     monkeypatch.setattr(Attendant, "_pull", noted)
+    return asked
+
+
+async def test_one_slot_runs_short_jobs_in_order_and_one_at_a_time_with_few_questions(
+    app: Headrace, asked: list[int]
+) -> None:
     ran: list[int] = []
     running, most = 0, 0
 
@@ -53,6 +59,18 @@ async def test_one_slot_runs_short_jobs_in_order_and_one_at_a_time_with_few_ques
     assert len(asked) < JOBS / 2
     assert asked[0] == 1
     assert max(asked) <= 8
+
+
+async def test_one_quick_job_among_long_ones_takes_no_others_along(app: Headrace, asked: list[int]) -> None:
+    async def handle(job: JobContext) -> None:
+        if job.data != 10:
+            await asyncio.sleep(0.02)
+
+    queue = app.queue()
+    await queue.add_many([("job", n) for n in range(20)])
+    async with Worker(app.client, queue.name, handle, concurrency=1) as worker:
+        await eventually(lambda: worker.figures.completed == 20)
+    assert set(asked) == {1}
 
 
 async def test_jobs_behind_one_that_takes_long_go_to_an_idle_worker(app: Headrace, make_app: MakeApp) -> None:

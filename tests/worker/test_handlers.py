@@ -297,7 +297,17 @@ async def test_a_worker_may_run_again_after_it_stopped(app: Headrace, queue: str
             assert await (await app.queue().add("j")).result(timeout=10) == "done"
 
 
-@pytest.mark.parametrize("wrong", [{"concurrency": 0}, {"queues": []}, {"batch": 0}, {"batch": 2, "run_in": "process"}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"concurrency": 0},
+        {"queues": []},
+        {"batch": 0},
+        {"batch": 2, "run_in": "process"},
+        {"lease": 0},
+        {"lease": "1ms"},
+    ],
+)
 async def test_a_worker_that_could_not_work_is_refused(app: Headrace, queue: str, wrong: dict[str, Any]) -> None:
     options = {"queues": queue, **wrong}
     with pytest.raises(InvalidCommand):

@@ -155,6 +155,17 @@ async def test_many_calls_go_in_few_commands_and_keep_their_order(app: Headrace)
     assert seen == list(range(1200))
 
 
+@pytest.mark.parametrize("wrong", ["text", 5, None])
+async def test_a_call_that_is_no_list_of_arguments_is_refused(app: Headrace, wrong: Any) -> None:
+    @app.task()
+    async def note(n: str) -> None: ...
+
+    with pytest.raises(InvalidCommand, match="a tuple or a dict"):
+        await note.enqueue_many([("fine",), wrong])
+    with pytest.raises(InvalidCommand, match="at least one queue"):
+        app.worker([])
+
+
 async def test_options_of_app_task_and_call_add_up(make_app: MakeApp) -> None:
     app = make_app(attempts=7, priority=1)
 

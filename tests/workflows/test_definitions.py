@@ -214,6 +214,12 @@ def test_ew_189_code_that_lacks_a_step_is_refused() -> None:
         flows.register_definition_consumer(workflow("order").step(a).build(), {"a": handler, "z": handler})
 
 
+@pytest.mark.parametrize("code", [5, (), (handler, handler, handler), (handler, 5), "handler", [None, handler]])
+def test_code_that_is_none_is_refused_before_anything_runs(code: Any) -> None:
+    with pytest.raises(InvalidCommand, match="'a'"):
+        Workflows("memory://").register_definition_consumer(workflow("order").step(a).build(), {"a": code})
+
+
 def test_the_same_workflow_is_implemented_once() -> None:
     flows = Workflows("memory://")
     definition = workflow("order").step(a).build()

@@ -63,7 +63,7 @@ class Demand(Struct, frozen=True):
 class Claim(Struct, gc=False):
     """One job handed out: its wire map and, when the puller named an owner, the token of its lease."""
 
-    job: Raw
+    job: bytes | Raw
     token: str | None
 
 
@@ -215,7 +215,10 @@ class SegmentInfo(Struct, rename="camel"):
 
 
 class JobScan(Struct, frozen=True):
-    """Which jobs a scan is after: those with after < number <= until, in push order."""
+    """Which jobs a scan is after: those with after < number <= until, in the order of their numbers.
+
+    What numbers them is the backend's to choose: when they were pushed, or when they ended. It never changes.
+    """
 
     queue: str | None
     states: tuple[str, ...]
@@ -230,7 +233,7 @@ class ScanPage(Struct):
     next: int | None
     """Where the next page begins (its `after`); None when there is nothing left."""
     newest: int
-    """The number of the job that was pushed last."""
+    """No job has a greater number."""
     oldest: int = 0
     """A number that all jobs have passed: readers share out what is between the two."""
 
@@ -373,7 +376,7 @@ class Backend(Protocol):
         """
 
     async def insert_family(self, nodes: Sequence[FamilyNode]) -> list[Raw]:
-        """Store a whole family, all or none."""
+        """Store a whole family, all or none. *Sliced* for very large ones."""
 
     async def claim(self, queue: str, demand: Demand) -> list[Claim]:
         """Move up to `demand.count` ready jobs to ACTIVE, best first.

@@ -77,7 +77,7 @@ def _line(event: EventView) -> str:
 
 def _particulars(event: EventView) -> str:
     if event.event_type == "gap":
-        return "the connection was lost: what happened meanwhile is missing here"
+        return "something is missing here: the connection was lost, or more happened than could be told"
     if event.error:
         return f"{'for good: ' if event.terminal else ''}{notation.first_line(event.error)}"
     if event.event_type == "progress":

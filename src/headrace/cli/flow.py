@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace import notation
+from headrace.cli.jobflags import read_data
 from headrace.cli.output import (
     Cell,
     Column,
@@ -62,7 +62,9 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     cancel.add_argument("--keep", action="store_true", help="do not take back what was done")
     signal = _add_for_one(actions, "signal", "let one go on", "Give a flow the signal that it waits for.", _signal)
     signal.add_argument("name", metavar="NAME", help="of the signal")
-    signal.add_argument("payload", metavar="JSON", nargs="?", default="null", help="what goes with it (default: null)")
+    signal.add_argument(
+        "payload", metavar="JSON", nargs="?", help="what goes with it; @FILE reads a file, - reads stdin"
+    )
     _add_for_one(actions, "retry", "begin it anew", "Begin a failed flow anew where its work was not kept.", _retry)
 
 
@@ -149,10 +151,7 @@ async def _cancel(flows: Workflows, arguments: argparse.Namespace) -> None:
 
 
 async def _signal(flows: Workflows, arguments: argparse.Namespace) -> None:
-    try:
-        payload = json.loads(arguments.payload)
-    except ValueError as error:
-        raise InvalidCommand(f"the payload is no JSON: {error}; texts need quotes: '\"yes\"'") from None
+    payload = read_data(arguments.payload, "the payload")
     await (await flows.get_handle(arguments.id)).signal(arguments.name, payload)
     if arguments.as_json:
         print_json({"id": arguments.id, "signal": arguments.name})

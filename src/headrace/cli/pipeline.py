@@ -1,6 +1,6 @@
 """`headrace pipeline`: the jobs of the data pipeline. Spark is imported only when one of them runs.
 
-To add one: a function that takes the parsed arguments, and its parser in `add_pipeline`.
+To add one: a function that takes the parsed arguments, and its parser in `prepare`.
 """
 
 from __future__ import annotations

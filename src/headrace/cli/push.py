@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 DEFAULT_NAME: Final = "default"
 COLUMNS: Final = ("name", "id", "data", "priority", "group", "delay")
-_MAX_BATCH: Final = 1000
-_MAX_BATCH_BYTES: Final = 8 * 1024 * 1024
 _TRIES: Final = 3
 
 
@@ -179,20 +177,6 @@ def _span(value: Any) -> Any:
         return value
 
 
-def _batches(plan: Iterable[Planned]) -> Iterator[list[Planned]]:
-    """Lists that fit one command each, so that a number in its error counts within the list."""
-    batch: list[Planned] = []
-    size = 0
-    for planned in plan:
-        if batch and (len(batch) >= _MAX_BATCH or size + planned.size > _MAX_BATCH_BYTES):
-            yield batch
-            batch, size = [], 0
-        batch.append(planned)
-        size += planned.size
-    if batch:
-        yield batch
-
-
 class _Upload:
     """Sends batches one after the other and knows how far it got."""
 
@@ -208,10 +192,12 @@ class _Upload:
         self._began = time.monotonic()
 
     def run(self, plan: Iterable[Planned], advance: Advance) -> None:
+        from headrace.client.payloads import batches
         from headrace.errors import ClientError, HeadraceError
 
         try:
-            for batch in _batches(plan):
+            # Cut as `add_many` would cut them, so that a number in an error counts within the batch.
+            for batch in batches(plan, lambda planned: planned.size):
                 self._send(batch)
                 self._sent += len(batch)
                 advance(batch[-1].record.end, self._sent)

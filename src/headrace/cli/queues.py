@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace import notation
@@ -99,8 +100,7 @@ def show_all(arguments: argparse.Namespace) -> int:
         return 0
     has_blocked = any(blocked.values())
     shown = [column for column in _COLUMNS if has_blocked or column.title != "BLOCKED"]
-    cells = [[cell for cell in _cells(row, blocked.get(row.name, 0) if has_blocked else None)] for row in rows]
-    print_table(shown, cells)
+    print_table(shown, [_cells(row, blocked.get(row.name, 0) if has_blocked else None) for row in rows])
     return 0
 
 
@@ -236,20 +236,13 @@ def _concurrency(text: str | None) -> int | None:
     return int(text)
 
 
-class _queue:  # noqa: N801 - reads as a word: `with _queue(arguments) as queue`
+@contextmanager
+def _queue(arguments: argparse.Namespace) -> Iterator[SyncQueue]:
     """The queue that is meant, connected."""
+    from headrace.client.queue import SyncQueue
 
-    def __init__(self, arguments: argparse.Namespace) -> None:
-        self._name = arguments.queue
-        self._connected = connected(arguments)
-
-    def __enter__(self) -> SyncQueue:
-        from headrace.client.queue import SyncQueue
-
-        return SyncQueue(self._connected.__enter__(), self._name)
-
-    def __exit__(self, *error: Any) -> None:
-        self._connected.__exit__(*error)
+    with connected(arguments) as client:
+        yield SyncQueue(client, arguments.queue)
 
 
 # -- removing ----------------------------------------------------------------------------------------------------------

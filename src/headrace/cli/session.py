@@ -64,6 +64,7 @@ def advised(error: errors.HeadraceError, hint: str) -> errors.HeadraceError:
 
 _NO_SERVER: Final = "start a server with `headrace serve`, or name another one with --url or HEADRACE_URL"
 _NO_TOKEN: Final = "set HEADRACE_TOKEN, or write it into the URL: headrace://host:6789?token=..."
+_FULL: Final = "the disk of the server refuses writes: `headrace health` tells why"
 _SILENCE: Final = "it may have been carried out all the same: look before you repeat it"
 
 _VERDICTS: Final[tuple[tuple[type[Exception], Exit, str], ...]] = (
@@ -73,7 +74,6 @@ _VERDICTS: Final[tuple[tuple[type[Exception], Exit, str], ...]] = (
     (errors.NotFound, Exit.NOT_FOUND, ""),
     (errors.InvalidCommand, Exit.USAGE, ""),
     (UsageError, Exit.USAGE, ""),
-    (errors.StorageUnavailable, Exit.FAILED, "the disk of the server refuses writes: `headrace health` tells why"),
 )
 
 
@@ -172,6 +172,8 @@ def connected(arguments: argparse.Namespace, patience_s: float | None = None) ->
     try:
         _connect(client, parts.scheme in EMBEDDED)
         yield client
+    except errors.StorageUnavailable as error:
+        raise advised(error, _FULL) from None
     finally:
         if release_client(client):
             with suppress(TimeoutError):  # the process ends now, and with it the connection

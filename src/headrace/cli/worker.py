@@ -16,6 +16,8 @@ import sys
 import time
 from typing import TYPE_CHECKING, Final
 
+from headrace.cli.session import UsageError
+from headrace.config import LOG_LEVELS, split_tokens
 from headrace.errors import HeadraceError
 
 if TYPE_CHECKING:
@@ -42,7 +44,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-jobs-per-child", type=int, metavar="N", help="renew processes of handlers after N jobs")
     parser.add_argument("--check", action="store_true", help="load the app, show its tasks and leave")
     parser.add_argument("--log-format", choices=("text", "json"), default="text", help="(default: text)")
-    parser.add_argument("--log-level", default="info", metavar="LEVEL", help="(default: info)")
+    parser.add_argument("--log-level", default="info", choices=LOG_LEVELS, help="(default: info)")
     parser.set_defaults(run=run)
 
 
@@ -66,6 +68,8 @@ def load_app(place: str) -> Headrace:
     from headrace.tasks.app import Headrace
 
     module_name, _, name = place.partition(":")
+    if not module_name or module_name.startswith("."):
+        raise UsageError(f"{place!r} names no module: write for example shop.jobs:app")
     sys.path.insert(0, os.getcwd())
     try:
         module = importlib.import_module(module_name)
@@ -90,8 +94,11 @@ def show(app: Headrace) -> None:
 def work(app: Headrace, arguments: argparse.Namespace) -> int:
     from headrace.client.line import new_loop
 
+    queues = None if arguments.queues is None else split_tokens(arguments.queues)
+    if queues == []:
+        raise UsageError("--queues names no queue: write for example --queues mail,reports")
     worker = app.worker(
-        arguments.queues.split(",") if arguments.queues else None,
+        queues,
         concurrency=arguments.concurrency,
         drain=arguments.drain,
         lease=arguments.lease,

@@ -8,14 +8,20 @@ refused.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 from msgspec import Raw
 
 from headrace.errors import InvalidCommand
 from headrace.model import MAX_SAFE_INTEGER, UNDEFINED, js_number
+
+T = TypeVar("T")
+
+_MAX_BATCH: Final = 1000
+_MAX_BATCH_BYTES: Final = 8 * 1024 * 1024
 
 
 def _foreign(value: Any) -> Any:
@@ -101,3 +107,18 @@ _decode: Final = msgspec.msgpack.Decoder(ext_hook=_undefined, strict=False).deco
 def decode_payload(encoded: bytes | Raw) -> Any:
     """The plain Python value of encoded data: dicts, lists, texts, numbers, None."""
     return _decode(encoded) if encoded else None
+
+
+def batches(items: Iterable[T], size_of: Callable[[T], int]) -> Iterator[list[T]]:
+    """The items in lists that fit one command each. One that is larger than that goes alone."""
+    batch: list[T] = []
+    total = 0
+    for item in items:
+        size = size_of(item)
+        if batch and (len(batch) >= _MAX_BATCH or total + size > _MAX_BATCH_BYTES):
+            yield batch
+            batch, total = [], 0
+        batch.append(item)
+        total += size
+    if batch:
+        yield batch

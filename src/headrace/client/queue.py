@@ -11,7 +11,7 @@ from headrace import commands
 from headrace.client.client import Client
 from headrace.client.job import Job, JobInfo, SyncJob, decode_job
 from headrace.client.options import Options, RateLimit, wire_options
-from headrace.client.payloads import encode_payload
+from headrace.client.payloads import batches, encode_payload
 from headrace.client.verbs import AsyncShell, Shell, SyncShell, verb
 from headrace.durations import Duration, milliseconds
 from headrace.errors import InvalidCommand, NotFound
@@ -23,11 +23,6 @@ if TYPE_CHECKING:
 JobType = TypeVar("JobType", Job[Any], SyncJob[Any])
 
 State = Literal["waiting", "prioritized", "delayed", "active", "completed", "failed", "waiting-children"]
-
-BATCH: Final = 1000
-"""Jobs per command when many are added."""
-_MAX_BATCH_BYTES: Final = 8 * 1024 * 1024
-
 
 _SCHEDULED_OPTIONS: Final = frozenset(
     ("priority", "attempts", "backoff", "timeout", "delay", "stall_timeout", "remove_on_complete", "remove_on_fail")
@@ -88,14 +83,16 @@ class QueueVerbs(Shell, Generic[JobType]):
     async def add_many(self, new: Iterable[NewJob | tuple[str, Any]]) -> list[JobType]:
         """Add many jobs in few commands, in this order. Each command is whole: all of its jobs or none."""
         added: list[JobType] = []
-        for entries in batches(self._entry(job) for job in new):
+        for entries in batches(map(self._entry, new), size_of_entry):
             ids = (await self._ask(commands.jobs.PushBatch(queue=self.name, jobs=entries))).ids
             added += [self.job(job_id, entry.name or "") for job_id, entry in zip(ids, entries, strict=True)]
         return added
 
     def _entry(self, job: NewJob | tuple[str, Any]) -> commands.jobs.PushEntry:
-        if isinstance(job, tuple):
+        if isinstance(job, tuple) and len(job) == 2:
             job = NewJob(name=job[0], data=job[1])
+        if not isinstance(job, NewJob):
+            raise InvalidCommand(f"add_many takes pairs of name and data, and NewJob for more than that, not {job!r}")
         fields = wire_options({**self.defaults, **job.options}, self._client.clock.now_ms)
         return commands.jobs.PushEntry(name=job.name, data=encode_payload(job.data), **fields)
 
@@ -193,6 +190,8 @@ class QueueVerbs(Shell, Generic[JobType]):
         if limit is None:
             await self._ask(commands.limits.RateLimitClear(queue=self.name))
             return
+        if not isinstance(limit, RateLimit):
+            raise InvalidCommand(f"limit_rate takes a RateLimit, such as RateLimit(100, per='1s'), not {limit!r}")
         span = milliseconds(limit.per, "per")
         lasting = None if ttl is None else milliseconds(ttl, "ttl")
         await self._ask(commands.limits.RateLimit(queue=self.name, limit=limit.max, duration=span, ttl=lasting))
@@ -362,15 +361,5 @@ def _change(kind: type[Any], change: Mapping[str, Any]) -> Any:
     return kind(**fields)
 
 
-def batches(entries: Iterable[commands.jobs.PushEntry]) -> Iterable[list[commands.jobs.PushEntry]]:
-    """The entries in lists that fit one command each."""
-    batch: list[commands.jobs.PushEntry] = []
-    size = 0
-    for entry in entries:
-        if batch and (len(batch) >= BATCH or size + len(entry.data) > _MAX_BATCH_BYTES):
-            yield batch
-            batch, size = [], 0
-        batch.append(entry)
-        size += len(entry.data)
-    if batch:
-        yield batch
+def size_of_entry(entry: commands.jobs.PushEntry) -> int:
+    return len(entry.data)

@@ -18,10 +18,10 @@ from __future__ import annotations
 
 import builtins
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
-from msgspec import UNSET, Raw, Struct, UnsetType, msgpack
+from msgspec import UNSET, Raw, Struct, UnsetType
 
 from headrace.errors import HeadraceError
 
@@ -42,20 +42,23 @@ class Ok(Reply):
     """Nothing more to say than that it was done."""
 
 
-class EncodedReply(Struct, gc=False, frozen=True):
-    """A reply in bytes, for commands that are answered by the dozen: how many keys, and these with their values.
+class Removal(Struct):
+    removed: bool
 
-    The last value may be given apart: it is not copied once more then.
-    """
 
+class Removed(Reply):
+    """Whether there was what was to be removed."""
+
+    data: Removal
+
+
+class Alike(Struct, gc=False, frozen=True):
+    """The replies to a burst in bytes: how many keys each has, what all begin with, and what then differs, if any."""
+
+    count: int
     keys: int
-    body: bytes
-    last: bytes | Raw = b""
-
-    @classmethod
-    def of(cls, reply: Reply) -> EncodedReply:
-        encoded = msgpack.encode(reply)
-        return cls(encoded[0] & 0x0F, encoded[1:])
+    begin: bytes
+    ends: Sequence[bytes | Raw] = ()
 
 
 class ErrorReply(Struct):
@@ -70,7 +73,7 @@ class ErrorReply(Struct):
         return cls(str(error), code=error.code if peer is not None and peer.wants_codes else UNSET)
 
 
-BurstReply = Reply | EncodedReply | HeadraceError
+BurstReplies = Alike | list[Reply | HeadraceError]
 """What one of several commands that are run together is answered with."""
 
 R = TypeVar("R", bound=Reply)
@@ -138,7 +141,7 @@ class Spec(Struct, frozen=True):
     errors: tuple[str, ...]
 
 
-class Command(Struct, Generic[R], tag_field="cmd", rename="camel", kw_only=True, omit_defaults=True):
+class Command(Struct, Generic[R], tag_field="cmd", rename="camel", kw_only=True, omit_defaults=True, gc=False):
     """Base of all commands. `req_id` is echoed byte for byte, whatever its type.
 
     Clients encode the same classes: what was not asked for does not travel.

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-from msgspec import Meta, Struct
+from msgspec import Meta
 
 from headrace import __version__
 from headrace.commands._base import Command, Flag, Ok, Reply, command
-from headrace.model import Count, Finite, QueueName, ShortText, WatchedQueue
+from headrace.model import Finite, ShortText, WatchedQueue
 
 if TYPE_CHECKING:
     from headrace.engine.engine import Engine
@@ -78,22 +78,3 @@ class UnsubscribeEvents(Command[Ok], tag="UnsubscribeEvents"):
     async def run(self, engine: Engine, peer: Peer) -> Ok:
         engine.unsubscribe(peer)
         return Ok()
-
-
-class Trimmed(Struct):
-    removed: int
-
-
-class TrimmedReply(Reply):
-    data: Trimmed
-
-
-@command(TrimmedReply, category="Events", flags=Flag.WRITE)
-class TrimEvents(Command[TrimmedReply], tag="TrimEvents"):
-    """Shorten the events kept of a queue; says how many went. The log of all queues keeps itself short: 0."""
-
-    queue: QueueName
-    max_length: Count
-
-    async def run(self, engine: Engine, peer: Peer) -> TrimmedReply:
-        return TrimmedReply(data=Trimmed(await engine.backend.trim_events(self.queue, self.max_length)))

@@ -50,7 +50,7 @@ class Progress(Command[Ok], tag="Progress"):
     message: Text | None = None
 
     async def run(self, engine: Engine, peer: Peer) -> Ok:
-        await engine.backend.set_progress(self.id, min(max(self.progress, 0.0), 100.0), self.message)
+        await engine.backend.set_progress(self.id, self.progress, self.message)
         return Ok()
 
 

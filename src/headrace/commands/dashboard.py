@@ -10,7 +10,7 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field, msgpack
 from headrace.backends.base import Failure, QueueSummary
 from headrace.commands._base import Command, Reply, command
 from headrace.commands.cron import CronView, cron_view
-from headrace.commands.monitoring import ServerMetrics, ServerStats, StorageHealth
+from headrace.commands.monitoring import ServerMetrics, ServerStats, StorageHealth, storage_health
 from headrace.commands.queries import JobCounts, job_counts
 from headrace.commands.workers import WorkerStats, WorkerView
 from headrace.model import Count, CronEntry, DlqFilter, QueueName
@@ -79,15 +79,13 @@ class DashboardOverview(Command[OverviewReply], tag="DashboardOverview"):
     """The whole server at a glance: jobs, rates, workers, schedules, storage."""
 
     async def run(self, engine: Engine, peer: Peer) -> OverviewReply:
-        status = engine.backend.storage_status()
-        since = None if status.since is None else float(status.since)
         queues = await engine.backend.queues()
         overview = Overview(
             stats=await engine.figures.stats(),
             metrics=await engine.figures.metrics(),
             workers=WorkersOverview(engine.workers.stats(), engine.workers.list(None)),
             crons=[cron_view(entry) for entry in await engine.crons.list()],
-            storage=StorageHealth(status.disk_full, status.error, since),
+            storage=storage_health(engine),
             queues=rows_of(engine, engine.figures.busiest(queues, OVERVIEW_QUEUES)),
             total_queues=len(queues),
             timestamp=float(engine.clock.now_ms()),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from msgspec import Meta, Raw, Struct
 
 from headrace.backends.base import DeadLetter, DlqStats
-from headrace.commands._base import Command, Flag, Reply, command
+from headrace.commands._base import Command, Flag, Removal, Removed, Reply, command
 from headrace.commands.queries import Counted
 from headrace.model import Count, DlqFilter, Finite, JobId, QueueName, TimestampMs
 
@@ -88,14 +88,6 @@ class PurgeDeadLetters(Command[Counted], tag="PurgeDlq"):
 
     async def run(self, engine: Engine, peer: Peer) -> Counted:
         return Counted(count=await engine.backend.purge_dlq(self.queue))
-
-
-class Removal(Struct):
-    removed: bool
-
-
-class Removed(Reply):
-    data: Removal
 
 
 @command(Removed, category="DLQ", flags=Flag.WRITE, http="DELETE /queues/{queue}/dlq/{jobId}")

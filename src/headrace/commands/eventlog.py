@@ -1,4 +1,4 @@
-"""Reading the event log by position, and telling it how far one has read.
+"""Reading the event log by position, telling it how far one has read, and shortening what is kept.
 
 A position is a pair of epoch and seq: seqs begin again from an earlier one when the epoch rises, which is rare (a
 restored copy). `EventSegments` says what there is. A closed segment is best fetched whole with `EventSegment` and
@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-from msgspec import Meta
+from msgspec import Meta, Struct
 
 from headrace.backends.base import SegmentInfo
 from headrace.commands._base import Command, Flag, Ok, Reply, command
 from headrace.errors import NotFound
-from headrace.model import MAX_SAFE_INTEGER
+from headrace.model import MAX_SAFE_INTEGER, Count, QueueName
 
 if TYPE_CHECKING:
     from headrace.engine.engine import Engine
@@ -128,3 +128,22 @@ class ForgetEventPosition(Command[Ok], tag="ForgetEventPosition"):
         if not engine.backend.forget_event_position(self.consumer):
             raise NotFound("Consumer not found")
         return Ok()
+
+
+class Trimmed(Struct):
+    removed: int
+
+
+class TrimmedReply(Reply):
+    data: Trimmed
+
+
+@command(TrimmedReply, category="Events", flags=Flag.WRITE)
+class TrimEvents(Command[TrimmedReply], tag="TrimEvents"):
+    """Shorten the events kept of a queue; says how many went. The log of all queues keeps itself short: 0."""
+
+    queue: QueueName
+    max_length: Count
+
+    async def run(self, engine: Engine, peer: Peer) -> TrimmedReply:
+        return TrimmedReply(data=Trimmed(await engine.backend.trim_events(self.queue, self.max_length)))

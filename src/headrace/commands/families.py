@@ -143,7 +143,7 @@ def _check_acyclic(family: dict[str, PushEntry]) -> None:
 @command(
     PushedFamily,
     category="Families",
-    flags=Flag.WRITE,
+    flags=Flag.WRITE | Flag.BULK,
     errors=(
         f"flow exceeds the {MAX_FAMILY_JOBS} job limit",
         "duplicate flow job id: <id>",
@@ -156,7 +156,7 @@ def _check_acyclic(family: dict[str, PushEntry]) -> None:
     ),
 )
 class PushFamily(Command[PushedFamily], tag="PUSHF"):
-    """Add a whole family of jobs, over any number of queues, all or none: up to 1,000 jobs also across a crash."""
+    """Add a whole family of jobs, over any number of queues, all or none."""
 
     jobs: list[FamilyEntry]
 

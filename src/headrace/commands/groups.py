@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from headrace.commands._base import Command, Flag, Ok, Reply, command
 from headrace.commands.jobs import positive
+from headrace.commands.limits import RateView, rate_view
 from headrace.model import Count, GroupId, QueueName, js_number
 from headrace.model import RateLimit as StoredRateLimit
 
@@ -29,13 +30,8 @@ class GroupCounted(Reply):
     data: GroupCount
 
 
-class GroupRate(Struct):
-    max: float
-    duration: float
-
-
 class GroupRateData(Struct):
-    limit: GroupRate | None
+    limit: RateView | None
 
 
 class GroupRateFound(Reply):
@@ -154,8 +150,7 @@ class GetGroupRateLimit(Command[GroupRateFound], tag="GetGroupRateLimit"):
 
     async def run(self, engine: Engine, peer: Peer) -> GroupRateFound:
         limit = await engine.backend.group_rate_limit(self.queue, self.group_id)
-        rate = None if limit is None else GroupRate(float(limit.max), float(limit.duration))
-        return GroupRateFound(data=GroupRateData(rate))
+        return GroupRateFound(data=GroupRateData(rate_view(limit)))
 
 
 @command(GroupRemoved, category="Groups", flags=Flag.WRITE, errors=_QUEUE_ERRORS)

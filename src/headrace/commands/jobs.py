@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field, msgpack, structs
 
 from headrace.backends.base import Ack, Claim, Demand, GroupDemand
-from headrace.commands._base import BurstReply, Command, EncodedReply, Flag, Reply, command, short_form
-from headrace.errors import InvalidCommand, Refused
+from headrace.commands._base import Alike, BurstReplies, Command, Flag, Reply, command, short_form
+from headrace.errors import HeadraceError, InvalidCommand, Refused
 from headrace.model import (
     MAX_DATA_BYTES,
     MAX_FRAME_BYTES,
@@ -235,7 +235,7 @@ class Push(JobOptions, tag_field="cmd", tag="PUSH", kw_only=True):
         return Pushed(id=await engine.push(self.queue, self))
 
     @staticmethod
-    async def together(commands: Sequence[Push], engine: Engine, peer: Peer) -> list[BurstReply]:
+    async def together(commands: Sequence[Push], engine: Engine, peer: Peer) -> BurstReplies:
         plain = list(itertools.takewhile(is_plain, commands))
         return await _push_together(plain, engine)
 
@@ -255,11 +255,11 @@ class ShortPush(Command[Pushed], tag="PUSH", kw_only=True, forbid_unknown_fields
         return await Push(**structs.asdict(self)).run(engine, peer)
 
     @staticmethod
-    async def together(commands: Sequence[ShortPush], engine: Engine, peer: Peer) -> list[BurstReply]:
+    async def together(commands: Sequence[ShortPush], engine: Engine, peer: Peer) -> BurstReplies:
         return await _push_together(commands, engine)
 
 
-async def _push_together(pushes: Sequence[Push | ShortPush], engine: Engine) -> list[BurstReply]:
+async def _push_together(pushes: Sequence[Push | ShortPush], engine: Engine) -> BurstReplies:
     """Push the first ones of these plain jobs at once: as many as go to one queue with data as it should be."""
     alike = 0
     for push in pushes:
@@ -270,7 +270,7 @@ async def _push_together(pushes: Sequence[Push | ShortPush], engine: Engine) -> 
     if alike < 2:
         return []
     job_ids = await engine.backend.insert_plain(pushes[0].queue, pushes[:alike])
-    return [EncodedReply(2, _OK_ID, _encode(job_id)) for job_id in job_ids]
+    return Alike(alike, 2, _OK_ID, list(map(_encode, job_ids)))
 
 
 @command(
@@ -390,17 +390,17 @@ class Pull(Command[Pulled], tag="PULL"):
         return _pulled(claims[0] if claims else None, with_token=bool(self.owner))
 
     @staticmethod
-    async def together(commands: Sequence[Pull], engine: Engine, peer: Peer) -> list[BurstReply]:
+    async def together(commands: Sequence[Pull], engine: Engine, peer: Peer) -> BurstReplies:
         first = commands[0]
-        wishes = list(map(_wish, commands))
-        alike = len(list(itertools.takewhile(wishes[0].__eq__, wishes)))
+        alike = len(list(itertools.takewhile(_wish(first).__eq__, map(_wish, commands))))
         if alike < 2 or first.group is not None:
             return []
         demand = Demand(alike, first.owner or None, first.lock_ttl, None if first.detach else peer.held)
         claims = await engine.backend.claim(first.queue, demand)
         if not first.owner:
-            return [EncodedReply(2, _OK_JOB, claim.job) for claim in claims]
-        return [EncodedReply(3, _OK_JOB + claim.job + _TOKEN, _encode(claim.token)) for claim in claims]
+            return Alike(len(claims), 2, _OK_JOB, [claim.job for claim in claims])
+        ends = [b"".join((claim.job, _TOKEN, _encode(claim.token))) for claim in claims]
+        return Alike(len(claims), 3, _OK_JOB, ends)
 
 
 @short_form(Pull)
@@ -413,7 +413,7 @@ class ShortPull(Pull, tag="PULL"):
 def _pulled(claim: Claim | None, *, with_token: bool) -> Pulled:
     if claim is None:
         return Pulled(job=_NO_JOB, token=None if with_token else UNSET)
-    return Pulled(job=claim.job, token=claim.token if with_token else UNSET)
+    return Pulled(job=Raw(claim.job), token=claim.token if with_token else UNSET)
 
 
 @command(
@@ -443,7 +443,7 @@ class PullBatch(Command[PulledBatch], tag="PULLB"):
         demand = Demand(self.count, self.owner or None, self.lock_ttl, holder, group)
         claims = await _fitting(engine, await engine.pull(self.queue, demand, self.timeout))
         tokens = [claim.token for claim in claims] if self.owner else UNSET
-        return PulledBatch(jobs=[claim.job for claim in claims], tokens=tokens)
+        return PulledBatch(jobs=[Raw(claim.job) for claim in claims], tokens=tokens)
 
 
 # -- settling ------------------------------------------------------------------------------------------------
@@ -462,7 +462,7 @@ class Settled(Reply):
     data: NotApplied | UnsetType = UNSET
 
 
-_APPLIED: Final = EncodedReply.of(Settled())
+_OK: Final = msgpack.encode(Settled())[1:]
 
 
 class Ignored(Struct, rename="camel"):
@@ -504,13 +504,18 @@ class Acknowledge(Command[Settled], tag="ACK"):
         return Settled(data=NotApplied()) if ignored else Settled()
 
     @staticmethod
-    async def together(commands: Sequence[Acknowledge], engine: Engine, peer: Peer) -> list[BurstReply]:
+    async def together(commands: Sequence[Acknowledge], engine: Engine, peer: Peer) -> BurstReplies:
         acks = [
             Ack(c.id, c.token or None, None if c.result is UNSET else given_result(c.result), c.remove_on_complete)
             for c in commands
         ]
         outcomes = await engine.backend.complete_each(acks)
-        return [_APPLIED if o is True else Settled(data=NotApplied()) if o is False else o for o in outcomes]
+        if outcomes.count(True) == len(outcomes):
+            return Alike(len(outcomes), 1, _OK)
+        return [
+            outcome if isinstance(outcome, HeadraceError) else Settled() if outcome else Settled(data=NotApplied())
+            for outcome in outcomes
+        ]
 
 
 @command(

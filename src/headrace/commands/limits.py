@@ -8,6 +8,7 @@ from msgspec import Meta, Struct
 
 from headrace.commands._base import Command, Flag, Ok, Reply, command
 from headrace.model import YEAR_MS, Count, QueueName, TtlMs
+from headrace.model import RateLimit as StoredRateLimit
 
 if TYPE_CHECKING:
     from headrace.engine.engine import Engine
@@ -83,6 +84,10 @@ class RateView(Struct):
     duration: float
 
 
+def rate_view(limit: StoredRateLimit | None) -> RateView | None:
+    return None if limit is None else RateView(float(limit.max), float(limit.duration))
+
+
 class LimitsView(Struct, rename="camel"):
     """`rateLimitTtl` is the time in ms until the next job may go, -2 when nothing limits."""
 
@@ -109,9 +114,8 @@ class GetQueueLimits(Command[LimitsFound], tag="GetQueueLimits"):
 
     async def run(self, engine: Engine, peer: Peer) -> LimitsFound:
         limits = await engine.backend.limits(self.queue)
-        rate = limits.rate_limit
         view = LimitsView(
-            rate_limit=None if rate is None else RateView(float(rate.max), float(rate.duration)),
+            rate_limit=rate_view(limits.rate_limit),
             rate_limit_ttl=float(limits.rate_limit_ttl),
             concurrency_limit=limits.concurrency_limit,
             maxed=limits.maxed,

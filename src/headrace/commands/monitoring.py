@@ -158,6 +158,11 @@ class StorageHealth(Struct, rename="camel"):
     since: float | None
 
 
+def storage_health(engine: Engine) -> StorageHealth:
+    status = engine.backend.storage_status()
+    return StorageHealth(status.disk_full, status.error, None if status.since is None else float(status.since))
+
+
 class StorageReply(Reply):
     data: StorageHealth
 
@@ -167,9 +172,7 @@ class StorageStatus(Command[StorageReply], tag="StorageStatus"):
     """Whether the disk takes writes; what is wrong and since when if it does not."""
 
     async def run(self, engine: Engine, peer: Peer) -> StorageReply:
-        status = engine.backend.storage_status()
-        since = None if status.since is None else float(status.since)
-        return StorageReply(data=StorageHealth(status.disk_full, status.error, since))
+        return StorageReply(data=storage_health(engine))
 
 
 @command(Ok, category="Monitoring", http="POST /gc")

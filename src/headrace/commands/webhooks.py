@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 from msgspec import UNSET, Meta, Struct, UnsetType, structs
 
 from headrace.addresses import check_webhook_url
-from headrace.commands._base import Command, Flag, Ok, Reply, command
-from headrace.commands.dlq import Removal, Removed
+from headrace.commands._base import Command, Flag, Ok, Removal, Removed, Reply, command
 from headrace.errors import InvalidCommand, NotFound
 from headrace.model import QueueName, ShortText, Webhook, optional
 

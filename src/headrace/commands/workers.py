@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from headrace.commands._base import Command, Flag, Reply, command
-from headrace.commands.dlq import Removal, Removed
+from headrace.commands._base import Command, Flag, Removal, Removed, Reply, command
 from headrace.commands.jobs import check_lengths
 from headrace.commands.queries import Counted
 from headrace.errors import NotFound

@@ -41,6 +41,7 @@ class Brokers:
         self._backend = backend
         self._clock = clock
         self._waiters = waiters
+        self._run = run
         self._claims = ClaimLoops(backend, waiters, run)
         backend.on_end = self._hear_of_end
         backend.on_flow = waiters.finish_flow
@@ -107,13 +108,21 @@ class Brokers:
             self._claims.wake(queue)
 
     async def follow(self, queue: str) -> None:
-        """Before somebody listens to a queue: others may work on it, too."""
-        if queue != EVERY_QUEUE:
+        """Before somebody listens to a queue, or to all: others may work on them, too."""
+        if queue == EVERY_QUEUE:
+            await self._backend.follow_all()
+        else:
             await self._backend.follow(queue)
 
-    def is_told_already(self, event: Event) -> bool:
-        """Whether its listeners heard of it by the stream of its queue."""
-        return self._backend.is_told_already(event)
+    def watch_all(self, change: int) -> None:
+        """Somebody began (+1) or ceased (-1) to listen to all queues."""
+        self._backend.watching_all += change
+        if change > 0:
+            self._run(self.follow(EVERY_QUEUE))
+
+    def told_already(self, events: list[Event]) -> set[int]:
+        """Numbers of those that listeners heard of by the streams of their queues."""
+        return {event.seq for event in events if self._backend.is_told_already(event)}
 
     def tell_heard(self) -> None:
         self._backend.tell_heard()

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Raw
@@ -79,6 +80,9 @@ class Engine:
         self._subscriptions: dict[Peer, str] = {}
         self._subscribers: dict[str, set[Peer]] = {}
         self._listeners: list[Listener] = []
+        self._listeners_to_others: list[Callable[[Event], None]] = []
+        self.told_already: set[int] = set()
+        """Numbers of the events of this tick of which listeners heard before, by the stream that all brokers write."""
         self._body_readers = 0
         self._wrong_tokens: dict[str, tuple[int, int]] = {}
         self._started_mono = clock.monotonic_ms()
@@ -195,6 +199,8 @@ class Engine:
             self._probe_soon()
             raise
         events, bodies = self.backend.take_events(), self.backend.take_bodies()
+        if self._brokers is not None:
+            self.told_already = self._brokers.told_already(events)
         if self._subscribers:
             self._publish(events, bodies)
         if self._brokers is not None:
@@ -220,13 +226,10 @@ class Engine:
             self._brokers.wake(ready)
             return
         for queue in ready:
-            for waiter in self.waiters.pulls(queue):
-                assert waiter.demand is not None
-                claims = run_now(self.backend.claim(queue, waiter.demand))
-                if claims:
-                    waiter.finish(claims)
-                elif waiter.demand.group is None:
-                    break
+            self.waiters.serve_pulls(queue, partial(self._claim_now, queue))
+
+    def _claim_now(self, queue: str, demand: Demand) -> list[Claim]:
+        return run_now(self.backend.claim(queue, demand))
 
     def _serve_job_waiters(self) -> None:
         for event in self.backend.uncommitted_events():
@@ -246,8 +249,10 @@ class Engine:
 
     def _hear_of_event(self, event: Event, body: bytes | None) -> None:
         """Somebody else did something to a queue: who listens to it here is told."""
-        for peer in self._subscribers.get(event.queue, ()):
+        for peer in (*self._subscribers.get(event.queue, ()), *self._subscribers.get(EVERY_QUEUE, ())):
             peer.deliver(event, body)
+        for listener in self._listeners_to_others:
+            listener(event)
 
     def cancel(self, waiter: Waiter) -> None:
         self.waiters.cancel(waiter)
@@ -363,12 +368,23 @@ class Engine:
     def _watch(self, queue: str, change: int) -> None:
         if queue == EVERY_QUEUE:
             self.want_bodies(change)
+            self.watch_all(change)
         else:
             self.backend.watch(queue, change)
 
     def listen(self, listener: Listener) -> None:
         """Have `listener` called after every commit with its events and the bodies that were asked for."""
         self._listeners.append(listener)
+
+    def listen_to_others(self, listener: Callable[[Event], None]) -> None:
+        """Have `listener` called with what other brokers did, as far as somebody watches it. Such events have no
+        number, and are in the log of that broker."""
+        self._listeners_to_others.append(listener)
+
+    def watch_all(self, change: int) -> None:
+        """Somebody began (+1) or ceased (-1) to want to hear what happens to all queues, whoever does it."""
+        if self._brokers is not None:
+            self._brokers.watch_all(change)
 
     def want_bodies(self, change: int) -> None:
         """Somebody began (+1) or ceased (-1) to need the results and data that go with events of all queues.
@@ -381,8 +397,7 @@ class Engine:
     def _publish(self, events: list[Event], bodies: dict[int, bytes]) -> None:
         everywhere = self._subscribers.get(EVERY_QUEUE, ())
         for event in events:
-            listeners = self._subscribers.get(event.queue, ())
-            if listeners and self._brokers is not None and self._brokers.is_told_already(event):
-                listeners = ()
-            for peer in (*listeners, *everywhere):
+            if event.seq in self.told_already:
+                continue
+            for peer in (*self._subscribers.get(event.queue, ()), *everywhere):
                 peer.deliver(event, bodies.get(event.seq))

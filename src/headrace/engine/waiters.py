@@ -12,10 +12,10 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
-from headrace.backends.base import Demand
+from headrace.backends.base import Claim, Demand
 from headrace.clock import Alarm
 
 
@@ -84,27 +84,40 @@ class Waiters:
         self._alarm.ring_by(waiter.deadline_mono)
         return waiter
 
-    def pulls(self, queue: str) -> Iterator[Waiter]:
-        """Parked pulls of a queue in the order in which they came; those served meanwhile are dropped."""
+    def serve_pulls(self, queue: str, claim: Callable[[Demand], Sequence[Claim]]) -> None:
+        """Give parked pulls of a queue what can be claimed for them, in the order in which they came.
+
+        The first that gets nothing ends it. One with a demand of its own (a group) only keeps its place, for there may
+        be jobs for those behind it.
+        """
         parked = self._pulls.get(queue)
         if parked is None:
             return
-        for _ in range(len(parked)):
-            waiter = parked[0]
-            if waiter.is_over:
-                parked.popleft()
-                continue
-            yield waiter
-            if parked[0].is_over:
-                parked.popleft()
-            else:
-                parked.rotate(-1)
-        # The rotation brought everybody back to where they stood.
-        if not parked:
-            del self._pulls[queue]
+        unserved: list[Waiter] = []
+        try:
+            for _ in range(len(parked)):  # who is served may well pull again
+                if not parked:
+                    break
+                waiter = parked.popleft()
+                if waiter.is_over:
+                    continue
+                assert waiter.demand is not None
+                unserved.append(waiter)
+                claims = claim(waiter.demand)
+                if claims:
+                    unserved.pop()
+                    waiter.finish(claims)
+                elif waiter.demand.group is None:
+                    break
+        finally:
+            parked = self._pulls.setdefault(queue, parked)
+            parked.extendleft(reversed(unserved))
+            if not parked:
+                del self._pulls[queue]
 
     def parked_pulls(self, queue: str) -> list[Waiter]:
-        """The same as a list, for who serves them over several turns of the loop."""
+        """Parked pulls of a queue in the order in which they came, for who serves them over several turns of the
+        loop."""
         return [waiter for waiter in self._pulls.get(queue, ()) if not waiter.is_over]
 
     def pulled_queues(self) -> list[str]:

@@ -152,7 +152,10 @@ class Events:
         logger_name: str | None = None,
         **worker_options: Any,
     ) -> Callable[[H], H]:
-        """Handle an event; plain functions run in threads. `concurrency`, `lease` and `drain` go to its worker."""
+        """Handle an event; plain functions run in threads. `concurrency`, `lease` and `drain` go to its worker.
+
+        `on_success` and `on_error` are told of the end of an attempt; what they raise is logged and changes nothing.
+        """
         known = self._known(definition)
         if group is not None and (not group or not group.replace("-", "").replace("_", "").isalnum()):
             raise InvalidCommand(f"group {group!r}: use letters, digits, dashes and underscores")
@@ -215,11 +218,11 @@ class Events:
                 run_in: Any = "thread" if consumer.is_sync else "loop"
                 found = await worker.run_in_place(run_in, partial(consumer.handler, context))
                 result = consumer.definition.check_result(found)
-                await _hook(consumer.on_success, context, result)
-                return result
             except Exception as error:
-                await _hook(consumer.on_error, context, error)
+                await _run_hook(consumer.on_error, context, error)
                 raise
+            await _run_hook(consumer.on_success, context, result)
+            return result
 
     # -- emitting ------------------------------------------------------------------------------------------------------
 
@@ -339,11 +342,16 @@ def _typed(subscription: EventSubscription[Any], definition: AnyEvent) -> EventS
     return typed
 
 
-async def _hook(hook: Callable[..., Any] | None, *told: Any) -> None:
-    if hook is not None:
+async def _run_hook(hook: Callable[..., Any] | None, *told: Any) -> None:
+    """What a hook raises changes nothing: the handler is done, and must not run again because of it."""
+    if hook is None:
+        return
+    try:
         found = hook(*told)
         if inspect.isawaitable(found):
             await found
+    except Exception:
+        log.exception("a hook of an event handler failed")
 
 
 def _check_loop() -> None:

@@ -212,14 +212,17 @@ class CompletionTracker:
 
     def _ended(self, watched: _Watched, event: EventView) -> None:
         if event.event_type == "completed":
-            for subscription_id in self.subscriptions_of(watched.name, event.job_id):
-                self.complete(watched.name, subscription_id, event.data)
+            self._complete_all(watched, event.job_id, event.data)
         elif event.event_type == "removed":
             self._fail_all(watched, event.job_id, EventCancelledError("Event cancelled"))
         else:
             # The stream tells the reason only; the job has the traceback and the attempt, too.
             fallback = ErrorReport.of_reason(event.error or "").rebuild()
             self._spawn(self._look(watched, event.job_id, fallback))
+
+    def _complete_all(self, watched: _Watched, job_id: str, result: Any) -> None:
+        for subscription_id in self.subscriptions_of(watched.name, job_id):
+            self.complete(watched.name, subscription_id, result)
 
     def _fail_all(self, watched: _Watched, job_id: str, error: BaseException) -> None:
         for subscription_id in self.subscriptions_of(watched.name, job_id):
@@ -251,9 +254,7 @@ class CompletionTracker:
             except HeadraceError:
                 info = None
         if info is not None and info.state == "completed":
-            result = info.result
-            for subscription_id in self.subscriptions_of(watched.name, job_id):
-                self.complete(watched.name, subscription_id, result)
+            self._complete_all(watched, job_id, info.result)
         elif info is not None and info.state == "failed":
             self._fail_all(watched, job_id, failure_of(info))
         elif otherwise is not None:

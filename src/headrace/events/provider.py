@@ -23,7 +23,7 @@ from msgspec import UNSET, Raw
 from headrace.client.client import Client
 from headrace.client.options import Options
 from headrace.client.payloads import decode_payload, encode_payload
-from headrace.durations import Duration, seconds
+from headrace.durations import Duration, positive_seconds, seconds
 from headrace.errors import HeadraceError, InvalidCommand, ProviderStoppedError
 from headrace.events.completion import CompletionTracker
 from headrace.events.groups import GroupRegistry, Subscriber, subscriber
@@ -260,10 +260,10 @@ class EventProvider:
         given: dict[str, Any] = {**target.options(), "job_id": self._job_id(message, options, target.group)}
         if options.idempotency_key is not None:
             given["once"] = True
-        delay = _positive(options.delay)
+        delay = positive_seconds(options.delay)
         if delay:
             given["delay"] = delay
-        ttl = min(filter(None, (_positive(expires), self._ttls.get(message.event_name))), default=None)
+        ttl = min(filter(None, (positive_seconds(expires), self._ttls.get(message.event_name))), default=None)
         if ttl is not None:
             given["ttl"] = delay + ttl
         return given
@@ -374,9 +374,3 @@ def _message(event_name: str, payload: Raw, meta: PropagationMeta | None, option
         timestamp=float(int(time.time() * 1000)),
         idempotency_key=key if key is not None and not options.expects_result else UNSET,
     )
-
-
-def _positive(span: Duration | None) -> float:
-    if span is None or (isinstance(span, int | float) and span <= 0):
-        return 0.0
-    return seconds(span)

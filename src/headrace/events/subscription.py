@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator
 from typing import Any, Final, Generic, TypeVar, cast
 from uuid import uuid4
 
-from headrace.durations import Duration, seconds
+from headrace.durations import Duration, positive_seconds
 from headrace.errors import EventTimeoutError
 
 R = TypeVar("R")
@@ -123,7 +123,7 @@ class EventSubscription(Generic[R]):
             return self.result()
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
-        limit = _limit(timeout)
+        limit = positive_seconds(timeout, "timeout") or None
         try:
             async with asyncio.timeout(limit):
                 await waiter
@@ -133,12 +133,6 @@ class EventSubscription(Generic[R]):
             if waiter in self._waiters:
                 self._waiters.remove(waiter)
         return self.result()
-
-
-def _limit(timeout: Duration | None) -> float | None:
-    if timeout is None or (isinstance(timeout, int | float) and timeout <= 0):
-        return None
-    return seconds(timeout, "timeout") or None
 
 
 def _guarded(callback: Callable[[Any], object], argument: Any) -> None:

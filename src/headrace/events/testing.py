@@ -23,7 +23,7 @@ from msgspec import UNSET, Raw
 from headrace.client.client import Client
 from headrace.client.job import JobInfo
 from headrace.client.payloads import decode_payload, encode_payload
-from headrace.durations import Duration, milliseconds, seconds
+from headrace.durations import Duration, milliseconds, positive_seconds, seconds
 from headrace.errors import EventCancelledError, EventTimeoutError, ProviderStoppedError
 from headrace.events.definitions import AnyEvent
 from headrace.events.message import EmitOptions, EventMessage, ScheduledMessage
@@ -164,8 +164,7 @@ class TestEventProvider:
         return subscription
 
     def _plan(self, message: EventMessage, options: EmitOptions, subscription: EventSubscription[Any]) -> None:
-        delay = options.delay if not isinstance(options.delay, int | float) else max(0, options.delay)
-        wait = milliseconds(delay, "delay") if delay else 0
+        wait = positive_seconds(options.delay, "delay") * 1000
         deliver = partial(self._spawn_delivery, message, subscription)
         if wait:
             self._at(self.now_ms + wait, deliver)

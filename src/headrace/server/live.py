@@ -58,7 +58,8 @@ class Happening(msgspec.Struct):
 
 
 def happening(event: Event) -> Happening:
-    return Happening(live_name(event.event), event.queue, event.ts, event_id(event), live_fields(event))
+    number = event_id(event) if event.seq else ""  # those of another broker are not in our log
+    return Happening(live_name(event.event), event.queue, event.ts, number, live_fields(event))
 
 
 class Listener(Protocol):
@@ -92,6 +93,7 @@ class Hub:
         self._rounds = 0
         self._replays: set[asyncio.Task[None]] = set()
         engine.listen(self._on_events)
+        engine.listen_to_others(self._on_event_of_others)
 
     # -- who listens ---------------------------------------------------------------------------------------------------
 
@@ -99,6 +101,8 @@ class Hub:
         """From the next flush on the listener gets what it chose."""
         self._listeners.setdefault(writer, {}).setdefault(listener.choice, set()).add(listener)
         self._count += 1
+        if listener.choice.is_of_events:
+            self._engine.watch_all(+1)
         if self._stats_timer is None:
             self._stats_timer = self._loop.call_later(_STATS_S, self._tell_stats)
             self._beat_timer = self._loop.call_later(self._settings.live_heartbeat_ms / 1000, self._beat)
@@ -109,6 +113,8 @@ class Hub:
         if listener in group:
             group.discard(listener)
             self._count -= 1
+            if listener.choice.is_of_events:
+                self._engine.watch_all(-1)
             if not group:
                 del groups[listener.choice]
 
@@ -126,9 +132,17 @@ class Hub:
             return
         self._recent.extend([_lean(event) if event.error is not None else event for event in events])
         if self._count:
-            self._pending += events
-            if self._flush_timer is None:
-                self._flush_timer = self._loop.call_later(FLUSH_S, self.flush)
+            told = self._engine.told_already
+            self._collect([event for event in events if event.seq not in told] if told else events)
+
+    def _on_event_of_others(self, event: Event) -> None:
+        if self._count:
+            self._collect([event])
+
+    def _collect(self, events: list[Event]) -> None:
+        self._pending += events
+        if self._flush_timer is None:
+            self._flush_timer = self._loop.call_later(FLUSH_S, self.flush)
 
     def flush(self) -> None:
         """Tell everybody what has been collected."""

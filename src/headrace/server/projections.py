@@ -152,6 +152,11 @@ class Choice(Struct, frozen=True):
         patterns = self.patterns
         return not patterns or "*" in patterns or name in patterns or f"{name.partition(':')[0]}:*" in patterns
 
+    @property
+    def is_of_events(self) -> bool:
+        """Whether more than snapshots is wanted."""
+        return not self.patterns or any(pattern == "*" or pattern.startswith("job:") for pattern in self.patterns)
+
 
 def event_id(event: Event, shard: int = 0) -> str:
     """The id of an event on a stream; it outlives a restart."""

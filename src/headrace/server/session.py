@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 
 from msgspec import Raw, Struct
 
-from headrace.commands._base import TOGETHER, BurstReply, Command, ErrorReply
+from headrace.commands._base import TOGETHER, Alike, BurstReplies, Command, ErrorReply
 from headrace.engine.engine import Engine
 from headrace.errors import (
     HeadraceError,
@@ -34,7 +34,7 @@ from headrace.frames import Frames
 from headrace.model import MAX_FRAME_BYTES, NIL, UNDEFINED, Event
 from headrace.server.driving import Driver, Work
 from headrace.server.projections import tcp_event_frame
-from headrace.wire import Undecodable, append_replies, append_reply, decode_command, decode_commands
+from headrace.wire import Undecodable, append_alike, append_reply, decode_command, decode_commands
 
 log: Final = logging.getLogger("headrace.server")
 
@@ -176,6 +176,9 @@ class Session(Driver[bytes | Raw]):
         """Run the first ones with one call of the backend; how many were answered."""
         if not self.is_authenticated or self._backend.is_degraded or not self._backend.is_local or self._must_wait():
             return 0
+        request_ids = list(map(_req_id, commands))
+        if not all(request_ids):
+            return 0
         work = TOGETHER[type(commands[0])](commands, self._engine, self)
         try:
             work.send(None)
@@ -184,18 +187,21 @@ class Session(Driver[bytes | Raw]):
         except Exception:
             log.exception("%s failed", type(commands[0]).__name__)
             replies = [Internal()] * len(commands)
-        if replies:
-            self._answer_all(commands, replies)
-        return len(replies)
+        return self._answer_all(replies, request_ids)
 
-    def _answer_all(self, commands: list[Any], replies: list[BurstReply]) -> None:
-        """`_answer` for many small replies at once."""
-        if not self._out:
-            self._stir()
-        request_ids = list(map(_req_id, commands[: len(replies)]))
-        shown = [ErrorReply.of(reply, self) if isinstance(reply, HeadraceError) else reply for reply in replies]
-        append_replies(self._out, shown, request_ids)
-        self._request_ids += request_ids
+    def _answer_all(self, replies: BurstReplies, request_ids: list[Raw]) -> int:
+        """`_answer` for the first of these, as many as there are replies."""
+        if not isinstance(replies, Alike):
+            for reply, req_id in zip(replies, request_ids, strict=False):
+                self._answer(ErrorReply.of(reply, self) if isinstance(reply, HeadraceError) else reply, req_id)
+            return len(replies)
+        if replies.count:
+            if not self._out:
+                self._stir()
+            answered = request_ids[: replies.count]
+            append_alike(self._out, replies, answered)
+            self._request_ids += answered
+        return replies.count
 
     def _refuse_rate(self, frames: list[bytes]) -> None:
         for frame in frames:

@@ -18,6 +18,7 @@ from headrace.engine.engine import Engine
 from headrace.engine.peer import Peer
 from headrace.errors import StorageUnavailable
 from headrace.model import Event
+from headrace.server.vigil import Vigil
 
 log: Final = logging.getLogger("headrace.server")
 
@@ -98,6 +99,7 @@ class Ticker:
         self._engine = engine
         self.loop = loop
         self._soon = soon or loop.call_soon
+        self._vigil = Vigil(loop)
         self._stirred: dict[Outlet, None] = {}
         self._is_scheduled = False
         self._began = 0.0
@@ -157,6 +159,7 @@ class Ticker:
     def schedule(self) -> None:
         if not self._is_scheduled:
             self._is_scheduled = True
+            self._vigil.end()
             self._began = perf_counter()
             self._soon(self._end)
 
@@ -180,6 +183,8 @@ class Ticker:
         else:
             self._release()
         self._set_timer()
+        if len(events) <= 1:
+            self._vigil.begin()  # a burst pays for its own waking
 
     def _spoil(self, error: StorageUnavailable) -> None:
         for outlet in self._stirred:

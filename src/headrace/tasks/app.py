@@ -283,7 +283,7 @@ class Headrace(AsyncShell):
         from headrace.tasks.worker import TaskWorker
 
         known = sorted({task.queue for task in self.tasks.values()})
-        chosen = list(queues or known or [self.default_queue])
+        chosen = list((known or [self.default_queue]) if queues is None else queues)
         return TaskWorker(
             self,
             chosen,

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, Unpack, cast
 from headrace import commands
 from headrace.client.job import Job
 from headrace.client.options import Options, wire_options
-from headrace.client.queue import batches
+from headrace.client.payloads import batches
+from headrace.client.queue import size_of_entry
+from headrace.errors import InvalidCommand
 from headrace.tasks.arguments import Arguments
 from headrace.worker.context import JobContext, RunIn
 
@@ -99,7 +101,7 @@ class Call(Generic[P, T]):
 
     async def enqueue_many(self, calls: Iterable[tuple[Any, ...] | Mapping[str, Any]]) -> list[Job[T]]:
         jobs: list[Job[T]] = []
-        for entries in batches(self._entry(call) for call in calls):
+        for entries in batches(map(self._entry, calls), size_of_entry):
             added = await self._task.app.call(commands.jobs.PushBatch(queue=self._task.queue, jobs=entries))
             jobs += [self.job(Job, job_id) for job_id in added.ids]
         return jobs
@@ -117,6 +119,8 @@ class Call(Generic[P, T]):
         return kind(task.app.client, job_id, task.queue, task.name, task.arguments.result)
 
     def _entry(self, call: tuple[Any, ...] | Mapping[str, Any]) -> commands.jobs.PushEntry:
+        if not isinstance(call, tuple | list | Mapping):
+            raise InvalidCommand(f"the arguments of a call are a tuple or a dict, not {call!r}: write ({call!r},)")
         args, kwargs = ((), dict(call)) if isinstance(call, Mapping) else (tuple(call), {})
         task = self._task
         data = task.arguments.encode(args, kwargs, task.app.envelope(task))

@@ -22,7 +22,7 @@ import logging
 import os
 import socket
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any, Final
 
@@ -31,6 +31,7 @@ from msgspec import UNSET, Raw, Struct
 from headrace.client.channel import Channel
 from headrace.client.client import Client
 from headrace.client.job import JobInfo, decode_job
+from headrace.client.payloads import batches
 from headrace.commands._base import Command
 from headrace.commands.control import MoveToWait
 from headrace.commands.jobs import Acknowledge, AcknowledgeBatch, Fail, GroupPull, PullBatch
@@ -55,8 +56,8 @@ _AHEAD: Final = 0.002
 """Seconds of work that may be in hand: jobs that are shorter come several at a time."""
 _MAX_AHEAD: Final = 8
 """Jobs that may be in hand for it. A worker with as many slots has no need of it."""
-_MAX_BATCH_BYTES: Final = 8 * 1024 * 1024
-"""Results in one command. A larger one goes alone."""
+_PACES: Final = 5
+"""Lots of jobs whose pace counts."""
 
 
 class Holding:
@@ -85,11 +86,6 @@ class Holding:
 
     def given_back(self) -> None:
         self.outcome = MoveToWait(id=self.info.id)
-
-    @property
-    def result_size(self) -> int:
-        result = self.outcome.result if isinstance(self.outcome, Acknowledge) else UNSET
-        return 0 if result is UNSET else len(result)
 
 
 class Figures(Struct):
@@ -140,8 +136,9 @@ class Attendant:
         """Given back and not confirmed yet. Nothing is asked for meanwhile: what is after them must not come first."""
         self._taken_at = 0.0
         self._taken = 0
-        self._pace = float("inf")
-        """Seconds per job lately, from the taking to the end."""
+        self._paces: deque[float] = deque(maxlen=_PACES)
+        """Seconds per job, from the taking to the end, of the last few lots that were taken."""
+        self._forget_pace()
         self._will_look = False
         """Whether the line looks by itself, in a moment, for ends: they need not be told meanwhile."""
         self._asked: set[str] = set()
@@ -324,7 +321,12 @@ class Attendant:
         """How many jobs to take beyond the free slots: short ones, for a moment of work."""
         if len(self._queues) > 1 or self._group is not None:
             return 0
-        return max(0, min(_MAX_AHEAD, int(_AHEAD / self._pace)) - self._concurrency)
+        pace = sorted(self._paces)[_PACES // 2]  # one odd lot says nothing of the next one
+        return max(0, min(_MAX_AHEAD, int(_AHEAD / pace)) - self._concurrency)
+
+    def _forget_pace(self) -> None:
+        """Jobs may take long: until a few lots have shown otherwise, none is taken ahead."""
+        self._paces.extend([float("inf")] * _PACES)
 
     def _plan_turn(self, *, is_early: bool = False, is_urgent: bool = False) -> None:
         """Send outcomes and ask for more. A question that is early waits a moment: the outcome of a short job can go
@@ -447,7 +449,7 @@ class Attendant:
         self._will_look = False
         self._settle()
         if last in self._ready:  # short jobs are not so short any more
-            self._pace = float("inf")
+            self._forget_pace()
             self._loop.call_later(_PATIENCE, self._return_unbegun, last)
 
     def _return_unbegun(self, last: Holding | None = None) -> None:
@@ -544,7 +546,7 @@ class Attendant:
                 self._settled.append(holding)
         self._pass_on()  # what they told goes out before their outcomes, whoever was posted first
         if self._in_hand == 0:
-            self._pace = (perf_counter() - self._taken_at) / self._taken
+            self._paces.append((perf_counter() - self._taken_at) / self._taken)
         # A command that ended a job may well have pushed the next one: there is nothing to wait for.
         self._plan_turn(is_urgent=has_ended_alone)
 
@@ -557,7 +559,7 @@ class Attendant:
     def _flush(self) -> None:
         settled, self._settled = self._settled, []
         acks = [holding for holding in settled if isinstance(holding.outcome, Acknowledge)]
-        for batch in _batches(acks) if self._is_connected else ():
+        for batch in batches(acks, _result_size) if self._is_connected else ():
             if len(batch) > 1:
                 self._send_batch(batch)
             else:
@@ -633,15 +635,6 @@ def _note(outcome: object) -> None:
         log.debug("%s", outcome)
 
 
-def _batches(holdings: list[Holding]) -> Iterator[list[Holding]]:
-    """Completed jobs in groups whose results fit one command."""
-    batch: list[Holding] = []
-    size = 0
-    for holding in holdings:
-        size += holding.result_size
-        if batch and size > _MAX_BATCH_BYTES:
-            yield batch
-            batch, size = [], holding.result_size
-        batch.append(holding)
-    if batch:
-        yield batch
+def _result_size(holding: Holding) -> int:
+    result = holding.outcome.result if isinstance(holding.outcome, Acknowledge) else UNSET
+    return 0 if result is UNSET else len(result)

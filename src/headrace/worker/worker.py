@@ -45,6 +45,7 @@ BatchHandler = Callable[[list[JobContext]], Any]
 _FINISH_SECONDS: Final = 5.0
 _CLEAN_UP_SECONDS: Final = 1.0
 """For handlers that were cancelled, to end by themselves."""
+_SHORTEST_LEASE: Final = 0.01
 _WATCH_EVERY: Final = 1.0
 _RETRY_START: Final = 1.0
 
@@ -90,6 +91,10 @@ class Worker:
             check_importable(handler)
         self._drain = seconds(drain, "drain")
         self._lease = seconds(lease, "lease")
+        if self._lease < _SHORTEST_LEASE:
+            raise InvalidCommand(
+                f"lease {lease!r} is too short: a heartbeat has to come in time, give it at least 10ms"
+            )
         self._group = GroupPull(concurrency=group_concurrency) if fair or group_concurrency else None
         self._children = Children(max_jobs_per_child)
         self._threads: ThreadPoolExecutor | None = None

@@ -174,10 +174,12 @@ class Workflows:
         rate_limit: RateLimit | None = None,
     ) -> None:
         """The same with functions: `{"charge": charge}` or `{"charge": (charge, refund)}`."""
-        found = {
-            name: dict(zip(("execute", "rollback"), given if isinstance(given, Sequence) else (given,), strict=False))
-            for name, given in steps.items()
-        }
+        found: dict[str, dict[str, Any]] = {}
+        for name, given in steps.items():
+            code = given if isinstance(given, Sequence) else (given,)
+            if len(code) not in (1, 2):
+                raise InvalidCommand(f"step {name!r} has a handler and perhaps a rollback, not {given!r}")
+            found[name] = dict(zip(("execute", "rollback"), code, strict=False))
         made = Implementation.checked(definition, found, on_complete, on_error)
         self._keep(definition, made, concurrency, rate_limit)
 

@@ -85,7 +85,7 @@ class Implementation:
     def checked(
         cls,
         definition: WorkflowDefinition[Any, Any],
-        found: Mapping[str, Mapping[str, Callable[..., Any]]],
+        found: Mapping[str, Mapping[str, Any]],
         on_complete: Callable[..., Any] | None,
         on_error: Callable[..., Any] | None,
     ) -> Implementation:
@@ -96,6 +96,12 @@ class Implementation:
         strange = [name for name in found if name not in wanted]
         if strange:
             raise InvalidCommand(f"workflow {definition.name!r} has no step: {', '.join(strange)}")
+        for name, roles in found.items():
+            wrong = [
+                code for role, code in roles.items() if not callable(code) and (code is not None or role == "execute")
+            ]
+            if wrong:
+                raise InvalidCommand(f"the code of step {name!r} of workflow {definition.name!r} is none: {wrong[0]!r}")
         steps = {name: RegisteredStep(found[name]["execute"], found[name].get("rollback")) for name in wanted}
         return cls(definition, steps, on_complete, on_error)
 

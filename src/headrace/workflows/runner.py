@@ -27,7 +27,7 @@ from headrace.worker.failures import JobCancelled, UnrecoverableError, is_final
 from headrace.worker.worker import Worker
 from headrace.workflows.context import FlowLogger, Results, StepContext, fitted
 from headrace.workflows.failures import failure_of
-from headrace.workflows.ledger import Ledger, Work, decode_work, policy_of
+from headrace.workflows.ledger import Ledger, Record, Work, decode_work, policy_of
 from headrace.workflows.machine import (
     AttemptFailed,
     Cancelled,
@@ -86,6 +86,8 @@ class FlowWorker(Worker):
                 f"job {job.id} is no job of a flow: start them with flows.execute(), not by adding jobs to {job.queue}"
             ) from None
         try:
+            if work.name == "__timeout__":
+                return await self._watch_time(job, work)
             if not work.role:
                 return await self._settle(job, work, _lost_news(work))
             return await _ROLES[work.role](self, job, work)
@@ -93,15 +95,16 @@ class FlowWorker(Worker):
             return None
 
     async def _run(self, work: Work) -> Run:
+        return (await self._reach(work)).run
+
+    async def _reach(self, work: Work) -> Record:
         try:
-            return (await self._ledger.reach(work.flow, work.revision)).run
+            return await self._ledger.reach(work.flow, work.revision)
         except NotFound:
             raise _Forgotten from None
 
-    async def _settle(self, job: JobContext, work: Work, news: News | None) -> Any:
+    async def _settle(self, job: JobContext, work: Work, news: News) -> Any:
         """Have the news decided upon, the job completed with it."""
-        if news is None:
-            return None
         try:
             decision = await self._ledger.carry_out(work.flow, news, job)
         except LeaseLost:
@@ -238,6 +241,15 @@ class FlowWorker(Worker):
     async def _run_timeout(self, job: JobContext, work: Work) -> Any:
         return await self._settle(job, work, TimedOut())
 
+    async def _watch_time(self, job: JobContext, work: Work) -> Any:
+        """The job that ends the time of a flow was lost: the one that tells of it takes its place."""
+        record = await self._reach(work)
+        left = record.flow.created_at + record.run.plan.timeout - time.time() * 1000
+        if left <= 0 or not record.run.is_running:
+            return await self._settle(job, work, TimedOut())
+        await self._client.ask(MoveToDelayed(id=job.id, delay=left, token=job.token))
+        return SETTLED
+
     async def _run_wake(self, job: JobContext, work: Work) -> Any:
         return await self._settle(job, work, Woken(work.step))
 
@@ -307,17 +319,19 @@ def _before(run: Run) -> dict[str, Body]:
     return {name: body for name, body in run.done.items() if name not in neighbours}
 
 
-def _lost_news(work: Work) -> News | None:
+def _lost_news(work: Work) -> News:
     """What it means that a job of this name ended without success and without a word of its worker."""
-    error = ErrorReport(type="StalledError" if is_stall(work.error) else "JobLost", message=work.error)
+    is_removed = work.news == "job-removed"
+    lost = "JobRemoved" if is_removed else "StalledError" if is_stall(work.error) else "JobLost"
+    error = ErrorReport(type=lost, message=work.error)
     if work.name == "__complete__":
         return CompleteLost(error)
     if work.name == "__error__":
         return Reported(error)
     if work.name.startswith("__wake__"):
-        return Woken(work.name.removeprefix("__wake__"))
-    if work.name == "__timeout__":
-        return None
+        asleep = work.name.removeprefix("__wake__")
+        # Its time had come, unless somebody took the job away: then nothing may go on as if it had.
+        return StepLost(asleep, 0, error) if is_removed else Woken(asleep)
     step = work.name.removesuffix(ROLLBACK)
     error.step = step
     return StepLost(step, 0, error) if step == work.name else RollbackLost(step, 0, error)

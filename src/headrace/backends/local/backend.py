@@ -19,7 +19,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from headrace.backends.base import SegmentInfo, StorageStatus
-from headrace.backends.local.eventlog import EventLog, LogLimits, MemoryLog, Roll
+from headrace.backends.local.eventlog import MAX_READ_BYTES, EventLog, LogLimits, MemoryLog, Roll, decode_events
 from headrace.backends.local.flows import Flows
 from headrace.backends.local.index import KeyHolder, Queue, QueueConfig
 from headrace.backends.local.job import History, Job, Lease
@@ -43,14 +43,11 @@ from headrace.states import State
 _STATES: Final = {int(state): state for state in State}
 _decode_settings: Final = msgspec.msgpack.Decoder(JobSettings).decode
 _decode_links: Final = msgspec.msgpack.Decoder(JobLinks).decode
-_decode_event: Final = msgspec.json.Decoder(Event).decode
 _decode_history: Final = msgspec.msgpack.Decoder(History).decode
 
 BOUNDED_LOG: Final = LogLimits(segment_bytes=8 << 20, segment_ms=3_600_000, keep_bytes=64 << 20)
 """What is kept of the event log when nobody asked for capture: enough to replay the recent past."""
 
-MAX_READ_BYTES: Final = 1 << 20
-"""Lines of the log that one reading takes into memory: an error may be long."""
 SEGMENT_CHUNK_BYTES: Final = 2 << 20
 MAX_CONSUMERS: Final = 1000
 
@@ -449,13 +446,7 @@ class LocalBackend(Flows):
 
         Seqs jump where events are kept no longer.
         """
-        events, size = [], 0
-        for line in self._log.read(after_seq, limit):
-            events.append(_decode_event(line))
-            size += len(line)
-            if size > MAX_READ_BYTES:
-                break
-        return events
+        return decode_events(self._log.read(after_seq, limit))
 
     async def event_lines(self, after_seq: int, limit: int) -> bytes:
         """The lines of committed events with seq > after_seq, each with its newline; bounds as of `read_events`.

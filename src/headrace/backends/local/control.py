@@ -25,6 +25,7 @@ from headrace.states import State, Verb
 
 _UNSTARTED: Final = (State.WAITING, State.DELAYED, State.WAITING_CHILDREN)
 _QUEUED: Final = (State.WAITING, State.DELAYED)
+_ENDED: Final = (State.COMPLETED, State.FAILED)
 
 
 class Control(Delivery):
@@ -36,8 +37,13 @@ class Control(Delivery):
             raise Refused("Job not found or cannot be cancelled")
         now = self._clock.now_ms()
         self._emit(EventName.REMOVED, job, now).prev = job.state.word
-        self._tell_flow(job, "cancelled", now)
-        self._remove(job, Verb.CANCEL)
+        self._take_away(job, "its job was cancelled", now, Verb.CANCEL)
+
+    def _take_away(self, job: Job, why: str, now: int, verb: Verb = Verb.REMOVE) -> None:
+        """Remove a job because somebody says so: the workflow that waits for its end hears of it."""
+        if job.state not in _ENDED:
+            self._tell_flow_of_removal(job, why, now)
+        self._remove(job, verb)
 
     def _active(self, job_id: str) -> Job:
         job = self._get(job_id)
@@ -212,7 +218,7 @@ class Control(Delivery):
         if job.queue.watchers or self.wants_bodies:
             self._attach(event, job, self._data(job))
         self._note(job, "failed", now)
-        self._bury_or_remove(job, now, DeadLetterReason.UNKNOWN, None, remove=False)
+        self._bury_or_remove(job, now, DeadLetterReason.UNKNOWN, None, remove=False, is_discarded=True)
         if lease is not None:
             job.ended = Ended(lease.token, finalized=True)
 
@@ -243,12 +249,13 @@ class Control(Delivery):
             return 0
         self._slices.begin()
         count, newest = 0, self._event_seq
+        why, now = f"queue {queue} was drained", self._clock.now_ms()
         doomed = [*q.delayed.values(), *q.ready.live()]
         # Taken from the end: the ready order gives up its newest job at no cost, and memory is freed slice by slice.
         while doomed:
             job = doomed.pop()
             if job.state in _QUEUED and not job.queue.is_dead:
-                self._remove(job)
+                self._take_away(job, why, now)
                 count += 1
             if count % 128 == 0:
                 await self._slices.breathe()
@@ -272,13 +279,14 @@ class Control(Delivery):
         self._touched_queues.add(queue)
         self._slices.begin()
         newest = self._event_seq
+        why, now = f"queue {queue} was obliterated", self._clock.now_ms()
         states = (s for s in State if s is not State.REMOVED)
         doomed: list[Job] = [job for state in states for job in q.jobs_in(state)]
         count = len(doomed)
         for n in range(count):
             job = doomed.pop()  # newest first and freed slice by slice, as in `drain`
             if job.state is not State.REMOVED:  # time may have removed it between two slices
-                self._remove(job)
+                self._take_away(job, why, now)
             if n % 128 == 0:
                 await self._slices.breathe()
         q.clear()
@@ -290,7 +298,7 @@ class Control(Delivery):
         if q is None:
             return []
         now = self._clock.now_ms()
-        before = now - grace_ms
+        before, why = now - grace_ms, f"queue {queue} was cleaned"
         removed: list[str] = []
         for job in self._cleanable(q, state):
             if len(removed) >= limit:
@@ -298,7 +306,7 @@ class Control(Delivery):
             at = job.finished if job.finished is not None else job.created
             if at <= before:
                 self._emit(EventName.REMOVED, job, now).prev = job.state.word
-                self._remove(job)
+                self._take_away(job, why, now)
                 removed.append(job.id)
         return removed
 

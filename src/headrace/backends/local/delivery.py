@@ -7,12 +7,11 @@ so that a step of the wall clock neither expires nor prolongs them.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Iterator, Mapping
+import itertools
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final
 
-from msgspec import Raw
-
-from headrace.backends.base import Claim, Demand, GroupDemand
+from headrace.backends.base import Claim, Demand, GroupDemand, QueueFigures
 from headrace.backends.local.index import Bucket, Group, Queue
 from headrace.backends.local.job import Ended, Job, Lease
 from headrace.backends.local.settlement import Settlement
@@ -20,7 +19,7 @@ from headrace.backends.local.store import UNGROUPED, group_of
 from headrace.buckets import TokenBucket
 from headrace.model import DEFAULT_SETTINGS, DeadLetterReason, Event, EventName, RateLimit, StallConfig
 from headrace.states import State, Verb
-from headrace.views import encode_plain_active
+from headrace.views import encode_claimed
 
 PROMOTE_SLICE: Final = 1000
 
@@ -47,17 +46,18 @@ class Delivery(Settlement):
         # All plain jobs of one claim are looked at again at the same moment.
         silence = demand.lease_ms if demand.owner is not None else _DEFAULT_SILENCE
         bucket = self._wheel.bucket_at(mono + int(silence)) if config.stall is None and room > 0 else None
-        claims = self._hand_out(q, self._next_jobs(q, room, demand, now, mono), demand, now, mono, bucket)
+        claims: list[Claim] = []
+        if bucket is not None and room > 1 and not q.is_grouped and demand.group is None:
+            claims = self._hand_out_plain(q, q.ready.pop_plain(room), demand, now, mono, bucket)
+            room -= len(claims)
+        if room > 0 and q.waiting:
+            claims += self._hand_out(q, self._next_jobs(q, room, demand, now, mono), demand, now, mono, bucket)
         if q.bucket is not None and claims:
             q.bucket.take(mono, len(claims))
         return claims
 
     def _next_jobs(self, q: Queue, room: int, demand: Demand, now: int, mono: int) -> Iterator[Job]:
         """Up to `room` jobs, best first. Each must be handed out before the next is asked for: groups take turns."""
-        if demand.group is None:
-            plain = q.ready.pop_plain(room)
-            yield from plain
-            room -= len(plain)
         while room > 0:
             job = q.ready.pop() if demand.group is None else self._next_of_groups(q, demand.group, mono)
             if job is None:
@@ -94,27 +94,59 @@ class Delivery(Settlement):
         self._remove(job, Verb.EXPIRE)
         return True
 
+    def _hand_out_plain(
+        self, q: Queue, jobs: list[Job], demand: Demand, now: int, mono: int, bucket: Bucket
+    ) -> list[Claim]:
+        """`_hand_out` for jobs with nothing but defaults in a queue without groups: by far the most.
+
+        None of them depends on the one before, so indexes and counters are brought up to date once for all.
+        """
+        count = len(jobs)
+        if not count:
+            return []
+        owner, lease_ms, holder, epoch, name = demand.owner, demand.lease_ms, demand.holder, self._epoch, q.name
+        until, serial, seq, events = mono + int(lease_ms), self._lease_serial, self._event_seq, self._events
+        tokens: list[str] | list[None] = [None] * count if owner is None else self.ids.many(now, count)
+        for job, token in zip(jobs, tokens, strict=True):
+            serial += 1
+            seq += 1
+            job.state = _ACTIVE
+            job.started = now
+            if job.ended is not None:  # looking costs far less than setting
+                job.ended = None
+            job.lease = Lease(serial, token, owner, lease_ms, until, None, now, mono, mono, holder, bucket)
+            if job.history is not None:
+                self._note(job, "active", now, worker=owner)
+            events.append(Event(seq, now, "pulled", epoch, name, job.id, job.name, job.attempts + 1, owner))
+        if holder is not None:
+            holder.update(zip([job.id for job in jobs], range(self._lease_serial + 1, serial + 1), strict=True))
+        self._lease_serial, self._event_seq = serial, seq
+        q.waiting -= count
+        seqs = [job.seq for job in jobs]
+        q.active.update(zip(seqs, jobs, strict=True))
+        bucket.jobs.update(zip(seqs, jobs, strict=True))
+        return self._claims(q, jobs, tokens, now)
+
     def _hand_out(
         self, q: Queue, jobs: Iterator[Job], demand: Demand, now: int, mono: int, usual: Bucket | None
     ) -> list[Claim]:
         """Lease jobs to who asked; `usual` is where plain jobs of this claim wait to be looked at."""
-        # _move spelled out: this is the hottest transition, and the ready order has given the jobs up already.
+        # _move spelled out: this is a hot transition, and the ready order has given the jobs up already.
         owner, lease_ms, holder = demand.owner, demand.lease_ms, demand.holder
-        until, active, figures, epoch = mono + int(lease_ms), q.active, q.figures, self._epoch
-        note_claimed, tell = self._claimed.append, self._events.append
-        claims: list[Claim] = []
-        waited_ms, wait, new_token = 0, figures.wait, self.ids.at
+        until = mono + int(lease_ms)
+        claimed: list[Job] = []
+        tokens: list[str | None] = []
         for job in jobs:
             self._lease_serial = serial = self._lease_serial + 1
-            token = new_token(now) if owner is not None else None
+            token = self.ids.at(now) if owner is not None else None
             timeout = job.settings.timeout
             q.waiting -= 1
             if job.priority > 0:
                 q.prioritized -= 1
             job.state = _ACTIVE
-            active[job.seq] = job
+            q.active[job.seq] = job
             job.started = now
-            if job.ended is not None:  # looking costs far less than setting
+            if job.ended is not None:
                 job.ended = None
             timeout_mono = mono + int(timeout) if timeout else None
             place = usual if job.settings is DEFAULT_SETTINGS else None
@@ -130,31 +162,26 @@ class Delivery(Settlement):
             if job.history is not None:
                 self._note(job, "active", now, worker=owner)
             self._event_seq = seq = self._event_seq + 1
-            tell(Event(seq, now, "pulled", epoch, q.name, job.id, job.name, job.attempts + 1, owner))
-            note_claimed(job)
-            waited = now - job.run_at
-            if waited < 0:  # the wall clock was set back
-                waited = 0
-            waited_ms += waited
-            wait[waited.bit_length()] += 1
-            claims.append(Claim(self._show_to_worker(job, now), token))
-        self._totals.pulled += len(claims)
-        self._totals.wait_ms += waited_ms
-        figures.wait_ms += waited_ms
-        return claims
+            pulled = Event(seq, now, "pulled", self._epoch, q.name, job.id, job.name, job.attempts + 1, owner)
+            self._events.append(pulled)
+            claimed.append(job)
+            tokens.append(token)
+        return self._claims(q, claimed, tokens, now)
 
-    def _show_to_worker(self, job: Job, now: int) -> Raw:
-        if (
-            job.history is None
-            and job.links is None
-            and job.name is None
-            and job.settings is DEFAULT_SETTINGS
-            and job.run_at <= job.created
-            and 0 <= job.priority < 128
-        ):
-            data = job.data if job.data is not None else self._journal.data(job)
-            return encode_plain_active(job, job.queue.encoded_name, data, now)
-        return self._show(job)
+    def _claims(self, q: Queue, jobs: list[Job], tokens: Sequence[str | None], now: int) -> list[Claim]:
+        """What who asked gets for jobs that were just leased, and the figures of that."""
+        self._claimed += jobs
+        self._totals.pulled += len(jobs)
+        for run_at, alike in itertools.groupby([job.run_at for job in jobs]):  # a burst shares its millisecond
+            self._count_wait(q.figures, now - run_at, len(list(alike)))
+        views = encode_claimed(jobs, q.encoded_name, now, self._show)
+        return list(map(Claim, views, tokens))
+
+    def _count_wait(self, figures: QueueFigures, waited: int, count: int) -> None:
+        waited = max(0, waited)  # the wall clock may have been set back
+        self._totals.wait_ms += waited * count
+        figures.wait_ms += waited * count
+        figures.wait[waited.bit_length()] += count
 
     # -- groups --------------------------------------------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Final
@@ -38,7 +38,10 @@ from headrace.model import Event
 
 _encode_lines: Final = msgspec.json.Encoder().encode_lines
 _encode_line: Final = msgspec.json.Encoder().encode
+_decode_event: Final = msgspec.json.Decoder(Event).decode
 MIB: Final = 1024 * 1024
+MAX_READ_BYTES: Final = MIB
+"""Lines of the log that one reading takes into memory: an error may be long."""
 MAX_PROBLEMS: Final = 100
 PROBE_BYTES: Final = 4096
 UNREADABLE_POSITIONS: Final = "(unreadable positions.json)"
@@ -63,6 +66,17 @@ def _info(segment: Raw | Sealed, *, is_sealed: bool) -> SegmentInfo:
     file_bytes = segment.file_bytes if isinstance(segment, Sealed) else segment.size
     times = float(segment.min_ts), float(segment.max_ts)
     return SegmentInfo(segment.first, segment.last, segment.epoch, is_sealed, raw_bytes, file_bytes, *times)
+
+
+def decode_events(lines: Iterable[bytes]) -> list[Event]:
+    """The events of these lines, or the first of them: not many more than MAX_READ_BYTES."""
+    events, size = [], 0
+    for line in lines:
+        events.append(_decode_event(line))
+        size += len(line)
+        if size > MAX_READ_BYTES:
+            break
+    return events
 
 
 class EventLog:

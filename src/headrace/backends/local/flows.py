@@ -16,7 +16,7 @@ from headrace.backends.base import Ack, FlowPush, NewStep
 from headrace.backends.local.job import Job
 from headrace.backends.local.records import Records
 from headrace.errors import Conflict, LeaseLost, NotFound
-from headrace.model import DAY_MS, EventName, Flow, FlowStatus, FlowStep, JobSettings, intern_settings
+from headrace.model import DAY_MS, EventName, Flow, FlowStatus, FlowStep, JobLinks, JobSettings, intern_settings
 from headrace.states import State, Verb
 from headrace.views import encode
 
@@ -33,6 +33,7 @@ _NEWS: Final = {
     FlowStatus.CANCELLED: EventName.FLOW_CANCELLED,
 }
 _LIVE: Final = (State.WAITING, State.DELAYED, State.ACTIVE)
+_DECIDE: Final = "decide"
 # Who decides must not give up because a worker was killed a few times.
 _DECISION: Final = intern_settings(JobSettings(max_attempts=100))
 
@@ -152,19 +153,30 @@ class Flows(Records):
         event.job, event.name, event.action = flow.id, flow.workflow, action
 
     def _tell_flow(self, job: Job, error: str, now: int) -> None:
-        flow = self._flows.get(job.links.flow_id) if job.links is not None and job.links.flow_id else None
-        if flow is None:
-            return
-        data = encode({"flow": flow.id, "news": "job-lost", "job": job.id, "name": job.name, "error": error})
+        flow = self._live_flow_of(job)
+        if flow is not None and not _is_decision(job, flow):
+            self._push_decision(flow, _news("job-lost", flow, job, error), now)
+
+    def _tell_flow_of_removal(self, job: Job, why: str, now: int) -> None:
+        flow = self._live_flow_of(job)
+        if flow is not None:
+            # A decision that is taken away is still to be made: nobody else would ever tell its news.
+            is_news = _is_decision(job, flow)
+            self._push_decision(flow, self._data(job) if is_news else _news("job-removed", flow, job, why), now)
+
+    def _live_flow_of(self, job: Job) -> Flow | None:
+        return self._flows.get(job.links.flow_id) if job.links is not None and job.links.flow_id else None
+
+    def _push_decision(self, flow: Flow, data: bytes, now: int) -> None:
         self._job_seq += 1
         decision = Job(
             self._job_seq,
             self.ids.at(now),
             self._queue(flow.queue),
             data,
-            "decide",
+            _DECIDE,
             _DECISION,
-            None,
+            JobLinks(flow_id=flow.id),
             State.WAITING,
             0,
             now,
@@ -222,6 +234,14 @@ class Flows(Records):
         for (flow_id,) in rows:
             self._journal.later("DELETE FROM flow WHERE id=?", flow_id)
             self._journal.later("DELETE FROM flow_step WHERE flow=?", flow_id)
+
+
+def _is_decision(job: Job, flow: Flow) -> bool:
+    return job.name == _DECIDE and job.queue.name == flow.queue
+
+
+def _news(word: str, flow: Flow, job: Job, error: str) -> bytes:
+    return encode({"flow": flow.id, "news": word, "job": job.id, "name": job.name, "error": error})
 
 
 def _row_of(flow: Flow) -> tuple[Any, ...]:

@@ -66,7 +66,7 @@ class ReadyOrder:
         False, with nothing added, when they are not.
         """
         fifo, first = self._fifo, jobs[0]
-        if fifo and fifo[-1].run_at > first.run_at:
+        if fifo and (fifo[-1].run_at, fifo[-1].seq) > (first.run_at, first.seq):
             return False
         for job in jobs:
             if job.priority or job.settings.lifo or job.run_at != first.run_at or job.created != first.run_at:

@@ -6,7 +6,7 @@ made, takes its keys, and enters the index as waiting, delayed or waiting-childr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from msgspec import Raw
@@ -35,9 +35,40 @@ LINK_LATER: Final = "pending"
 _ENDED: Final = (State.COMPLETED, State.FAILED)
 _LOOK_SLICE: Final = 4096
 _BATCH_AT_ONCE: Final = 1000
-"""Jobs that are stored within one tick; a longer batch is staged if it is plain, else it is sliced."""
+"""Jobs that are stored within one tick; a longer batch is staged."""
 _WAITING: Final = State.WAITING
 _DELAYED: Final = State.DELAYED
+
+
+class _Names:
+    """Ids and keys that a batch comes with: if nobody has them, no job of it has to be asked for one by one."""
+
+    def __init__(self) -> None:
+        self._custom_ids: list[str] = []
+        self._keys: list[str] = []
+        self._may_stand_for_others = False
+        self.have_relatives = False
+
+    def note(self, spec: JobSpec, links: JobLinks | None) -> None:
+        if links is None:
+            return
+        if links.custom_id:
+            self._custom_ids.append(links.custom_id)
+        if links.unique_key:
+            self._keys.append(links.unique_key)
+        if links.dedup is not None or getattr(spec, "id_ttl", None):
+            self._may_stand_for_others = True
+        if links.parent_id is not None or links.depends_on:
+            self.have_relatives = True
+
+    def are_new(self, queue: Queue) -> bool:
+        return (
+            not self._may_stand_for_others
+            and len(set(self._custom_ids)) == len(self._custom_ids)
+            and len(set(self._keys)) == len(self._keys)
+            and queue.custom_ids.keys().isdisjoint(self._custom_ids)
+            and queue.keys.keys().isdisjoint(self._keys)
+        )
 
 
 class Intake(Store):
@@ -70,56 +101,144 @@ class Intake(Store):
         for start in range(_LOOK_SLICE, len(specs), _LOOK_SLICE):
             await self._slices.breathe()
             plain += map(is_plain, specs[start : start + _LOOK_SLICE])
+        q = self._queue(queue)
         if all(plain):
             if len(specs) > _BATCH_AT_ONCE:
-                return await self._insert_staged(queue, specs, now)
-            return self._admit_plain_batch(self._queue(queue), specs, now)
-        self._check_batch(self._queue(queue), specs)
-        jobs: list[Job] = []
-        related: list[Job] = []
-        for n, spec in enumerate(specs):
-            q = self._queues.get(queue) or self._queue(queue)
-            newest = self._job_seq
-            jobs.append(self._admit_plain(q, spec, now) if plain[n] else self._admit(q, spec, now, None))
-            if not plain[n] and jobs[-1].seq > newest:
-                related.append(jobs[-1])
-            if n & 127 == 127 and len(specs) > _BATCH_AT_ONCE:
-                await self._slices.breathe()
-        for job in related:
-            self._resolve_dependencies(job, now)
+                return await self._insert_plain_staged(q, specs, now)
+            return self._admit_plain_batch(q, specs, now)
+        await self._check_batch(q, specs)
+        if len(specs) > _BATCH_AT_ONCE:
+            return await self._insert_staged(self._queue(queue), specs, now)
+        newest = self._job_seq
+        jobs = [
+            self._admit_plain(q, spec, now) if is_one_plain else self._admit(q, spec, now, None)
+            for spec, is_one_plain in zip(specs, plain, strict=True)
+        ]
+        for seq, job in {job.seq: job for job in jobs}.items():
+            if seq > newest:  # else it is an older job that an id or key stands for
+                self._resolve_dependencies(job, now)
         return [job.id for job in jobs]
 
-    async def _insert_staged(self, queue: str, specs: Sequence[JobSpec], now: int) -> list[str]:
-        """A long batch of plain jobs: rows in slices, then all of them become jobs in one tick.
+    # -- long batches --------------------------------------------------------------------------------------------------
+    # Rows are written in slices, then all of them become jobs in one tick. A restart before that tick drops the rows:
+    # a batch is there as a whole or not at all.
 
-        A restart before that last tick drops the rows, so the batch is there as a whole or not at all.
-        """
-        q = self._queue(queue)
-        first, last = self._job_seq + 1, self._job_seq + len(specs)
+    def _open_batch(self, size: int) -> int:
+        """Take numbers for a batch; the first of them."""
+        first, last = self._job_seq + 1, self._job_seq + size
         self._job_seq = last
         self._open_batches[first] = last
         self._journal.open_batch(first, last)
-        jobs: list[Job] = []
-        for n, spec in enumerate(specs):
-            job = self._make_plain(q, spec, now, first + n, self.ids.at(now))
+        return first
+
+    async def _stage(self, jobs: Iterable[Job], now: int) -> tuple[list[Job], list[Event]]:
+        """The jobs, and what is to be told of them in the last tick: that has enough to do."""
+        staged, news = [], []
+        for n, job in enumerate(jobs):
             self._journal.stage(job)
-            jobs.append(job)
+            staged.append(job)
+            news.append(self._news_of(job, now))
             if n & 127 == 127:
                 await self._slices.breathe()
         await self._slices.rest()
-        q = self._queue(queue)  # the one we began with may have been obliterated meanwhile
-        if q is not jobs[0].queue:
-            for job in jobs:
-                job.queue = q
-        self._jobs.update((job.id, job) for job in jobs)
-        self._enter_all(q, jobs)
-        for job in jobs:
-            self._tell_pushed(job, now)
+        for job in staged:
+            if job.queue.is_dead:  # obliterated meanwhile
+                job.queue = self._queue(job.queue.name)
+        return staged, news
+
+    def _close_batch(self, first: int, jobs: list[Job]) -> None:
+        """The rows are jobs with the commit of this tick."""
         self._claimed += jobs  # touched by this tick: forgotten again if its commit fails
-        self._totals.pushed += len(jobs)
         self._journal.close_batch(first)
         self._closing_batches.append(first)
+
+    async def _insert_plain_staged(self, queue: Queue, specs: Sequence[JobSpec], now: int) -> list[str]:
+        first = self._open_batch(len(specs))
+        plain = (self._make_plain(queue, spec, now, seq, self.ids.at(now)) for seq, spec in enumerate(specs, first))
+        jobs, news = await self._stage(plain, now)
+        self._take_in_all(jobs, news, now)
+        self._close_batch(first, jobs)
         return [job.id for job in jobs]
+
+    async def _insert_staged(self, queue: Queue, specs: Sequence[JobSpec], now: int) -> list[str]:
+        first = self._open_batch(len(specs))
+        names = _Names()
+
+        def make_all() -> Iterator[Job]:
+            for seq, spec in enumerate(specs, first):
+                links = links_of(spec)
+                names.note(spec, links)
+                yield self._make(queue, spec, links, now, seq, self._new_id(links))
+
+        jobs, news = await self._stage(make_all(), now)
+        if names.are_new(jobs[0].queue) and self._jobs.keys().isdisjoint([job.id for job in jobs]):
+            self._take_in_all(jobs, news, now)
+            found = new = jobs
+        else:
+            found = [self._admit_staged(job, spec, now) for job, spec in zip(jobs, specs, strict=True)]
+            new = [job for job, known in zip(jobs, found, strict=True) if job is known]
+        if names.have_relatives:
+            for job in new:
+                self._resolve_dependencies(job, now)
+        self._close_batch(first, new)
+        return [job.id for job in found]
+
+    def _admit_staged(self, job: Job, spec: JobSpec, now: int) -> Job:
+        """`_admit` for a job that has a row already, which goes if its id or key stands for another job."""
+        known = self._answering(job.queue, spec, job.links, now)
+        if known is not None:
+            self._journal.remove(job)
+            return known
+        if job.id in self._jobs:  # somebody else used the id meanwhile, in another queue
+            job.id = self.ids.at(now)
+            self._journal.rewrite(job)
+        self._take_in(job, spec, now)
+        self._enter(job)
+        return job
+
+    async def _insert_family_staged(self, nodes: Sequence[FamilyNode], now: int) -> list[Raw]:
+        first = self._open_batch(len(nodes))
+        shown: list[Raw] = []
+
+        def make_all() -> Iterator[Job]:
+            for seq, node in enumerate(nodes, first):
+                spec = node.spec
+                job = self._make(self._queue(node.queue), spec, links_of(spec), now, seq, node.id)
+                shown.append(self._show(job))
+                yield job
+
+        jobs, _ = await self._stage(make_all(), now)
+        try:
+            self._check_new(nodes)  # once more, for others may have come meanwhile
+        except Refused:
+            self._journal.drop_batch(first, first + len(jobs) - 1)
+            self._closing_batches.append(first)
+            raise
+        for job, node in zip(jobs, nodes, strict=True):
+            self._take_in(job, node.spec, now)
+            self._enter(job)
+        self._tie_family(jobs, now)
+        self._close_batch(first, jobs)
+        return shown
+
+    def _take_in_all(self, jobs: list[Job], news: list[Event], now: int) -> None:
+        """`_take_in` for strangers of one queue, and their places."""
+        self._jobs.update((job.id, job) for job in jobs)
+        for job in jobs:
+            if job.links is not None:
+                self._take_keys(job, job.links, now)
+        queue = jobs[0].queue
+        self._enter_all(queue, jobs)
+        for seq, event in enumerate(news, self._event_seq + 1):
+            event.seq = seq
+        self._event_seq += len(news)
+        self._events += news
+        queue.figures.pushed += len(jobs)
+        promises = sum(job.settings.durable for job in jobs)
+        if promises:
+            self.needs_sync = True
+            self.sync_requests += promises
+        self._totals.pushed += len(jobs)
 
     def _enter_all(self, queue: Queue, jobs: list[Job]) -> None:
         """`_enter` for new plain jobs: all at once if they stand behind all others."""
@@ -133,23 +252,25 @@ class Intake(Store):
     async def insert_family(self, nodes: Sequence[FamilyNode]) -> list[Raw]:
         now = self._clock.now_ms()
         self._slices.begin()
-        for node in nodes:
-            if self._find(node.id) is not None:
-                raise Refused(f"flow job id already exists: {node.id}")
-        jobs = []
-        for node in nodes:
-            jobs.append(self._admit(self._queue(node.queue), node.spec, now, node.id))
-            if len(nodes) > _BATCH_AT_ONCE:
-                await self._slices.breathe()
-        for job in jobs:
-            self._resolve_dependencies(job, now)
+        self._check_new(nodes)
+        if len(nodes) > _BATCH_AT_ONCE:
+            return await self._insert_family_staged(nodes, now)
+        jobs = [self._admit(self._queue(node.queue), node.spec, now, node.id) for node in nodes]
+        self._tie_family(jobs, now)
         return [self._show(job) for job in jobs]
 
     # -- checks --------------------------------------------------------------------------------------------------------
 
-    def _check_batch(self, queue: Queue, specs: Sequence[JobSpec]) -> None:
+    def _check_new(self, nodes: Sequence[FamilyNode]) -> None:
+        for node in nodes:
+            if self._find(node.id) is not None:
+                raise Refused(f"flow job id already exists: {node.id}")
+
+    async def _check_batch(self, queue: Queue, specs: Sequence[JobSpec]) -> None:
         in_batch = frozenset(custom_id for spec in specs if (custom_id := getattr(spec, "custom_id", None)) is not None)
         for i, spec in enumerate(specs):
+            if i & 1023 == 1023:
+                await self._slices.breathe()
             try:
                 self._check_family(spec, queue, in_batch)
             except (InvalidCommand, NotFound) as error:
@@ -218,38 +339,54 @@ class Intake(Store):
     def _admit(self, queue: Queue, spec: JobSpec, now: int, chosen_id: str | None) -> Job:
         """Store one job, or give the one that its id or key already stands for."""
         links = links_of(spec)
+        known = self._answering(queue, spec, links, now)
+        if known is not None:
+            return known
+        self._job_seq += 1
+        job = self._make(queue, spec, links, now, self._job_seq, chosen_id or self._new_id(links))
+        self._journal.add(job)
+        self._take_in(job, spec, now)
+        self._enter(job)
+        return job
+
+    def _answering(self, queue: Queue, spec: JobSpec, links: JobLinks | None, now: int) -> Job | None:
+        """The job that the id or key of a push already stands for."""
+        if links is None:
+            return None
         id_ttl: float | None = getattr(spec, "id_ttl", None)
-        if links is not None:
-            known = self._buried(queue, links, now) if id_ttl and links.custom_id else None
-            known = known or self._known(queue, links, now, answers_ended=id_ttl is not None)
-            if known is not None:
-                self._emit(EventName.DUPLICATED, known, now)
-                queue.figures.duplicated += 1
-                self._overall.duplicated += 1
-                return known
-        job = self._make(queue, spec, links, now, chosen_id)
+        if not id_ttl and links.custom_id not in queue.custom_ids and links.unique_key not in queue.keys:
+            return None
+        known = self._buried(queue, links, now) if id_ttl and links.custom_id else None
+        known = known or self._known(queue, links, now, answers_ended=id_ttl is not None)
+        if known is not None:
+            self._emit(EventName.DUPLICATED, known, now)
+            queue.figures.duplicated += 1
+            self._overall.duplicated += 1
+        return known
+
+    def _take_in(self, job: Job, spec: JobSpec, now: int) -> None:
+        """A job that is made and marked takes its keys and is told of; then it may take its place."""
         self._jobs[job.id] = job
+        links = job.links
         if links is not None:
             self._take_keys(job, links, now)
+            id_ttl: float | None = getattr(spec, "id_ttl", None)
             if id_ttl and links.custom_id:
                 self._set_tombstone(job, links.custom_id, now + int(id_ttl))
-        self._enter(job)
-        self._journal.add(job)
         self._tell_pushed(job, now)
         if job.settings.durable:
             self.needs_sync = True
             self.sync_requests += 1
         self._totals.pushed += 1
-        return job
 
-    def _make(self, queue: Queue, spec: JobSpec, links: JobLinks | None, now: int, chosen_id: str | None) -> Job:
+    @staticmethod
+    def _make(queue: Queue, spec: JobSpec, links: JobLinks | None, now: int, seq: int, job_id: str) -> Job:
         data = bytes(spec.data)
         created = now if spec.timestamp is None else int(spec.timestamp)
         run_at = created + int(spec.delay) if spec.delay else created
-        self._job_seq += 1
         job = Job(
-            self._job_seq,
-            chosen_id or self._new_id(links),
+            seq,
+            job_id,
             queue,
             data,
             spec.name,
@@ -273,11 +410,14 @@ class Intake(Store):
         return self.ids.next()
 
     def _tell_pushed(self, job: Job, now: int) -> None:
-        self._event_seq = seq = self._event_seq + 1
-        queue = job.queue
-        queue.figures.pushed += 1
-        event = Event(seq, now, "pushed", self._epoch, queue.name, job.id, job.name)
+        event = self._news_of(job, now)
+        self._event_seq = event.seq = self._event_seq + 1
         self._events.append(event)
+        job.queue.figures.pushed += 1
+
+    def _news_of(self, job: Job, now: int) -> Event:
+        """The event of a push; it has no number yet."""
+        event = Event(0, now, "pushed", self._epoch, job.queue.name, job.id, job.name)
         event.bytes = job.size
         if job.priority:
             event.priority = job.priority
@@ -288,12 +428,11 @@ class Intake(Store):
             event.parent = links.parent_id
             event.group = links.group_id
             event.tags = links.tags or None
+        return event
 
     # -- custom ids and unique keys ------------------------------------------------------------------------------------
 
     def _known(self, queue: Queue, links: JobLinks, now: int, *, answers_ended: bool) -> Job | None:
-        if not links.custom_id:
-            links.custom_id = None
         known = queue.custom_ids.get(links.custom_id) if links.custom_id else None
         if known is not None and (answers_ended or known.state not in _ENDED):
             return known
@@ -366,12 +505,24 @@ class Intake(Store):
     # -- families ------------------------------------------------------------------------------------------------------
 
     def _resolve_dependencies(self, job: Job, now: int) -> None:
-        """Register what a new job still waits for, link it to its parent, and let it go if nothing is left."""
+        """Link a new job to its parent, register what it still waits for, and let it go if nothing is left."""
         links = job.links
         if links is None:
             return
         if links.parent_id is not None and links.parent_id != LINK_LATER:
             self._adopt(job, links.parent_id)
+        self._await_dependencies(job, now)
+
+    def _tie_family(self, jobs: list[Job], now: int) -> None:
+        """The same for jobs that came together. A parent of thousands that names them all is not asked by each."""
+        named = {child for job in jobs if job.links is not None for child in job.links.children_ids}
+        for job in jobs:
+            if job.id in named:
+                self._await_dependencies(job, now)
+            else:
+                self._resolve_dependencies(job, now)
+
+    def _await_dependencies(self, job: Job, now: int) -> None:
         if job.state is not State.WAITING_CHILDREN or job.history is None:
             return
         pending = []
@@ -382,8 +533,9 @@ class Intake(Store):
                 continue
             pending.append(target.id)
             self._dependents.setdefault(target.id, []).append(job)
-        job.history.pending = pending
-        self._journal.touch(job)
+        if pending != job.history.pending:
+            job.history.pending = pending
+            self._journal.touch(job)
         if not pending:
             self._unblock(job, now, quiet=True)
         else:

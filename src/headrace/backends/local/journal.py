@@ -222,6 +222,12 @@ class Journal:
         if self.keeps_jobs:
             self.later("DELETE FROM batch WHERE first=?", first)
 
+    def drop_batch(self, first: int, last: int) -> None:
+        """The rows of an open batch go with this tick."""
+        self.later("DELETE FROM job WHERE seq BETWEEN ? AND ?", first, last)
+        self.later("DELETE FROM payload WHERE seq BETWEEN ? AND ?", first, last)
+        self.close_batch(first)
+
     def drop_unfinished_batches(self) -> dict[int, int]:
         """At start: drop the rows of batches that never became whole. Those (first -> last) that a full disk keeps."""
         batches = {first: last for first, last in self.db.execute("SELECT first, last FROM batch")}
@@ -386,8 +392,10 @@ class Journal:
         if self.plain:
             self._insert_plain(list(self.plain.values()))
         if self._staged:
-            self._insert_plain([job for job in self._staged if job.size <= LARGE_BYTES])
-            self._insert_whole([job for job in self._staged if job.size > LARGE_BYTES])
+            plain = [job for job in self._staged if _is_plain(job)]
+            self._insert_plain(plain)
+            if len(plain) < len(self._staged):
+                self._insert_whole([job for job in self._staged if not _is_plain(job)])
         if self.new or self.rewritten:
             self._insert_whole([*self.new.values(), *self.rewritten.values()])
             shrunk = [(job.seq,) for job in self.rewritten.values() if job.size <= LARGE_BYTES]
@@ -670,6 +678,12 @@ def _stored_state(job: Job) -> int:
 
 def _settings_blob(job: Job) -> bytes | None:
     return None if job.settings is DEFAULT_SETTINGS else _encode(job.settings)
+
+
+def _is_plain(job: Job) -> bool:
+    """Whether a new job needs none of the columns that `_plain_row` leaves out."""
+    is_bare = job.links is None and job.history is None and job.settings is DEFAULT_SETTINGS
+    return is_bare and job.size <= LARGE_BYTES
 
 
 def _plain_row(job: Job) -> Row:

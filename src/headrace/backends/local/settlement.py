@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from headrace.backends.base import Ack
+from headrace.backends.base import Ack, QueueFigures
 from headrace.backends.local.index import Queue
 from headrace.backends.local.intake import Intake
 from headrace.backends.local.job import Ended, History, Job
@@ -22,6 +22,7 @@ from headrace.backoff import retry_delay_ms
 from headrace.errors import HeadraceError, LeaseLost, NotFound
 from headrace.model import (
     DAY_MS,
+    DEFAULT_SETTINGS,
     AttemptRecord,
     Backoff,
     Burial,
@@ -39,7 +40,6 @@ _EVICTION_PART: Final = 64
 """Completed jobs go when there are this part more of them than are kept..."""
 _MAX_EVICTION: Final = 2048
 """...but never more at once: it happens inside somebody's ACK."""
-_COMPLETE: Final = Verb.COMPLETE
 _COMPLETED: Final = State.COMPLETED
 _GONE: Final = advance(State.COMPLETED, Verb.REMOVE)
 _DEFAULT_DLQ: Final = DlqConfig()
@@ -59,8 +59,9 @@ class Settlement(Intake):
             if only is None:
                 return [0]
             now = self._clock.now_ms()
-            self._complete(only, ack, now)
-            self._count_completed({only.queue: 1}, now)
+            if not self._complete_plain(only, ack, now):
+                self._complete(only, ack, now)
+            self._count_completed([only], now)
             return []
         jobs: list[Job | None] = []
         seen: set[str] = set()
@@ -72,21 +73,27 @@ class Settlement(Intake):
             jobs.append(job)
         now = self._clock.now_ms()
         ignored = []
-        done: dict[Queue, int] = {}
+        done: list[Job] = []
         for i, (ack, job) in enumerate(zip(acks, jobs, strict=True)):
             if job is None:
                 ignored.append(i)
-            else:
+                continue
+            if not self._complete_plain(job, ack, now):
                 self._complete(job, ack, now)
-                done[job.queue] = done.get(job.queue, 0) + 1
+            done.append(job)
         self._count_completed(done, now)
         return ignored
 
     async def complete_each(self, acks: Sequence[Ack]) -> list[bool | HeadraceError]:
         now = self._clock.now_ms()
         outcomes: list[bool | HeadraceError] = []
-        done: dict[Queue, int] = {}
+        done: list[Job] = []
         for ack in acks:
+            job = self._jobs.get(ack.id)
+            if job is not None and self._complete_plain(job, ack, now):
+                done.append(job)
+                outcomes.append(True)
+                continue
             try:
                 job = self._check_lease(ack.id, ack.token, late_allowed=True)
             except HeadraceError as error:
@@ -94,10 +101,54 @@ class Settlement(Intake):
                 continue
             if job is not None:
                 self._complete(job, ack, now)
-                done[job.queue] = done.get(job.queue, 0) + 1
+                done.append(job)
             outcomes.append(job is not None)
         self._count_completed(done, now)
         return outcomes
+
+    def _complete_plain(self, job: Job, ack: Ack, now: int) -> bool:
+        """`_check_lease` and `_complete` for a job with nothing but defaults; False when it is no such job.
+
+        With the claim this is the hottest transition, so `_move` is spelled out: a lease means ACTIVE.
+        """
+        lease, queue = job.lease, job.queue
+        if (
+            lease is None
+            or (lease.token is not None and lease.token != ack.token)
+            or job.settings is not DEFAULT_SETTINGS
+            or job.links is not None
+            or job.history is not None
+            or ack.remove is not None
+            or job.id in self._dependents
+            or queue.is_grouped
+            or queue.is_dead
+            or queue.config.concurrency is not None
+        ):
+            return False
+        seq = job.seq
+        self._ended_leases.append((seq, lease, job.started))
+        if lease.bucket is not None:
+            del lease.bucket.jobs[seq]
+        if lease.holder is not None:
+            lease.holder.pop(job.id, None)
+        del queue.active[seq]
+        job.lease = None
+        job.state = _COMPLETED
+        job.finished = now
+        queue.completed[seq] = self._completed[seq] = job
+        if lease.token is not None:
+            job.ended = Ended(lease.token, finalized=True)
+        self._event_seq = number = self._event_seq + 1
+        event = Event(
+            number, now, "completed", self._epoch, queue.name, job.id, job.name, job.attempts + 1, lease.owner
+        )
+        self._events.append(event)
+        if ack.result is not None:
+            job.result = ack.result
+            event.bytes = len(ack.result)
+            self._attach(event, job, ack.result)
+        self._journal.finish(job)
+        return True
 
     def _check_lease(self, job_id: str, token: str | None, *, late_allowed: bool) -> Job | None:
         """The job if the caller may end its attempt; None if that attempt was finalised before.
@@ -123,7 +174,6 @@ class Settlement(Intake):
     def _complete(self, job: Job, ack: Ack, now: int) -> None:
         lease = job.lease
         token, worker = (ack.token, None) if lease is None else (lease.token, lease.owner)
-        queue = job.queue
         if job.result is not ack.result:
             job.result = ack.result
         job.finished = now
@@ -131,33 +181,17 @@ class Settlement(Intake):
             self._note(job, "completed", now)
         if job.links is not None:
             self._release_key(job)
-        if lease is not None:
-            # _move spelled out: with the claim this is the hottest transition, and a lease means ACTIVE.
-            del queue.active[job.seq]
-            self._drop_lease(job)
-            job.state = _COMPLETED
-            queue.completed[job.seq] = self._completed[job.seq] = job
-        else:
-            self._move(job, _COMPLETE)
+        self._move(job, Verb.COMPLETE)
         if token is not None:
             job.ended = Ended(token, finalized=True)
-        self._event_seq = seq = self._event_seq + 1
-        event = Event(seq, now, "completed", self._epoch, queue.name, job.id, job.name, job.attempts + 1, worker)
-        self._events.append(event)
+        event = self._emit(EventName.COMPLETED, job, now)
+        event.attempt, event.worker = job.attempts + 1, worker
         if ack.result is not None:
             event.bytes = len(ack.result)
             self._attach(event, job, ack.result)
-        started = job.started
-        if started is not None and now >= started:
-            ran = now - started
-            self._totals.run_ms += ran
-            figures = queue.figures
-            figures.run_ms += ran
-            figures.run[ran.bit_length()] += 1
         if job.links is not None:
             self._succeed_repeat(job, now)
-        if self._dependents:
-            self._child_done(job, now)
+        self._child_done(job, now)
         remove = job.settings.remove_on_complete if ack.remove is None else ack.remove
         if remove:
             self._satisfied[job.id] = None
@@ -184,12 +218,23 @@ class Settlement(Intake):
                 else:
                     self._remove(job)
 
-    def _count_completed(self, done: dict[Queue, int], now: int) -> None:
+    def _count_completed(self, jobs: list[Job], now: int) -> None:
         self._evict_completed()
-        for queue, count in done.items():
-            self._totals.completed += count
+        self._totals.completed += len(jobs)
+        counts: dict[tuple[Queue, int | None], int] = {}
+        for job in jobs:
+            times = job.queue, job.started
+            counts[times] = counts.get(times, 0) + 1
+        for (queue, started), count in counts.items():
             queue.figures.completed += count
             self._count_minute(queue, "completed", now, count)
+            if started is not None and now >= started:
+                self._count_run(queue.figures, now - started, count)
+
+    def _count_run(self, figures: QueueFigures, ran: int, count: int) -> None:
+        self._totals.run_ms += ran * count
+        figures.run_ms += ran * count
+        figures.run[ran.bit_length()] += count
 
     @staticmethod
     def _count_minute(queue: Queue, kind: str, now: int, count: int = 1) -> None:
@@ -312,14 +357,24 @@ class Settlement(Intake):
         return queue.config.dlq or _DEFAULT_DLQ
 
     def _bury_or_remove(
-        self, job: Job, now: int, reason: DeadLetterReason, error: str | None, *, remove: bool | None = None
+        self,
+        job: Job,
+        now: int,
+        reason: DeadLetterReason,
+        error: str | None,
+        *,
+        remove: bool | None = None,
+        is_discarded: bool = False,
     ) -> None:
         """The end without success: parents hear of it, then the job is buried or, if so asked, dropped."""
         self._totals.failed += 1
         self._count_minute(job.queue, "failed", now)
         self._count_failure(job.queue, now)
         self._release_key(job)
-        self._tell_flow(job, error or reason.value, now)
+        if is_discarded:
+            self._tell_flow_of_removal(job, "its job was discarded", now)
+        else:
+            self._tell_flow(job, error or reason.value, now)
         if job.settings.remove_on_fail if remove is None else remove:
             self._child_failed(job, error, now)
             self._remove(job)
@@ -329,6 +384,10 @@ class Settlement(Intake):
 
     def _tell_flow(self, job: Job, error: str, now: int) -> None:
         """A job of a workflow ended without success: have somebody decide how the workflow goes on."""
+        raise NotImplementedError
+
+    def _tell_flow_of_removal(self, job: Job, why: str, now: int) -> None:
+        """The same for a job that somebody took away."""
         raise NotImplementedError
 
     def _bury(self, job: Job, now: int, reason: DeadLetterReason, error: str | None) -> None:

@@ -173,7 +173,7 @@ FUNCTIONS: Final[dict[str, tuple[str, str]]] = {
         "Carry out a decision about a workflow that is still at this revision: its log, its status, the job of this "
         "step, jobs to drop and to push.",
     ),
-    "announce": ("event count", "Tell of a drain, clean or obliteration."),
+    "announce": ("event count", "Tell of a drain or a clean."),
     "announceWaiting": (
         "field untilMs",
         "Until when a broker waits for jobs (`hrParked`), for the end of one (`hrAwaited`) or for a workflow "
@@ -206,12 +206,16 @@ FUNCTIONS: Final[dict[str, tuple[str, str]]] = {
     "log": ("id line", "Append a log line."),
     "moveToWait": ("id token", "Give back, promote or revive a job."),
     "moveToWaitingChildren": ("id token", "Step back until the children are done."),
+    "obliterate": ("count", "Forget an emptied queue; if jobs came meanwhile, its settings only. Whether it is gone."),
     "progress": ("id progress hasMessage message", "Note how far a job is; counts as a sign of life."),
     "promote": ("mode id*", "Delayed jobs wait at once: `one` must be delayed, of `many` those that are."),
     "reclaim": ("idleMs maxStalls cursor broker", "Take over what a dead Node worker had; returns the cursor."),
     "release": ("(id lease)*", "Give jobs back that are held by this token or serial."),
     "releaseLeases": ("owner id*", "Give back what is leased to an owner, but for the ids."),
-    "remove": ("states isTold id*", "Remove those of the jobs that are in one of the states."),
+    "remove": (
+        "states isTold why id*",
+        "Remove those of the jobs that are in one of the states; workflows that wait for them are told why.",
+    ),
     "removeChildDependency": ("childId", "Untie a child; keys: meta of both queues."),
     "removeJobUniqueKey": ("id", "Take its key from a job."),
     "removeUniqueKey": ("key", "Take a key from its owner."),

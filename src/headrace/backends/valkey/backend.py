@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from headrace.backends.base import Counts, Outcome, StorageStatus
-from headrace.backends.local.eventlog import LogLimits, MemoryLog, Roll
+from headrace.backends.local.eventlog import LogLimits, MemoryLog, Roll, decode_events
 from headrace.backends.valkey.hashes import from_fields
 from headrace.backends.valkey.library import ensure_libraries, is_own_glidemq
 from headrace.backends.valkey.refused import Refused
@@ -23,8 +23,6 @@ from headrace.clock import Clock, SystemClock
 from headrace.errors import StorageUnavailable
 from headrace.model import Event
 
-_decode_event: Final = msgspec.json.Decoder(Event).decode
-MAX_READ_BYTES: Final = 1 << 20
 POLL_MS: Final = 150
 
 
@@ -84,6 +82,8 @@ class ValkeyBackend(Refused):
         """Called with the id of a workflow that was changed at another broker, and whether it has ended."""
         self.on_event: Callable[[Event, bytes | None], None] = _nobody
         """Called with what somebody else did to a queue that is followed here, and the result that goes with it."""
+        self.watching_all = 0
+        """How many listen to all queues."""
         self._streams = Streams(
             self._server,
             self._keys,
@@ -120,7 +120,12 @@ class ValkeyBackend(Refused):
 
     async def look_after(self) -> None:
         await self._server.refresh()
-        self._streams.keep_only({queue for queue, listeners in self._watched.items() if listeners > 0})
+        watched = {queue for queue, listeners in self._watched.items() if listeners > 0}
+        if self.watching_all > 0:
+            watched.update(await self.follow_all())
+        else:
+            self._streams.follow_all_no_more()
+        self._streams.keep_only(watched)
         await super().look_after()
         await self.load_libraries()  # a Node process may have replaced `glidemq`, or brought none and flushed ours
 
@@ -152,6 +157,12 @@ class ValkeyBackend(Refused):
     async def follow(self, queue: str) -> None:
         """Have `on_event` called for what others do to the queue, from now on while somebody watches it."""
         await self._streams.follow(queue)
+
+    async def follow_all(self) -> list[str]:
+        """The same for all queues there are, and those that come while `watching_all` says that somebody listens."""
+        queues = await self._queue_names()
+        await self._streams.follow_all(queues)
+        return queues
 
     def is_told_already(self, event: Event) -> bool:
         """Whether an event of our own reached the listeners of its queue by the stream that all brokers write."""
@@ -188,13 +199,7 @@ class ValkeyBackend(Refused):
         return self._epoch, self._log.first_seq, self._log.committed
 
     def read_events(self, after_seq: int, limit: int) -> list[Event]:
-        events, size = [], 0
-        for line in self._log.read(after_seq, limit):
-            events.append(_decode_event(line))
-            size += len(line)
-            if size > MAX_READ_BYTES:
-                break
-        return events
+        return decode_events(self._log.read(after_seq, limit))
 
     def log_position(self) -> tuple[int, int]:
         return self._log.first_seq, self._log.committed

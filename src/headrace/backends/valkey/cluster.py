@@ -1,8 +1,9 @@
 """A Valkey cluster: every call goes to the primary that has the slot of its key.
 
 The map of slots is read from any node that answers and read again when a node says that a slot has moved (MOVED, ASK),
-is away, or refuses because the cluster is changing. A call is tried again only if the node refused it, or could not be
-reached and another one has its slots now: one whose answer was lost may have been carried out.
+is away, or refuses because the cluster is changing. Nodes that have no slots any more are let go. A call is tried again
+only if the node refused it, or could not be reached and another one has its slots now: one whose answer was lost may
+have been carried out.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Cluster:
             await connection.close()
 
     def primaries(self) -> list[Connection]:
-        return [self._node(address) for address in dict.fromkeys(address for _, _, address in self._slots)]
+        return [self._node(address) for address in self._addresses()]
 
     def reader(self, key: str) -> Connection:
         return Connection(self._url, *self._address_of(key))
@@ -72,7 +73,7 @@ class Cluster:
                 if not str(error).startswith(_MOVED) or attempt == _TRIES - 1:
                     raise refusal(error) from error
                 await asyncio.sleep(_PAUSE_S * attempt)
-                await self._read_slots()
+                await self.refresh()
             except Unreachable:
                 await self.refresh(address)
                 if self._address_of(key) == address or attempt == _TRIES - 1:
@@ -88,6 +89,9 @@ class Cluster:
                 return address
         raise StorageUnavailable(f"no node of the cluster has slot {slot}")
 
+    def _addresses(self) -> list[Address]:
+        return list(dict.fromkeys(address for _, _, address in self._slots))
+
     def _node(self, address: Address) -> Connection:
         if address not in self._nodes:
             self._nodes[address] = Connection(self._url, *address)
@@ -100,17 +104,14 @@ class Cluster:
 
     async def refresh(self, absent: Address | None = None) -> None:
         """Read the map again, once for all who ask for it meanwhile. `absent` need not be asked first."""
-        if self._reading is None:
+        if self._reading is None or self._reading.done():
             self._reading = asyncio.create_task(self._read_slots(absent))
-        try:
-            await asyncio.shield(self._reading)
-        finally:
-            if self._reading is not None and self._reading.done():
-                self._reading = None
+            self._reading.add_done_callback(_look_at_outcome)
+        await asyncio.shield(self._reading)
 
     async def _read_slots(self, absent: Address | None = None) -> None:
         problem: Exception | None = None
-        known = dict.fromkeys([*self._nodes, *self._url.hosts])
+        known = dict.fromkeys([*self._addresses(), *self._url.hosts])
         for address in sorted(known, key=lambda address: address == absent):
             try:
                 ranges = await self._node(address).call("CLUSTER", "SLOTS")
@@ -119,8 +120,22 @@ class Cluster:
                 continue
             if ranges:
                 self._slots = [(int(r[0]), int(r[1]), _address(r[2], address)) for r in ranges]
+                await self._let_go_departed()
                 return
         raise StorageUnavailable(f"no node of the cluster answers: {problem}")
+
+    async def _let_go_departed(self) -> None:
+        """Close connections to nodes without slots; those that still have to answer somebody are left for next time."""
+        wanted = set(self._addresses())
+        for connections in (self._nodes, self._syncing):
+            for address in [one for one, node in connections.items() if one not in wanted and node.is_idle]:
+                await connections.pop(address).close()
+
+
+def _look_at_outcome(reading: asyncio.Task[None]) -> None:
+    """Nobody may be left who waits for it: that it failed is no bug then, and not to be logged as one."""
+    if not reading.cancelled():
+        reading.exception()
 
 
 def _address(node: list[Any], asked: Address) -> Address:

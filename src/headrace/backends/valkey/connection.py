@@ -156,6 +156,12 @@ class Connection:
         loop = asyncio.get_running_loop()
         self._watch = loop.call_later(self._url.timeout_s, self._check_progress, pipe, pipe.answered)
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nobody waits for an answer or for the connection."""
+        is_opening = self._opening is not None and not self._opening.done()
+        return not is_opening and (self._pipe is None or not self._pipe.in_flight)
+
     async def lost(self) -> None:
         """Return when the connection breaks."""
         if self._pipe is not None and self._pipe.is_open:

@@ -124,17 +124,19 @@ class Control(Delivery):
         found: bytes | None = await self._server.call(key, "HGET", key, field)
         return found
 
-    async def _remove(self, queue: str, states: str, ids: Sequence[str], *, is_told: bool) -> list[str]:
+    async def _remove(self, queue: str, states: str, ids: Sequence[str], *, is_told: bool, why: str = "") -> list[str]:
+        """`why` is for workflows that wait for the end of these jobs."""
         removed: list[str] = []
         for start in range(0, len(ids), _SLICE):
             part = ids[start : start + _SLICE]
-            reply = await self._call("remove", queue, states, plain(is_told), *part)
+            reply = await self._call("remove", queue, states, plain(is_told), why, *part)
             removed += [job_id.decode() for job_id in reply[0]]
         return removed
 
     async def drain(self, queue: str) -> int:
         ids = [job.id for job in await self._jobs_in(queue, ["waiting", "delayed"])]
-        count = len(await self._remove(queue, "waiting,delayed", ids, is_told=False))
+        removed = await self._remove(queue, "waiting,delayed", ids, is_told=False, why=f"queue {queue} was drained")
+        count = len(removed)
         if count:
             await self._call("announce", queue, "drained", str(count))
         return count
@@ -144,16 +146,15 @@ class Control(Delivery):
         if queue not in names:
             return
         jobs = await self._jobs_in(queue, ["waiting", "delayed", "active", "completed", "failed", "waiting-children"])
-        removed = await self._remove(queue, "any", [job.id for job in jobs], is_told=False)
+        why = f"queue {queue} was obliterated"
+        removed = await self._remove(queue, "any", [job.id for job in jobs], is_told=False, why=why)
         for job_id in removed:
             self._let_go(job_id)
         await self._forget_places(queue, [job.id for job in jobs if job.birth != job.id])
-        await self._call("announce", queue, "obliterated", str(len(removed)))
-        prefix = self._keys.of(queue)
-        doomed = [f"{prefix}:{name}" for name in _QUEUE_KEYS]
-        await self._server.call(self._keys.meta(queue), "UNLINK", *doomed)
-        await self._server.call(self._keys.queues, "SREM", self._keys.queues, queue)
-        self._registered.discard(queue)
+        (is_empty,) = await self._call("obliterate", queue, str(len(removed)))
+        if is_empty:
+            await self._server.call(self._keys.queues, "SREM", self._keys.queues, queue)
+            self._registered.discard(queue)
         self._capped.discard(queue)
         self._dues.pop(queue, None)
         self._figures.pop(queue, None)
@@ -165,7 +166,8 @@ class Control(Delivery):
         if state == "prioritized":
             jobs = [job for job in jobs if job.priority > 0]
         chosen = [job.id for job in jobs[:limit]]
-        removed = await self._remove(queue, ",".join(states), chosen, is_told=True) if chosen else []
+        why = f"queue {queue} was cleaned"
+        removed = await self._remove(queue, ",".join(states), chosen, is_told=True, why=why) if chosen else []
         if removed:
             await self._call("announce", queue, "cleaned", str(len(removed)))
         return removed
@@ -287,15 +289,6 @@ class Control(Delivery):
         home = place[0] if place is not None else child.queue
         self._same_slot(child.queue, [home])
         return bool((await self._call("removeChildDependency", child.queue, child.id, others=[home]))[0])
-
-
-_QUEUE_KEYS: Final = (
-    *("id", "stream", "scheduled", "completed", "failed", "meta", "dedup", "ordering", "ratelimited", "lifo"),
-    *("priority", "list-active", "rate", "metrics:completed", "metrics:failed"),
-    *("hr:ready", "hr:delayed", "hr:active", "hr:blocked", "hr:burials", "hr:parked", "hr:keys", "hr:ids", "hr:gone"),
-    *("hr:turn", "hr:count", "hr:groups-active", "hr:group-config", "hr:held", "hr:buckets", "hr:satisfied"),
-    "hr:group:",
-)
 
 
 def _age_of(job: StoredJob) -> float:

@@ -28,9 +28,9 @@ DIFFERENT: Final[dict[str, str]] = {
     "completed jobs": "the number kept is per queue and not over all queues",
     "ended workflows": "the number kept is per workflow and not over all of them",
     "figures": "totals, minutes and durations are those of one broker; counts by state are those of all",
-    "events": "each broker numbers and logs what it did itself; who subscribes to one queue also hears what other "
-    "brokers and Node processes did to it (pushed, progress, completed, failed, removed, stalled), who subscribes to "
-    "all queues does not; after more events at once than the stream keeps comes a `gap`",
+    "events": "each broker numbers and logs what it did itself; who listens also hears what other brokers and Node "
+    "processes did to these queues (pushed, progress, completed, failed, removed, stalled), of up to 1,000 queues at a "
+    "time; after more events at once than a stream keeps comes a `gap`",
     "scans": "number jobs by when they ended and not by when they were pushed; jobs of one number are never parted, so "
     "a page may have a few more than its limit",
     "acknowledgements of several queues": "in a cluster a batch is all or none for each queue",

@@ -1,11 +1,12 @@
-"""What others do to a queue: its event stream on Valkey, followed while somebody here listens to the queue.
+"""What others do to queues: their event streams on Valkey, followed while somebody here listens to them.
 
 Every broker and every Node process writes the stream, this one too. What this broker did it tells by itself, in more
 detail, so each entry is matched with an event of our own and passed over. An entry may be read before the call that
 wrote it is answered: therefore entries wait for the answers that are due, and for the end of a tick. If an entry was
 told all the same, the event of our own that comes later is not told again.
 
-Entries are read in order from where the listening began, also after a lost connection. The stream keeps about a
+Entries are read in order from where the listening began, also after a lost connection; all streams of a server over
+one connection, which is why it begins anew when a queue comes. The stream keeps about a
 thousand of them; who might have missed some is told of a gap.
 """
 
@@ -15,7 +16,7 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
@@ -27,8 +28,9 @@ from headrace.errors import StorageUnavailable
 from headrace.model import Event
 
 _READ_AT_ONCE: Final = 1000
-_MANY: Final = 500
-"""So many entries in one read are a sign that others may have been cut off meanwhile."""
+_READ_OF_EACH: Final = 10
+"""Entries of one queue in a read of many."""
+_MAX_FOLLOWED: Final = 1000
 _BEGINNING: Final = b"0-0"
 _PAUSE_S: Final = 0.2
 _MAX_UNMATCHED: Final = 10_000
@@ -83,64 +85,122 @@ class Streams:
         self._wake = wake
         self._entries: list[tuple[str, bytes, list[bytes]]] = []
         """Those that are told, or passed over, when this tick has ended."""
-        self._followed: dict[str, asyncio.Task[None]] = {}
+        self._cursors: dict[str, bytes] = {}
+        """The queues that are followed, and the last entry that was read of each."""
+        self._unsure: set[str] = set()
+        """Queues of which entries may have been cut off since the last read."""
+        self._readers: dict[str, asyncio.Task[None]] = {}
+        self._leaving: set[asyncio.Task[None]] = set()
+        self._looked_at: bytes | None = None
+        """When all queues were last asked for; None while only some are followed."""
         self._heard = Unmatched()
         self._own = Unmatched()
 
     # -- beginning and end ---------------------------------------------------------------------------------------------
 
-    async def follow(self, queue: str) -> None:
+    async def follow(self, *queues: str) -> None:
         """Return when nothing can be missed any more."""
-        if queue in self._followed:
-            return
-        key = f"{self._keys.of(queue)}:events"
-        last = await self._server.call(key, "XREVRANGE", key, "+", "-", "COUNT", 1)
-        if queue not in self._followed:
-            cursor = last[0][0] if last else _BEGINNING
-            self._followed[queue] = asyncio.create_task(self._keep_following(queue, key, cursor))
+        new = [queue for queue in queues if queue not in self._cursors]
+        keys = [self._key(queue) for queue in new]
+        last = await self._server.call_many([(key, ("XREVRANGE", key, "+", "-", "COUNT", 1)) for key in keys])
+        self._begin({queue: entries[0][0] if entries else _BEGINNING for queue, entries in zip(new, last, strict=True)})
+
+    async def follow_all(self, queues: Sequence[str]) -> None:
+        """Follow these, which are all. A queue that was not among them last time is new: nothing of it is missed."""
+        before = self._looked_at
+        key = self._key(queues[0] if queues else "")
+        seconds, micros = await self._server.call(key, "TIME")
+        self._looked_at = f"{int(seconds) * 1000 + int(micros) // 1000}-0".encode()
+        if before is None and len(queues) > _MAX_FOLLOWED:
+            log.warning("events of other brokers are told for %d of %d queues only", _MAX_FOLLOWED, len(queues))
+        wanted = [queue for queue in queues[:_MAX_FOLLOWED] if queue not in self._cursors]
+        if before is None:
+            await self.follow(*wanted)
+        else:
+            self._begin(dict.fromkeys(wanted, before))
+
+    def follow_all_no_more(self) -> None:
+        """Queues that come are not followed by themselves any more."""
+        self._looked_at = None
+
+    def _begin(self, cursors: dict[str, bytes]) -> None:
+        for queue, cursor in cursors.items():
+            self._cursors.setdefault(queue, cursor)
+        for group in dict.fromkeys(map(self._group, cursors)):
+            # A read that waits does not learn of another stream. It is given up, and nothing is lost: entries count as
+            # read when they have been taken over.
+            self._end(group)
+            self._readers[group] = asyncio.create_task(self._keep_reading(group))
+
+    def _end(self, group: str) -> None:
+        task = self._readers.pop(group, None)
+        if task is not None:
+            task.cancel()
+            self._leaving.add(task)
+            task.add_done_callback(self._leaving.discard)
 
     def keep_only(self, queues: set[str]) -> None:
         """Stop following queues to which nobody listens any more."""
-        for queue in self._followed.keys() - queues:
-            self._followed.pop(queue).cancel()
+        for queue in self._cursors.keys() - queues:
+            del self._cursors[queue]
+        for group in self._readers.keys() - set(map(self._group, self._cursors)):
+            self._end(group)
 
     async def close(self) -> None:
-        tasks = list(self._followed.values())
         self.keep_only(set())
-        for task in tasks:
-            with suppress(asyncio.CancelledError):
-                await task
+        if self._leaving:
+            await asyncio.wait(self._leaving)
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
-    async def _keep_following(self, queue: str, key: str, cursor: bytes) -> None:
+    def _key(self, queue: str) -> str:
+        return f"{self._keys.of(queue)}:events"
+
+    def _group(self, queue: str) -> str:
+        """Queues that are read together have the same; in a cluster a read reaches one slot only."""
+        return queue if self._server.is_cluster else ""
+
+    async def _keep_reading(self, group: str) -> None:
         reader: Connection | None = None
-        is_sure = True
         try:
-            while True:
+            while queues := [queue for queue in self._cursors if self._group(queue) == group]:
                 try:
-                    reader = reader or self._server.reader(key)
-                    entries = await self._read(reader, key, cursor)
-                    if (not is_sure or len(entries) >= _MANY) and await self._is_cut(reader, key, cursor):
-                        self._tell(Event(0, int(time.time() * 1000), "gap", 0, queue), None)
-                    is_sure = True
-                    await self._let_answers_come(key)
+                    reader = reader or self._server.reader(self._key(queues[0]))
+                    found = await self._read(reader, queues)
+                    await self._let_answers_come(self._key(queues[0]))
                 except (StorageUnavailable, ServerError):
-                    is_sure = False
+                    self._unsure.update(queues)
                     await _close(reader)
                     reader = None  # in a cluster it may be another node by now
                     await asyncio.sleep(_PAUSE_S)
                     continue
-                for cursor, fields in entries:
-                    self._entries.append((queue, cursor, fields))
-                self._wake()
+                self._take_over(found)
         finally:
             await _close(reader)
 
-    async def _read(self, reader: Connection, key: str, cursor: bytes) -> list[Any]:
-        options = ("COUNT", _READ_AT_ONCE, "BLOCK", self._block_ms)
-        reply = await reader.call("XREAD", *options, "STREAMS", key, cursor)
-        return list(reply[0][1]) if reply else []
+    def _take_over(self, found: dict[str, list[Any]]) -> None:
+        for queue, entries in found.items():
+            if queue in self._cursors:
+                self._cursors[queue] = entries[-1][0]
+                self._entries += [(queue, entry, fields) for entry, fields in entries]
+        if found:
+            self._wake()
+
+    async def _read(self, reader: Connection, queues: list[str]) -> dict[str, list[Any]]:
+        """New entries by queue."""
+        most = max(_READ_OF_EACH, _READ_AT_ONCE // len(queues))
+        keys, cursors = map(self._key, queues), [self._cursors[queue] for queue in queues]
+        options = ("COUNT", most, "BLOCK", self._block_ms)
+        reply = await reader.call("XREAD", *options, "STREAMS", *keys, *cursors)
+        by_key = dict(reply or ())
+        found = {queue: entries for queue in queues if (entries := by_key.get(self._key(queue).encode()))}
+        for queue, cursor in zip(queues, cursors, strict=True):
+            # So many entries are a sign that others may have been cut off meanwhile.
+            is_behind = queue in self._unsure or 2 * len(found.get(queue, ())) >= most
+            if is_behind and await self._is_cut(reader, self._key(queue), cursor):
+                self._tell(Event(0, int(time.time() * 1000), "gap", 0, queue), None)
+        self._unsure.difference_update(queues)
+        return found
 
     async def _is_cut(self, reader: Connection, key: str, cursor: bytes) -> bool:
         """Whether entries behind the cursor may be gone."""
@@ -161,7 +221,8 @@ class Streams:
 
     def is_told_already(self, event: Event) -> bool:
         """Whether an event of our own was told by its entry before; if not, its entry will be passed over."""
-        if event.queue not in self._followed or event.event not in _TOLD:
+        is_followed = event.queue in self._cursors or self._looked_at is not None  # or will be, with the next look
+        if not is_followed or event.event not in _TOLD:
             return False
         key = (event.queue, event.event, event.job.removeprefix(f"{event.queue}:"))
         if self._heard.take(key):

@@ -227,7 +227,12 @@ class WorkflowContract:
     @case
     async def test_ew_160_ew_162_ew_186_ew_199_x15_a_flow_that_takes_too_long_is_taken_back_or_let_go(self) -> None:
         """All at once, for each lasts as long as a stall."""
-        await asyncio.gather(self._late_in_a_step(), self._late_in_on_complete(), self._late_but_detached())
+        await asyncio.gather(
+            self._late_in_a_step(),
+            self._late_in_on_complete(),
+            self._late_but_detached(),
+            self._late_without_its_alarm(),
+        )
 
     async def _late_in_a_step(self) -> None:
         saga = Saga(define("a", "slow", "never"), meanwhile={"slow": _hang})
@@ -257,6 +262,19 @@ class WorkflowContract:
             await handle.signal("go")
             await eventually(lambda: _has(flows, handle, "result"))
         assert saga.calls == ["a", "complete"]
+
+    async def _late_without_its_alarm(self) -> None:
+        """An operator took the job away that would have ended the flow."""
+        saga = Saga(workflow(fresh("unguarded")).step(step("a")).wait("never").build())
+        flows = self.flows()
+        saga.join(flows)
+        async with flows:
+            handle = await flows.execute(saga.definition, None, timeout=0.1)
+            await eventually(functools.partial(_has, flows, handle, "waiting"))
+            assert await Queue(flows.client, f"workflow.{saga.definition.name}").drain() == 1
+            with pytest.raises(WorkflowTimeoutError):
+                await handle.result(20)
+        assert saga.calls == ["a", "undo a", "error"]
 
     @case
     async def test_ew_160_a_timeout_of_zero_is_none(self) -> None:
@@ -780,3 +798,34 @@ class WorkflowContract:
         flows = self.flows(default_retry=Retry(2, delay=600))
         assert await run(flows, saga) == {"a": "a done"}
         assert saga.calls == ["a", "a", "complete"]
+
+    @case
+    async def test_a_flow_whose_job_an_operator_takes_away_fails_and_is_taken_back(self) -> None:
+        async def pause(ctx: StepContext[Any]) -> None:
+            await Queue(flows.client, f"workflow.{ctx.workflow}.steps").pause()
+
+        for verb, done in (("drain", "drained"), ("clean", "cleaned"), ("obliterate", "obliterated")):
+            saga, flows = Saga(define("a", "b"), meanwhile={"a": pause}), self.flows()
+            saga.join(flows)
+            async with flows:
+                handle = await flows.execute(saga.definition, None, timeout=0)
+                await eventually(functools.partial(_has, flows, handle, "completed"))
+                queue = Queue(flows.client, f"workflow.{saga.definition.name}.steps")
+                await getattr(queue, verb)()
+                await queue.resume()
+                with pytest.raises(WorkflowStepError, match=f"Step 'b' failed: queue {queue.name} was {done}"):
+                    await handle.result(10)
+            assert saga.calls == ["a", "undo a", "error"]
+
+    @case
+    async def test_a_sleep_whose_alarm_an_operator_takes_away_does_not_end_as_if_it_were_over(self) -> None:
+        saga = Saga(workflow(fresh("sleeper")).step(step("a")).sleep("nap", 600).step(step("b")).build())
+        flows = self.flows()
+        saga.join(flows)
+        async with flows:
+            handle = await flows.execute(saga.definition, None)
+            await eventually(functools.partial(_has, flows, handle, "sleeping"))
+            await Queue(flows.client, f"workflow.{saga.definition.name}").drain()
+            with pytest.raises(WorkflowStepError, match=r"Step 'nap' failed: queue .* was drained"):
+                await handle.result(10)
+        assert saga.calls == ["a", "undo a", "error"]

@@ -147,7 +147,7 @@ end
 -- -- registering --------------------------------------------------------------------------------------------------------
 
 local flush -- see jobs.lua
-local tell_flow -- see flows.lua
+local tell_flow, tell_flow_of_removal -- see flows.lua
 
 local function news_of_call()
   if #NEWS == 0 and next(READY) == nil and not DUE then return '' end

@@ -29,7 +29,7 @@ do
     if not is_unstarted(job) and not (args[3] == '1' and job.h.state == 'active') then
       refuse('refused', 'Job not found or cannot be cancelled')
     end
-    tell_flow(job, 'cancelled')
+    tell_flow_of_removal(job, 'its job was cancelled')
     withdraw(job)
   end)
 
@@ -168,7 +168,7 @@ do
     local token, was_active = job.h.tok, job.h.state == 'active'
     tell('failed', job, { terminal = true, action = 'discard' })
     note(job, 'failed')
-    bury_or_remove(job, 'unknown', nil, '0')
+    bury_or_remove(job, 'unknown', nil, '0', true)
     if was_active then end_lease(job, token, true) end
   end)
 
@@ -313,13 +313,19 @@ do
     return { bucket and m.rateLimitMax or '', bucket and m.rateLimitDuration or '', bucket and m.hrLimitUntil or '', str(ttl), concurrency and str(concurrency) or '', concurrency and active_count(queue) >= concurrency and 1 or 0 }
   end)
 
+  local function has_ended(job)
+    return job.h.state == 'completed' or job.h.state == 'failed'
+  end
+
   -- Remove the given jobs while they are in one of the given states (comma list, or `any`); ids of those removed.
-  verb('remove', 'states isTold id*', function(queue, args)
+  -- `why` is for workflows that wait for their end.
+  verb('remove', 'states isTold why id*', function(queue, args)
     local states, is_told, removed = args[2], args[3] == '1', {}
-    for i = 4, #args do
+    for i = 5, #args do
       local job = find(queue, args[i])
       if job and (states == 'any' or string.find(',' .. states .. ',', ',' .. word(job) .. ',', 1, true)) then
         if is_told then tell('removed', job, { prev = word(job) }) end
+        if not has_ended(job) then tell_flow_of_removal(job, args[4]) end
         remove(job)
         removed[#removed + 1] = job.id
       end
@@ -331,7 +337,35 @@ do
   verb('announce', 'event count', function(queue, args)
     announce(queue, args[2], args[3])
     if args[2] == 'drained' then tell_queue('drained', queue, { bytes = tonumber(args[3]) }) end
-    if args[2] == 'obliterated' then tell_queue('obliterated', queue, { bytes = tonumber(args[3]) }) end
+  end)
+
+  local PLACES = { 'lifo', 'priority', 'scheduled', 'completed', 'failed', 'hr:ready', 'hr:delayed', 'hr:active', 'hr:blocked', 'hr:parked' }
+  local TRACES = { 'id', 'stream', 'dedup', 'ordering', 'ratelimited', 'list-active', 'hr:burials', 'hr:keys', 'hr:ids', 'hr:gone', 'hr:turn', 'hr:count', 'hr:groups-active', 'hr:satisfied', 'hr:group:' }
+  local SETTINGS = { 'meta', 'rate', 'metrics:completed', 'metrics:failed', 'hr:group-config', 'hr:held', 'hr:buckets' }
+
+  local function unlink_all(queue, names)
+    local keys = {}
+    for i, name in ipairs(names) do keys[i] = queue.p .. ':' .. name end
+    return call('UNLINK', unpack(keys))
+  end
+
+  local function has_jobs(queue)
+    for _, name in ipairs(PLACES) do
+      if call('EXISTS', queue.p .. ':' .. name) == 1 then return true end
+    end
+    return call('XLEN', queue.k.stream) > 0
+  end
+
+  -- The end of an obliteration, when `count` jobs were removed. Jobs that came meanwhile stay, in a queue without
+  -- settings; whether there are none.
+  verb('obliterate', 'count', function(queue, args)
+    announce(queue, 'obliterated', args[2])
+    tell_queue('obliterated', queue, { bytes = tonumber(args[2]) })
+    unlink_all(queue, SETTINGS)
+    if has_jobs(queue) then return { 0 } end
+    unlink_all(queue, PLACES)
+    unlink_all(queue, TRACES)
+    return { 1 }
   end)
 
   -- -- groups -------------------------------------------------------------------------------------------------------------

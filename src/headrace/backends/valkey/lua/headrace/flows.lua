@@ -166,16 +166,26 @@ do
     return string.sub(stamp, 1, 8) .. '-' .. string.sub(stamp, 9) .. '-7' .. string.sub(n, 1, 3) .. '-8' .. string.sub(n, 4, 6) .. '-' .. string.sub(n, 7) .. mark
   end
 
-  -- A job of a workflow ended without success: have somebody decide how the workflow goes on.
-  tell_flow = function(job, text)
+  -- The queue, id and mark of the live flow that a job belongs to.
+  local function live_flow_of(job)
     local home = job.h.hf and queue_at(job.h.hf)
     local id = home and links(job).flowId
     if not id then return end
     local status, mark = unpack(call('HMGET', flow_key(home, id), 'status', 'mark'))
-    if not LIVE[status] then return end
+    if LIVE[status] then return home, id, mark end
+  end
+
+  local function is_decision(job, home)
+    return job.h.name == 'decide' and job.queue == home
+  end
+
+  local function news_of(kind, id, job, text)
     local name = job.h.name ~= '' and job.h.name or cjson.null
-    local data = cjson.encode({ flow = id, news = 'job-lost', job = job.id, name = name, error = text })
-    local new = {
+    return cjson.encode({ flow = id, news = kind, job = job.id, name = name, error = text })
+  end
+
+  local function push_decision(home, id, mark, data)
+    push({
       queue = home,
       id = decision_id(home, mark),
       name = 'decide',
@@ -186,9 +196,27 @@ do
       priority = '0',
       max_attempts = '100',
       -- Who decides must not give up because a worker was killed a few times.
-      extra = { settings = { maxAttempts = 100 }, opts = '{"attempts":100,"backoff":{"type":"exponential","delay":1000}}', size = #data },
-    }
-    push(new)
+      extra = {
+        flow = home.p,
+        links = { flowId = id },
+        settings = { maxAttempts = 100 },
+        opts = '{"attempts":100,"backoff":{"type":"exponential","delay":1000}}',
+        size = #data,
+      },
+    })
+  end
+
+  -- A job of a workflow ended without success: have somebody decide how the workflow goes on.
+  tell_flow = function(job, text)
+    local home, id, mark = live_flow_of(job)
+    if home and not is_decision(job, home) then push_decision(home, id, mark, news_of('job-lost', id, job, text)) end
+  end
+
+  -- The same for one that was taken away. A decision is then still to be made: nobody else would ever tell its news.
+  tell_flow_of_removal = function(job, why)
+    local home, id, mark = live_flow_of(job)
+    if not home then return end
+    push_decision(home, id, mark, is_decision(job, home) and job.h.data or news_of('job-removed', id, job, why))
   end
 
   -- -- looking ------------------------------------------------------------------------------------------------------------

@@ -357,10 +357,10 @@ do
   end
 
   -- The end without success: parents hear of it, then the job is buried or, if so asked, dropped.
-  bury_or_remove = function(job, reason, text, told)
+  bury_or_remove = function(job, reason, text, told, is_discarded)
     local queue = job.queue
     count_minute(queue, 'failed', 1, nil)
-    tell_flow(job, text or reason)
+    if is_discarded then tell_flow_of_removal(job, 'its job was discarded') else tell_flow(job, text or reason) end
     release_key(job)
     local keep = settings(job).removeOnFail
     if told == '1' then keep = true elseif told == '0' then keep = false end
