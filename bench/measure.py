@@ -38,15 +38,15 @@ class Workload:
 DISK = (
     Workload("PUSH 8 x 16", "push --connections 8 --inflight 16 --seconds 1", 8, 20),
     Workload("PUSHB 100", "pushb --inflight 4 --batch 100 --seconds 1", 5, 10),
-    Workload("PULL+ACK 8 x 16", "pull --connections 8 --inflight 16 --prefill 10000 --seconds 2", 25, 38),
-    Workload("PULLB+ACKB 100", "pullb --connections 2 --inflight 4 --prefill 20000 --seconds 2", 10, 14),
+    Workload("PULL+ACK 8 x 16", "pull --connections 8 --inflight 16 --prefill 40000 --seconds 2", 25, 38),
+    Workload("PULLB+ACKB 100", "pullb --connections 2 --inflight 4 --prefill 100000 --seconds 2", 10, 14),
     Workload("mixed", "mixed --connections 8 --seconds 1", 15, 60),
     Workload("sequential", "seq --inflight 1 --seconds 0.7", 2.5, 450),
 )
 MEMORY = (
     Workload("PUSH 8 x 16", "push --connections 8 --inflight 16 --seconds 1", 5),
     Workload("PUSHB 100", "pushb --inflight 4 --batch 100 --seconds 1", 2),
-    Workload("PULL+ACK 8 x 16", "pull --connections 8 --inflight 16 --prefill 10000 --seconds 2", 6),
+    Workload("PULL+ACK 8 x 16", "pull --connections 8 --inflight 16 --prefill 40000 --seconds 2", 6),
 )
 # Both servers get every workload once, unmeasured: bun compiles hot functions, Python fills its caches.
 WARM_UP = (
