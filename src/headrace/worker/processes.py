@@ -42,7 +42,7 @@ class Call(Struct):
 class Answer(Struct, kw_only=True, omit_defaults=True):
     """What a child says: how the call ended, or in between a thing to tell the server."""
 
-    kind: Literal["done", "failed", "progress", "log"]
+    kind: Literal["begun", "done", "failed", "progress", "log"]
     result: Raw = Raw(b"")
     reason: str = ""
     stack: list[str] = []
@@ -56,10 +56,15 @@ class Answer(Struct, kw_only=True, omit_defaults=True):
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode_call: Final = msgspec.msgpack.Decoder(Call).decode
 _decode_answer: Final = msgspec.msgpack.Decoder(Answer).decode
+_BEGUN: Final = _encode(Answer(kind="begun"))
 
 
 class ChildDied(RuntimeError):
     """The process of a handler ended without an answer: it was killed, ran out of memory or called exit."""
+
+
+class NeverBegun(ChildDied):
+    """It ended before it took the call: nothing was tried."""
 
 
 class TimeLimitExceeded(TimeoutError):
@@ -87,15 +92,20 @@ class Child:
         self._process.start()
         theirs.close()
         self.jobs = 0
+        self._has_begun = False
 
     def run(self, call: Call, context: JobContext, limit: float | None) -> Raw:
         """The encoded result of the call. The child is killed when the limit passes or the job is cancelled."""
         self.jobs += 1
-        self._pipe.send_bytes(_encode(call))
+        self._has_begun = False
+        self._send(call)
         deadline = float("inf") if limit is None else time.monotonic() + limit
         while True:
             if self._pipe.poll(_GLANCE):
                 answer = self._receive()
+                if answer.kind == "begun":
+                    self._has_begun = True
+                    continue
                 if answer.kind == "done":
                     return answer.result
                 if answer.kind == "failed":
@@ -108,12 +118,22 @@ class Child:
                 self.kill()
                 raise TimeLimitExceeded(f"it ran longer than {limit:g} s and was killed")
 
+    def _send(self, call: Call) -> None:
+        try:
+            self._pipe.send_bytes(_encode(call))
+        except OSError:
+            raise self._death() from None
+
     def _receive(self) -> Answer:
         try:
             return _decode_answer(self._pipe.recv_bytes())
         except (EOFError, OSError):
-            self._process.join(5)
-            raise ChildDied(f"the process of the handler died (exit code {self._process.exitcode})") from None
+            raise self._death() from None
+
+    def _death(self) -> ChildDied:
+        self._process.join(5)
+        text = f"the process of the handler died (exit code {self._process.exitcode})"
+        return ChildDied(text) if self._has_begun else NeverBegun(text)
 
     @property
     def is_alive(self) -> bool:
@@ -142,7 +162,13 @@ class Children:
         self._lock = threading.Lock()
 
     def run(self, call: Call, context: JobContext, limit: float | None) -> Raw:
-        child = self._idle_child() or Child()
+        idle = self._idle_child()
+        if idle is not None:
+            with contextlib.suppress(NeverBegun):  # it was about to die when it was chosen
+                return self._run_in(idle, call, context, limit)
+        return self._run_in(Child(), call, context, limit)
+
+    def _run_in(self, child: Child, call: Call, context: JobContext, limit: float | None) -> Raw:
         with self._lock:
             self._busy.add(child)
         try:
@@ -194,6 +220,7 @@ def _serve(pipe: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, name="headrace-parent", daemon=True).start()
     while (call := _next_call(pipe)) is not None:
+        pipe.send_bytes(_BEGUN)
         pipe.send_bytes(_encode(_answer(pipe, call)))
     os._exit(0)
 
