@@ -159,13 +159,17 @@ class Children:
         self._max_jobs = max_jobs
         self._idle: list[Child] = []
         self._busy: set[Child] = set()
+        self._is_stopped = False
         self._lock = threading.Lock()
 
     def run(self, call: Call, context: JobContext, limit: float | None) -> Raw:
         idle = self._idle_child()
         if idle is not None:
-            with contextlib.suppress(NeverBegun):  # it was about to die when it was chosen
+            try:
                 return self._run_in(idle, call, context, limit)
+            except NeverBegun:  # it was about to die when it was chosen
+                if self._is_stopped:
+                    raise
         return self._run_in(Child(), call, context, limit)
 
     def _run_in(self, child: Child, call: Call, context: JobContext, limit: float | None) -> Raw:
@@ -197,6 +201,7 @@ class Children:
     def stop(self) -> None:
         """End all of them; those that still run a job are killed."""
         with self._lock:
+            self._is_stopped = True
             idle, self._idle = self._idle, []
             busy = list(self._busy)
         for child in busy:

@@ -133,18 +133,18 @@ class Intake(Store):
 
     async def _stage(self, jobs: Iterable[Job], now: int) -> tuple[list[Job], list[Event]]:
         """The jobs, and what is to be told of them in the last tick: that has enough to do."""
-        staged, news = [], []
+        staged, events = [], []
         for n, job in enumerate(jobs):
             self._journal.stage(job)
             staged.append(job)
-            news.append(self._news_of(job, now))
+            events.append(self._push_event(job, now))
             if n & 127 == 127:
                 await self._slices.breathe()
         await self._slices.rest()
         for job in staged:
             if job.queue.is_dead:  # obliterated meanwhile
                 job.queue = self._queue(job.queue.name)
-        return staged, news
+        return staged, events
 
     def _close_batch(self, first: int, jobs: list[Job]) -> None:
         """The rows are jobs with the commit of this tick."""
@@ -155,8 +155,8 @@ class Intake(Store):
     async def _insert_plain_staged(self, queue: Queue, specs: Sequence[JobSpec], now: int) -> list[str]:
         first = self._open_batch(len(specs))
         plain = (self._make_plain(queue, spec, now, seq, self.ids.at(now)) for seq, spec in enumerate(specs, first))
-        jobs, news = await self._stage(plain, now)
-        self._take_in_all(jobs, news, now)
+        jobs, events = await self._stage(plain, now)
+        self._take_in_all(jobs, events, now)
         self._close_batch(first, jobs)
         return [job.id for job in jobs]
 
@@ -170,9 +170,9 @@ class Intake(Store):
                 names.note(spec, links)
                 yield self._make(queue, spec, links, now, seq, self._new_id(links))
 
-        jobs, news = await self._stage(make_all(), now)
+        jobs, events = await self._stage(make_all(), now)
         if names.are_new(jobs[0].queue) and self._jobs.keys().isdisjoint([job.id for job in jobs]):
-            self._take_in_all(jobs, news, now)
+            self._take_in_all(jobs, events, now)
             found = new = jobs
         else:
             found = [self._admit_staged(job, spec, now) for job, spec in zip(jobs, specs, strict=True)]
@@ -221,7 +221,7 @@ class Intake(Store):
         self._close_batch(first, jobs)
         return shown
 
-    def _take_in_all(self, jobs: list[Job], news: list[Event], now: int) -> None:
+    def _take_in_all(self, jobs: list[Job], events: list[Event], now: int) -> None:
         """`_take_in` for strangers of one queue, and their places."""
         self._jobs.update((job.id, job) for job in jobs)
         for job in jobs:
@@ -229,10 +229,10 @@ class Intake(Store):
                 self._take_keys(job, job.links, now)
         queue = jobs[0].queue
         self._enter_all(queue, jobs)
-        for seq, event in enumerate(news, self._event_seq + 1):
+        for seq, event in enumerate(events, self._event_seq + 1):
             event.seq = seq
-        self._event_seq += len(news)
-        self._events += news
+        self._event_seq += len(events)
+        self._events += events
         queue.figures.pushed += len(jobs)
         promises = sum(job.settings.durable for job in jobs)
         if promises:
@@ -410,12 +410,12 @@ class Intake(Store):
         return self.ids.next()
 
     def _tell_pushed(self, job: Job, now: int) -> None:
-        event = self._news_of(job, now)
+        event = self._push_event(job, now)
         self._event_seq = event.seq = self._event_seq + 1
         self._events.append(event)
         job.queue.figures.pushed += 1
 
-    def _news_of(self, job: Job, now: int) -> Event:
+    def _push_event(self, job: Job, now: int) -> Event:
         """The event of a push; it has no number yet."""
         event = Event(0, now, "pushed", self._epoch, job.queue.name, job.id, job.name)
         event.bytes = job.size
