@@ -16,6 +16,7 @@ from headrace.server.listener import Listener
 from headrace.server.session import Session
 from headrace.server.ticker import Parcels, Release, Ticker
 from headrace.server.valve import Valve
+from headrace.server.vigil import Vigil
 from headrace.wire import encode_error
 
 log: Final = logging.getLogger("headrace.server")
@@ -147,7 +148,8 @@ class TcpServer(Listener[Connection]):
     """The door for the protocol itself; its ticker is that of all doors."""
 
     def __init__(self, engine: Engine, settings: Settings, tls: ssl.SSLContext | None = None) -> None:
-        super().__init__(engine, settings, Ticker(engine, asyncio.get_running_loop()), tls)
+        loop = asyncio.get_running_loop()
+        super().__init__(engine, settings, Ticker(engine, loop, vigil=Vigil(loop)), tls)
 
     async def start(self) -> None:
         await self._listen(lambda: Connection(self), self.settings.tcp_port)

@@ -94,12 +94,16 @@ class Ticker:
         engine: Engine,
         loop: asyncio.AbstractEventLoop,
         soon: Callable[[Callable[[], None]], object] | None = None,
+        vigil: Vigil | None = None,
     ) -> None:
-        """`soon` calls something at the end of this turn of the loop."""
+        """`soon` calls something at the end of this turn of the loop.
+
+        A `vigil` is for a loop that has its process to itself: elsewhere it would keep others from the interpreter.
+        """
         self._engine = engine
         self.loop = loop
         self._soon = soon or loop.call_soon
-        self._vigil = Vigil(loop)
+        self._vigil = vigil
         self._stirred: dict[Outlet, None] = {}
         self._is_scheduled = False
         self._began = 0.0
@@ -159,7 +163,8 @@ class Ticker:
     def schedule(self) -> None:
         if not self._is_scheduled:
             self._is_scheduled = True
-            self._vigil.end()
+            if self._vigil is not None:
+                self._vigil.end()
             self._began = perf_counter()
             self._soon(self._end)
 
@@ -183,7 +188,7 @@ class Ticker:
         else:
             self._release()
         self._set_timer()
-        if len(events) <= 1:
+        if self._vigil is not None and len(events) <= 1:
             self._vigil.begin()  # a burst pays for its own waking
 
     def _spoil(self, error: StorageUnavailable) -> None:
