@@ -179,7 +179,7 @@ class TestStarting:
                 "serve", "--tcp-port", str(port), "--http-port", "0", "--data-path", str(tmp_path / "x.db")
             )
         assert refused.returncode == 2
-        assert f"cannot listen on 127.0.0.1:{port}" in refused.stderr
+        assert f"cannot listen on 127.0.0.1:{port}: Address already in use\n" in refused.stderr
         assert "--tcp-port" in refused.stderr
         assert "Traceback" not in refused.stderr
         assert refused.stdout == ""
@@ -215,6 +215,7 @@ class TestSettings:
             config.write_text(text)
             refused = headrace("serve", "--config", str(config), "--data-path", str(tmp_path / "x.db"))
             assert refused.returncode == 2
+            assert f"config file {config}" in refused.stderr
             assert expected in refused.stderr
             assert "Traceback" not in refused.stderr
 
