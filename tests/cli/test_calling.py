@@ -261,6 +261,32 @@ def test_a_store_that_cannot_be_opened_is_not_called_a_full_disk_of_a_server(
     assert "refuses writes" not in done.err
 
 
+@pytest.mark.parametrize(
+    ("missing", "words", "extra"),
+    [
+        ("libvalkey", ("serve", "--backend", "valkey://127.0.0.1:1", "--tcp-port", "0"), "valkey"),
+        ("libvalkey", ("valkey", "init"), "valkey"),
+        ("libvalkey", ("capture", "log", "--backend", "valkey://127.0.0.1:1"), "valkey"),
+        ("pyarrow", ("pipeline", "report"), "spark"),
+    ],
+)
+def test_an_extra_that_is_not_installed_is_named(
+    tmp_path: Path, missing: str, words: tuple[str, ...], extra: str
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(f"import sys\nsys.modules[{missing!r}] = None\n")
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    done = subprocess.run(
+        [*COMMAND, *words],
+        env=environment(None, PYTHONPATH=path),
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=30,
+    )
+    assert done.returncode == 1
+    assert done.stderr == f'headrace: {missing} is missing: pip install "headrace[{extra}]"\n'
+
+
 # -- starting ----------------------------------------------------------------------------------------------------------
 
 

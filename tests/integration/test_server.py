@@ -261,7 +261,7 @@ class TestSettings:
         )
         assert script.stdout == headrace("--version").stdout
 
-    def test_a_command_that_is_not_there_is_refused_with_the_usage(self) -> None:
+    def test_a_command_that_is_not_there_is_refused_with_what_helps(self) -> None:
         refused = headrace("sevre")
         assert refused.returncode == 2
-        assert "usage: headrace" in refused.stderr
+        assert "`headrace --help`" in refused.stderr

@@ -60,7 +60,7 @@ def test_a_flow_is_drawn_within_the_terminal(columns: int | None) -> None:
     ]
     lines = drawing(Timeline("o-1", "order", 1, FlowStatus.FAILED, 0, 7_400_300, [], bars, None, None), columns)[1:]
     assert all(outcome in line for outcome, line in zip(("completed", "failed", "rolled-back"), lines, strict=True))
-    assert "   2.1 h  #1 failed" in lines[1]
+    assert " 2.1 h  #1 failed" in lines[1]
     if columns is None:
         assert lines[1].endswith(error.message)
     else:

@@ -45,7 +45,7 @@ COMMANDS: Final[dict[str, str]] = {
 }
 
 
-EXTRAS: Final = {"valkey": "valkey", "libvalkey": "valkey"}
+EXTRAS: Final = {"valkey": "valkey", "libvalkey": "valkey", "pyspark": "spark", "pyarrow": "spark", "pandas": "spark"}
 """Modules that come with an extra of the package, and its name."""
 
 _any_width: Final = partial(argparse.HelpFormatter, width=80)
@@ -98,9 +98,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except HeadraceError as error:
         return report(error, arguments.as_json)
     except ModuleNotFoundError as error:
-        if error.name not in EXTRAS:
+        missing = (error.name or "").partition(".")[0]
+        if missing not in EXTRAS:
             raise
-        told = f'{error.name} is missing: pip install "headrace[{EXTRAS[error.name]}]"'
+        told = f'{missing} is missing: pip install "headrace[{EXTRAS[missing]}]"'
         return report(HeadraceError(told), arguments.as_json)
     except UnicodeEncodeError as error:
         return report(UsageError(f"{error.object!r} is not UTF-8"), arguments.as_json)
