@@ -109,7 +109,7 @@ SETTING_HELP: Final[dict[str, str]] = {
     "worker_timeout_ms": "a worker silent for this long counts as stale",
     "shutdown_timeout_ms": "how long a stop waits for replies in flight and webhooks under way",
     "cors_allow_origin": "origins whose pages may use the server, such as https://ops.example.com; a comma list",
-    "allowed_hosts": "further host names of this server, asked for when there are no tokens; a comma list",
+    "allowed_hosts": "further host names of this server, checked when there are no tokens; a comma list",
     "metrics_auth": "ask for a token at /prometheus too",
     "metrics_max_queues": "queues with figures of their own at /prometheus, the busiest ones",
     "max_sse_clients": "open event streams (SSE) at most",
@@ -117,7 +117,7 @@ SETTING_HELP: Final[dict[str, str]] = {
     "live_heartbeat_ms": "pause between signs of life on event streams; a WebSocket silent for four of them is closed",
     "http_request_timeout_ms": "an HTTP request must be complete, or its body move on, within this time",
     "http_keep_alive_ms": "an HTTP connection without requests is closed after this time",
-    "webhook_allow": "networks inside that webhooks may call, such as 10.1.0.0/16; a comma list, or given repeatedly",
+    "webhook_allow": "private networks that webhooks may call, such as 10.1.0.0/16; a comma list, or given repeatedly",
     "webhook_require_https": "refuse webhooks over plain http (default: only when other machines can reach the server)",
     "webhook_max_retries": "how often a webhook delivery is tried in all",
     "webhook_retry_delay_ms": "pause after a failed try; the second one is twice as long, and so on",
@@ -171,15 +171,21 @@ def load_settings(flags: dict[str, Any], environ: dict[str, str] | None = None) 
     environment = dict(os.environ) if environ is None else environ
     config = flags.pop("config", None) or environment.get("HEADRACE_CONFIG")
     if config:
-        values |= _from_file(Path(config))
-    values |= _from_environment(environment)
+        values |= _typed(_from_file(Path(config)), f"config file {config}")
+    values |= _typed(_from_environment(environment), "environment")
     values |= {name: value for name, value in flags.items() if value is not None}
+    settings = Settings(**_typed(values, "flags"))
+    _check(settings)
+    return settings
+
+
+def _typed(values: dict[str, Any], source: str) -> dict[str, Any]:
+    """The same values with the types of their settings."""
     try:
         settings = msgspec.convert(values, Settings, strict=False)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"invalid setting: {error}") from None
-    _check(settings)
-    return settings
+        raise ConfigError(f"wrong setting in the {source}: {error}") from None
+    return {name: getattr(settings, name) for name in values}
 
 
 def _from_file(path: Path) -> dict[str, Any]:

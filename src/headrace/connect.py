@@ -6,8 +6,8 @@
     valkey://host:6379/0     an engine in this process on shared queues, without any server; ?prefix=glide
 
 Options of a connection may stand in the query: ?pool_size=2&command_timeout=5s. Without a URL that of HEADRACE_URL is
-meant, or a server on this machine. Clients of one URL share what is behind it: it is closed by the last one that lets
-go.
+meant, or a server on this machine; without a token that of HEADRACE_TOKEN. Clients of one URL share what is behind it:
+it is closed by the last one that lets go.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def _make_client(url: str, options: dict[str, Any]) -> Client:
         return _client_on_valkey(url)
     if scheme not in ("sqlite", "memory", *_ON_VALKEY):
         raise ConfigError(
-            f"{url!r} is no URL of a queue: use sqlite:///file.db, memory://, headrace://host:6789 or valkey://host:6379"
+            f"{url!r} is not the URL of a queue: use sqlite:///file.db, memory://, headrace://host:6789 or valkey://host:6379"
         )
     given = [name for name, _ in parse_qsl(urlsplit(url).query, keep_blank_values=True)] + list(options)
     if given:
@@ -126,16 +126,16 @@ def _file_of(url: str) -> Path:
 
 def connection_options(url: str, **options: Any) -> ConnectionOptions:
     """The options of a URL, and those given by name on top of them."""
-    parts = urlsplit(url)
     known = dict(zip(ConnectionOptions.__struct_fields__, ConnectionOptions.__struct_defaults__, strict=True))
-    chosen: dict[str, Any] = {}
+    chosen: dict[str, Any] = {"token": os.environ.get("HEADRACE_TOKEN") or None}
     try:
+        parts = urlsplit(url)
         if parts.hostname:
             chosen["host"] = parts.hostname
         if parts.port is not None:
             chosen["port"] = parts.port
     except ValueError as error:
-        raise ConfigError(f"{url!r} is no address: {error}") from None
+        raise ConfigError(f"{url!r} is not an address: {error}") from None
     for name, value in [*parse_qsl(parts.query, keep_blank_values=True), *options.items()]:
         if name not in known:
             raise ConfigError(f"unknown connection option {name!r}; there are: {', '.join(sorted(known))}")
@@ -204,7 +204,7 @@ def _client_on_valkey(url: str) -> Client:
     try:
         from headrace.nearby import Nearby
     except ImportError as error:
-        raise ConfigError(f"{error.name} is missing: pip install headrace[valkey]") from error
+        raise ConfigError(f'{error.name} is missing: pip install "headrace[valkey]"') from error
     near = Nearby()
     return Client(partial(_open_on_valkey, url, near), near=near)
 

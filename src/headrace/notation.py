@@ -39,9 +39,13 @@ def count(value: float | None) -> str:
     return f"{_short(value / 1e6)} M" if value < 999.5e6 else f"{_short(value / 1e9)} G"
 
 
-def jobs(number: int) -> str:
+def counted(number: int, what: str) -> str:
     """The full number, for sentences that must say exactly how many."""
-    return f"{number:,} {'job' if number == 1 else 'jobs'}"
+    return f"{number:,} {what if number == 1 else f'{what}s'}"
+
+
+def jobs(number: int) -> str:
+    return counted(number, "job")
 
 
 def duration(ms: float | None) -> str:

@@ -48,7 +48,7 @@ def test_a_command_that_waits_may_wait_longer_than_others(cli: Cli, queue: str) 
         (("PUSH", "data=1"), "Queue name is required"),
         (("PUSH", "queue=a b", "data=1"), "Queue name contains invalid characters"),
         (("PUSH", "nix=1"), "PUSH takes: data, queue, name"),
-        (("PUSH", "queue"), "'queue' is no field of PUSH"),
+        (("PUSH", "queue"), "'queue' is not a field of PUSH"),
         (("PUSSH",), "did you mean PUSH"),
         (("SubscribeEvents", "queue=q"), "headrace events"),
         (("Ping", "x=1"), "Ping takes: no fields"),
@@ -85,6 +85,7 @@ def test_a_token_comes_from_the_environment_or_the_url(offline: Cli, tmp_path: P
         assert "secret-2" not in wrong.err
         assert offline("stats", "--url", url, env={"HEADRACE_TOKEN": "secret-1"}).code == 0
         assert offline("stats", env={"HEADRACE_TOKEN": "wrong", "HEADRACE_URL": f"{url}?token=secret-1"}).code == 0
+        assert offline("flow", "list", "--url", url, env={"HEADRACE_TOKEN": "secret-1"}).code == 0
 
 
 def test_the_flag_wins_over_the_environment_before_and_behind_an_action(cli: Cli, queue: str) -> None:
@@ -100,9 +101,10 @@ def test_the_flag_wins_over_the_environment_before_and_behind_an_action(cli: Cli
     ("url", "code", "said"),
     [
         ("headrace://127.0.0.1:1", Exit.NO_CONNECTION, "headrace serve"),
-        ("headrace://127.0.0.1:notaport", Exit.USAGE, "is no address"),
+        ("headrace://127.0.0.1:notaport", Exit.USAGE, "is not an address"),
         ("valkey://127.0.0.1:1", Exit.NO_CONNECTION, "cannot be reached"),
-        ("amqp://127.0.0.1", Exit.USAGE, "is no URL of a queue"),
+        ("amqp://127.0.0.1", Exit.USAGE, "is not the URL of a queue"),
+        ("headrace://[::1", Exit.USAGE, "is not an address"),
         ("sqlite://jobs.db", Exit.USAGE, "two slashes"),
         ("headrace://127.0.0.1:1?pool=4", Exit.USAGE, "unknown connection option 'pool'"),
     ],
@@ -147,10 +149,60 @@ def test_output_that_cannot_be_written_is_told(cli: Cli) -> None:
     assert (done.returncode, done.stderr) == (1, "headrace: [Errno 28] No space left on device\n")
 
 
+@pytest.mark.parametrize("json_flag", [(), ("--json",)])
+def test_any_locale_will_do(cli: Cli, client: Client, queue: str, json_flag: tuple[str, ...]) -> None:
+    push(client, queue, name="grüße", data="…")
+    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = subprocess.run(
+        [*COMMAND, "jobs", queue, *json_flag], capture_output=True, env=environment(cli.url, **ascii_only), timeout=30
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert "grüße" in done.stdout.decode()
+    assert "…" in done.stdout.decode()
+
+
+def test_an_argument_that_is_no_text_is_refused(cli: Cli, queue: str) -> None:
+    for words in (("caf\udce9", "1"), ("n", "1", "--url", "sqlite:///caf\udce9.db")):
+        done = cli("push", queue, *words)
+        assert done.code == 2
+        assert "utf-8" in done.err.lower()
+
+
+@pytest.mark.parametrize("closed", [">&-", "<&-", "2>&-"])
+def test_a_closed_stream_is_an_empty_one(cli: Cli, queue: str, closed: str) -> None:
+    command = f"exec {sys.executable} -m headrace push {queue} name - {closed}"
+    stdin = None if closed == "<&-" else subprocess.DEVNULL
+    done = subprocess.run(
+        ["sh", "-c", command], stdin=stdin, capture_output=True, text=True, env=environment(cli.url), timeout=30
+    )
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    done = subprocess.run(
+        ["sh", "-c", f"exec {sys.executable} -m headrace queues {closed}"],
+        capture_output=True,
+        text=True,
+        env=environment(cli.url),
+        timeout=30,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_every_exit_code_is_described_on_the_page() -> None:
     page = (Path(__file__).resolve().parents[2] / "docs/cli.md").read_text()
     for code, meaning in EXIT_CODES.items():
         assert f"| {int(code)} | {meaning} |" in page
+
+
+def test_a_wrong_command_line_is_told_like_any_error(offline: Cli) -> None:
+    done = offline("push", "mail", "--attempts", "many")
+    assert done.code == 2
+    assert done.err.splitlines() == [
+        "headrace: argument --attempts: invalid int value: 'many'",
+        "          `headrace push --help` tells how it is used",
+    ]
+    told = json.loads(offline("queues", "pause", "--json").err)
+    assert (told["code"], told["exit"]) == ("usage", 2)
+    assert "required: NAME" in told["error"]
 
 
 def test_an_unknown_command_ends_with_2(offline: Cli) -> None:
@@ -176,6 +228,14 @@ def test_a_worker_with_options_that_make_no_sense_is_refused(offline: Cli, words
     assert said in done.err.replace("'", "")
 
 
+@pytest.mark.parametrize("url", ["headrace://host:6789?token=secret", "valkey://me:secret@host:6379/0"])
+def test_a_check_shows_no_secrets(offline: Cli, url: str) -> None:
+    (offline.folder / "shop.py").write_text(f"from headrace import Headrace\napp = Headrace({url!r})\n")
+    shown = offline.ok("worker", "shop:app", "--check").out
+    assert "//host:6" in shown
+    assert "secret" not in shown
+
+
 @pytest.mark.parametrize("place", [":app", ".shop:app", ""])
 def test_an_app_without_a_module_is_refused(offline: Cli, place: str) -> None:
     done = offline("worker", place)
@@ -199,6 +259,32 @@ def test_a_store_that_cannot_be_opened_is_not_called_a_full_disk_of_a_server(
     assert done.code != 0
     assert "cannot" in done.err
     assert "refuses writes" not in done.err
+
+
+@pytest.mark.parametrize(
+    ("missing", "words", "extra"),
+    [
+        ("libvalkey", ("serve", "--backend", "valkey://127.0.0.1:1", "--tcp-port", "0"), "valkey"),
+        ("libvalkey", ("valkey", "init"), "valkey"),
+        ("libvalkey", ("capture", "log", "--backend", "valkey://127.0.0.1:1"), "valkey"),
+        ("pyarrow", ("pipeline", "report"), "spark"),
+    ],
+)
+def test_an_extra_that_is_not_installed_is_named(
+    tmp_path: Path, missing: str, words: tuple[str, ...], extra: str
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(f"import sys\nsys.modules[{missing!r}] = None\n")
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    done = subprocess.run(
+        [*COMMAND, *words],
+        env=environment(None, PYTHONPATH=path),
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=30,
+    )
+    assert done.returncode == 1
+    assert done.stderr == f'headrace: {missing} is missing: pip install "headrace[{extra}]"\n'
 
 
 # -- starting ----------------------------------------------------------------------------------------------------------

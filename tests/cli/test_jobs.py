@@ -73,6 +73,10 @@ def test_an_empty_queue_ends_with_3_after_the_wait(cli: Cli, queue: str) -> None
     assert time.monotonic() - began >= 0.7
 
 
+def test_a_count_that_takes_nothing_is_refused(cli: Cli, queue: str) -> None:
+    assert cli("pull", queue, "--count", "0").code == 2
+
+
 def test_wait_takes_a_job_that_comes_later(cli: Cli, client: Client, queue: str) -> None:
     waiting = cli.start("pull", queue, "--wait", "20s", "--ack", "--json")
     job_id = push(client, queue, delay=300)
@@ -115,6 +119,9 @@ def test_a_job_may_be_named_by_an_id_of_ones_own(cli: Cli, client: Client, queue
 
 def test_text_from_outside_cannot_command_the_terminal(cli: Cli, client: Client, queue: str) -> None:
     evil = "\x1b[2J\x1b]0;owned\x07 and \x9b31m"
+    push(client, queue, jobId=f"{queue}{evil}")
+    printed = cli.ok("pull", queue, "--lease", "1m").out
+    assert not {"\x1b", "\x07", "\x9b"} & set(printed)
     job_id = bury(client, queue, evil, name=f"n{evil}", data={"k": evil, "x": "\u2028"})
     for words in (("job", job_id), ("jobs", queue), ("dlq", queue), ("dlq", queue, "--each")):
         printed = cli.ok(*words)

@@ -80,11 +80,12 @@ def test_a_moment_is_taken_in_the_zone_it_names(cli: Cli, client: Client, queue:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("n", "{oops"), "DATA is no JSON"),
+        (("n", "{oops"), "DATA is not JSON"),
         (("n", "@missing.json"), "cannot read missing.json: No such file"),
         (("n", "1", "--delay", "soon"), "delay 'soon' is not understood"),
         (("n", "1", "--backoff", "sometimes:1s"), "--backoff 'sometimes:1s' is not understood"),
-        (("n", "1", "--at", "tomorrow"), "--at 'tomorrow' is no time"),
+        (("n", "1", "--at", "0001-01-01"), "--at '0001-01-01' is not a time"),
+        (("n", "1", "--at", "tomorrow"), "--at 'tomorrow' is not a time"),
         (("n", "1", "--priority", "9999999"), "priority must be at most 1000000"),
         (("n", "1", "--dedup", "k", "--dedup-mode", "debounce"), "needs a ttl"),
     ],
@@ -182,7 +183,7 @@ def test_a_file_with_ids_may_be_pushed_again_and_tells_what_was_new(cli: Cli, cl
 
 
 def test_a_file_may_come_through_a_pipe(cli: Cli, client: Client, queue: str) -> None:
-    assert cli.ok("push", queue, "--file", "-", stdin='1\n\n{"two": 2}\n').out.startswith("added 2 jobs")
+    assert cli.ok("push", queue, "--file", "-", stdin='\ufeff1\n\n{"two": 2}\n').out.startswith("added 2 jobs")
     assert cli.ok("push", queue, "--file", "-", "--format", "csv", stdin="a,b\n1,2\n").out.startswith("added 1 job ")
     found = client.ok("GetJobs", queue=queue)["jobs"]
     assert [job["data"] for job in found] == [1, {"two": 2}, {"a": "1", "b": "2"}]
@@ -191,10 +192,10 @@ def test_a_file_may_come_through_a_pipe(cli: Cli, client: Client, queue: str) ->
 @pytest.mark.parametrize(
     ("line", "flags", "said"),
     [
-        ("{oops", (), "no JSON"),
+        ("{oops", (), "not JSON"),
         ('{"id": ""}', ("--id-column", "id"), "its id is empty"),
         ('{"x": 1}', ("--id-column", "id"), "it has no column 'id'; there are: x"),
-        ("[1]", ("--id-column", "id"), "it is no object"),
+        ("[1]", ("--id-column", "id"), "it is not an object"),
         ('{"id": "x", "p": 2000000}', ("--priority-column", "p"), "priority must be at most 1000000"),
         ('{"id": "x", "n": 123456789012345678901}', (), "job data holds an integer that is too large"),
     ],

@@ -75,10 +75,10 @@ def test_pause_resume_and_limits_are_set_and_shown(cli: Cli, client: Client, que
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        ((), "what shall be limited?"),
+        ((), "limit what?"),
         (("--rate", "fast"), "--rate 'fast' is not understood"),
         (("--rate", "5/fortnight"), "is not understood"),
-        (("--concurrency", "many"), "no whole number"),
+        (("--concurrency", "many"), "not a whole number"),
     ],
 )
 def test_a_limit_that_makes_no_sense_is_refused(cli: Cli, queue: str, flags: tuple[str, ...], said: str) -> None:
@@ -111,6 +111,11 @@ def test_on_a_terminal_it_asks_and_takes_no_for_an_answer(cli: Cli, client: Clie
         terminal.type("n\n")
         assert terminal.end() == 1
         assert "nothing was done" in terminal.text
+    with cli.on_terminal("queues", "drain", queue) as terminal:
+        terminal.wait_for("[y/N]")
+        terminal.type("\x04")  # Ctrl-D
+        assert terminal.end() == 1
+        assert "Traceback" not in terminal.text
     assert row(cli, queue)["waiting"] == 2
     with cli.on_terminal("queues", "obliterate", queue) as terminal:
         terminal.wait_for("[y/N]")
@@ -162,6 +167,10 @@ def test_dead_letters_run_again_or_go(cli: Cli, client: Client, queue: str) -> N
     assert state(client, ids[1]) == "unknown"
     assert cli.ok("dlq", queue, "retry", "--limit", "1", "--json").document["retried"] == 1
     assert cli("dlq", queue, "purge").code == 2
+    for chosen in ((ids[2],), ("--error", "error 2"), ("--limit", "1")):
+        refused = cli("dlq", queue, "purge", *chosen, "--yes")
+        assert refused.code == 2
+        assert "`remove`" in refused.err
     assert cli.ok("dlq", queue, "purge", "--yes").out == f"removed 2 dead letters of {queue}\n"
     assert cli.ok("dlq", queue).err == f"{queue} has no dead letters\n"
     assert cli("dlq", queue, "remove").code == 2

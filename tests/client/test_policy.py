@@ -81,10 +81,19 @@ def test_the_s_in_the_scheme_means_tls() -> None:
     assert connection_options("headraces://a", tls=own).tls is own
 
 
+def test_a_token_of_the_environment_serves_those_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_TOKEN", "a b")
+    assert connection_options("headrace://a").token == "a b"
+    assert connection_options("headrace://a?token=x").token == "x"
+    assert connection_options("headrace://a", token="y").token == "y"
+    monkeypatch.setenv("HEADRACE_TOKEN", "")
+    assert connection_options("headrace://a").token is None
+
+
 @pytest.mark.parametrize(
     ("url", "options", "words"),
     [
-        ("headrace://a:70000", {}, "is no address"),
+        ("headrace://a:70000", {}, "is not an address"),
         ("headrace://a?colour=red", {}, "unknown connection option 'colour'; there are: command_timeout"),
         ("headrace://a", {"pool_size": 0}, "pool_size must be at least 1"),
         ("headrace://a?max_in_flight=0", {}, "max_in_flight must be at least 1"),
@@ -97,8 +106,8 @@ def test_the_s_in_the_scheme_means_tls() -> None:
         ("headrace://a?command_timeout=soon", {}, "command_timeout='soon' is not understood"),
         ("headrace://a?command_timeout=0", {}, "command_timeout must be longer than 0"),
         ("headrace://a?tls=yes", {}, "headraces://"),
-        ("http://a", {}, "is no URL of a queue: use sqlite:///file.db"),
-        ("jobs.db", {}, "is no URL of a queue"),
+        ("http://a", {}, "is not the URL of a queue: use sqlite:///file.db"),
+        ("jobs.db", {}, "is not the URL of a queue"),
         ("sqlite://jobs.db", {}, "has two slashes"),
         ("sqlite:///", {}, "names no file"),
         ("sqlite:////", {}, "names no file"),

@@ -271,7 +271,7 @@ def test_the_port_0_turns_http_off_and_a_taken_one_is_told() -> None:
     with WebServer(":memory:") as web:
         assert f"and http://127.0.0.1:{web.http_port}" in web.first_line
         second = WebServer(":memory:", "--http-port", str(web.http_port))
-        with pytest.raises(RuntimeError, match=r"cannot listen on 127\.0\.0\.1:\d+: .*port with --http-port"):
+        with pytest.raises(RuntimeError, match=r"(?s)cannot listen on 127\.0\.0\.1:\d+: .*port with --http-port"):
             second.start()
     with WebServer(":memory:", "--http-port", "0") as off:
         assert "http" not in off.first_line

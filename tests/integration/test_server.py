@@ -179,7 +179,7 @@ class TestStarting:
                 "serve", "--tcp-port", str(port), "--http-port", "0", "--data-path", str(tmp_path / "x.db")
             )
         assert refused.returncode == 2
-        assert f"cannot listen on 127.0.0.1:{port}" in refused.stderr
+        assert f"cannot listen on 127.0.0.1:{port}: Address already in use\n" in refused.stderr
         assert "--tcp-port" in refused.stderr
         assert "Traceback" not in refused.stderr
         assert refused.stdout == ""
@@ -215,6 +215,7 @@ class TestSettings:
             config.write_text(text)
             refused = headrace("serve", "--config", str(config), "--data-path", str(tmp_path / "x.db"))
             assert refused.returncode == 2
+            assert f"config file {config}" in refused.stderr
             assert expected in refused.stderr
             assert "Traceback" not in refused.stderr
 
@@ -260,7 +261,7 @@ class TestSettings:
         )
         assert script.stdout == headrace("--version").stdout
 
-    def test_a_command_that_is_not_there_is_refused_with_the_usage(self) -> None:
+    def test_a_command_that_is_not_there_is_refused_with_what_helps(self) -> None:
         refused = headrace("sevre")
         assert refused.returncode == 2
-        assert "usage: headrace" in refused.stderr
+        assert "`headrace --help`" in refused.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 import subprocess
 import sys
@@ -100,6 +101,15 @@ class TestOpening:
         journal = Journal(path)  # the refusal kept no lock
         journal.open()
         journal.close()
+
+    def test_the_database_of_another_program_stays_as_it_is(self, path: Path) -> None:
+        with contextlib.closing(apsw.Connection(str(path))) as other:
+            other.execute("CREATE TABLE users (name)")
+        before = path.read_bytes()
+        for _ in range(2):  # the refusal kept no lock
+            with pytest.raises(StorageUnavailable, match="the database of another program"):
+                Journal(path).open()
+        assert path.read_bytes() == before
 
     def test_a_folder_that_is_not_there_is_named(self, tmp_path: Path) -> None:
         with pytest.raises(StorageUnavailable, match="nowhere"):

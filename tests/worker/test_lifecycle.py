@@ -14,6 +14,8 @@ import psutil
 import pytest
 
 from headrace import Headrace
+from headrace.cli.main import _parser
+from headrace.cli.worker import _for_one
 from tests.serverprocess import ServerProcess
 from tests.worker import program
 from tests.worker.steps import eventually
@@ -153,14 +155,43 @@ def test_check_shows_the_tasks_without_a_server() -> None:
     ("place", "says"),
     [
         ("nowhere:app", "cannot import 'nowhere'"),
-        ("tests.worker.program:application", "is no Headrace app; it has tests.worker.program:app"),
-        ("tests.worker.steps:app", "is no Headrace app"),
+        ("tests.worker.program:application", "is not a Headrace app; it has tests.worker.program:app"),
+        ("tests.worker.steps:app", "is not a Headrace app"),
         ("empty:app", "empty:app has no tasks"),
+        ("empty.py:app", "write a module, not a file"),
     ],
 )
 def test_what_is_no_app_is_refused_with_a_hint(place: str, says: str, tmp_path: Path) -> None:
     (tmp_path / "empty.py").write_text("from headrace import Headrace\napp = Headrace('memory://')\n")
     refused = _worker_command(place, cwd=tmp_path if place.startswith("empty") else ROOT)
-    assert refused.returncode == 1
+    assert refused.returncode == 2
     assert says in refused.stderr
     assert "Traceback" not in refused.stderr
+
+
+def test_a_module_that_lacks_another_one_is_not_called_missing(tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text("import not_installed\n")
+    failed = _worker_command("shop:app", cwd=tmp_path)
+    assert failed.returncode == 1
+    assert failed.stderr.endswith("ModuleNotFoundError: No module named 'not_installed'\n")
+
+
+def test_several_processes_of_what_cannot_start_end_with_its_code() -> None:
+    refused = _worker_command("nowhere:app", "--processes", "2")
+    assert refused.returncode == 2
+    assert "starting another one" not in refused.stderr
+
+
+def test_a_check_of_a_command_with_several_processes_ends() -> None:
+    assert _worker_command("tests.worker.program:app", "--processes", "2", "--check").returncode == 0
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("a:b", "--processes", "4"), ("--proc", "4", "a:b"), ("--processes=4", "--", "a:b"), ("a:b", "--process=4")],
+)
+def test_a_process_of_several_is_one(words: tuple[str, ...]) -> None:
+    """However the number is spelled: a child that took it for its own would have children, too."""
+    parse = _parser(["worker"]).parse_args
+    assert parse(["worker", *words]).processes == 4
+    assert parse(_for_one(["worker", *words])).processes == 1

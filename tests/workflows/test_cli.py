@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import subprocess
@@ -11,11 +10,13 @@ from typing import Any
 
 import pytest
 
-from headrace.cli.session import authorised_url
+from headrace.cli.flow import drawing
 from headrace.errors import WorkflowStepError
+from headrace.propagation import ErrorReport
 from headrace.workflows import FlowStatus, Workflows, step, workflow
 from headrace.workflows.testing import Saga, define
 from headrace.workflows.testing.contract import QUICK, eventually
+from headrace.workflows.timeline import Bar, Timeline
 
 
 async def flow_command(url: str, *words: str) -> tuple[int, str, str]:
@@ -47,6 +48,23 @@ async def test_a_compensated_flow_is_shown_and_retried(server_url: str) -> None:
         assert [line.split()[:3] for line in listed] == [
             ["ID", "WORKFLOW", "STATUS"], ["cli-1~2", "cli-order", "completed"], ["cli-1", "cli-order", "failed"],
         ]  # fmt: skip
+
+
+@pytest.mark.parametrize("columns", [None, 60, 80, 120])
+def test_a_flow_is_drawn_within_the_terminal(columns: int | None) -> None:
+    error = ErrorReport(type="ValueError", message="too heavy for the drone that was chosen, and there is no van today")
+    bars = [
+        Bar("reserve", "step", 0, 200, 1, "completed"),
+        Bar("ship", "step", 200, 7_400_000, 1, "failed", error),
+        Bar("reserve", "rollback", 7_400_000, 7_400_300, 1, "rolled-back"),
+    ]
+    lines = drawing(Timeline("o-1", "order", 1, FlowStatus.FAILED, 0, 7_400_300, [], bars, None, None), columns)[1:]
+    assert all(outcome in line for outcome, line in zip(("completed", "failed", "rolled-back"), lines, strict=True))
+    assert " 2.1 h  #1 failed" in lines[1]
+    if columns is None:
+        assert lines[1].endswith(error.message)
+    else:
+        assert max(map(len, lines)) <= columns
 
 
 async def test_flows_are_signalled_and_cancelled(server_url: str) -> None:
@@ -88,17 +106,6 @@ async def test_every_action_speaks_json(server_url: str) -> None:
         assert "no flows" in (await flow_command(server_url, "list", "--workflow", "nobody"))[2]
 
 
-def test_the_token_of_the_environment_goes_with_the_url(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HEADRACE_TOKEN", "a b")
-    for url, meant in (
-        ("headrace://h:1", "headrace://h:1?token=a%20b"),
-        ("headraces://h:1?pool_size=2", "headraces://h:1?pool_size=2&token=a%20b"),
-        ("headrace://h:1?token=x", "headrace://h:1?token=x"),
-        ("sqlite:///jobs.db", "sqlite:///jobs.db"),
-    ):
-        assert authorised_url(argparse.Namespace(url=url)) == meant
-
-
 async def _is_cancelled(handle: object) -> bool:
     return await handle.status() is FlowStatus.CANCELLED  # type: ignore[attr-defined]
 
@@ -107,8 +114,8 @@ async def _is_cancelled(handle: object) -> bool:
     ("words", "text"),
     [
         (["show", "nobody"], "Flow not found: nobody"),
-        (["signal", "nobody", "go", "{"], "no JSON"),
-        (["list", "--status", "odd"], "no status"),
+        (["signal", "nobody", "go", "{"], "not JSON"),
+        (["list", "--status", "odd"], "not a status"),
     ],
 )
 async def test_what_cannot_be_done_is_said(server_url: str, words: list[str], text: str) -> None:

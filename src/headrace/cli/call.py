@@ -85,7 +85,7 @@ def _command(spec: Spec, given: list[str]) -> Any:
         name, equals, text = word.partition("=")
         if not equals or name not in known:
             hint = f"{spec.name} takes: {', '.join(known) or 'no fields'}"
-            raise advised(UsageError(f"{word!r} is no field of {spec.name}"), hint)
+            raise advised(UsageError(f"{word!r} is not a field of {spec.name}"), hint)
         fields[name] = _value(text, known[name], name)
     return decode_command(msgspec.msgpack.encode(fields))
 

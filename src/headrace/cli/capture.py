@@ -8,7 +8,7 @@ import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from headrace.errors import ConfigError, HeadraceError, StorageUnavailable
+from headrace.errors import ConfigError, StorageUnavailable
 
 if TYPE_CHECKING:
     from headrace.backends.valkey.capture import Capture
@@ -19,8 +19,8 @@ _RETRY_S: Final = 1.0
 
 def prepare(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Follow the events streams of all queues on Valkey and keep what they tell, until SIGTERM. Streams are cut to "
-        "about a thousand entries by those who write to them: what was cut before it was read is written down as a gap."
+        "Follow the event streams of all queues on Valkey and keep what they say, until SIGTERM. Whoever writes to a "
+        "stream cuts it to about a thousand entries: what was cut before it was read is recorded as a gap."
     )
     parser.add_argument(
         "folder", metavar="DIR", help="where to keep it; read it with `headrace pipeline --capture DIR`"
@@ -29,7 +29,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
         "--backend", metavar="URL", required=True, help="such as valkey://localhost:6379/0?prefix=glide"
     )
     parser.add_argument("--segment-ms", metavar="MS", type=int, default=60_000, help="readers see a segment after this")
-    parser.add_argument("--max-bytes", metavar="N", type=int, default=16 << 30, help="beyond this the oldest goes")
+    parser.add_argument("--max-bytes", metavar="N", type=int, default=16 << 30, help="beyond this the oldest events go")
     parser.add_argument("--once", action="store_true", help="read what there is, and end")
     parser.set_defaults(run=run)
 
@@ -41,10 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError("--backend must be a Valkey URL: a server of its own data keeps its history with --capture")
     if arguments.segment_ms < 100 or arguments.max_bytes < 1_000_000:
         raise ConfigError("--segment-ms must be at least 100, --max-bytes at least 1000000")
-    try:
-        asyncio.run(_capture(arguments))
-    except ImportError as error:
-        raise HeadraceError(f"{error.name} is missing: pip install headrace[valkey]") from error
+    asyncio.run(_capture(arguments))
     return 0
 
 

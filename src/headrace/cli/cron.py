@@ -55,8 +55,8 @@ def _prepare_add(actions: Any) -> None:
     parser.add_argument("--job-name", metavar="NAME", help="name of its jobs (default: that of the schedule)")
     parser.add_argument("--priority", type=int, default=0, metavar="N", help="of its jobs (default: 0)")
     parser.add_argument("--limit", type=int, metavar="N", help="end after so many runs")
-    parser.add_argument("--overlap", action="store_true", help="run even while the job of the run before lives")
-    parser.add_argument("--catch-up", action="store_true", help="make up for runs missed while nobody served")
+    parser.add_argument("--overlap", action="store_true", help="run even while the job of the previous run is alive")
+    parser.add_argument("--catch-up", action="store_true", help="make up for runs missed while no server was up")
     add_client_flags(parser)
     parser.set_defaults(run=add)
 

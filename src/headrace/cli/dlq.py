@@ -104,6 +104,9 @@ def _show_each(arguments: argparse.Namespace, letters: list[DeadLetter], total: 
         for letter in letters:
             print_json_line(letter)
         return 0
+    if not letters:
+        note(f"{arguments.queue} has no such dead letters" if total else f"{arguments.queue} has no dead letters")
+        return 0
     now_ms = time.time() * 1000
     print_table(_EACH, [_row(letter, now_ms) for letter in letters])
     if arguments.error is None and len(letters) < total:
@@ -166,6 +169,8 @@ def remove(arguments: argparse.Namespace, queue: SyncQueue) -> int:
 def purge(arguments: argparse.Namespace, queue: SyncQueue) -> int:
     from headrace.commands.dlq import PurgeDeadLetters
 
+    if arguments.ids or any(chosen is not None for chosen in (arguments.error, arguments.reason, arguments.limit)):
+        raise UsageError("purge removes all dead letters of a queue: `remove` takes ids or an --error")
     confirm(f"Remove {_count(queue.dlq.stats().total)} of {queue.name}", arguments.yes)
     with progress(f"purge {queue.name}", None):
         count = queue.call(PurgeDeadLetters(queue=queue.name), BULK_S).count
@@ -173,7 +178,7 @@ def purge(arguments: argparse.Namespace, queue: SyncQueue) -> int:
 
 
 def _count(number: int) -> str:
-    return f"{number:,} dead {'letter' if number == 1 else 'letters'}"
+    return notation.counted(number, "dead letter")
 
 
 def _tell(arguments: argparse.Namespace, queue: SyncQueue, verb: str, count: int, missing: list[str]) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from headrace import notation
 from headrace.cli.output import print_json
 
 
@@ -26,5 +27,5 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"  {line}")
     for problem in report.problems:
         print(f"! {problem}")
-    print("healthy" if not report.problems else f"{len(report.problems)} problem(s) found")
+    print("healthy" if not report.problems else f"{notation.counted(len(report.problems), 'problem')} found")
     return 1 if report.problems else 0

@@ -14,6 +14,8 @@ from headrace.cli.output import (
     Cell,
     Column,
     Styled,
+    console,
+    is_terminal,
     note,
     print_json,
     print_json_line,
@@ -21,7 +23,7 @@ from headrace.cli.output import (
     print_table,
     state_cell,
 )
-from headrace.cli.session import add_client_flags, authorised_url, connected
+from headrace.cli.session import add_client_flags, connected, url_of
 from headrace.errors import InvalidCommand
 
 if TYPE_CHECKING:
@@ -39,6 +41,7 @@ _COLUMNS: Final = (
 )
 _STYLES: Final = {"running": "bright_blue", "compensating": "magenta", "cancelled": "bright_black"}
 _WIDTH: Final = 40
+_LEAST: Final = 10
 _MARKS: Final = {
     "completed": "█",
     "failed": "▒",
@@ -50,22 +53,24 @@ _MARKS: Final = {
 
 
 def prepare(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Workflows: list and show them, stop one, give it a signal, begin it anew."
+    parser.description = "Workflows: list and show them, stop one, signal one, start one again."
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
     listed = _add(actions, "list", "the latest flows", "List flows, the latest first.", _list)
     listed.add_argument("--workflow", metavar="NAME", help="only those of this workflow")
     listed.add_argument("--status", metavar="STATUS", help="only those that are running, failed and so on")
     listed.add_argument("--limit", type=int, default=20, metavar="N", help="lines at most (default: 20)")
     _add_for_one(actions, "show", "what happened in it", "What happened in a flow, and when.", _show)
-    cancel = _add_for_one(actions, "cancel", "stop one", "Stop a flow and take back what it did.", _cancel)
+    cancel = _add_for_one(actions, "cancel", "stop one", "Stop a flow and undo what it did.", _cancel)
     cancel.add_argument("--reason", metavar="TEXT", default="", help="kept in its log")
-    cancel.add_argument("--keep", action="store_true", help="do not take back what was done")
-    signal = _add_for_one(actions, "signal", "let one go on", "Give a flow the signal that it waits for.", _signal)
+    cancel.add_argument("--keep", action="store_true", help="do not undo what was done")
+    signal = _add_for_one(actions, "signal", "let one go on", "Send a flow the signal that it waits for.", _signal)
     signal.add_argument("name", metavar="NAME", help="of the signal")
     signal.add_argument(
         "payload", metavar="JSON", nargs="?", help="what goes with it; @FILE reads a file, - reads stdin"
     )
-    _add_for_one(actions, "retry", "begin it anew", "Begin a failed flow anew where its work was not kept.", _retry)
+    _add_for_one(
+        actions, "retry", "start one again", "Start a failed flow again, from the first work that was not kept.", _retry
+    )
 
 
 def _add(actions: Any, name: str, summary: str, description: str, action: Action) -> argparse.ArgumentParser:
@@ -90,7 +95,7 @@ def _run(action: Action, arguments: argparse.Namespace) -> int:
 async def _act(action: Action, arguments: argparse.Namespace) -> None:
     from headrace.workflows.provider import Workflows
 
-    async with Workflows(authorised_url(arguments)) as flows:
+    async with Workflows(url_of(arguments)) as flows:
         await action(flows, arguments)
 
 
@@ -128,7 +133,7 @@ def _known_status(kind: type[FlowStatus], given: str) -> FlowStatus:
     try:
         return kind(given)
     except ValueError:
-        raise InvalidCommand(f"{given!r} is no status; there are: {', '.join(kind)}") from None
+        raise InvalidCommand(f"{given!r} is not a status; there are: {', '.join(kind)}") from None
 
 
 async def _show(flows: Workflows, arguments: argparse.Namespace) -> None:
@@ -136,7 +141,7 @@ async def _show(flows: Workflows, arguments: argparse.Namespace) -> None:
     if arguments.as_json:
         print_json(timeline)
         return
-    for line in drawing(timeline):
+    for line in drawing(timeline, console().width if is_terminal() else None):
         print_line(notation.one_line(line))
 
 
@@ -170,14 +175,19 @@ async def _retry(flows: Workflows, arguments: argparse.Namespace) -> None:
 # -- drawing -----------------------------------------------------------------------------------------------------------
 
 
-def drawing(timeline: Timeline) -> list[str]:
-    """The flow as lines of text: a bar for every attempt, rollbacks below the steps."""
+def drawing(timeline: Timeline, columns: int | None = None) -> list[str]:
+    """The flow as lines of text: a bar for every attempt, rollbacks below the steps; within `columns`, if there are."""
     last = max((bar.ended_at or bar.began_at for bar in timeline.bars), default=timeline.began_at)
     span = max(1.0, (timeline.ended_at or last) - timeline.began_at)
-    width = max((len(_label(bar)) for bar in timeline.bars), default=0)
+    labels = max((len(_label(bar)) for bar in timeline.bars), default=0)
+    outcomes = max((len(_outcome(bar)) for bar in timeline.bars), default=0)
+    width = _WIDTH if columns is None else min(_WIDTH, max(_LEAST, columns - labels - outcomes - 6))
     began = notation.moment(timeline.began_at)
-    head = f"{timeline.id}  {timeline.workflow} v{timeline.version}  {timeline.status.value}  {began}"
-    lines = [head, *(_line(bar, timeline.began_at, span, width) for bar in timeline.bars)]
+    lines = [f"{timeline.id}  {timeline.workflow} v{timeline.version}  {timeline.status.value}  {began}"]
+    for bar in timeline.bars:
+        drawn = _drawn(bar, timeline.began_at, span, width)
+        why = f"  {bar.error.type}: {bar.error.message}" if bar.error is not None else ""
+        lines.append(notation.one_line(f"  {_label(bar).ljust(labels)} |{drawn}| {_outcome(bar)}{why}", columns))
     if timeline.cause is not None:
         said = f": {timeline.error.type}: {timeline.error.message}" if timeline.error is not None else ""
         lines.append(f"cause: {timeline.cause}{said}")
@@ -188,10 +198,13 @@ def _label(bar: Bar) -> str:
     return f"{'undo ' if bar.role == 'rollback' else ''}{bar.step}"
 
 
-def _line(bar: Bar, began: float, span: float, width: int) -> str:
-    first = min(_WIDTH - 1, int((bar.began_at - began) / span * _WIDTH))
+def _outcome(bar: Bar) -> str:
+    took = notation.duration((bar.ended_at or bar.began_at) - bar.began_at)
+    return f"{took:>6}  #{bar.attempt} {bar.outcome}"
+
+
+def _drawn(bar: Bar, began: float, span: float, width: int) -> str:
+    first = min(width - 1, int((bar.began_at - began) / span * width))
     ended = bar.ended_at or bar.began_at
-    length = max(1, min(_WIDTH - first, round((ended - bar.began_at) / span * _WIDTH)))
-    drawn = f"{' ' * first}{_MARKS.get(bar.outcome, '·') * length}".ljust(_WIDTH)
-    why = f"  {bar.error.type}: {bar.error.message}" if bar.error is not None else ""
-    return f"  {_label(bar).ljust(width)} |{drawn}| {ended - bar.began_at:6.0f} ms  #{bar.attempt} {bar.outcome}{why}"
+    length = max(1, min(width - first, round((ended - bar.began_at) / span * width)))
+    return f"{' ' * first}{_MARKS.get(bar.outcome, '·') * length}".ljust(width)

@@ -139,7 +139,8 @@ def _card(job: JobInfo, now_ms: float) -> Iterator[tuple[str, Cell]]:
     yield "dedup", notation.one_line(job.unique_key or "")
     yield "tags", notation.one_line(", ".join(job.tags))
     yield "parent", notation.one_line(job.parent_id or "")
-    yield "children", f"{len(job.children_ids)} (headrace job {job.id} tree)" if job.children_ids else ""
+    tree = f"headrace job {notation.one_line(job.id)} tree"
+    yield "children", f"{len(job.children_ids)} ({tree})" if job.children_ids else ""
 
 
 def _progress(job: JobInfo) -> str:
@@ -225,7 +226,7 @@ def tree(subject: _Subject) -> None:
             told = {"id": job_id, "depth": depth, "state": "unknown" if job is None else job.state}
             print_json_line({**told, "parent": None if job is None else job.parent_id})
         elif job is None:
-            print_line(f"{label}{job_id}  (not kept any more)", "bright_black")
+            print_line(f"{label}{notation.one_line(job_id)}  (not kept any more)", "bright_black")
         else:
             text = f"{label}{notation.one_line(job.name)}  {job.state}  {job.queue}  {notation.one_line(job.id)}"
             print_line(text, state_cell(job.state).style)

@@ -25,17 +25,17 @@ JOB_FLAGS: Final[dict[str, dict[str, Any]]] = {
     "backoff": {"metavar": "HOW", "help": "pause between attempts: 5s, exponential:1s or exponential:1s:10m"},
     "timeout": {"metavar": "SPAN", "help": "how long one attempt may take"},
     "ttl": {"metavar": "SPAN", "help": "how long it may wait before it is too late to run it"},
-    "job_id": {"metavar": "ID", "help": "an id of your own; adding it again gives the job that is there"},
-    "once": {"action": "store_true", "help": "the id of your own also stands for a job that has ended"},
+    "job_id": {"metavar": "ID", "help": "an id of your own; adding it again returns the job that is there"},
+    "once": {"action": "store_true", "help": "with --job-id: add no new job even if the one with this id has ended"},
     "dedup": {"metavar": "KEY", "help": "no second job with this key while the first one has not ended"},
     "group": {"metavar": "NAME", "help": "jobs of a group share limits"},
     "tags": {"flag": "--tag", "action": "append", "metavar": "TAG", "help": "may be given several times"},
-    "lifo": {"action": "store_true", "help": "ahead of those that wait with the same priority"},
-    "durable": {"action": "store_true", "help": "answer only when the disk has it: survives a power cut"},
+    "lifo": {"action": "store_true", "help": "run it before the waiting jobs of the same priority"},
+    "durable": {"action": "store_true", "help": "answer only once the disk has it: survives a power cut"},
     "depends_on": {"action": "append", "metavar": "ID", "help": "wait for this job; may be given several times"},
     "parent": {"metavar": "ID", "help": "the job that waits for this one"},
-    "remove_on_complete": {"action": "store_true", "help": "do not keep it once it completed"},
-    "remove_on_fail": {"action": "store_true", "help": "do not keep it once it failed for good"},
+    "remove_on_complete": {"action": "store_true", "help": "do not keep it once it has completed"},
+    "remove_on_fail": {"action": "store_true", "help": "do not keep it once it has failed for good"},
     "keep_logs": {"type": int, "metavar": "N", "help": "lines of its log that are kept"},
     "stall_timeout": {"metavar": "SPAN", "help": "silence after which its worker counts as lost"},
 }
@@ -67,9 +67,11 @@ def job_options(arguments: argparse.Namespace) -> Options:
 def _moment(text: str, arguments: argparse.Namespace) -> datetime:
     try:
         moment = datetime.fromisoformat(text)
-    except ValueError:
-        raise UsageError(f"--at {text!r} is no time: write for example 2030-12-24T18:00 or 2030-12-24T18:00Z") from None
-    return moment if moment.tzinfo is not None else moment.astimezone()
+        return moment if moment.tzinfo is not None else moment.astimezone()
+    except (ValueError, OverflowError):
+        raise UsageError(
+            f"--at {text!r} is not a time: write for example 2030-12-24T18:00 or 2030-12-24T18:00Z"
+        ) from None
 
 
 def _backoff(text: str, arguments: argparse.Namespace) -> Any:
@@ -116,8 +118,8 @@ def read_data(text: str | None, what: str = "DATA") -> Any:
     try:
         return msgspec.json.decode(content)
     except (msgspec.DecodeError, UnicodeError) as error:
-        hint = f"write JSON, a text with its quotes: '\"{text[:20]}\"'; @FILE reads a file, - reads stdin"
-        raise advised(UsageError(f"{what} is no JSON: {error}"), hint) from None
+        hint = "write JSON, and text with its quotes: '\"like this\"'; @FILE reads a file, - reads stdin"
+        raise advised(UsageError(f"{what} is not JSON: {error}"), hint) from None
 
 
 def _file(path: str) -> bytes:

@@ -12,10 +12,10 @@ import sys
 from collections.abc import Collection, Sequence
 from functools import partial
 from importlib import import_module
-from typing import Final
+from typing import Final, NoReturn
 
 from headrace import __version__
-from headrace.cli.session import Exit, abandon_stdout, report
+from headrace.cli.session import Exit, UsageError, abandon_stdout, advised, prepare_streams, report
 from headrace.errors import HeadraceError
 
 COMMANDS: Final[dict[str, str]] = {
@@ -45,13 +45,23 @@ COMMANDS: Final[dict[str, str]] = {
 }
 
 
+EXTRAS: Final = {"valkey": "valkey", "libvalkey": "valkey", "pyspark": "spark", "pyarrow": "spark", "pandas": "spark"}
+"""Modules that come with an extra of the package, and its name."""
+
 _any_width: Final = partial(argparse.HelpFormatter, width=80)
 """Good enough to check arguments with: argparse makes a formatter for each, and the usual one asks the terminal."""
 
 
+class _Parser(argparse.ArgumentParser):
+    """Errors read like all others, without a page of usage before them."""
+
+    def error(self, message: str) -> NoReturn:
+        raise advised(UsageError(message), f"`{self.prog} --help` tells how it is used")
+
+
 def _parser(wanted: Collection[str]) -> argparse.ArgumentParser:
     """The parser, complete for the commands that are named; when there are none, all are listed."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="headrace",
         description="A job queue that speaks the bunqueue protocol and loses nothing it acknowledged.",
         epilog='Try `headrace serve`, then `headrace push mail welcome \'{"to": "ada"}\'` in another terminal. '
@@ -76,17 +86,29 @@ def _parser(wanted: Collection[str]) -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else argv
-    arguments = _parser(words[:1]).parse_args(words)
+    prepare_streams()
+    try:
+        arguments = _parser(words[:1]).parse_args(words)
+    except UsageError as error:
+        return report(error, "--json" in words)
     try:
         code = int(arguments.run(arguments) or 0)
         sys.stdout.flush()
         return code
     except HeadraceError as error:
         return report(error, arguments.as_json)
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing not in EXTRAS:
+            raise
+        told = f'{missing} is missing: pip install "headrace[{EXTRAS[missing]}]"'
+        return report(HeadraceError(told), arguments.as_json)
+    except UnicodeEncodeError as error:
+        return report(UsageError(f"{error.object!r} is not UTF-8"), arguments.as_json)
     except KeyboardInterrupt:
         return Exit.INTERRUPTED
     except OSError as error:  # nobody reads any more (`| head`), or what is printed cannot be written
         abandon_stdout()
-        if not isinstance(error, BrokenPipeError):
-            print(f"headrace: {error}", file=sys.stderr)
-        return Exit.FAILED
+        return (
+            Exit.FAILED if isinstance(error, BrokenPipeError) else report(HeadraceError(str(error)), arguments.as_json)
+        )

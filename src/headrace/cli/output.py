@@ -174,7 +174,7 @@ def confirm(question: str, is_sure: bool) -> None:
     if not sys.stdin.isatty():
         raise advised(UsageError(f"{question}: this cannot be undone, and there is no terminal to ask at"), "add --yes")
     print(f"{question}? [y/N] ", end="", file=sys.stderr, flush=True)
-    if input().strip().lower() not in ("y", "yes"):
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         raise Refused("nothing was done")
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from headrace import notation
 from headrace.errors import HeadraceError
 
 if TYPE_CHECKING:
@@ -29,17 +30,17 @@ _LAKE = "folder of the lake (default: ./lake)"
 
 def prepare(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        'Learn from the history of jobs, and move jobs by the table. Needs Spark: pip install "headrace[spark]" and '
-        "Java 17. docs/pipeline.md tells when that pays."
+        "Turn the history of jobs into tables and reports, and tables into jobs. Needs Spark: pip install "
+        '"headrace[spark]" and Java 17. docs/pipeline.md says when that is worth it.'
     )
     jobs = parser.add_subparsers(title="jobs", metavar="JOB", required=True)
     ingest = _job(jobs, "ingest", _ingest, "stream captured events into the lake")
     _add_source(ingest)
     how_long = ingest.add_mutually_exclusive_group()
-    how_long.add_argument("--once", action="store_true", help="all that there is now, then end (the default)")
-    how_long.add_argument("--continuous", metavar="SECONDS", type=float, help="go on, with a batch this often")
+    how_long.add_argument("--once", action="store_true", help="what there is now, then end (the default)")
+    how_long.add_argument("--continuous", metavar="SECONDS", type=float, help="keep going, with a batch this often")
     ingest.add_argument("--max-events", metavar="N", type=int, default=2_000_000, help="per batch (default: 2000000)")
-    ingest.add_argument("--accept-loss", action="store_true", help="go on behind events that are kept no longer")
+    ingest.add_argument("--accept-loss", action="store_true", help="continue past events that are no longer kept")
     _add_dry_run(ingest)
     silver = _job(jobs, "silver", _facts, "make jobs and attempts of what was ingested since the last run")
     _add_facts(silver, "silver")
@@ -62,7 +63,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     )
     redrive.add_argument("--name", required=True, help="name of this redrive: repeated under it, nothing comes twice")
     redrive.add_argument("--url", metavar="URL", help="server (default: headrace://localhost:6789)")
-    redrive.add_argument("--to-queue", metavar="NAME", help="another queue than the one that they were in")
+    redrive.add_argument("--to-queue", metavar="NAME", help="a queue other than the one they were in")
     redrive.add_argument("--rate", metavar="N", type=float, help="jobs per second at most")
     _add_dry_run(redrive)
     enqueue = _job(jobs, "enqueue", _enqueue, "make a job of every row of a table")
@@ -79,7 +80,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_dry_run(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--dry-run", action="store_true", help="only tell what would be done")
+    parser.add_argument("--dry-run", action="store_true", help="only say what would be done")
 
 
 def _job(jobs: Any, name: str, run: Any, text: str) -> argparse.ArgumentParser:
@@ -94,15 +95,15 @@ def _job(jobs: Any, name: str, run: Any, text: str) -> argparse.ArgumentParser:
 
 def _add_source(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--url", metavar="URL", help="server to read from (default: headrace://localhost:6789)")
-    parser.add_argument("--capture", metavar="DIR", help="read this capture folder and not a server")
+    parser.add_argument("--capture", metavar="DIR", help="read this capture folder instead of a server")
 
 
 def _add_facts(parser: argparse.ArgumentParser, *layers: str) -> None:
-    parser.add_argument("--rebuild", action="store_true", help="make everything anew")
+    parser.add_argument("--rebuild", action="store_true", help="make everything again")
     _add_dry_run(parser)
     parser.set_defaults(layers=layers, sla=None)
     if "gold" in layers:
-        about = "the longest wait that is in order; repeatable, remembered"
+        about = "the longest acceptable wait; repeatable, remembered"
         parser.add_argument("--sla", metavar="[QUEUE=]MS", action="append", help=about)
 
 
@@ -296,7 +297,7 @@ def _verify(arguments: argparse.Namespace) -> int:
         print(f"  {line}")
     for problem in found.problems:
         print(f"! {problem}")
-    print("the lake is in order" if not found.problems else f"{len(found.problems)} problem(s) found")
+    print("the lake is in order" if not found.problems else f"{notation.counted(len(found.problems), 'problem')} found")
     return 1 if found.problems else 0
 
 

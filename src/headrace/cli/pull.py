@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from headrace import notation
 from headrace.cli.jobflags import read_data
 from headrace.cli.output import print_fields, print_json_line, print_line, print_payload
-from headrace.cli.session import Exit, add_client_flags, connected, require_server
+from headrace.cli.session import Exit, UsageError, add_client_flags, connected, require_server
 
 if TYPE_CHECKING:
     from msgspec import Raw
@@ -30,12 +30,14 @@ _LONGEST_POLL_S: Final = 60.0
 def prepare(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Take jobs out of a queue and print them. Without --ack they stay leased, and `headrace job ID ack --token T` "
-        "or `... fail --token T` settles them. Exit code 3: there was none."
+        "or `... fail --token T` settles them. Exit code 3: there was no job."
     )
     parser.add_argument("queue", metavar="QUEUE")
     parser.add_argument("--count", type=int, default=1, metavar="N", help="how many at most (default: 1)")
-    parser.add_argument("--wait", metavar="SPAN", default="0s", help="wait this long for the first one (default: not)")
-    parser.add_argument("--ack", action="store_true", help="complete each one after it was printed")
+    parser.add_argument(
+        "--wait", metavar="SPAN", default="0s", help="wait this long for the first one (default: do not wait)"
+    )
+    parser.add_argument("--ack", action="store_true", help="complete each one once it has been printed")
     parser.add_argument("--result", metavar="JSON", help="the result to complete it with")
     parser.add_argument("--lease", metavar="SPAN", default="5m", help="how long the token holds (default: 5m)")
     add_client_flags(parser)
@@ -45,6 +47,8 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     if not arguments.ack:
         require_server(arguments, "a lease ends when this command closes the file: add --ack to complete the job")
+    if arguments.count < 1:
+        raise UsageError("--count must be at least 1")
     result = read_data(arguments.result, "--result")
     from headrace.durations import milliseconds, seconds
 
@@ -98,11 +102,11 @@ def _print_job(encoded: Raw, token: str) -> None:
 
     job = decode_job(encoded)
     attempt = f"{job.attempts + 1} of {job.max_attempts}"
-    fields = [("id", job.id), ("name", notation.one_line(job.name)), ("attempt", attempt), ("token", token)]
-    print_fields(fields)
+    job_id = notation.one_line(job.id)
+    print_fields([("id", job_id), ("name", notation.one_line(job.name)), ("attempt", attempt), ("token", token)])
     print_payload(job.data)
     if token:
-        print_line(f"complete it with: headrace job {job.id} ack --token {token}", "bright_black")
+        print_line(f"complete it with: headrace job {job_id} ack --token {token}", "bright_black")
 
 
 def _complete(client: Client, pulled: Pulled, result: Any) -> None:

@@ -30,8 +30,8 @@ _TRIES: Final = 3
 
 def prepare(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Add a job and print its id, or add many from a file of JSON lines or CSV. Without columns that say otherwise "
-        "a whole record is the data of its job."
+        "Add a job and print its id, or add many from a file of JSON lines or CSV. Unless you name columns, the whole "
+        "record is the data of its job."
     )
     parser.add_argument("queue", metavar="QUEUE")
     parser.add_argument("name", metavar="NAME", nargs="?", help=f"name of the job (default: {DEFAULT_NAME})")
@@ -41,7 +41,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     bulk = parser.add_argument_group("many jobs")
     bulk.add_argument("--file", metavar="FILE", help="JSON lines or CSV with a header; - for stdin")
     bulk.add_argument("--format", choices=("jsonl", "csv"), help="what it is, if its name does not tell")
-    bulk.add_argument("--skip", type=int, default=0, metavar="N", help="leave the first N records out")
+    bulk.add_argument("--skip", type=int, default=0, metavar="N", help="skip the first N records")
     for column in COLUMNS:
         bulk.add_argument(f"--{column}-column", metavar="COLUMN", help=_COLUMN_HELP[column])
     add_job_flags(parser)
@@ -153,7 +153,7 @@ def _cell(value: Any, column: str | None, convert: Any) -> Any:
     if column is None:
         return None
     if not isinstance(value, dict):
-        raise ValueError(f"it is no object, so it has no column {column!r}")
+        raise ValueError(f"it is not an object, so it has no column {column!r}")
     if column not in value:
         raise ValueError(f"it has no column {column!r}; there are: {', '.join(map(str, value)) or 'none'}")
     cell = value[column]

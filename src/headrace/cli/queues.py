@@ -29,7 +29,7 @@ from headrace.cli.output import (
     state_cell,
 )
 from headrace.cli.session import BULK_S, UsageError, add_client_flags, add_yes_flag, advised, connected
-from headrace.errors import NotFound
+from headrace.errors import InvalidCommand, NotFound
 
 if TYPE_CHECKING:
     from headrace.client.client import Client
@@ -203,7 +203,7 @@ def resume(arguments: argparse.Namespace) -> int:
 
 def set_limits(arguments: argparse.Namespace) -> int:
     if arguments.rate is None and arguments.concurrency is None:
-        raise UsageError("what shall be limited? --rate 100/s, --concurrency 5, or off")
+        raise UsageError("limit what? Give --rate 100/s, --concurrency 5, or off to lift one")
     rate, concurrency = _rate(arguments.rate), _concurrency(arguments.concurrency)
     with _queue(arguments) as queue:
         if arguments.rate is not None:
@@ -216,15 +216,15 @@ def set_limits(arguments: argparse.Namespace) -> int:
 
 def _rate(text: str | None) -> Any:
     from headrace.client.options import RateLimit
+    from headrace.durations import seconds
 
     if text is None or text == OFF:
         return None
     number, slash, span = text.partition("/")
     try:
-        return (
-            RateLimit(float(number), span if span[:1].isdigit() else f"1{span}") if slash else RateLimit(float(number))
-        )
-    except ValueError:
+        per = seconds(span if span[:1].isdigit() else f"1{span}") if slash else 1.0
+        return RateLimit(float(number), per)
+    except (ValueError, InvalidCommand):
         raise UsageError(f"--rate {text!r} is not understood: write for example 100/s, 30/m or {OFF}") from None
 
 
@@ -232,7 +232,7 @@ def _concurrency(text: str | None) -> int | None:
     if text is None or text == OFF:
         return None
     if not text.isdecimal():
-        raise UsageError(f"--concurrency {text!r} is no whole number; {OFF} lifts the limit")
+        raise UsageError(f"--concurrency {text!r} is not a whole number; {OFF} lifts the limit")
     return int(text)
 
 

@@ -5,6 +5,7 @@ A record knows the line it ends on, for messages, and how far into the file it r
 
 from __future__ import annotations
 
+import codecs
 import csv
 import sys
 from collections.abc import Iterable, Iterator
@@ -56,12 +57,13 @@ def _json_lines(source: Iterable[bytes]) -> Iterator[Record]:
     end = 0
     for number, line in enumerate(source, 1):
         end += len(line)
-        if not line.strip():
+        text = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
+        if not text.strip():
             continue
         try:
-            yield Record(decode(line), number, end)
+            yield Record(decode(text), number, end)
         except (msgspec.DecodeError, UnicodeError) as error:
-            raise at_line(number, f"no JSON: {error}") from None
+            raise at_line(number, f"not JSON: {error}") from None
 
 
 def _csv_rows(source: Iterable[bytes]) -> Iterator[Record]:

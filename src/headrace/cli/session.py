@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import argparse
 import enum
+import io
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
-from urllib.parse import parse_qs, quote, urlsplit
 
 from headrace import errors
 
@@ -103,6 +103,16 @@ def report(error: errors.HeadraceError, as_json: bool) -> int:
     return code
 
 
+def prepare_streams() -> None:
+    """JSON is UTF-8 and names may have any letter, whatever the locale can write; a stream that is closed is empty."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))  # or a socket would get its number
+        elif mode == "w" and isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace")
+
+
 def abandon_stdout() -> None:
     """What is still buffered must not raise once more when the process ends."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -133,17 +143,12 @@ def url_of(arguments: argparse.Namespace) -> str:
     return arguments.url or os.environ.get("HEADRACE_URL") or DEFAULT_URL
 
 
-def authorised_url(arguments: argparse.Namespace) -> str:
-    """The URL with the token of the environment, for what is given a URL and no options."""
-    url, token = url_of(arguments), os.environ.get("HEADRACE_TOKEN")
-    parts = urlsplit(url)
-    if not token or parts.scheme.removesuffix("s") not in SERVERS or "token" in parse_qs(parts.query):
-        return url
-    return f"{url}{'&' if parts.query else '?'}token={quote(token, safe='')}"
-
-
 def is_embedded(arguments: argparse.Namespace) -> bool:
-    return urlsplit(url_of(arguments)).scheme in EMBEDDED
+    return _scheme(arguments) in EMBEDDED
+
+
+def _scheme(arguments: argparse.Namespace) -> str:
+    return url_of(arguments).partition("://")[0].lower()
 
 
 def require_server(arguments: argparse.Namespace, why: str) -> None:
@@ -158,19 +163,15 @@ def connected(arguments: argparse.Namespace, patience_s: float | None = None) ->
     from headrace.connect import open_client, release_client
 
     url = url_of(arguments)
-    parts = urlsplit(url)
     options: dict[str, object] = {}
-    if parts.scheme.removesuffix("s") in SERVERS:
-        given = parse_qs(parts.query)
-        if "token" not in given and os.environ.get("HEADRACE_TOKEN"):
-            options["token"] = os.environ["HEADRACE_TOKEN"]
-        if "pool_size" not in given:
+    if _scheme(arguments).removesuffix("s") in SERVERS:
+        if "pool_size=" not in url:
             options["pool_size"] = 1  # a command asks one thing after the other
         if patience_s is not None:
             options["connect_timeout"] = patience_s
     client = open_client(url, **options)
     try:
-        _connect(client, parts.scheme in EMBEDDED)
+        _connect(client, is_embedded(arguments))
         yield client
     except errors.StorageUnavailable as error:
         raise advised(error, _FULL) from None

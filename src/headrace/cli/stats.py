@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def prepare(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Jobs of all queues by state, rates, totals since the file exists, memory and disk."
+    parser.description = "Jobs of all queues by state, rates, totals since the file was created, memory and disk."
     add_client_flags(parser)
     parser.set_defaults(run=run)
 

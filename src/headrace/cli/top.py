@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import select
 import signal
 import sys
@@ -208,8 +209,10 @@ def _footer(picture: Picture, place: str, hidden: int) -> Any:
     from rich.text import Text
 
     stats = picture.overview.workers.stats
-    more = f"{hidden} more queues  " if hidden > 0 else ""
-    told = f"{more}{stats.total} workers, {stats.active_jobs} of {stats.concurrency_slots} slots busy"
+    more = f"{notation.counted(hidden, 'more queue')}  " if hidden > 0 else ""
+    told = (
+        f"{more}{notation.counted(stats.total, 'worker')}, {stats.active_jobs} of {stats.concurrency_slots} slots busy"
+    )
     at = notation.clock_time(picture.overview.timestamp)[:-4]
     return Text(f"{told}  {place}  {at}  q quits", "bright_black", overflow="ellipsis", no_wrap=True)
 
@@ -236,7 +239,7 @@ def _keys() -> Iterator[Callable[[float], str | None]]:
 
     def pressed(seconds: float) -> str:
         ready, _, _ = select.select([sys.stdin], [], [], seconds)
-        return sys.stdin.read(1) if ready else ""
+        return os.read(sys.stdin.fileno(), 1).decode(errors="replace") if ready else ""
 
     tty.setcbreak(sys.stdin)
     try:

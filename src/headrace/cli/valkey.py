@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-
-from headrace.errors import HeadraceError
+from typing import Any
 
 
 def prepare(parser: argparse.ArgumentParser) -> None:
@@ -14,12 +13,17 @@ def prepare(parser: argparse.ArgumentParser) -> None:
         "old. `library` prints one of them, for other tools to load."
     )
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
-    init = actions.add_parser("init", help="load the libraries where they are missing or old")
+    init = _add(actions, "init", "load the libraries where they are missing or old")
     init.add_argument("--url", default="valkey://localhost:6379/0", help="where (default: %(default)s)")
     init.set_defaults(run=run_init)
-    library = actions.add_parser("library", help="print the Lua source of a library")
+    library = _add(actions, "library", "print the Lua source of a library")
     library.add_argument("name", nargs="?", choices=("glidemq", "headrace"), default="glidemq")
     library.set_defaults(run=run_library)
+
+
+def _add(actions: Any, name: str, summary: str) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = actions.add_parser(name, help=summary, description=f"{summary.capitalize()}.")
+    return parser
 
 
 def run_library(arguments: argparse.Namespace) -> int:
@@ -30,10 +34,7 @@ def run_library(arguments: argparse.Namespace) -> int:
 
 
 def run_init(arguments: argparse.Namespace) -> int:
-    try:
-        asyncio.run(_init(arguments.url))
-    except ImportError as error:
-        raise HeadraceError(f"{error.name} is missing: pip install headrace[valkey]") from error
+    asyncio.run(_init(arguments.url))
     return 0
 
 
@@ -51,4 +52,5 @@ async def _init(url: str) -> None:
     finally:
         await server.close()
     whose = "ours" if is_own_glidemq(owner) else "of a Node process, left alone"
-    print(f"{parsed.shown}: {len(primaries)} primary, headrace {HEADRACE_VERSION}, glidemq {owner} ({whose})")
+    count = f"{len(primaries)} {'primary' if len(primaries) == 1 else 'primaries'}"
+    print(f"{parsed.shown}: {count}, headrace {HEADRACE_VERSION}, glidemq {owner} ({whose})")

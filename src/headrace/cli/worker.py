@@ -10,15 +10,15 @@ import asyncio
 import importlib
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from typing import TYPE_CHECKING, Final
 
-from headrace.cli.session import UsageError
+from headrace.cli.session import Exit, UsageError, advised
 from headrace.config import LOG_LEVELS, split_tokens
-from headrace.errors import HeadraceError
 
 if TYPE_CHECKING:
     from headrace.tasks.app import Headrace
@@ -32,17 +32,24 @@ _PAUSE: Final = 1.0
 
 def prepare(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Run the tasks of an app. On SIGTERM or Ctrl-C it takes no more jobs, lets those that run end within --drain, "
-        "and gives the rest back at once."
+        "Run the tasks of an app. On SIGTERM or Ctrl-C it takes no more jobs, gives those that run --drain to end, and "
+        "hands the rest back at once."
     )
     parser.add_argument("app", metavar="MODULE:APP", help="where the app is, for example shop.jobs:app")
     parser.add_argument("--queues", metavar="A,B", help="queues to work on (default: those of the app's tasks)")
     parser.add_argument("--concurrency", type=int, default=10, metavar="N", help="jobs at once (default: 10)")
-    parser.add_argument("--processes", type=int, default=1, metavar="N", help="workers of this kind (default: 1)")
-    parser.add_argument("--drain", default="25s", metavar="TIME", help="for running jobs after a stop (default: 25s)")
-    parser.add_argument("--lease", default="30s", metavar="TIME", help="ours without a heartbeat for (default: 30s)")
-    parser.add_argument("--max-jobs-per-child", type=int, metavar="N", help="renew processes of handlers after N jobs")
-    parser.add_argument("--check", action="store_true", help="load the app, show its tasks and leave")
+    parser.add_argument("--processes", type=int, default=1, metavar="N", help="worker processes (default: 1)")
+    parser.add_argument(
+        "--drain", default="25s", metavar="TIME", help="time for running jobs to end after a stop (default: 25s)"
+    )
+    parser.add_argument(
+        "--lease",
+        default="30s",
+        metavar="TIME",
+        help="how long a worker that falls silent keeps its jobs (default: 30s)",
+    )
+    parser.add_argument("--max-jobs-per-child", type=int, metavar="N", help="replace a handler process after N jobs")
+    parser.add_argument("--check", action="store_true", help="load the app, show its tasks and exit")
     parser.add_argument("--log-format", choices=("text", "json"), default="text", help="(default: text)")
     parser.add_argument("--log-level", default="info", choices=LOG_LEVELS, help="(default: info)")
     parser.set_defaults(run=run)
@@ -53,14 +60,14 @@ def run(arguments: argparse.Namespace) -> int:
     from headrace.worker.logs import JobFields
 
     configure_logging(arguments.log_format, arguments.log_level, JobFields())
-    if arguments.processes > 1:
+    if arguments.processes > 1 and not arguments.check:
         return Supervisor(arguments.processes).run()
     app = load_app(arguments.app)
     if arguments.check:
         show(app)
         return 0
     if not app.tasks:
-        raise HeadraceError(f"{arguments.app} has no tasks: decorate functions with @app.task()")
+        raise UsageError(f"{arguments.app} has no tasks: decorate functions with @app.task()")
     return work(app, arguments)
 
 
@@ -74,17 +81,20 @@ def load_app(place: str) -> Headrace:
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        raise HeadraceError(f"cannot import {module_name!r}: {error}. Run this in the folder that has it.") from error
+        if not f"{module_name}.".startswith(f"{error.name}."):
+            raise  # the module is there; what it imports is not
+        hint = "write a module, not a file: shop.jobs:app, and run this in the folder that has it"
+        raise advised(UsageError(f"cannot import {module_name!r}: {error}"), hint) from None
     app = getattr(module, name or "app", None)
     if not isinstance(app, Headrace):
         names = [key for key, value in vars(module).items() if isinstance(value, Headrace)]
         hint = f"; it has {module_name}:{names[0]}" if names else ""
-        raise HeadraceError(f"{place!r} is no Headrace app{hint}")
+        raise UsageError(f"{place!r} is not a Headrace app{hint}")
     return app
 
 
 def show(app: Headrace) -> None:
-    print(app.url)
+    print(re.sub("//[^/@]*@", "//", app.url.partition("?")[0]))  # without a token or password
     for task in sorted(app.tasks.values(), key=lambda task: (task.queue, task.name)):
         schedule = app.schedules.get(task.name)
         when = f"  {schedule.cron or f'every {schedule.every}'}" if schedule else ""
@@ -121,9 +131,10 @@ def work(app: Headrace, arguments: argparse.Namespace) -> int:
 
 
 class Supervisor:
-    """Keeps N processes of this command alive."""
+    """Keeps N processes of this command alive, unless they say that it is the command that is wrong."""
 
     def __init__(self, count: int) -> None:
+        self._code = Exit.OK
         self._children: dict[int, subprocess.Popen[bytes]] = {}
         self._due = dict.fromkeys(range(count), 0.0)
         """Places without a process, and when the next one may be started there."""
@@ -135,7 +146,7 @@ class Supervisor:
         while self._children or not self._is_stopping:
             self._look_after()
             time.sleep(_LOOK_EVERY)
-        return 0
+        return self._code
 
     def _look_after(self) -> None:
         now = time.monotonic()
@@ -149,26 +160,25 @@ class Supervisor:
 
     def _start(self, slot: int) -> None:
         del self._due[slot]
-        command = [sys.executable, "-m", "headrace", *_without_processes(sys.argv[1:])]
+        command = [sys.executable, "-m", "headrace", *_for_one(sys.argv[1:])]
         # A group of their own: Ctrl-C reaches us alone, and we pass it on.
         self._children[slot] = subprocess.Popen(command, start_new_session=True)
 
     def _bury(self, slot: int, now: float) -> None:
         child = self._children.pop(slot)
         self._due[slot] = now + _PAUSE
-        if not self._is_stopping:
-            log.error("worker process %d ended with code %s; starting another one", child.pid, child.returncode)
+        if self._is_stopping:
+            return
+        if child.returncode == Exit.USAGE:  # it said why, and another one would say the same
+            self._is_stopping, self._code = True, Exit.USAGE
+            return
+        log.error("worker process %d ended with code %s; starting another one", child.pid, child.returncode)
 
     def _stop(self, number: int, frame: object) -> None:
         self._is_stopping = True
 
 
-def _without_processes(argv: list[str]) -> list[str]:
-    kept: list[str] = []
-    words = iter(argv)
-    for word in words:
-        if word == "--processes":
-            next(words, None)
-        elif not word.startswith("--processes="):
-            kept.append(word)
-    return kept
+def _for_one(argv: list[str]) -> list[str]:
+    """The same command line for one process: where a flag is given twice, however spelled, the last one counts."""
+    options_end = argv.index("--") if "--" in argv else len(argv)
+    return [*argv[:options_end], "--processes=1", *argv[options_end:]]

@@ -25,7 +25,7 @@ COLUMNS: Final = (
 
 
 def prepare(parser: argparse.ArgumentParser) -> None:
-    parser.description = "List the workers that made themselves known."
+    parser.description = "List the registered workers."
     parser.add_argument("--queue", metavar="QUEUE", help="only those that serve this queue")
     add_client_flags(parser)
     parser.set_defaults(run=run)

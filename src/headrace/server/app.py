@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import importlib
 import logging
+import os
 import resource
 import signal
 import ssl
@@ -61,10 +63,7 @@ class App:
             await self.tcp.start()
         except OSError as error:
             await self.engine.stop()
-            raise ConfigError(
-                f"cannot listen on {self.settings.bind_host}:{self.settings.tcp_port}: {error.strerror or error}. "
-                "Is another server running? Choose another port with --tcp-port."
-            ) from error
+            raise _cannot_listen(self.settings, "tcp_port", error) from error
         self._start_webhooks()
         # TCP clients are served already, also while this is done.
         await asyncio.get_running_loop().run_in_executor(None, know_all)
@@ -87,10 +86,7 @@ class App:
         except OSError as error:
             self.http = None
             await self.stop()
-            raise ConfigError(
-                f"cannot listen on {self.settings.bind_host}:{self.settings.http_port}: {error.strerror or error}. "
-                "Is another server running? Choose another port with --http-port, or turn HTTP off with 0."
-            ) from error
+            raise _cannot_listen(self.settings, "http_port", error) from error
 
     def _start_webhooks(self) -> None:
         from headrace.server.webhooks import Webhooks  # clients need not wait for this import
@@ -112,6 +108,19 @@ class App:
         await self.tcp.stop()
         await self.webhooks.stop(deadline)
         await self.engine.stop()
+
+
+def _cannot_listen(settings: Settings, name: str, error: OSError) -> ConfigError:
+    """What the operating system said, and what to do about it."""
+    port, flag = getattr(settings, name), f"--{name.replace('_', '-')}"
+    code = error.errno or 0
+    reason = os.strerror(code) if code > 0 else error.strerror or error  # those of name lookups are negative
+    told = ConfigError(f"cannot listen on {settings.bind_host}:{port}: {reason}")
+    if error.errno == errno.EADDRINUSE:
+        told.add_note(f"is another server running? Choose another port with {flag}")
+    else:
+        told.add_note(f"--host names the address to listen on, {flag} the port")
+    return told
 
 
 def _backend_of(settings: Settings) -> AnyBackend:
@@ -149,7 +158,8 @@ def _tls_context(settings: Settings) -> ssl.SSLContext | None:
     try:
         context.load_cert_chain(settings.tls_cert, settings.tls_key)
     except (OSError, ssl.SSLError) as error:
-        raise ConfigError(f"cannot load the TLS certificate or key: {error}") from error
+        files = f"{settings.tls_cert} and {settings.tls_key}"
+        raise ConfigError(f"cannot load the TLS certificate and key of {files}: {error}") from error
     return context
 
 

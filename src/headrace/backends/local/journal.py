@@ -132,12 +132,21 @@ class Journal:
         try:
             self._db = apsw.Connection(":memory:" if self.path is None else str(self.path))
             self._db.set_busy_timeout(5000)
+            self._refuse_strangers()
             for pragma in _PRAGMAS:
                 self._db.execute(pragma)
             self._migrate()
         except apsw.Error as error:
             self.close()
             raise StorageUnavailable(f"cannot open {self.path}: {error}") from error
+
+    def _refuse_strangers(self) -> None:
+        """A database without our version and with tables belongs to another program: it must stay as it is."""
+        (version,) = next(self.db.execute("PRAGMA user_version"))
+        (tables,) = next(self.db.execute("SELECT count(*) FROM sqlite_master"))
+        if tables and not version:
+            self.close()
+            raise StorageUnavailable(f"{self.path} is the database of another program: name another file")
 
     def _take_lock(self, path: Path) -> None:
         lock_path = path.with_name(path.name + ".lock")
