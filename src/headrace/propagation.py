@@ -93,6 +93,12 @@ def new_span_id() -> str:
 _RECORD_KEYS: Final = frozenset((*logging.makeLogRecord({}).__dict__, "message", "asctime"))
 
 
+def log_fields(meta: PropagationMeta) -> dict[str, Any]:
+    """The keys that a log record can have as attributes. It has a few of its own, `name` and `args` among them, and
+    logging refuses others of that name."""
+    return {key: value for key, value in meta.items() if key not in _RECORD_KEYS}
+
+
 class PropagationFilter(logging.Filter):
     """Adds the keys of the current meta to log records: `handler.addFilter(PropagationFilter())`.
 
@@ -102,9 +108,7 @@ class PropagationFilter(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         meta = _current.get()
         record.meta = dict(meta)
-        for key, value in meta.items():
-            if key not in _RECORD_KEYS:
-                setattr(record, key, value)
+        vars(record).update(log_fields(meta))
         return True
 
 

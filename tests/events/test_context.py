@@ -37,6 +37,18 @@ async def test_ew_016_017_the_context_tells_of_the_event_and_is_immutable(events
         ctx.meta["x"] = 1  # type: ignore[index]
 
 
+async def test_a_key_that_log_records_have_of_their_own_breaks_no_logger(events: Events) -> None:
+    @events.on(echo)
+    async def handle(ctx: EventContext[Any]) -> Any:
+        ctx.log.warning("said")
+        return dict(ctx.meta)
+
+    async with events:
+        with propagate(name="ada", message="hi", tenant="t1"):
+            meta = await events.emit(echo, 1, timeout=5)
+    assert meta == {"name": "ada", "message": "hi", "tenant": "t1"}
+
+
 async def test_ew_018_the_logger_is_named_after_the_event_and_carries_the_meta(events: Events) -> None:
     seen: list[EventContext[Any]] = []
     events.on(placed)(seen.append)

@@ -13,7 +13,7 @@ from msgspec import UNSET
 from headrace.events.definitions import EventDefinition
 from headrace.events.message import Emission, EventMessage
 from headrace.events.subscription import EventSubscription
-from headrace.propagation import PropagationMeta, current_meta
+from headrace.propagation import PropagationMeta, current_meta, log_fields
 from headrace.worker.context import JobContext
 
 if TYPE_CHECKING:
@@ -81,6 +81,6 @@ def context_of(message: EventMessage, data: Any, job: JobContext, events: Events
         causation_id=None if message.causation_id is UNSET else message.causation_id,
         meta=meta,
         job=job,
-        log=logging.LoggerAdapter(logging.getLogger(name), dict(meta)),
+        log=logging.LoggerAdapter(logging.getLogger(name), log_fields(meta)),
         _events=events,
     )
