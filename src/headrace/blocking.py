@@ -9,9 +9,13 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Coroutine
-from typing import Any, Generic, Protocol, Self, TypeVar
+from concurrent.futures import CancelledError
+from typing import Any, Final, Generic, Protocol, Self, TypeVar
+
+from headrace.errors import ProviderStoppedError
 
 T = TypeVar("T")
+_END_SECONDS: Final = 5.0
 
 
 class Hosted(Protocol):
@@ -37,11 +41,18 @@ class BlockingFace(Generic[H]):
             self._thread = threading.Thread(target=loop.run_forever, name="headrace-background", daemon=True)
             self._thread.start()
             try:
-                self._run(self._hosted.start())
+                self._run(self._started())
             except BaseException:
                 self._end(loop, self._thread)
                 raise
         return self
+
+    async def _started(self) -> None:
+        try:
+            await self._hosted.start()
+        except BaseException:
+            await self._hosted.stop()
+            raise
 
     def __exit__(self, *_: object) -> None:
         loop = self._hosted.loop
@@ -52,8 +63,9 @@ class BlockingFace(Generic[H]):
                 self._end(loop, self._thread)
 
     def _end(self, loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
+        asyncio.run_coroutine_threadsafe(_cancel_others(), loop).result(_END_SECONDS)
         loop.call_soon_threadsafe(loop.stop)
-        thread.join(timeout=5)
+        thread.join(_END_SECONDS)
         loop.close()
         self._hosted.loop = self._thread = None
 
@@ -67,7 +79,18 @@ class BlockingFace(Generic[H]):
         except RuntimeError:
             work.close()
             raise
-        return asyncio.run_coroutine_threadsafe(work, loop).result()
+        try:
+            return asyncio.run_coroutine_threadsafe(work, loop).result()
+        except CancelledError:
+            raise ProviderStoppedError(f"{type(self).__name__} was stopped by another thread meanwhile") from None
+
+
+async def _cancel_others() -> None:
+    """Threads may wait for what still runs here: without the loop they would wait for ever."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:

@@ -10,7 +10,16 @@ import pytest
 
 from headrace.client.channel import EventView
 from headrace.client.client import Client
-from headrace.errors import EventCancelledError, EventTimeoutError, HeadraceError, ProviderStoppedError
+from headrace.client.job import JobInfo
+from headrace.client.payloads import encode_payload
+from headrace.errors import (
+    EventCancelledError,
+    EventTimeoutError,
+    HeadraceError,
+    ProviderStoppedError,
+    StorageUnavailable,
+)
+from headrace.events import completion
 from headrace.events.completion import EARLY_SECONDS, MAX_EARLY, CompletionTracker
 from tests.events.conftest import eventually
 from tests.scale import scaled
@@ -221,6 +230,32 @@ async def test_a_gap_makes_it_look_at_the_jobs_that_are_waited_for(tracker: Comp
     say("gap", "")
     await eventually(lambda: seen)
     assert isinstance(seen[0], EventCancelledError)
+
+
+async def test_a_look_that_fails_is_taken_again_while_somebody_waits(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it a caller who waits for ever would: the end of the job is told once."""
+    monkeypatch.setattr(completion, "_LOOK_AGAIN", 0.001)
+    asked: list[str] = []
+
+    class Away(CompletionTracker):
+        async def _found(self, job_id: str) -> Any:
+            asked.append(job_id)
+            if len(asked) < 3:
+                raise StorageUnavailable("not now")
+            return JobInfo(id=job_id, state="completed", encoded_result=encode_payload("at last"))
+
+    Stream.made = []
+    tracker = Away(client, queue_events_class=Stream)
+    seen: list[Any] = []
+    tracker.register("q", "a", seen.append, timeout=0)
+    tracker.map_job_id("q", "j1", "a")
+    await tracker.listening("q")
+    say("gap", "")
+    await eventually(lambda: seen)
+    assert seen == ["at last"]
+    await tracker.stop()
 
 
 async def test_a_listener_that_cannot_begin_is_told_to_who_waits_for_it_and_tried_again(client: Client) -> None:

@@ -21,7 +21,8 @@ from headrace.errors import (
     ProviderStoppedError,
     RemoteError,
 )
-from headrace.events import EventContext, EventMessage, Events, Retry, event, propagate
+from headrace.events import EventContext, EventMessage, Events, Retry, event, propagate, receipts
+from headrace.events.groups import GroupRegistry, Subscriber
 from headrace.events.queues import EventWorker
 from headrace.worker.context import JobContext
 from tests.events.conftest import Order, Verdict, check, echo, eventually, placed, until
@@ -268,6 +269,47 @@ async def test_ew_105_a_receipt_outlives_its_job_and_is_written_only_after_succe
         assert await stored(events, "order.placed") == []
 
 
+async def test_without_a_default_group_the_one_that_answers_leaves_the_receipt(events: Events) -> None:
+    seen: list[str] = []
+    for group in ("billing", "search"):
+        events.on(placed, group=group)(lambda ctx, group=group: seen.append(group))
+    async with events:
+        await events.emit(placed, Order(), key="k")
+        await until(lambda: events.provider.has_receipt("order.placed", "k"))
+        await eventually(lambda: len(seen) == 2)
+        assert await events.provider.has_retained_event("order.placed", "k")
+        for group in ("billing", "search"):
+            await until(lambda group=group: events.provider.queues.get_queue("order.placed", group).clean(0))
+        await events.emit(placed, Order(), key="k")
+        assert await stored(events, "order.placed", "billing") == []
+        assert await stored(events, "order.placed", "search") == []
+
+
+async def test_a_key_that_was_handled_is_left_out_of_many(events: Events) -> None:
+    keyed = event("keyed", Order, key=lambda order: order.id)
+    seen: list[str] = []
+    events.on(keyed)(lambda ctx: seen.append(ctx.data.id))
+    async with events:
+        await events.emit(keyed, Order("a"))
+        await until(lambda: events.provider.has_receipt("keyed", "a"))
+        await until(lambda: events.provider.queues.get_queue("keyed").clean(0, "completed"))
+        assert await events.emit_many(keyed, [Order("a"), Order("b"), Order("b")]) == 3
+        await until(lambda: events.provider.has_receipt("keyed", "b"))
+    assert seen == ["a", "b"]
+
+
+async def test_old_receipts_go_with_the_first_one_that_a_process_writes(
+    events: Events, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with events:
+        await events.provider.receipts.write("old")
+        assert await events.provider.receipts.has("old")
+        monkeypatch.setattr(receipts, "KEPT", 0)
+        another = receipts.Receipts(events.provider.client, "events.receipts")
+        await another.prepare_retirement("new")
+        assert not await another.has("old")
+
+
 async def test_ew_106_a_key_is_retired_in_two_steps(events: Events) -> None:
     async with events:
         provider = events.provider
@@ -327,6 +369,20 @@ async def test_ew_107_a_ttl_drops_what_waited_too_long_and_sweeps_only_if_there_
     assert sweeper.cancelled()
     async with Events(memory) as plain:
         assert plain.provider._sweeper is None
+
+
+async def test_the_ttl_of_a_delayed_event_counts_from_when_it_is_due(memory: str) -> None:
+    later = event("later", Order)
+    async with Events(memory) as events:
+        await events.emit(later, Order(), delay=1)
+        queue = events.provider.queues.get_queue("later")
+        await until(lambda: queue.get_jobs("waiting"))
+        (job,) = await queue.get_jobs()
+        between = (job.created_at + job.run_at) / 2
+        await events.provider._drop_overdue(queue, (events.provider.client.clock.now_ms() - between) / 1000)
+        assert await queue.get_jobs() == [job]
+        await events.provider._drop_overdue(queue, 0)
+        assert await queue.get_jobs() == []
 
 
 async def test_ew_121_an_expired_request_is_dropped_and_not_run_late(events: Events) -> None:
@@ -401,6 +457,39 @@ async def test_a_group_outlives_its_workers_until_it_leaves(url: str) -> None:
         assert await keeper.provider.leave_group("order.placed", "g") is True
         await keeper.emit(placed, Order())
         assert len(await stored(keeper, "order.placed", "g")) == 1
+
+
+async def test_a_handler_whose_group_could_not_join_begins_with_the_next_start(
+    events: Events, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events.on(echo)(lambda ctx: ctx.data)
+
+    async def refuse(self: GroupRegistry, wanted: Subscriber) -> None:
+        raise HeadraceError("no room")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(GroupRegistry, "join", refuse)
+        with pytest.raises(ExceptionGroup, match="1 event handler"):
+            await events.start()
+    await events.start()
+    assert await events.emit(echo, 7, timeout=5) == 7
+
+
+async def test_events_that_could_not_begin_hold_nothing(memory: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    events = Events(memory)
+    events.on(echo)(lambda ctx: ctx.data)
+
+    async def refuse(self: GroupRegistry, wanted: Subscriber) -> None:
+        raise HeadraceError("no room")
+
+    monkeypatch.setattr(GroupRegistry, "join", refuse)
+    with pytest.raises(ExceptionGroup):
+        async with events:
+            pass
+    assert events._provider is None
+    with pytest.raises(ExceptionGroup), events.blocking:
+        pass
+    assert (events._provider, events.loop) == (None, None)
 
 
 async def test_what_is_no_group_among_the_groups_is_left_out(url: str, caplog: pytest.LogCaptureFixture) -> None:

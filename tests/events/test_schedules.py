@@ -10,7 +10,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from headrace.errors import InvalidCommand
-from headrace.events import EventContext, Events, event
+from headrace.events import EventContext, Events, Retry, event
 from headrace.schedules import parse_schedule
 from tests.events.conftest import Order, eventually, placed
 
@@ -106,6 +106,32 @@ async def test_a_scheduled_event_reaches_every_group(events: Events) -> None:
         assert len(await events.get_schedules(report)) == 1
         assert await events.unschedule_event(report, "s") is True
         assert await events.get_schedules(report) == []
+
+
+async def test_a_group_that_leaves_takes_its_schedules_along(events: Events) -> None:
+    for group in ("a", "b"):
+        events.on(report, group=group)(lambda ctx: None)
+    async with events:
+        await events.schedule_event(report, "s", cron="0 2 * * *", payload=Order())
+        assert await events.provider.leave_group("report.due", "b") is True
+        schedules = events.provider.schedules
+        assert await schedules.get_schedules("report.due", "b") == []
+        assert [info.schedule_id for info in await schedules.get_schedules("report.due", "a")] == ["s"]
+
+
+async def test_a_scheduled_event_is_tried_as_often_as_its_handler_wants(events: Events) -> None:
+    attempts: list[int] = []
+
+    @events.on(report, retry=Retry(5, backoff="fixed", delay=0.001))
+    async def fail(ctx: EventContext[Order]) -> None:
+        attempts.append(ctx.attempt)
+        raise ValueError("no")
+
+    async with events:
+        await events.schedule_event(report, "s", every=0.05, payload=Order())
+        await eventually(lambda: 5 in attempts)
+        await events.unschedule_event(report, "s")
+    assert max(attempts) == 5
 
 
 def test_ew_133_daylight_saving_fires_once_per_local_due_time() -> None:

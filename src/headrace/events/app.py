@@ -102,7 +102,11 @@ class Events:
         return self._provider
 
     async def __aenter__(self) -> Events:
-        await self.start()
+        try:
+            await self.start()
+        except BaseException:
+            await self.stop()
+            raise
         return self
 
     async def __aexit__(self, *_: object) -> None:

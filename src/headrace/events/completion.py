@@ -37,6 +37,7 @@ from headrace.propagation import ErrorReport, is_stall
 MAX_EARLY: Final = 1000
 EARLY_SECONDS: Final = 30.0
 _LOOK_SECONDS: Final = 5.0
+_LOOK_AGAIN: Final = 1.0
 _LOOKS_AT_ONCE: Final = 20
 
 OnSuccess = Callable[[Any], object]
@@ -245,20 +246,35 @@ class CompletionTracker:
         otherwise: BaseException | None,
         when_gone: BaseException | None = None,
     ) -> None:
-        """Settle those who wait for a job by its state; one that has not ended gets `otherwise`, if anything."""
-        async with self._is_looking:
+        """Settle those who wait for a job by its state; one that has not ended gets `otherwise`, if anything.
+
+        Without that, a store that does not answer is asked again for as long as somebody waits.
+        """
+        while True:
             try:
-                info = decode_job((await self._client.ask(GetJob(id=job_id), _LOOK_SECONDS)).job)
+                if self._settle(watched, await self._found(job_id)):
+                    return
             except NotFound:
-                info, otherwise = None, when_gone or otherwise
+                otherwise = when_gone or otherwise
             except HeadraceError:
-                info = None
-        if info is not None and info.state == "completed":
-            self._complete_all(watched, job_id, info.result)
-        elif info is not None and info.state == "failed":
-            self._fail_all(watched, job_id, failure_of(info))
-        elif otherwise is not None:
+                if otherwise is None and job_id in watched.jobs:
+                    await asyncio.sleep(_LOOK_AGAIN)
+                    continue
+            break
+        if otherwise is not None:
             self._fail_all(watched, job_id, otherwise)
+
+    async def _found(self, job_id: str) -> JobInfo:
+        async with self._is_looking:
+            return decode_job((await self._client.ask(GetJob(id=job_id), _LOOK_SECONDS)).job)
+
+    def _settle(self, watched: _Watched, info: JobInfo) -> bool:
+        """Whether the job has ended."""
+        if info.state == "completed":
+            self._complete_all(watched, info.id, info.result)
+        elif info.state == "failed":
+            self._fail_all(watched, info.id, failure_of(info))
+        return info.state in ("completed", "failed")
 
     def _expire(self, watched: _Watched, subscription_id: str, limit: float) -> None:
         late = EventTimeoutError(f"Request timeout after {limit * 1000:g}ms")
@@ -269,7 +285,8 @@ class CompletionTracker:
             self._spawn(self._look_last(watched, subscription_id, pending.job_id, late))
 
     async def _look_last(self, watched: _Watched, subscription_id: str, job_id: str, late: EventTimeoutError) -> None:
-        await self._look(watched, job_id, None)
+        with contextlib.suppress(HeadraceError):
+            self._settle(watched, await self._found(job_id))
         self.fail(watched.name, subscription_id, late)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:

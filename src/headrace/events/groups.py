@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from headrace.client.client import Client
 from headrace.client.events import QueueEvents
-from headrace.client.options import Backoff
+from headrace.client.options import Backoff, Options
 from headrace.client.queue import Queue
 from headrace.errors import HeadraceError
 from headrace.propagation import Retry
@@ -37,7 +37,7 @@ class Subscriber(Struct, rename="camel", omit_defaults=True):
     delay_ms: float | None = None
     max_delay_ms: float | None = None
 
-    def options(self) -> dict[str, Any]:
+    def options(self) -> Options:
         if self.attempts is None:
             return {}
         longest = None if self.max_delay_ms is None else self.max_delay_ms / 1000
@@ -58,6 +58,7 @@ class GroupRegistry:
         self._queue = Queue(client, queue)
         self._groups: dict[str, tuple[Subscriber, ...]] = {}
         self._listener: asyncio.Task[None] | None = None
+        self._loading = asyncio.Lock()
 
     async def start(self) -> None:
         listening: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -97,6 +98,10 @@ class GroupRegistry:
                 listening.set_exception(error)
 
     async def _load(self) -> None:
+        async with self._loading:  # one after the other: what was read later is what counts
+            self._groups = await self._read()
+
+    async def _read(self) -> dict[str, tuple[Subscriber, ...]]:
         found: dict[str, list[Subscriber]] = {}
         for offset in range(0, _MAX_GROUPS, _PAGE):
             page = await self._queue.get_jobs(limit=_PAGE, offset=offset)
@@ -109,7 +114,7 @@ class GroupRegistry:
                     found.setdefault(known.event, []).append(known)
             if len(page) < _PAGE:
                 break
-        self._groups = {
+        return {
             event: tuple(sorted(groups, key=lambda known: known.group is not None)) for event, groups in found.items()
         }
 

@@ -23,8 +23,9 @@ from msgspec import UNSET, Raw
 from headrace.client.client import Client
 from headrace.client.options import Options
 from headrace.client.payloads import decode_payload, encode_payload
+from headrace.client.queue import Queue
 from headrace.durations import Duration, positive_seconds, seconds
-from headrace.errors import HeadraceError, InvalidCommand, ProviderStoppedError
+from headrace.errors import HeadraceError, InvalidCommand, NotFound, PayloadError, ProviderStoppedError
 from headrace.events.completion import CompletionTracker
 from headrace.events.groups import GroupRegistry, Subscriber, subscriber
 from headrace.events.message import EmitOptions, EventMessage, encode_message, message_of
@@ -135,9 +136,17 @@ class EventProvider:
                 for group in {known.group for known in self.groups.of(name)} | {None}:
                     queue = self.queues.get_queue(name, group)
                     with contextlib.suppress(HeadraceError):
-                        await queue.clean(ttl, "waiting", SWEEP_LIMIT)
+                        await self._drop_overdue(queue, ttl)
                         await queue.clean(ttl, "failed", SWEEP_LIMIT)
             await asyncio.sleep(self._sweep_interval)
+
+    async def _drop_overdue(self, queue: Queue, ttl: float) -> None:
+        """Drop what should have begun long ago. A delay does not count: `clean` would count from the emission."""
+        before = self.client.clock.now_ms() - ttl * 1000
+        for job in await queue.get_jobs("waiting", limit=SWEEP_LIMIT):
+            if job.run_at <= before:
+                with contextlib.suppress(NotFound):  # it is gone already
+                    await queue.job(job.id).cancel()
 
     # -- emitting ------------------------------------------------------------------------------------------------------
 
@@ -220,12 +229,22 @@ class EventProvider:
         return count + len(chunk)
 
     async def _push_many(self, event_name: str, chunk: list[tuple[EventMessage, EmitOptions]]) -> None:
+        chunk = await self._without_receipt(event_name, chunk)
         for target in self._targets(event_name) if chunk else ():
             jobs = [
                 (encode_message(message), self._job_options(message, options, options.expires, target))
                 for message, options in chunk
             ]
             await self.queues.add_jobs(event_name, target.group, jobs)
+
+    async def _without_receipt(
+        self, event_name: str, chunk: list[tuple[EventMessage, EmitOptions]]
+    ) -> list[tuple[EventMessage, EmitOptions]]:
+        """Those whose key was not handled yet."""
+        keys = {key for _, options in chunk if (key := options.idempotency_key) is not None}
+        found = await asyncio.gather(*(self.receipts.has(self._key_id(event_name, key)) for key in keys))
+        handled = {key for key, is_handled in zip(keys, found, strict=True) if is_handled}
+        return [one for one in chunk if one[1].idempotency_key not in handled]
 
     # -- pushing -------------------------------------------------------------------------------------------------------
 
@@ -303,7 +322,8 @@ class EventProvider:
         return await self._retained_state(event_name, key) == "failed"
 
     async def _retained_state(self, event_name: str, key: str) -> str:
-        return await self.queues.get_queue(event_name).job(self._key_id(event_name, key)).state()
+        group = self._targets(event_name)[0].group
+        return await self.queues.get_queue(event_name, group).job(self.queues.job_id(event_name, group, key)).state()
 
     # -- handling ------------------------------------------------------------------------------------------------------
 
@@ -320,24 +340,36 @@ class EventProvider:
 
         async def unwrapped(context: JobContext, worker: EventWorker) -> Any:
             message = message_of(context.info)
+            if message.event_name != event_name:  # `a.b` and the group `b` of `a` have one queue
+                what = f"job {context.id} of {context.queue}"
+                raise PayloadError(what, "$.eventName", f"{message.event_name!r} is not {event_name!r}")
             result = await handler(message, context, worker)
-            if message.idempotency_key is not UNSET and group is None:
+            if message.idempotency_key is not UNSET and self._targets(event_name)[0].group == group:
                 await self.receipts.write(self._key_id(event_name, message.idempotency_key))
             return result
 
         await self.queues.register_worker(event_name, unwrapped, group, **worker_options)
-        await self.groups.join(subscriber(event_name, group, retry))
+        try:
+            await self.groups.join(subscriber(event_name, group, retry))
+        except BaseException:
+            await self.queues.close_worker(event_name, group)
+            raise
 
     async def leave_group(self, event_name: str, group: str | None = None) -> bool:
-        """Emit no more events for a group; what waits for it stays in its queue."""
-        return await self.groups.leave(event_name, group)
+        """Emit no more events for a group, nor by the clock; what waits for it stays in its queue."""
+        has_left = await self.groups.leave(event_name, group)
+        for info in await self.schedules.get_schedules(event_name, group):
+            await self.schedules.unschedule(event_name, info.schedule_id, group)
+        return has_left
 
     # -- schedules -----------------------------------------------------------------------------------------------------
 
     async def schedule_event(self, event_name: str, schedule_id: str, **schedule: Any) -> ScheduleInfo:
         """Emit an event by the clock, for the groups there are now; `unschedule_event` ends it."""
         infos = [
-            await self.schedules.schedule(event_name, schedule_id, group=target.group, **schedule)
+            await self.schedules.schedule(
+                event_name, schedule_id, group=target.group, retry=target.options(), **schedule
+            )
             for target in self._targets(event_name)
         ]
         return infos[0]

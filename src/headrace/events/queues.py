@@ -87,7 +87,7 @@ class QueueManager:
     ) -> None:
         self.queue_prefix = queue_prefix
         self._client = client
-        self._defaults: Options = {**(default_retry or Retry()).options(), **(default_job_options or {})}
+        self.defaults: Options = {**(default_retry or Retry()).options(), **(default_job_options or {})}
         self._worker_options = {"concurrency": DEFAULT_CONCURRENCY, "lease": LEASE_SECONDS}
         self._worker_options |= default_worker_options or {}
         self._queue_class = queue_class
@@ -115,7 +115,7 @@ class QueueManager:
     async def add_job(self, event_name: str, data: Any, group: str | None = None, **options: Any) -> str:
         """Add one job; its id, or that of the job which has the same id already."""
         queue = self.get_queue(event_name, group)
-        job = await queue.add(JOB_NAME, data, **cast("Options", {**self._defaults, **options}))
+        job = await queue.add(JOB_NAME, data, **cast("Options", {**self.defaults, **options}))
         self._hooks.tell("on_job_added", event_name, job.id)
         return job.id
 
@@ -126,7 +126,7 @@ class QueueManager:
         encoded = encode_payload(data)
         entries = []
         for group, given in jobs:
-            options = {**self._defaults, **given}
+            options = {**self.defaults, **given}
             job_id = options.pop("job_id")
             fields = wire_options(options, self._client.clock.now_ms)
             entry = PushEntry(name=JOB_NAME, data=encoded, **fields)
@@ -138,7 +138,7 @@ class QueueManager:
     async def add_jobs(self, event_name: str, group: str | None, jobs: Sequence[tuple[Any, dict[str, Any]]]) -> None:
         """Add many events in few commands."""
         new = [
-            NewJob(name=JOB_NAME, data=data, options=cast("Options", {**self._defaults, **options}))
+            NewJob(name=JOB_NAME, data=data, options=cast("Options", {**self.defaults, **options}))
             for data, options in jobs
         ]
         for job in await self.get_queue(event_name, group).add_many(new):
@@ -173,6 +173,12 @@ class QueueManager:
             self._workers.pop(name, None)
             raise
         return worker
+
+    async def close_worker(self, event_name: str, group: str | None = None) -> None:
+        """Handle the events of a queue no more."""
+        worker = self._workers.pop(self.get_queue_name(event_name, group), None)
+        if worker is not None:
+            await worker.close()
 
     async def _measured(self, event_name: str, handler: JobHandler, context: JobContext, worker: EventWorker) -> Any:
         began = time.perf_counter()

@@ -11,6 +11,7 @@ from typing import Final, Literal
 
 from headrace.client.client import Client
 from headrace.client.queue import Queue
+from headrace.errors import NotFound
 
 KEPT: Final = "7d"
 _CLEAN_EVERY: Final = 1000
@@ -35,9 +36,6 @@ class Receipts:
         if await self._drop(key_id, "swallow"):
             return
         await self._put(key_id, "receipt")
-        self._written += 1
-        if self._written % _CLEAN_EVERY == 0:
-            await self._queue.clean(KEPT, "waiting", _CLEAN_EVERY)
 
     async def prepare_retirement(self, key_id: str) -> None:
         await self._put(key_id, "retiring")
@@ -53,10 +51,17 @@ class Receipts:
 
     async def _put(self, key_id: str, mark: Mark) -> None:
         await self._queue.add(mark, job_id=_id(key_id, mark))
+        # With the first one, too: processes that live for less than a lot of receipts would let them pile up.
+        if self._written % _CLEAN_EVERY == 0:
+            await self._queue.clean(KEPT, "waiting", _CLEAN_EVERY)
+        self._written += 1
 
     async def _drop(self, key_id: str, mark: Mark) -> bool:
         job = self._queue.job(_id(key_id, mark))
-        return await job.state() != "unknown" and await job.cancel()
+        try:
+            return await job.state() != "unknown" and await job.cancel()
+        except NotFound:
+            return False  # somebody else was faster
 
 
 def _id(key_id: str, mark: str) -> str:

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from msgspec import UNSET, Raw, Struct
 
+from headrace.client.options import Options
 from headrace.client.payloads import encode_payload
 from headrace.commands.cron import CronView
 from headrace.durations import Duration, milliseconds
@@ -51,8 +52,9 @@ class ScheduledEventManager:
         meta: dict[str, Any] | None = None,
         catch_up: bool = False,
         group: str | None = None,
+        retry: Options | None = None,
     ) -> ScheduleInfo:
-        """Create a schedule, or replace the one of this id."""
+        """Create a schedule, or replace the one of this id. `retry` is what its group wants of attempts and backoff."""
         _check(schedule_id, cron, every)
         data = ScheduledMessage(
             event_name=event_name,
@@ -62,6 +64,7 @@ class ScheduledEventManager:
         )
         queue = self._queues.get_queue(event_name, group)
         name = f"{schedule_id}@{queue.name}"
+        options: Options = {**self._queues.defaults, **(retry or {})}
         # Every run is an event of its own: a slow handler must not swallow the next one.
         view = await queue.schedule(
             name,
@@ -72,6 +75,8 @@ class ScheduledEventManager:
             job_name=JOB_NAME,
             overlap=True,
             catch_up=catch_up,
+            attempts=options["attempts"],
+            backoff=options["backoff"],
         )
         return _info(view, event_name)
 
