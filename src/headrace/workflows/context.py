@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import msgspec
+from msgspec import Raw
 
-from headrace.client.payloads import decode_payload
+from headrace.client.payloads import decode_payload, encode_payload
 from headrace.errors import InvalidCommand, PayloadError, WorkflowError
+from headrace.model import MAX_DATA_BYTES
 from headrace.propagation import PropagationMeta
 from headrace.tasks.arguments import converted
 from headrace.worker.context import JobContext
@@ -19,6 +21,9 @@ from headrace.workflows.plan import Body
 
 D = TypeVar("D")
 T = TypeVar("T")
+
+MOST_LOG_BYTES: Final = 24 * 1024 * 1024
+"""Less than half of what one reply can hold: the result of a flow may be all its results once more."""
 
 
 def fitted(value: Any, wanted: Any, what: str) -> Any:
@@ -30,6 +35,17 @@ def fitted(value: Any, wanted: Any, what: str) -> Any:
     except (msgspec.ValidationError, ValueError, TypeError) as error:
         reason, _, path = str(error).partition(" - at ")
         raise PayloadError(what, path.strip("`") or "$", reason) from None
+
+
+def encoded(value: Any, wanted: Any, what: str, already: int = 0) -> Raw:
+    """The value as it is written to the log of a flow, if it fits its type, and the log that has so many bytes
+    already: whoever works on a flow reads all of it."""
+    found = encode_payload(fitted(value, wanted, what))
+    if len(found) > MAX_DATA_BYTES:
+        raise PayloadError(what, "$", f"{len(found)} bytes are too many, the most is {MAX_DATA_BYTES}")
+    if already + len(found) > MOST_LOG_BYTES:
+        raise PayloadError(what, "$", f"the flow would have more than {MOST_LOG_BYTES} bytes of data and results")
+    return found
 
 
 class Results(Mapping[str, Any]):

@@ -6,12 +6,12 @@ import time
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from headrace.client.payloads import decode_payload, encode_payload
+from headrace.client.payloads import decode_payload
 from headrace.commands.flows import FlowFound
 from headrace.durations import Duration, seconds
 from headrace.errors import JobTimeout, NotFound, Refused, WorkflowError, WorkflowTimeoutError
 from headrace.model import FlowStatus
-from headrace.workflows.context import fitted
+from headrace.workflows.context import encoded, fitted
 from headrace.workflows.definition import WorkflowDefinition
 from headrace.workflows.failures import failure_of
 from headrace.workflows.ledger import entry_of, record_of
@@ -96,7 +96,8 @@ class FlowHandle(Generic[R]):
 
     async def signal(self, name: str, payload: Any = None) -> None:
         """Give it the signal that it waits for, or will wait for. Refused when it never will, or has it already."""
-        decision = await self._provider.carry_out(self.id, Signalled(name, encode_payload(payload)))
+        given = encoded(payload, Any, f"payload of signal {name!r}")
+        decision = await self._provider.carry_out(self.id, Signalled(name, given))
         if not decision.entries:
             raise Refused(f"Flow {self.id} does not take the signal: {decision.refusal}")
 

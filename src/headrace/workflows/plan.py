@@ -18,10 +18,16 @@ from msgspec import Raw, Struct
 
 from headrace.client.options import Backoff
 from headrace.durations import Duration, milliseconds
-from headrace.model import NIL
+from headrace.errors import InvalidCommand
+from headrace.model import NIL, YEAR_MS
 from headrace.model import Backoff as WireBackoff
 from headrace.propagation import ErrorReport, PropagationMeta, Retry
 from headrace.workflows.definition import Step, WorkflowDefinition
+
+MOST_PARALLEL: Final = 900
+"""One command pushes at most 1000 jobs."""
+MOST_ATTEMPTS: Final = 1000
+"""Of a job, by the protocol. A job of a flow has one for each attempt and each stall, and one to tell the end."""
 
 Cause = Literal["step", "complete", "timeout", "cancel"]
 
@@ -77,6 +83,22 @@ def plan_of(definition: WorkflowDefinition[Any, Any], *, step_timeout: float | N
     """`step_timeout` (ms) is that of steps which have none of their own."""
     groups = tuple(tuple(_step_plan(one, step_timeout) for one in group.steps) for group in definition.step_groups)
     return Plan(definition.name, groups, definition.version, **options)
+
+
+def check_plan(plan: Plan) -> None:
+    """Refuse what the store would refuse only when the flow gets there."""
+    for group in plan.groups:
+        if len(group) > MOST_PARALLEL:
+            raise InvalidCommand(f"workflow {plan.workflow!r} has a group of more than {MOST_PARALLEL} steps")
+        for one in group:
+            if (one.span or 0) > YEAR_MS:
+                raise InvalidCommand(f"step {one.name!r} of workflow {plan.workflow!r} may not last longer than a year")
+            policies = (one.retry or plan.retry, one.rollback_retry or plan.rollback_retry)
+            if max(policy.attempts for policy in policies) + plan.max_stalls >= MOST_ATTEMPTS:
+                raise InvalidCommand(
+                    f"step {one.name!r} of workflow {plan.workflow!r} is tried too often: attempts and max_stalls must "
+                    f"be less than {MOST_ATTEMPTS} together"
+                )
 
 
 def _step_plan(given: Step[Any], timeout: float | None) -> StepPlan:

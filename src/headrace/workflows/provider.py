@@ -28,7 +28,6 @@ from msgspec import structs
 
 from headrace.client.client import Client
 from headrace.client.options import RateLimit
-from headrace.client.payloads import encode_payload
 from headrace.client.queue import Queue
 from headrace.commands.flows import FlowFound, FlowGet, FlowList
 from headrace.connect import DEFAULT_URL, open_client, release_client
@@ -38,12 +37,12 @@ from headrace.hooks import Hooks
 from headrace.model import Flow, FlowStatus
 from headrace.propagation import Retry, capture
 from headrace.workflows.blocking import BlockingWorkflows
-from headrace.workflows.context import fitted
+from headrace.workflows.context import encoded
 from headrace.workflows.definition import WorkflowDefinition
 from headrace.workflows.handle import FlowHandle
 from headrace.workflows.ledger import REMEMBERED_FLOWS, FlowMetrics, Ledger, entry_of, record_of
 from headrace.workflows.machine import Decision, News, Run, begin
-from headrace.workflows.plan import Body, Entry, ExecuteOptions, Plan, Policy, plan_of
+from headrace.workflows.plan import Body, Entry, ExecuteOptions, Plan, Policy, check_plan, plan_of
 from headrace.workflows.registry import Implementation, StepRegistry
 from headrace.workflows.runner import FlowWorker
 from headrace.workflows.tree import steps_queue, workflow_queue
@@ -234,7 +233,7 @@ class Workflows:
                 await self._queue_class(parts.client, steps).limit_rate(limit)
             parts.step_workers.append(self._started(parts, steps, concurrency))
             parts.flow_workers.append(self._started(parts, flows, concurrency))
-        await asyncio.gather(*(worker.ready.wait() for worker, _ in parts.workers))
+        await asyncio.gather(*map(_ready, parts.workers))
 
     def _started(self, parts: _Parts, queue: str, concurrency: int) -> Running:
         worker = self._worker_class(
@@ -249,7 +248,13 @@ class Workflows:
             lease=self._stall,
             drain=self._drain,
         )
-        return worker, asyncio.create_task(worker.run(handle_signals=False))
+        task = asyncio.create_task(worker.run(handle_signals=False))
+        task.add_done_callback(self._tell_of_death)
+        return worker, task
+
+    def _tell_of_death(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and task.exception() is not None:
+            self._log.error("a worker of flows works no more: %s", task.exception())
 
     async def stop(self) -> None:
         """Take no more work, let running steps end, then running decisions; whoever still waits for a result gets
@@ -302,7 +307,7 @@ class Workflows:
         parts = self._running()
         if not isinstance(definition, WorkflowDefinition):
             raise WorkflowError(f"{definition!r} is no workflow: build one with workflow(...).build()")
-        given = encode_payload(fitted(data, definition.data, f"data of workflow {definition.name!r}"))
+        given = encoded(data, definition.data, f"data of workflow {definition.name!r}")
         plan = self._plan(definition, options)
         meta = options.get("meta")
         carried = dict(capture() if meta is None else meta)
@@ -322,7 +327,7 @@ class Workflows:
             raise TypeError(f"execute() does not know the option {min(unknown)!r}; there are: {known}")
         timeout = options.get("timeout")
         base = milliseconds(self._default_timeout if timeout is None else timeout, "timeout")
-        return plan_of(
+        plan = plan_of(
             definition,
             step_timeout=self._step_timeout,
             timeout=base + self._stall * 1000 if base else 0,
@@ -330,6 +335,8 @@ class Workflows:
             priority=options.get("priority", 0),
             **self._policies,
         )
+        check_plan(plan)
+        return plan
 
     async def _begin(self, ledger: Ledger, flow_id: str, decision: Decision) -> Flow:
         plan = decision.entries[0].body.plan
@@ -394,10 +401,20 @@ class Workflows:
         return await self._running().watch.wait_change(flow_id, revision, after)
 
 
+async def _ready(running: Running) -> None:
+    """Return when the worker takes jobs; raise what ended it before."""
+    worker, task = running
+    ready = asyncio.ensure_future(worker.ready.wait())
+    await asyncio.wait((ready, task), return_when=asyncio.FIRST_COMPLETED)
+    if not ready.done():
+        ready.cancel()
+        await task
+
+
 async def _drained(workers: list[Running]) -> None:
     for worker, _ in workers:
         worker.stop()
-    await asyncio.gather(*(task for _, task in workers))
+    await asyncio.gather(*(task for _, task in workers), return_exceptions=True)  # deaths were told already
 
 
 def _kept_steps(run: Run) -> set[str]:

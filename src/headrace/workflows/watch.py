@@ -63,7 +63,8 @@ class FlowWatch:
             answered = time.monotonic()
             if found.flow.status.is_final or (deadline is not None and time.monotonic() >= deadline):
                 return found
-            span = min(2 * span, _LONGEST_SLICE)
+            # Where many wait, those who have no slot must not hear of their end too late.
+            span = _SLICE if self._slots.locked() else min(2 * span, _LONGEST_SLICE)
             deadline = min((end for end in (patience, self._own_deadline(found)) if end is not None), default=None)
 
     def _own_deadline(self, found: FlowFound) -> float | None:
