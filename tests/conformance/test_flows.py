@@ -36,9 +36,10 @@ def advance(
     steps: tuple[NewStep, ...] = (),
     held: Held | None = None,
     drop: tuple[str, ...] = (),
+    stop: tuple[str, ...] = (),
 ) -> Any:
     ack = None if held is None else Ack(held.id, held.token)
-    return rig.advance_flow(flow, revision, status, steps, jobs, ack, drop)
+    return rig.advance_flow(flow, revision, status, steps, jobs, ack, drop, stop)
 
 
 def log(rig: Rig, flow: str = "f", after: int = 0) -> list[tuple[int, str, str, int, Any]]:
@@ -188,6 +189,24 @@ class TestDeciding:
         assert rig.count("wf") == {}, "no news, and no job that was to come"
         with pytest.raises(NotFound):
             rig.ack(held)
+
+    def test_jobs_that_are_stopped_go_on_at_work_and_else_go_with_news(self, rig: Rig) -> None:
+        start(rig, *(job(custom_id=f"f-{n}", name="charge", priority=n) for n in range(2)))
+        advance(rig, 1, job(custom_id="f-2", name="ship", delay=5000))
+        start(rig, job(custom_id="g-0", flow="g"), flow="g")
+        held = rig.take("wf.steps")
+        rig.take_words()
+        stop = ("f-0", "f-1", "f-2", "f-2", "g-0", "nobody")
+        advance(rig, 2, status=FlowStatus.COMPENSATING, stop=stop)
+        assert rig.take_words() == ["flow-compensating", *["pushed", "removed"] * 2]
+        assert rig.count("wf.steps") == {"active": 1, "waiting": 1}
+        told = [rig.take("wf").job["data"] for _ in range(2)]
+        assert [(news["news"], news["job"], news["name"]) for news in told] == [
+            ("job-removed", "f-0", "charge"),
+            ("job-removed", "f-2", "ship"),
+        ]
+        assert {news["error"] for news in told} == {"its flow was stopped"}
+        assert advance(rig, 3, held=held).revision == 4
 
 
 class TestNewsOfJobs:

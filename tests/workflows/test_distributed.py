@@ -17,7 +17,7 @@ from msgspec import Raw
 from headrace.commands.flows import FlowCancel, FlowSignal
 from headrace.errors import WorkflowCancelledError, WorkflowRollbackError, WorkflowStepError
 from headrace.propagation import Retry, propagate
-from headrace.workflows import FlowStatus, Workflows, step, workflow
+from headrace.workflows import FlowStatus, Workflows, runner, step, workflow
 from headrace.workflows.testing import Saga, define
 from headrace.workflows.testing.contract import eventually
 from tests.scale import scaled
@@ -71,6 +71,40 @@ async def test_ew_206_a_flow_of_an_older_version_waits_for_code_of_its_version(
         handle = await newer.execute(old.definition, None)
         await eventually(lambda: any("no code for version 1" in record.message for record in caplog.records))
         assert await handle.status() is FlowStatus.RUNNING
+
+
+async def test_code_that_lacks_a_step_or_its_rollback_leaves_the_job_to_code_that_has_it(
+    make_flows: MakeFlows, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody changed a workflow and not its version; for the time of a deploy there are both."""
+    monkeypatch.setattr(runner, "_PUT_OFF_MS", 20)
+    old = Saga(workflow("changed").step(step("a")).build(), without_rollback=("a",))
+    new = Saga(workflow("changed").step(step("a"), step("b")).wait("go").build())
+    emitter, older, newer = make_flows(), make_flows(), make_flows()
+    old.join(older)
+    new.join(newer)
+
+    def has_put_off(job: str) -> bool:
+        return any(f"no code for version 1 of {job} here" in record.message for record in caplog.records)
+
+    async with emitter:
+        handle = await emitter.execute(new.definition, None, timeout=60)
+        async with older:
+            await eventually(lambda: has_put_off("b"))
+        another = await emitter.execute(new.definition, None, timeout=60)
+        async with newer:
+            await handle.signal("go", 1)
+            assert await handle.result(20) == {"a": "a done", "b": "b done", "go": 1}
+            await eventually(lambda: new.calls.count("b") == 2)
+        async with older:
+            await another.cancel()
+            await eventually(lambda: has_put_off("b:rollback"))
+            assert await another.status() is FlowStatus.COMPENSATING
+        async with newer:
+            with pytest.raises(WorkflowCancelledError):
+                await another.result(20)
+    assert new.calls[-3:] == ["undo b", "undo a", "error"]
+    assert old.calls == ["a"]
 
 
 # -- several processes on a real server --------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 The letters are those of the invariants: (a) compensation begins at most once, after the final failure; (b) a completed
 step is rolled back at most once; (c) one end; (d) a flow always ends while its jobs are served; (e) results are never
-lost; (f) the log is linear in the number of steps.
+lost; (f) the log is linear in the number of steps; (g) nothing of a flow is at work when it has ended.
 """
 
 from __future__ import annotations
@@ -58,6 +58,9 @@ class World:
         self.jobs: list[FlowJob] = []
         self.old: list[News] = []
         self.ends: list[FlowStatus] = []
+        self.begun: list[FlowJob] = []
+        self.unbegun: list[FlowJob] = []
+        """Jobs that were stopped before a worker had them: the store tells the flow."""
         self.carry_out(begin(Entry("started", body=Body(plan=of))))
 
     def carry_out(self, decision: Decision) -> None:
@@ -65,7 +68,12 @@ class World:
         self.log += decision.entries
         for job in decision.drop:
             self.jobs = [one for one in self.jobs if (one.role, one.step) != (job.role, job.step)]
+        for job in decision.stop:
+            if job in self.jobs and self.random.random() < 0.5:  # else a worker has it
+                self.jobs.remove(job)
+                self.unbegun.append(job)
         self.jobs += decision.jobs
+        self.begun += decision.jobs
         if decision.status is not None and decision.status.is_final:
             self.ends.append(decision.status)
 
@@ -77,7 +85,10 @@ class World:
         fails = self.random.random() < self.failing
         if job.role == "step":
             body = Body(result=encode_payload(f"result of {job.step}"), can_roll_back=self.random.random() < 0.8)
-            return StepLost(job.step, 3, ERROR) if fails else StepDone(job.step, 1, body, self.is_enough)
+            done = StepDone(job.step, 1, body, self.is_enough)
+            if fails:
+                self.old.append(done)  # its worker may only have been cut off, and be heard of later
+            return StepLost(job.step, 3, ERROR) if fails else done
         if job.role == "rollback":
             return RollbackLost(job.step, 3, ERROR) if fails else RollbackDone(job.step)
         if job.role == "complete":
@@ -88,8 +99,10 @@ class World:
 
     def serve(self, rounds: int = 500) -> None:
         for _ in range(rounds):
-            if not self.jobs:
+            if not self.jobs and not self.unbegun:
                 return
+            if self.unbegun and self.random.random() < 0.5:
+                self.carry_out(decide(self.run, StepLost(self.unbegun.pop().step, 0, ERROR)))
             if self.old and self.random.random() < self.stray:
                 self.carry_out(decide(self.run, self.random.choice(self.old)))  # at least once: it comes again
             if self.random.random() < self.stray / 5:
@@ -120,9 +133,14 @@ class World:
         run = self.run
         if self.ends[0] is FlowStatus.COMPLETED:
             assert run.failure is None, "(a) a flow that completes has taken nothing back"
+            assert not run.failed
             assert set(run.done) == {one.name for group in run.plan.groups for one in group}
             return
         assert run.failure is not None
+        if run.failure.compensate:
+            assert not [job for job in (*self.jobs, *self.unbegun) if job.role == "step"], "(g)"
+            begun = {job.step for job in self.begun if job.role == "step"}
+            assert begun == run.done.keys() | run.failed.keys(), "(g) how a step ended is known of all that were begun"
         wanted = {step for step, body in run.done.items() if body.can_roll_back} if run.failure.compensate else set()
         assert set(run.undone) == wanted
         assert run.has_reported
@@ -205,26 +223,55 @@ def test_siblings_of_a_failed_step_run_to_their_end_first() -> None:
 
 
 @pytest.mark.parametrize("news", [TimedOut(), Cancelled()])
-def test_a_flow_that_is_stopped_drops_the_jobs_at_work(news: News) -> None:
+def test_a_flow_that_is_stopped_stops_the_steps_at_work_and_drops_other_jobs(news: News) -> None:
     _log, decision = play(plan("a", "bc", timeout=1000), done("a"), done("b"), news)
-    assert decision.drop == [FlowJob("step", "c"), FlowJob("timeout")]
+    assert decision.stop == [FlowJob("step", "c")]
+    assert decision.drop == [FlowJob("timeout")]
     assert decision.jobs == [FlowJob("rollback", "b")]
 
 
 def test_a_step_that_ends_while_its_flow_is_taken_back_is_taken_back_too() -> None:
     log, decision = play(plan("a", "bc"), done("a"), Cancelled(), done("b"), RollbackDone("a"))
     assert decision.jobs == [FlowJob("rollback", "b")]
-    log, decision = play(plan("a"), Cancelled(), done("a"))
+    assert decide(Run.of(log), RollbackDone("b")).jobs == [], "how c ends is not known yet"
+    log, decision = play(plan("a"), Cancelled())
+    assert decision.jobs == [], "on_error waits for the end of a"
+    decision = decide(Run.of(log), done("a"))
+    assert decision.jobs == [FlowJob("rollback", "a")]
+    log += decision.entries
+    decision = decide(Run.of(log), RollbackDone("a"))
+    assert decision.jobs == [FlowJob("error")]
+    log += decision.entries
+    assert decide(Run.of(log), Reported()).status is FlowStatus.CANCELLED
+
+
+def test_a_step_that_was_stopped_need_not_be_taken_back() -> None:
+    log, decision = play(plan("a"), TimedOut(), StepLost("a", 1, ERROR))
+    assert decision.jobs == [FlowJob("error")]
+    assert decide(Run.of(log), StepLost("a", 1, ERROR)) == Decision(), "once"
+
+
+def test_a_step_that_was_given_up_and_is_done_all_the_same_is_taken_back() -> None:
+    """Its worker was cut off for so long that it counted as dead."""
+    log, decision = play(plan("ab"), StepLost("a", 3, ERROR), done("a"))
+    assert decision.jobs == []
+    decision = decide(Run.of(log), done("b"))
+    assert decision.status is FlowStatus.COMPENSATING, "it fails nevertheless"
+    assert decision.jobs == [FlowJob("rollback", "b")]
+    log += decision.entries
+    assert decide(Run.of(log), RollbackDone("b")).jobs == [FlowJob("rollback", "a")]
+    log, decision = play(plan("a"), StepLost("a", 3, ERROR), done("a"))
     assert decision.jobs == [FlowJob("rollback", "a")], "also when nothing but on_error was left to do"
     decision = decide(Run.of(log), Reported())
     assert decision.status is None, "the end waits for the rollback"
     log += decision.entries
-    assert decide(Run.of(log), RollbackDone("a")).status is FlowStatus.CANCELLED
+    assert decide(Run.of(log), RollbackDone("a")).status is FlowStatus.FAILED
 
 
 def test_cancelling_without_compensation_only_reports() -> None:
     _log, decision = play(plan("a", "b"), done("a"), Cancelled(compensate=False))
     assert decision.jobs == [FlowJob("error")]
+    assert decision.drop == [FlowJob("step", "b")], "nobody has to know how it ends"
 
 
 def test_a_timeout_during_on_complete_wins_and_cannot_be_overturned() -> None:

@@ -12,11 +12,12 @@ from typing import Any
 import psutil
 import pytest
 
+from headrace.blocking import BlockingFace
 from headrace.client.options import RateLimit
 from headrace.client.queue import Queue
-from headrace.errors import JobTimeout, ProviderStoppedError, WorkflowStepError
-from headrace.propagation import current_meta, propagate
-from headrace.workflows import FlowStatus, StepContext, StepRegistry, Workflows, step, watch, workflow
+from headrace.errors import InvalidCommand, JobTimeout, PayloadError, ProviderStoppedError, WorkflowStepError
+from headrace.propagation import Retry, current_meta, propagate
+from headrace.workflows import FlowStatus, StepContext, StepRegistry, Workflows, context, step, watch, workflow
 from headrace.workflows.ledger import Ledger
 from headrace.workflows.runner import FlowWorker
 from headrace.workflows.testing import Saga, define
@@ -311,6 +312,65 @@ async def test_the_blocking_face_refuses_to_wait_for_its_own_loop(make_flows: Ma
         assert await asyncio.to_thread(flows.blocking.get_status, "f") is FlowStatus.PENDING
 
 
+def test_who_waits_in_a_thread_is_told_when_another_one_leaves_the_face() -> None:
+    class Nothing:
+        loop: asyncio.AbstractEventLoop | None = None
+
+        async def start(self) -> None:
+            """It has nothing to start."""
+
+        async def stop(self) -> None:
+            """It forgets those who wait."""
+
+    async def forever() -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    def wait() -> None:
+        with pytest.raises(ProviderStoppedError, match="by another thread"):
+            face._run(forever())
+        told.set()
+
+    begun, told = threading.Event(), threading.Event()
+    with BlockingFace(Nothing()) as face:
+        waiting = threading.Thread(target=wait, daemon=True)
+        waiting.start()
+        assert begun.wait(10)
+    assert told.wait(10)
+
+
+async def test_a_provider_whose_workers_cannot_begin_says_why(url: str) -> None:
+    class Broken(FlowWorker):
+        async def _prepare(self) -> None:
+            raise PermissionError("not here")
+
+    flows = Workflows(url, worker_class=Broken)
+    Saga(define("a")).join(flows)
+    async with asyncio.timeout(10):
+        with pytest.raises(PermissionError, match="not here"):
+            await flows.start()
+    with pytest.raises(ProviderStoppedError):
+        await flows.get_status("f")
+
+
+async def test_a_worker_that_dies_is_told_and_does_not_keep_the_provider_from_stopping(
+    url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Mortal(FlowWorker):
+        async def run(self, **options: Any) -> None:
+            await super().run(**options)
+            raise OSError("gone")
+
+    flows = Workflows(url, worker_class=Mortal)
+    Saga(define("a")).join(flows)
+    async with flows:
+        pass
+    assert flows.loop is None
+    assert [record.message for record in caplog.records if "works no more" in record.message] == [
+        "a worker of flows works no more: gone"
+    ] * 2
+
+
 def test_a_face_whose_start_fails_leaves_no_thread() -> None:
     flows = Workflows("sqlite:////nowhere/at/all/flows.db")
     with pytest.raises(Exception, match="nowhere"), flows.blocking:
@@ -323,6 +383,48 @@ async def test_an_option_that_execute_does_not_know_is_named(make_flows: MakeFlo
     async with make_flows() as flows:
         with pytest.raises(TypeError, match="'timeot'; there are: id, idempotency_key, timeout"):
             await flows.execute(define("a"), None, timeot=5)  # type: ignore[call-arg]
+
+
+async def test_what_the_store_would_refuse_half_way_is_refused_at_the_beginning(make_flows: MakeFlows) -> None:
+    impossible = {
+        "longer than a year": workflow("w").step(step("a")).sleep("nap", "366d").build(),
+        "tried too often": workflow("w").step(step("a"), step("b", retry=Retry(997))).build(),
+        "more than 900": define("a", [f"s{n}" for n in range(901)]),
+    }
+    async with make_flows() as flows:
+        for text, definition in impossible.items():
+            with pytest.raises(InvalidCommand, match=text):
+                await flows.execute(definition, None)
+        await flows.execute(workflow("w").step(step("a"), step("b", retry=Retry(996))).build(), None)
+
+
+async def test_a_flow_whose_log_could_not_be_read_any_more_fails_instead(
+    make_flows: MakeFlows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(context, "MOST_LOG_BYTES", 3000)
+    saga = Saga(define("a", "b", "c"), results=dict.fromkeys("abc", "x" * 1000))
+    flows = make_flows()
+    saga.join(flows)
+    async with flows:
+        handle = await flows.execute(saga.definition, None)
+        with pytest.raises(WorkflowStepError, match=r"result of step 'c': .* more than 3000 bytes"):
+            await handle.result(10)
+        with pytest.raises(PayloadError, match="too many"):
+            await flows.execute(saga.definition, "x" * 10_485_761)
+    assert saga.calls == ["a", "b", "c", "undo b", "undo a", "error"]
+
+
+async def test_a_key_of_the_context_that_log_records_have_of_their_own_breaks_no_logger(make_flows: MakeFlows) -> None:
+    async def speak(ctx: StepContext[Any]) -> None:
+        ctx.log.warning("said")
+
+    saga = Saga(define("a"), meanwhile={"a": speak})
+    flows = make_flows()
+    saga.join(flows)
+    async with flows:
+        with propagate(name="ada", message="hi", args=1):
+            handle = await flows.execute(saga.definition, None)
+        assert await handle.result(10) == {"a": "a done"}
 
 
 async def test_who_waits_long_asks_less_and_less_and_hears_at_once(

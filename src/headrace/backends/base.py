@@ -632,9 +632,11 @@ class Backend(Protocol):
         jobs: Sequence[FlowPush],
         ack: Ack | None,
         drop: Sequence[str] = (),
+        stop: Sequence[str] = (),
     ) -> Flow:
         """Append to the log of a flow, change its status, push its next jobs, complete the job that made the step and
-        drop jobs of the flow, at work or not, without telling anybody.
+        drop jobs of the flow, at work or not, without telling anybody. Jobs to be stopped are removed unless they are
+        at work, and the flow is told.
 
         All of it or nothing: Conflict when the flow has changed since `revision` or has ended, LeaseLost when the job
         is not the caller's any more."""

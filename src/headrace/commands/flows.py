@@ -123,8 +123,8 @@ class FlowStart(Command[FlowStarted], tag="FlowStart"):
 class FlowAdvance(Command[FlowChanged], tag="FlowAdvance"):
     """Carry out a decision about a workflow, as a whole or not at all.
 
-    It appends to the log, changes the status, pushes the next jobs, completes the job of this step and drops others. It
-    is refused when the flow has changed since `revision`: look again and decide anew.
+    It appends to the log, changes the status, pushes the next jobs, completes the job of this step, and drops or stops
+    others. It is refused when the flow has changed since `revision`: look again and decide anew.
     """
 
     id: FlowId
@@ -135,11 +135,21 @@ class FlowAdvance(Command[FlowChanged], tag="FlowAdvance"):
     ack: GivenAck | None = None
     drop: Annotated[tuple[JobId, ...], Meta(max_length=2000)] = ()
     """Jobs of this flow that are not wanted any more, also those at work: they go without further news."""
+    stop: Annotated[tuple[JobId, ...], Meta(max_length=2000)] = ()
+    """The same for jobs whose end counts all the same: those at work go on, of the others the flow is told that they
+    were removed, by a job in its queue."""
 
     async def run(self, engine: Engine, peer: Peer) -> FlowChanged:
         ack = None if self.ack is None else Ack(self.ack.id, self.ack.token or None)
         flow = await engine.backend.advance_flow(
-            self.id, self.revision, self.status, _steps(self.steps), _pushes(self.id, self.jobs), ack, self.drop
+            self.id,
+            self.revision,
+            self.status,
+            _steps(self.steps),
+            _pushes(self.id, self.jobs),
+            ack,
+            self.drop,
+            self.stop,
         )
         return FlowChanged(flow=flow)
 

@@ -33,6 +33,9 @@ _PATIENCE: Final = 60.0
 """Seconds for which a change is tried again while the store cannot be reached or others are always faster."""
 _RECLAIM: Final = 1.0
 """Seconds within which a worker gets its leases back from a server that was restarted."""
+NEWEST: Final = 1 << 62
+"""The revision to ask for when nothing that is remembered will do."""
+_NO_LOG: Final = 2**31 - 1
 _UNREACHED: Final = (ConnectionLost, CommandTimeout, StorageUnavailable)
 # Jobs without code of a user must not give up because a worker was killed a few times.
 _TIRELESS: Final = Policy(attempts=100)
@@ -118,6 +121,10 @@ class Ledger:
                     raise
             await asyncio.sleep(random.uniform(0.1, 0.5))
 
+    async def is_running(self, flow_id: str) -> bool:
+        """Whether the flow still wants its steps, as the store says; nothing of its log is read."""
+        return (await self._client.ask(FlowGet(id=flow_id, after=_NO_LOG))).flow.status is FlowStatus.RUNNING
+
     async def carry_out(self, flow_id: str, news: News, job: JobContext | None = None) -> Decision:
         """Decide on the news and have it done, the job completed with it. A decision without entries changed nothing.
 
@@ -125,21 +132,18 @@ class Ledger:
         """
         deadline = time.monotonic() + _PATIENCE
         read = self.read if job is None else self.reach
+        revision = 1
         while True:
-            record = await read(flow_id)
+            record = await read(flow_id, revision)
             async with record.lock:
                 decision = decide(record.run, news)
-                if not decision.entries:
-                    if record.run.status.is_final or self._records.get(flow_id) is not record:
+                if decision.entries:
+                    if await self._advance(record, decision, job, deadline):
                         return decision
-                    # Perhaps only what is remembered here is old: nothing is turned away without a look at the store.
-                    self._records.pop(flow_id, None)
-                    record = await read(flow_id)
-                    decision = decide(record.run, news)
-                    if not decision.entries:
-                        return decision
-                if await self._advance(record, decision, job, deadline):
+                elif revision == NEWEST or record.run.status.is_final:
                     return decision
+            # What is remembered here may be old: nothing is turned away without a look at the store.
+            revision = 1 if decision.entries else NEWEST
 
     async def _advance(self, record: Record, decision: Decision, job: JobContext | None, deadline: float) -> bool:
         flow, token = record.flow, None if job is None else job.token
@@ -152,6 +156,7 @@ class Ledger:
             jobs=_given_jobs(record.run.plan, flow.id, flow.queue, flow.revision + 1, decision.jobs),
             ack=None if job is None else GivenAck(job.id, token),
             drop=tuple(job_id(flow.id, one) for one in decision.drop),
+            stop=tuple(job_id(flow.id, one) for one in decision.stop),
         )
         try:
             with contextlib.nullcontext() if job is None else job.settling():

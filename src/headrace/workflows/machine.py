@@ -7,6 +7,10 @@ Rules: compensation begins once, when the flow has failed for good, and is never
 time, the step that was completed last goes first, and each is recorded once; then on_error runs; then the flow ends,
 once. News that comes too late, twice or from nowhere changes nothing.
 
+A step that is at work when its flow is stopped may have done its work all the same. So the flow does not end before it
+knows: the step is told to stop, its end is awaited while other steps are rolled back, and if it completed, it is rolled
+back as well.
+
 To add something a flow can do: a kind of news, its branch in `decide`, and what its entries mean in `Run.apply`.
 """
 
@@ -120,6 +124,9 @@ class Decision(Struct, gc=False):
     status: FlowStatus | None = None
     jobs: list[FlowJob] = []
     drop: list[FlowJob] = []
+    """Jobs that nobody needs to hear of any more."""
+    stop: list[FlowJob] = []
+    """Jobs of steps whose end is still to be told: by their worker, or by the store when no worker has them."""
     refusal: str = ""
 
 
@@ -144,6 +151,8 @@ class Run:
         self.cause: Cause | None = None
         self.failure: Body | None = None
         self.failed_step = ""
+        self.unsettled: set[str] = set()
+        """Steps that were at work when the flow was stopped, and whose end is not known yet."""
         self.undoing = ""
         self.undone: dict[str, ErrorReport | None] = {}
         """Rollbacks that have ended; those that failed with their error."""
@@ -169,7 +178,7 @@ class Run:
         later = Run.__new__(Run)
         later.__dict__.update(self.__dict__)
         later.done, later.failed, later.undone = dict(self.done), dict(self.failed), dict(self.undone)
-        later.waiting, later.signals = set(self.waiting), dict(self.signals)
+        later.waiting, later.unsettled, later.signals = set(self.waiting), set(self.unsettled), dict(self.signals)
         for entry in entries:
             later.apply(entry)
         return later
@@ -227,7 +236,8 @@ def _note_started(run: Run, entry: Entry) -> None:
 def _note_completed(run: Run, entry: Entry) -> None:
     run.done[entry.step] = entry.body
     run.waiting.discard(entry.step)
-    while run.group < len(run.plan.groups) and all(one.name in run.done for one in run.plan.groups[run.group]):
+    run.unsettled.discard(entry.step)
+    while run.at_work and all(one.name in run.done and one.name not in run.failed for one in run.at_work):
         run.group += 1
 
 
@@ -235,6 +245,7 @@ def _note_failed(run: Run, entry: Entry) -> None:
     assert entry.body.error is not None
     run.failed[entry.step] = entry.body.error
     run.waiting.discard(entry.step)
+    run.unsettled.discard(entry.step)
 
 
 def _note_waiting(run: Run, entry: Entry) -> None:
@@ -252,6 +263,8 @@ def _note_completing(run: Run, entry: Entry) -> None:
 def _note_compensating(run: Run, entry: Entry) -> None:
     run.status, run.cause, run.failure = FlowStatus.COMPENSATING, entry.body.cause, entry.body
     run.failed_step = entry.step
+    if entry.body.compensate:
+        run.unsettled = {job.step for job in run.jobs_at_work() if job.role == "step"}
 
 
 def _note_undoing(run: Run, entry: Entry) -> None:
@@ -326,19 +339,25 @@ def _step_done(run: Run, news: StepDone) -> Decision:
     entry = Entry("completed", news.step, news.attempt, news.body)
     if run.is_open(news.step):
         _go_on(_write(run, decision, entry), decision, is_enough=news.is_enough)
-    elif run.is_compensating and news.step not in run.done and run.plan.step(news.step) is not None:
+    elif news.step in run.done or run.plan.step(news.step) is None:
+        return decision
+    elif run.is_compensating:
         # It ended although nobody wanted it any more: what it did must be undone as well.
-        after = _write(run, decision, entry)
-        if not after.undoing:
-            _wind_up(after, decision)
+        _wind_up(_write(run, decision, entry), decision)
+    elif run.is_running and news.step in run.failed:
+        # It was given up, and had been done all the same: the flow fails nevertheless, and takes it back.
+        _write(run, decision, entry)
     return decision
 
 
 def _step_lost(run: Run, news: StepLost) -> Decision:
     decision = Decision()
+    body = Body(error=news.error, worker=news.body.worker, began=news.body.began)
+    entry = Entry("failed", news.step, news.attempt, body)
     if run.is_open(news.step):
-        body = Body(error=news.error, worker=news.body.worker, began=news.body.began)
-        _go_on(_write(run, decision, Entry("failed", news.step, news.attempt, body)), decision)
+        _go_on(_write(run, decision, entry), decision)
+    elif news.step in run.unsettled:
+        _wind_up(_write(run, decision, entry), decision)
     return decision
 
 
@@ -399,13 +418,17 @@ def _begin_step(one: StepPlan, decision: Decision, entries: list[Entry]) -> None
 def _compensate(run: Run, decision: Decision, failure: Body, step: str = "") -> None:
     """The flow has failed for good: from here on everything is taken back."""
     decision.status = FlowStatus.COMPENSATING
-    decision.drop = run.jobs_at_work() + run.timeout_jobs()
-    _wind_up(_write(run, decision, Entry("compensating", step, 0, failure)), decision)
+    after = _write(run, decision, Entry("compensating", step, 0, failure))
+    for job in run.jobs_at_work() + run.timeout_jobs():
+        (decision.stop if job.role == "step" and job.step in after.unsettled else decision.drop).append(job)
+    _wind_up(after, decision)
 
 
 def _wind_up(run: Run, decision: Decision) -> None:
-    """The next rollback; without one left, on_error; after that the end."""
+    """The next rollback, one at a time; without one left, and none to come, on_error; after that the end."""
     step = run.to_undo()
+    if run.undoing or (run.unsettled and not step):
+        return
     if step:
         decision.jobs.append(FlowJob("rollback", step))
         decision.entries.append(Entry("rolling-back", step))
@@ -449,9 +472,7 @@ def _complete_lost(run: Run, news: CompleteLost) -> Decision:
 def _reported(run: Run, news: Reported) -> Decision:
     decision = Decision()
     if run.is_compensating and run.is_reporting and not run.has_reported:
-        after = _write(run, decision, Entry("reported", body=Body(error=news.error)))
-        if not after.undoing:
-            _wind_up(after, decision)
+        _wind_up(_write(run, decision, Entry("reported", body=Body(error=news.error))), decision)
     return decision
 
 

@@ -12,22 +12,22 @@ import contextlib
 import inspect
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, Final
 
 from headrace.client.client import Client
-from headrace.client.payloads import decode_payload, encode_payload
+from headrace.client.payloads import decode_payload
 from headrace.commands.control import MoveToDelayed
-from headrace.errors import HeadraceError, LeaseLost, NotFound, StalledError
+from headrace.errors import ClientError, HeadraceError, LeaseLost, NotFound, StalledError, StorageUnavailable
 from headrace.hooks import Hooks
-from headrace.propagation import ErrorReport, capture, is_stall, restored
+from headrace.propagation import ErrorReport, capture, is_stall, log_fields, restored
 from headrace.worker.context import SETTLED, JobContext
 from headrace.worker.failures import JobCancelled, UnrecoverableError, is_final
 from headrace.worker.worker import Worker
-from headrace.workflows.context import FlowLogger, Results, StepContext, fitted
+from headrace.workflows.context import FlowLogger, Results, StepContext, encoded, fitted
 from headrace.workflows.failures import failure_of
-from headrace.workflows.ledger import Ledger, Record, Work, decode_work, policy_of
+from headrace.workflows.ledger import NEWEST, Ledger, Record, Work, decode_work, policy_of
 from headrace.workflows.machine import (
     AttemptFailed,
     Cancelled,
@@ -49,6 +49,10 @@ from headrace.workflows.registry import Implementation
 
 Implementations = Mapping[tuple[str, int], Implementation]
 _PUT_OFF_MS: Final = 5000
+
+
+class StepInterrupted(UnrecoverableError):
+    """A step was at work when its flow was stopped."""
 
 
 class _Forgotten(Exception):
@@ -95,11 +99,11 @@ class FlowWorker(Worker):
             return None
 
     async def _run(self, work: Work) -> Run:
-        return (await self._reach(work)).run
+        return (await self._reach(work, work.revision)).run
 
-    async def _reach(self, work: Work) -> Record:
+    async def _reach(self, work: Work, revision: int) -> Record:
         try:
-            return await self._ledger.reach(work.flow, work.revision)
+            return await self._ledger.reach(work.flow, revision)
         except NotFound:
             raise _Forgotten from None
 
@@ -117,19 +121,31 @@ class FlowWorker(Worker):
         return SETTLED if decision.entries else None
 
     async def _tell_late(self, work: Work, news: News) -> None:
-        """The job was taken away while its step ended. A flow that takes itself back has to know what was done."""
+        """The job was taken away while its step ended. A step that is to run once more needs no word of it; in any
+        other case the flow has to know what was done, to take it back."""
         self._log.warning("flow %s: the end of %r came when its lease was over", work.flow, work.step)
-        if isinstance(news, StepDone) and (await self._ledger.read(work.flow)).run.is_compensating:
+        run = await self._run(work)
+        if not isinstance(news, StepDone) or run.is_open(work.step) or work.step in run.done:
+            return
+        if not run.status.is_final:
             await self._ledger.carry_out(work.flow, news)
+        elif run.failure is not None and run.failure.compensate:
+            text = "flow %s of %s has ended without step %r, which is done now and is not taken back"
+            self._log.error(text, work.flow, run.plan.workflow, work.step)
 
     # -- steps ---------------------------------------------------------------------------------------------------------
 
     async def _run_step(self, job: JobContext, work: Work) -> Any:
-        run = await self._run(work)
+        # A flow may have been stopped since somebody else had the job.
+        record = await self._reach(work, work.revision if job.attempt == 1 else NEWEST)
+        run = record.run
+        if work.step in run.unsettled:
+            error = ErrorReport(type="StepInterrupted", message="its flow was stopped", step=work.step)
+            return await self._settle(job, work, StepLost(work.step, _attempt(job), error))
         if not run.is_open(work.step):
             return None
         code = self._code(run)
-        if code is None:
+        if code is None or work.step not in code.steps:
             return await self._put_off(job, run)
         one, step = code.steps[work.step], run.plan.step(work.step)
         assert step is not None
@@ -137,9 +153,10 @@ class FlowWorker(Worker):
 
         async def done() -> News:
             context = self._context(code, run, work, job, _before(run), work.step)
-            value = await self._call_code(job, one.handler, context, limit=step.timeout)
-            what = f"result of step {work.step!r}"
-            result = encode_payload(fitted(value, code.definition.steps[work.step].result, what))
+            with self._interruptible(job, work):
+                value = await self._call_code(job, one.handler, context, limit=step.timeout)
+            wanted = code.definition.steps[work.step].result
+            result = encoded(value, wanted, f"result of step {work.step!r}", record.size)
             body = Body(result=result, can_roll_back=one.rollback is not None, worker=self._provider_id, began=began)
             return StepDone(work.step, attempt, body, is_enough=code.on_complete is None)
 
@@ -151,16 +168,15 @@ class FlowWorker(Worker):
         if not run.is_compensating or run.undoing != work.step:
             return None
         code = self._code(run)
-        if code is None:
+        one = None if code is None else code.steps.get(work.step)
+        if code is None or one is None or one.rollback is None:
             return await self._put_off(job, run)
-        rollback = code.steps[work.step].rollback
-        attempt = _attempt(job)
+        rollback, attempt = one.rollback, _attempt(job)
         told = Body(worker=self._provider_id, began=time.time() * 1000)
 
         async def done() -> News:
-            if rollback is not None:
-                context = self._context(code, run, work, job, dict(run.done), work.step + ROLLBACK)
-                await self._call_code(job, rollback, context)
+            context = self._context(code, run, work, job, dict(run.done), work.step + ROLLBACK)
+            await self._call_code(job, rollback, context)
             return RollbackDone(work.step, attempt, told)
 
         return await self._try(job, work, run, done, lambda error: RollbackLost(work.step, attempt, error), told)
@@ -187,17 +203,21 @@ class FlowWorker(Worker):
             report = ErrorReport.of(error, step=work.step or None, attempt=number)
             is_last = number >= policy_of(run.plan, work.role, work.step).attempts
             if not is_last and not is_final(error) and not isinstance(error, StalledError):
-                await self._tell_attempt(work, AttemptFailed(work.step, number, _with_error(told, report)))
-                raise
+                failed = AttemptFailed(work.step, number, _with_error(told, report))
+                if await self._wants_another(work, failed):
+                    raise
             self._log.warning("flow %s: %s %s failed for good: %s", work.flow, work.role, work.step, error)
             news = lost(report)
         return await self._settle(job, work, news)
 
-    async def _tell_attempt(self, work: Work, news: News) -> None:
-        """For the story of the flow only: the retry does not depend on it."""
-        if work.step:
-            with contextlib.suppress(HeadraceError):
-                await self._ledger.carry_out(work.flow, news)
+    async def _wants_another(self, work: Work, failed: AttemptFailed) -> bool:
+        """Note the failed attempt in the log of the flow, unless the flow has been stopped and wants no other one."""
+        if not work.step:
+            return True
+        try:
+            return bool((await self._ledger.carry_out(work.flow, failed)).entries)
+        except HeadraceError:
+            return True  # it is there for the story only: the retry does not depend on it
 
     # -- the flow itself -----------------------------------------------------------------------------------------------
 
@@ -214,7 +234,7 @@ class FlowWorker(Worker):
                 return Completed(results_of(run.done))
             context = self._context(code, run, work, job, dict(run.done), "")
             value = await self._call_code(job, code.on_complete, context)
-            return Completed(encode_payload(fitted(value, code.definition.result, f"result of {run.plan.workflow!r}")))
+            return Completed(encoded(value, code.definition.result, f"result of {run.plan.workflow!r}"))
 
         return await self._try(job, work, run, done, CompleteLost, Body())
 
@@ -243,7 +263,7 @@ class FlowWorker(Worker):
 
     async def _watch_time(self, job: JobContext, work: Work) -> Any:
         """The job that ends the time of a flow was lost: the one that tells of it takes its place."""
-        record = await self._reach(work)
+        record = await self._reach(work, work.revision)
         left = record.flow.created_at + record.run.plan.timeout - time.time() * 1000
         if left <= 0 or not record.run.is_running:
             return await self._settle(job, work, TimedOut())
@@ -265,11 +285,51 @@ class FlowWorker(Worker):
         return self._implementations.get((run.plan.workflow, run.plan.version))
 
     async def _put_off(self, job: JobContext, run: Run) -> Any:
-        """A flow of a version that this process does not have waits for one that does, and says so."""
-        text = "workflow %s: no code for version %d here; a job of it waits for a worker that has it"
-        self._log.warning(text, run.plan.workflow, run.plan.version)
+        """A job whose code this process does not have, or not in that version, waits for one that does, and says so."""
+        text = "workflow %s: no code for version %d of %s here; it waits for a worker that has it"
+        self._log.warning(text, run.plan.workflow, run.plan.version, job.name)
         await self._client.ask(MoveToDelayed(id=job.id, delay=_PUT_OFF_MS, token=job.token))
         return SETTLED
+
+    @contextlib.contextmanager
+    def _interruptible(self, job: JobContext, work: Work) -> Iterator[None]:
+        """While a step runs, look as often as its lease is renewed whether the flow still wants it. If not, an async
+        handler is cancelled, and one in a thread can see it."""
+        task = asyncio.current_task()
+        assert task is not None
+        watching: list[asyncio.Task[None]] = []
+        has_cancelled = False
+
+        async def watch() -> None:
+            nonlocal has_cancelled
+            while await self._is_wanted(work):  # noqa: ASYNC110 - what it waits for happens elsewhere
+                await asyncio.sleep(self._lease / 3)
+            job.cancel()
+            if job.run_in == "loop":
+                has_cancelled = task.cancel()
+
+        # Most steps end before the first look.
+        timer = self._loop.call_later(self._lease / 3, lambda: watching.append(self._loop.create_task(watch())))
+        try:
+            yield
+        except asyncio.CancelledError:
+            if not has_cancelled:
+                raise
+            raise StepInterrupted("its flow was stopped") from None
+        finally:
+            timer.cancel()
+            for one in watching:
+                one.cancel()
+            if has_cancelled:
+                task.uncancel()
+
+    async def _is_wanted(self, work: Work) -> bool:
+        try:
+            return await self._ledger.is_running(work.flow)
+        except NotFound:
+            return False
+        except (ClientError, StorageUnavailable):
+            return True  # whoever cannot be asked has not said no
 
     def _context(
         self, code: Implementation, run: Run, work: Work, job: JobContext, done: Mapping[str, Body], step: str
@@ -285,7 +345,7 @@ class FlowWorker(Worker):
             results=Results(done, code.definition),
             attempt=_attempt(job),
             meta=meta,
-            log=FlowLogger(self._log, {**meta, **said}),
+            log=FlowLogger(self._log, {**log_fields(meta), **said}),
             provider_id=self._provider_id,
             job=job,
         )

@@ -7,7 +7,7 @@ one tick, one commit.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from msgspec import Raw, structs
@@ -80,6 +80,7 @@ class Flows(Records):
         jobs: Sequence[FlowPush],
         ack: Ack | None,
         drop: Sequence[str] = (),
+        stop: Sequence[str] = (),
     ) -> Flow:
         flow = self._flows.get(flow_id)
         if flow is None:
@@ -94,18 +95,24 @@ class Flows(Records):
         self._append(flow, steps, now)
         if status is not None and status in _NEWS:
             self._tell(flow, _NEWS[status], now)
-        self._drop_all(flow, drop, now)
+        for job in self._live_jobs(flow, drop):
+            self._withdraw(job, now)  # whoever decides that it is not wanted needs no news of its end
+        for job in self._live_jobs(flow, stop):
+            if job.state is not State.ACTIVE:  # else its worker tells
+                self._tell_flow_of_removal(job, "its flow was stopped", now)
+                self._withdraw(job, now)
         self._push_all(flow, jobs, now)
         return flow
 
-    def _drop_all(self, flow: Flow, job_ids: Sequence[str], now: int) -> None:
-        """Whoever decides that these jobs are not wanted any more needs no news of their end."""
+    def _live_jobs(self, flow: Flow, job_ids: Sequence[str]) -> Iterator[Job]:
         for job_id in job_ids:
             job = self._jobs.get(job_id)
-            if job is None or job.state not in _LIVE or job.links is None or job.links.flow_id != flow.id:
-                continue
-            self._emit(EventName.REMOVED, job, now).prev = job.state.word
-            self._remove(job, Verb.CANCEL)
+            if job is not None and job.state in _LIVE and job.links is not None and job.links.flow_id == flow.id:
+                yield job
+
+    def _withdraw(self, job: Job, now: int) -> None:
+        self._emit(EventName.REMOVED, job, now).prev = job.state.word
+        self._remove(job, Verb.CANCEL)
 
     def _changed(self, flow: Flow, status: FlowStatus | None, now: int) -> Flow:
         after = flow.status if status is None else status

@@ -148,7 +148,8 @@ class FlowStarting(Struct):
 
 
 class FlowAdvancing(Struct):
-    """`headrace_advanceFlow`, after `now`: then as many completions, entries of the log and ids of jobs, then jobs."""
+    """`headrace_advanceFlow`, after `now`: then as many completions, entries of the log, ids of jobs to drop and ids of
+    jobs to stop, then jobs."""
 
     id: str
     revision: int
@@ -156,6 +157,7 @@ class FlowAdvancing(Struct):
     acks: int
     entries: int
     drops: int
+    stops: int
 
 
 class Successor(Struct, rename={"repeat": "repeat_"}, omit_defaults=True):
@@ -169,9 +171,9 @@ class Successor(Struct, rename={"repeat": "repeat_"}, omit_defaults=True):
 
 FUNCTIONS: Final[dict[str, tuple[str, str]]] = {
     "advanceFlow": (
-        "id revision status acks entries drops Completion? FlowEntry* id* NewJob*",
+        "id revision status acks entries drops stops Completion? FlowEntry* id* NewJob*",
         "Carry out a decision about a workflow that is still at this revision: its log, its status, the job of this "
-        "step, jobs to drop and to push.",
+        "step, jobs to drop, to stop and to push.",
     ),
     "announce": ("event count", "Tell of a drain or a clean."),
     "announceWaiting": (

@@ -83,6 +83,7 @@ class Flows(Records):
         jobs: Sequence[FlowPush],
         ack: Ack | None,
         drop: Sequence[str] = (),
+        stop: Sequence[str] = (),
     ) -> Flow:
         queue = await self._flow_home(flow_id)
         if queue is None:
@@ -91,8 +92,8 @@ class Flows(Records):
         queues = await self._queues_of(queue, jobs)
         acks = [] if ack is None else await self._ack_of(queues, ack)
         word = None if status is None else status.value
-        args = flat(FlowAdvancing(flow_id, revision, word, int(ack is not None), len(steps), len(drop)))
-        args += [*acks, *_entries(steps, now), *drop, *await self._jobs_of(queues, jobs, now)]
+        args = flat(FlowAdvancing(flow_id, revision, word, int(ack is not None), len(steps), len(drop), len(stop)))
+        args += [*acks, *_entries(steps, now), *drop, *stop, *await self._jobs_of(queues, jobs, now)]
         options = await self._options_of(queues, jobs)
         (record,) = await self._call("advanceFlow", queue, *args, **options, now=now)
         self._look_at_delayed(jobs, now)

@@ -15,7 +15,7 @@ from typing import Final
 from headrace.backends.valkey.connection import Connection, ServerError
 from headrace.errors import StorageUnavailable
 
-REVISION: Final = 11
+REVISION: Final = 12
 """Counts up with every change to a Lua file: servers get the newer one."""
 
 GLIDEMQ_VERSION: Final = f"40+headrace.{REVISION}"

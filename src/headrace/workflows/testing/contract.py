@@ -88,6 +88,10 @@ async def _hang(ctx: StepContext[Any]) -> None:
     await asyncio.sleep(_LIMIT)
 
 
+async def _has_delayed(queue: Queue) -> bool:
+    return (await queue.counts())["delayed"] > 0
+
+
 async def _has(flows: Workflows, handle: Any, kind: str) -> bool:
     return any(entry.kind == kind for entry in (await flows.look(handle.id)).steps)
 
@@ -509,6 +513,76 @@ class WorkflowContract:
             assert not await handle.cancel()
             await eventually(lambda: ended)
             assert ended[0] - asked < 3.0, "a running step hears of it with the next heartbeat"
+        assert saga.calls == ["a", "b", "undo a", "error"]
+
+    @case
+    async def test_a_step_that_completes_although_its_flow_was_cancelled_is_taken_back_before_the_end(self) -> None:
+        begun, go_on = threading.Event(), threading.Event()
+
+        def charge(ctx: StepContext[Any]) -> str:
+            begun.set()
+            assert go_on.wait(10)
+            return "charged"
+
+        async def ship(ctx: StepContext[Any]) -> None:
+            calls.append("ship")
+
+        async def refund(ctx: StepContext[Any]) -> None:
+            calls.append(f"refund what was {ctx.results['charge']}")
+
+        async def on_error(ctx: StepContext[Any], error: Exception) -> None:
+            calls.append("error")
+
+        calls: list[str] = []
+        definition, flows = define("charge", "ship"), self.flows()
+        flows.register_definition_consumer(definition, {"charge": (charge, refund), "ship": ship}, on_error=on_error)
+        async with flows:
+            handle = await flows.execute(definition, None)
+            assert await asyncio.to_thread(begun.wait, 10)
+            await handle.cancel()
+            assert await handle.status() is FlowStatus.COMPENSATING, "how the step ends is not known yet"
+            go_on.set()
+            with pytest.raises(WorkflowCancelledError):
+                await handle.result(10)
+        assert calls == ["refund what was charged", "error"]
+
+    @case
+    async def test_a_step_that_fails_while_its_flow_is_taken_back_is_not_tried_again(self) -> None:
+        begun, go_on = asyncio.Event(), asyncio.Event()
+
+        async def fail(ctx: StepContext[Any]) -> None:
+            begun.set()
+            await go_on.wait()
+            raise ValueError("no")
+
+        saga = Saga(define("a", "b"), meanwhile={"b": fail})
+        flows = self.flows(default_retry=Retry(3, delay=600))
+        saga.join(flows)
+        async with flows:
+            handle = await flows.execute(saga.definition, None)
+            async with asyncio.timeout(10):
+                await begun.wait()
+            await handle.cancel()
+            go_on.set()
+            with pytest.raises(WorkflowCancelledError):
+                await handle.result(10)
+        assert saga.calls == ["a", "b", "undo a", "error"]
+
+    @case
+    async def test_a_flow_that_is_cancelled_before_its_step_is_begun_ends_at_once(self) -> None:
+        async def fail(ctx: StepContext[Any]) -> None:
+            raise ValueError("no")
+
+        saga = Saga(define("a", "b"), meanwhile={"b": fail})
+        flows = self.flows(default_retry=Retry(3, delay=600))
+        saga.join(flows)
+        async with flows:
+            handle = await flows.execute(saga.definition, None)
+            queue = Queue(flows.client, f"workflow.{saga.definition.name}.steps")
+            await eventually(functools.partial(_has_delayed, queue))
+            await handle.cancel()
+            with pytest.raises(WorkflowCancelledError):
+                await handle.result(10)
         assert saga.calls == ["a", "b", "undo a", "error"]
 
     @case

@@ -124,11 +124,14 @@ class _Rehearsal:
 
     def _carry_out(self, decision: machine.Decision) -> None:
         self._log += decision.entries
-        dropped = {(job.role, job.step) for job in decision.drop}
+        dropped = {(job.role, job.step) for job in (*decision.drop, *decision.stop)}
         self._jobs = [one for one in self._jobs if (one[2].role, one[2].step) not in dropped]
         heapq.heapify(self._jobs)
         for job in decision.jobs:
             heapq.heappush(self._jobs, (self._now + job.delay, next(self._numbers), job))
+        for job in decision.stop:
+            error = ErrorReport(type="JobRemoved", message="its flow was stopped", step=job.step)
+            self._carry_out(machine.decide(self._run, machine.StepLost(job.step, 0, error)))
 
     async def _news(self, job: FlowJob) -> machine.News:
         if job.role == "timeout":

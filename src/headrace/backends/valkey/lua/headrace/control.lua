@@ -12,12 +12,6 @@ do
     return is_queued(job) or job.h.state == 'waiting-children'
   end
 
-  local function withdraw(job)
-    tell('removed', job, { prev = word(job) })
-    announce(job.queue, 'removed', job.id)
-    remove(job)
-  end
-
   local function active_job(queue, id)
     local job = get(queue, id)
     if job.h.state ~= 'active' then refuse('refused', 'Job is not active (current state: ' .. word(job) .. ')') end

@@ -123,39 +123,51 @@ do
     publish_change(queue, id, is_ended)
   end
 
-  -- Jobs of the flow that are not wanted any more. Whoever decides that needs no news of their end.
-  local function drop(homes, id, job_id)
+  local function live_job(homes, id, job_id)
     for _, home in ipairs(homes) do
       local job = find(queue_at(home), job_id)
-      if job and LIVE_JOBS[word(job)] and links(job).flowId == id then
-        tell('removed', job, { prev = word(job) })
-        announce(job.queue, 'removed', job.id)
-        remove(job)
-        return
-      end
+      if job and LIVE_JOBS[word(job)] and links(job).flowId == id then return job end
+    end
+  end
+
+  -- A job of the flow that is not wanted any more. Whoever decides that needs no news of its end.
+  local function drop(homes, id, job_id)
+    local job = live_job(homes, id, job_id)
+    if job then withdraw(job) end
+  end
+
+  -- The same for one whose end counts all the same: if it is at work, its worker tells.
+  local function stop(homes, id, job_id)
+    local job = live_job(homes, id, job_id)
+    if job and word(job) ~= 'active' then
+      tell_flow_of_removal(job, 'its flow was stopped')
+      withdraw(job)
     end
   end
 
   -- A decision: as a whole, or refused before anything is written.
   local function advance(queue, args, keys)
     local id, revision, status = unpack(args, 2, 4)
-    local acks, entries, drops = tonumber(args[5]), tonumber(args[6]), tonumber(args[7])
-    local flow, at = check_flow(queue, id, revision), 8
-    if acks > 0 then
+    local acks, entries, drops, stops = unpack(args, 5, 8)
+    local flow, at = check_flow(queue, id, revision), 9
+    if tonumber(acks) > 0 then
       local ack = read_ack(args, at, keys)
       complete_one(check_ack(ack), ack)
       at = at + ACK_ARGS
     end
     change(queue, flow, id, status)
-    at = append(queue, flow, id, args, at, entries)
+    at = append(queue, flow, id, args, at, tonumber(entries))
     if status ~= '' and status ~= 'running' then tell_change('flow-' .. status, queue, flow, id) end
-    local homes = drops > 0 and call('SMEMBERS', queue.p .. ':hr:step-queues') or {}
-    for i = at, at + drops - 1 do drop(homes, id, args[i]) end
-    push_rest(queue, args, at + drops, keys)
+    local stops_at = at + tonumber(drops)
+    local rest_at = stops_at + tonumber(stops)
+    local homes = rest_at > at and call('SMEMBERS', queue.p .. ':hr:step-queues') or {}
+    for i = at, stops_at - 1 do drop(homes, id, args[i]) end
+    for i = stops_at, rest_at - 1 do stop(homes, id, args[i]) end
+    push_rest(queue, args, rest_at, keys)
     return { flow }
   end
 
-  verb('advanceFlow', 'id revision status acks entries drops Completion? FlowEntry* id* NewJob*', advance)
+  verb('advanceFlow', 'id revision status acks entries drops stops Completion? FlowEntry* id* NewJob*', advance)
 
   -- -- news of jobs -------------------------------------------------------------------------------------------------------
 
@@ -176,7 +188,7 @@ do
   end
 
   local function is_decision(job, home)
-    return job.h.name == 'decide' and job.queue == home
+    return job.h.name == 'decide' and job.queue.p == home.p
   end
 
   local function news_of(kind, id, job, text)

@@ -9,7 +9,7 @@
 
 local RANK, FIFO, field_of, entry_place, place_in_time, rank, append, group_key, join_turn, enter_waiting, enter_delayed,
   enter_queued, enter_finished, enter_blocked, release_ordered_slot, leave_hole, leave_ready, leave,
-  key_holder, hold_key, living_holder, release_key, has_key_rival, take_keys, forget_ties, remove
+  key_holder, hold_key, living_holder, release_key, has_key_rival, take_keys, forget_ties, remove, withdraw
 do
   RANK = 60
   FIFO = '050000001' -- how the rank of a FIFO job of priority 0 begins
@@ -250,5 +250,12 @@ do
     call('UNLINK', queue.p .. ':job:' .. job.id, queue.p .. ':log:' .. job.id, queue.p .. ':deps:' .. job.id, queue.p .. ':parents:' .. job.id)
     job.is_gone = true
     JOBS[queue.p .. ' ' .. job.id] = false
+  end
+
+  -- Remove a job because somebody says so.
+  function withdraw(job)
+    tell('removed', job, { prev = word(job) })
+    announce(job.queue, 'removed', job.id)
+    remove(job)
   end
 end
