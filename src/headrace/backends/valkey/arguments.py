@@ -209,7 +209,7 @@ FUNCTIONS: Final[dict[str, tuple[str, str]]] = {
     "obliterate": ("count", "Forget an emptied queue; if jobs came meanwhile, its settings only. Whether it is gone."),
     "progress": ("id progress hasMessage message", "Note how far a job is; counts as a sign of life."),
     "promote": ("mode id*", "Delayed jobs wait at once: `one` must be delayed, of `many` those that are."),
-    "reclaim": ("idleMs maxStalls cursor broker", "Take over what a dead Node worker had; returns the cursor."),
+    "reclaim": ("idleMs maxStalls cursor", "Take over what a dead Node worker had; returns the cursor."),
     "release": ("(id lease)*", "Give jobs back that are held by this token or serial."),
     "releaseLeases": ("owner id*", "Give back what is leased to an owner, but for the ids."),
     "remove": (

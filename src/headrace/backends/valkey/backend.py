@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Callable
 from contextlib import suppress
@@ -24,6 +25,8 @@ from headrace.errors import StorageUnavailable
 from headrace.model import Event
 
 POLL_MS: Final = 150
+
+log: Final = logging.getLogger("headrace.valkey")
 
 
 class Ended(Struct):
@@ -141,13 +144,16 @@ class ValkeyBackend(Refused):
 
     def _hear(self, channel: bytes, message: bytes) -> None:
         name = channel.decode()
-        if name == self._keys.wake:
-            self._ready.add(message.decode())
-        elif name == self._keys.flow_changes:
-            change, _, flow_id = message.decode().partition(" ")
-            self.on_flow(flow_id, change == "ended")
-        else:
-            self._hear_of_end(_decode_ended(message))
+        try:
+            if name == self._keys.wake:
+                self._ready.add(message.decode())
+            elif name == self._keys.flow_changes:
+                change, _, flow_id = message.decode().partition(" ")
+                self.on_flow(flow_id, change == "ended")
+            else:
+                self._hear_of_end(_decode_ended(message))
+        except ValueError as error:
+            log.warning("a message on %s cannot be read: %s", name, error)
         self.on_wake()
 
     def _hear_of_end(self, ended: Ended) -> None:
@@ -174,7 +180,7 @@ class ValkeyBackend(Refused):
 
     def _hear_all(self) -> None:
         """Messages may have been lost: every queue deserves a look."""
-        self._ready.update(self._seen)
+        self._ready.update(self._registered)
         self.on_wake()
 
     # -- what the engine collects --------------------------------------------------------------------------------------
@@ -213,7 +219,7 @@ class ValkeyBackend(Refused):
     async def retire_completed(self, limit: int = 512) -> int:
         """Drop completed jobs beyond the kept number or age; how many went."""
         gone = 0
-        for queue in list(self._seen):
+        for queue in list(self._registered):
             gone += await self._retire(queue, limit)
         return gone
 

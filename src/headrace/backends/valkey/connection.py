@@ -19,6 +19,7 @@ from headrace.backends.valkey.url import ValkeyUrl
 from headrace.errors import StorageUnavailable
 
 _PAUSES: Final = (0.05, 0.1, 0.2, 0.5, 1.0)
+_PAUSE_AFTER_LEAVING: Final = 0.2
 _MAX_IN_FLIGHT: Final = 100_000
 
 Argument = bytes | str | int | float
@@ -128,14 +129,14 @@ class Connection:
         return await self._send(pipe, packed)
 
     async def call_many(self, commands: Sequence[Sequence[Argument]]) -> list[Any]:
-        """Several commands in one write; errors of the server stand in the list."""
+        """Several commands in one write; the first error is raised when all are answered."""
         pipe = self._pipe
         if pipe is None or not pipe.is_open:
             pipe = await self._connected()
         futures = [self._send(pipe, libvalkey.pack_command(tuple(command))) for command in commands]
         replies = await asyncio.gather(*futures, return_exceptions=True)
         for reply in replies:
-            if isinstance(reply, BaseException) and not isinstance(reply, ServerError):
+            if isinstance(reply, BaseException):
                 raise reply
         return replies
 
@@ -161,6 +162,12 @@ class Connection:
         """Whether nobody waits for an answer or for the connection."""
         is_opening = self._opening is not None and not self._opening.done()
         return not is_opening and (self._pipe is None or not self._pipe.in_flight)
+
+    def leave(self) -> None:
+        """Give up this connection and have another one made after a moment, to wherever the name leads then."""
+        if self._pipe is not None and self._pipe.is_open:
+            self._refused_until = asyncio.get_running_loop().time() + _PAUSE_AFTER_LEAVING
+            self._pipe.fail("the connection to Valkey was left")
 
     async def lost(self) -> None:
         """Return when the connection breaks."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Any, Protocol
 
 from headrace.backends.valkey.connection import Argument, Connection, ServerError
@@ -64,35 +64,40 @@ class Standalone:
         return Connection(self._url, *self._url.hosts[0])
 
     async def call(self, key: str, *command: Argument) -> Any:
-        return await answer(self._connection.call(*command))
+        return await self._answer(self._connection, self._connection.call(*command))
 
     async def call_many(self, commands: Sequence[tuple[str, Command]]) -> list[Any]:
-        replies = await self._connection.call_many([command for _, command in commands])
-        for reply in replies:
-            if isinstance(reply, ServerError):
-                raise refusal(reply) from reply
-        return replies
+        work = self._connection.call_many([command for _, command in commands])
+        return list(await self._answer(self._connection, work))
 
     async def fcall(self, function: str, keys: Sequence[str], args: Sequence[Argument]) -> Any:
-        return await answer(self._connection.call("FCALL", function, len(keys), *keys, *args))
+        work = self._connection.call("FCALL", function, len(keys), *keys, *args)
+        return await self._answer(self._connection, work)
 
     async def fcall_synced(self, function: str, keys: Sequence[str], args: Sequence[Argument]) -> Any:
-        return await call_synced(self._syncing, ("FCALL", function, len(keys), *keys, *args))
+        work = call_synced(self._syncing, ("FCALL", function, len(keys), *keys, *args))
+        return await self._answer(self._syncing, work)
+
+    @staticmethod
+    async def _answer(connection: Connection, work: Awaitable[Any]) -> Any:
+        try:
+            return await work
+        except ServerError as error:
+            if str(error).startswith("READONLY"):  # a replica by now, and its name may stand for the new primary
+                connection.leave()
+            raise refusal(error) from error
 
 
 async def call_synced(connection: Connection, command: Command) -> Any:
     """On a connection of its own: waiting for the disk holds up everything behind it."""
-    wait = ("WAITAOF", 1, 0, int(connection.timeout_s * 1000) - 100)
+    wait = ("WAITAOF", 1, 0, int(connection.timeout_s * 900))
     reply, synced = await connection.call_many([command, wait])
-    for one in (reply, synced):
-        if isinstance(one, ServerError):
-            raise refusal(one) from one
     if synced[0] < 1:
         raise StorageUnavailable("Storage error: not synced to disk in time")
     return reply
 
 
-async def answer(work: Any) -> Any:
+async def answer(work: Awaitable[Any]) -> Any:
     try:
         return await work
     except ServerError as error:
