@@ -1,4 +1,4 @@
-"""What other programs leave in our keys, or leave behind in them: it is read as far as it makes sense, and harms nobody."""
+"""What other programs write into our keys and leave behind in them: read as far as it makes sense, harming nobody."""
 
 from __future__ import annotations
 

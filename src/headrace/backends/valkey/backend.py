@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Final, Literal
@@ -17,7 +18,7 @@ from headrace.backends.valkey.hashes import from_fields
 from headrace.backends.valkey.library import ensure_libraries, is_own_glidemq
 from headrace.backends.valkey.refused import Refused
 from headrace.backends.valkey.streams import Streams
-from headrace.backends.valkey.transport import Standalone, Transport
+from headrace.backends.valkey.transport import Standalone, Transport, answer
 from headrace.backends.valkey.url import ValkeyUrl, parse_url
 from headrace.backends.valkey.wakes import Wakes
 from headrace.clock import Clock, SystemClock
@@ -101,6 +102,7 @@ class ValkeyBackend(Refused):
         try:
             await self._server.open()
             await self.load_libraries()
+            await self._check_eviction()
         except BaseException:
             await self._server.close()
             raise
@@ -110,6 +112,12 @@ class ValkeyBackend(Refused):
         await self._cap_events(names)
         for queue in names:
             self._look_at(queue, self._clock.now_ms())
+
+    async def _check_eviction(self) -> None:
+        for primary in self._server.primaries():
+            policy = re.search(rb"maxmemory_policy:(allkeys\S+)", await answer(primary.call("INFO", "memory")))
+            if policy:
+                log.warning("Valkey may drop jobs: its maxmemory-policy is %s, not noeviction", policy[1].decode())
 
     async def close(self) -> None:
         await self._streams.close()

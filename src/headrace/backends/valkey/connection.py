@@ -19,7 +19,6 @@ from headrace.backends.valkey.url import ValkeyUrl
 from headrace.errors import StorageUnavailable
 
 _PAUSES: Final = (0.05, 0.1, 0.2, 0.5, 1.0)
-_PAUSE_AFTER_LEAVING: Final = 0.2
 _MAX_IN_FLIGHT: Final = 100_000
 
 Argument = bytes | str | int | float
@@ -62,6 +61,9 @@ class _Pipe(asyncio.Protocol):
                     continue
                 if isinstance(reply, ServerError):
                     future.set_exception(reply)
+                    if str(reply).startswith("READONLY"):  # and its name may stand for the new primary by now
+                        self.fail("Valkey became a replica here")
+                        return
                 else:
                     future.set_result(reply)
         except (libvalkey.ProtocolError, IndexError) as error:
@@ -163,12 +165,6 @@ class Connection:
         is_opening = self._opening is not None and not self._opening.done()
         return not is_opening and (self._pipe is None or not self._pipe.in_flight)
 
-    def leave(self) -> None:
-        """Give up this connection and have another one made after a moment, to wherever the name leads then."""
-        if self._pipe is not None and self._pipe.is_open:
-            self._refused_until = asyncio.get_running_loop().time() + _PAUSE_AFTER_LEAVING
-            self._pipe.fail("the connection to Valkey was left")
-
     async def lost(self) -> None:
         """Return when the connection breaks."""
         if self._pipe is not None and self._pipe.is_open:
@@ -202,6 +198,7 @@ class Connection:
             text = str(error) or type(error).__name__
             raise Unreachable(f"Valkey at {self.host}:{self.port} cannot be reached: {text}") from error
         self._failures = 0
+        self._refused_until = loop.time() + _PAUSES[0]  # if it does not last
         self._pipe = pipe
         self._stop_watch()  # that of the pipe before says nothing of this one
         return pipe

@@ -14,6 +14,7 @@ from msgspec import UNSET, Struct
 
 from headrace.backends.base import Claim, Counts, Demand, GroupDemand
 from headrace.backends.valkey.arguments import Claiming, Renewal, Text, flat
+from headrace.backends.valkey.connection import Unreachable
 from headrace.backends.valkey.hashes import PLAIN_PARTICULARS, StoredJob, plain_job, read_hash, show
 from headrace.backends.valkey.schedulers import firing
 from headrace.backends.valkey.settlement import Settlement
@@ -29,6 +30,7 @@ _MAX_STALLS: Final = 1
 _SILENCE_MS: Final = 30_000
 """When a plain job that is held without a lease is looked at: the default of StallConfig."""
 ROUND_CALLS: Final = 10
+_MAX_LOST: Final = 10_000
 _ROUND_SLICE: Final = 20
 _ANNOUNCE_MS: Final = 30_000
 """How much longer than needed others are told that somebody waits: the next pull need not say it again."""
@@ -42,14 +44,22 @@ class Delivery(Settlement):
     async def claim(self, queue: str, demand: Demand) -> list[Claim]:
         if demand.count <= 0:
             return []
+        if queue in self._lost:
+            await self._give_back_lost(queue)
         now = self._clock.now_ms()
         self._claimed_at[queue] = now
         asked = Claiming(demand.count, demand.owner, self.ids.at(now), self._next_serial(demand), int(demand.lease_ms))
-        if demand.group is None:
-            now, found = await self._claim_in_turn(queue, asked)
-        else:
-            reply = await self._call("claim", queue, self.broker, _group(demand.group), *flat(asked), now=now)
-            found = split_claims(reply[0])
+        try:
+            if demand.group is None:
+                now, found = await self._claim_in_turn(queue, asked)
+            else:
+                reply = await self._call("claim", queue, self.broker, _group(demand.group), *flat(asked), now=now)
+                found = split_claims(reply[0])
+        except Unreachable:
+            raise
+        except StorageUnavailable:
+            self._note_lost(queue, asked)
+            raise
         if found:
             self._look_at(queue, now + (int(demand.lease_ms) if demand.owner is not None else _SILENCE_MS))
         claims = []
@@ -62,6 +72,21 @@ class Delivery(Settlement):
             with suppress(StorageUnavailable):  # the next claim tries again; these jobs are handed out
                 await self._register(queue)
         return claims
+
+    def _note_lost(self, queue: str, asked: Claiming) -> None:
+        lost = self._lost.setdefault(queue, set())
+        if len(lost) < _MAX_LOST:  # beyond that leases have to end by themselves
+            lost.add(asked.token)
+            if asked.serial is not None:
+                lost.update(f"{self.broker}:{asked.serial + nth}" for nth in range(1, asked.count + 1))
+
+    async def _give_back_lost(self, queue: str) -> None:
+        lost = self._lost.pop(queue)
+        try:
+            await self._call("releaseLost", queue, *lost)
+        except StorageUnavailable:
+            self._lost.setdefault(queue, set()).update(lost)
+            raise
 
     def _next_serial(self, demand: Demand) -> int | None:
         """A lease that a worker holds by name and token needs no number."""
@@ -195,6 +220,8 @@ class Delivery(Settlement):
             self._round = await self._queue_names()
             await self._enter_again(known - self._registered)
             self._counted = {name: known for name, known in self._counted.items() if name in self._registered}
+        for queue in list(self._lost):
+            await self._give_back_lost(queue)
         size = max(_ROUND_SLICE, len(self._registered) // ROUND_CALLS + 1)
         names, self._round = self._round[:size], self._round[size:]
         await self._cap_events(names)

@@ -75,6 +75,8 @@ class Store(Collection):
         """Who counts a job among those it holds: taken off when the job leaves its hands."""
         self._in_hand: dict[str, InHand] = {}
         """Plain jobs that were handed out here and have not ended yet, as far as this broker knows."""
+        self._lost: dict[str, set[str]] = {}
+        """Tokens and serials of claims whose answers were lost, by queue: if they were carried out, nobody knows."""
         self._dues: dict[str, int] = {}
         self._claimed_at: dict[str, int] = {}
         self._next_registration = 0

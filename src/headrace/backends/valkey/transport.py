@@ -64,28 +64,16 @@ class Standalone:
         return Connection(self._url, *self._url.hosts[0])
 
     async def call(self, key: str, *command: Argument) -> Any:
-        return await self._answer(self._connection, self._connection.call(*command))
+        return await answer(self._connection.call(*command))
 
     async def call_many(self, commands: Sequence[tuple[str, Command]]) -> list[Any]:
-        work = self._connection.call_many([command for _, command in commands])
-        return list(await self._answer(self._connection, work))
+        return list(await answer(self._connection.call_many([command for _, command in commands])))
 
     async def fcall(self, function: str, keys: Sequence[str], args: Sequence[Argument]) -> Any:
-        work = self._connection.call("FCALL", function, len(keys), *keys, *args)
-        return await self._answer(self._connection, work)
+        return await answer(self._connection.call("FCALL", function, len(keys), *keys, *args))
 
     async def fcall_synced(self, function: str, keys: Sequence[str], args: Sequence[Argument]) -> Any:
-        work = call_synced(self._syncing, ("FCALL", function, len(keys), *keys, *args))
-        return await self._answer(self._syncing, work)
-
-    @staticmethod
-    async def _answer(connection: Connection, work: Awaitable[Any]) -> Any:
-        try:
-            return await work
-        except ServerError as error:
-            if str(error).startswith("READONLY"):  # a replica by now, and its name may stand for the new primary
-                connection.leave()
-            raise refusal(error) from error
+        return await answer(call_synced(self._syncing, ("FCALL", function, len(keys), *keys, *args)))
 
 
 async def call_synced(connection: Connection, command: Command) -> Any:

@@ -5,7 +5,7 @@ workers at once: one call for all of them costs the server a fraction of one cal
 leaves when the loop comes round.
 
 Rules: a lot of ends is all or none; a claim is served whole before the next one. What is not plain goes by
-`headrace_complete` and `headrace_claim` alone.
+`complete` and `claim` alone.
 """
 
 from __future__ import annotations

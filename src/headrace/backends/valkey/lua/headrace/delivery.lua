@@ -457,14 +457,16 @@ do
     enter_waiting(job)
   end
 
+  local function give_back(job)
+    tell('released', job, { worker = job.h.own })
+    back_to_waiting(job)
+    forget_lease(job)
+  end
+
   local function release(queue, args)
     for i = 2, #args - 1, 2 do
       local job = find(queue, args[i])
-      if job and job.h.state == 'active' and (job.h.ser == args[i + 1] or job.h.tok == args[i + 1]) then
-        tell('released', job, { worker = job.h.own })
-        back_to_waiting(job)
-        forget_lease(job)
-      end
+      if job and job.h.state == 'active' and (job.h.ser == args[i + 1] or job.h.tok == args[i + 1]) then give_back(job) end
     end
   end
 
@@ -479,9 +481,7 @@ do
       if not keep[id] and call('HGET', queue.k.job .. id, 'own') == owner then
         local job = find(queue, id)
         if job.h.state == 'active' then
-          tell('released', job, { worker = owner })
-          back_to_waiting(job)
-          forget_lease(job)
+          give_back(job)
           released[#released + 1] = id
         end
       end
@@ -490,6 +490,22 @@ do
   end
 
   verb('releaseLeases', 'owner id*', release_leases)
+
+  -- Give back what claims handed out whose answers were lost: nobody knows that he holds it. They go by their tokens, of
+  -- which all but the first have `:<nth>` behind them, and by their serials.
+  local function release_lost(queue, args)
+    local lost = {}
+    for i = 2, #args do lost[args[i]] = true end
+    for _, id in ipairs(call('ZRANGE', queue.k.active, 0, -1)) do
+      local lease = call('HMGET', queue.k.job .. id, 'tok', 'ser')
+      if lost[lease[2]] or (lease[1] and lost[string.match(lease[1], '^[^:]*')]) then
+        local job = find(queue, id)
+        if job.h.state == 'active' then give_back(job) end
+      end
+    end
+  end
+
+  verb('releaseLost', 'lease*', release_lost)
 
   -- Renew leases or note heartbeats: per job its id, token, duration (or empty) and 1 to renew without a token.
   local function extend(queue, args)
