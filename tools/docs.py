@@ -26,6 +26,7 @@ from msgspec import NODEFAULT, UNSET, Raw, inspect
 
 from headrace.backends.valkey import differences
 from headrace.backends.valkey.arguments import FUNCTIONS, RECORDS
+from headrace.backends.valkey.library import GENERATION, function_of
 from headrace.cli.main import COMMANDS, _parser
 from headrace.cli.session import EXIT_CODES
 from headrace.commands import REGISTRY, Flag, Spec
@@ -441,9 +442,11 @@ def valkey_reference() -> Lines:
     yield ""
     yield "## Functions of the library `headrace`"
     yield ""
-    yield "The first key is the queue's `P:meta`, the first argument the time in ms. `X*` is any number of X."
+    yield f"What is called NAME here is the function `{function_of('NAME')}`: {GENERATION} is the generation of the"
+    yield "library (see [upgrading](#upgrading-a-fleet)). The first key is the queue's `P:meta`, the first argument the"
+    yield "time in ms. `X*` is any number of X."
     yield ""
-    rows = ([f"`headrace_{name}`", f"`{given}`" if given else "", text] for name, (given, text) in FUNCTIONS.items())
+    rows = ([f"`{name}`", f"`{given}`" if given else "", text] for name, (given, text) in FUNCTIONS.items())
     yield from table(["function", "arguments", "does"], rows)
     for name, record in RECORDS.items():
         if name[0].isupper():

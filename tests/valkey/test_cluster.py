@@ -10,11 +10,12 @@ import pytest
 
 from headrace.backends.base import Ack, FlowPush
 from headrace.backends.valkey.cluster import Cluster
+from headrace.backends.valkey.library import function_of
 from headrace.backends.valkey.url import parse_url
 from headrace.client.events import QueueEvents
 from headrace.client.queue import Queue
 from headrace.connect import open_client
-from headrace.errors import NotSupported
+from headrace.errors import NotSupported, StorageUnavailable
 from headrace.events import Events, event
 from headrace.model import FlowStatus
 from tests.conformance import test_claim, test_finish, test_insert, test_leases, test_records, test_retry
@@ -139,6 +140,32 @@ async def test_many_who_find_the_map_old_read_it_once(members: Cluster) -> None:
     await members.call_many([(f"k{n}", ("GET", f"k{n}")) for n in range(100)])
     assert members._slots == known
     assert 1 <= _asked_for_slots() - before <= 4
+
+
+async def test_a_durable_call_follows_its_slot(rig: Rig, members: Cluster) -> None:
+    known = members._slots
+    members._slots = [(first, last, known[0][2]) for first, last, _ in known]
+    for n in range(6):
+        # These servers have no append-only file: whoever gets so far has found its node.
+        with pytest.raises(StorageUnavailable, match="appendonly"):
+            await members.fcall_synced(function_of("counts"), [f"p:{{q{n}}}:meta"], ["0"])
+    assert members._slots == known
+
+
+def test_a_child_whose_parent_is_out_of_reach_ends_all_the_same(rig: Rig) -> None:
+    """Newer versions of glide-mq have families across queues in a cluster; its parent hears from Node."""
+    queues = [f"q{n}" for n in range(6)]
+    for queue in queues:
+        rig.push(queue)
+        held = rig.take(queue)
+        key = rig.backend._keys.job(queue, held.id)
+        ties = ("HSET", key, "parentId", "1", "parentQueue", f"{queue}-parents")
+        rig.wait(rig.backend._server.call(key, *ties))
+        rig.wait(rig.backend._server.call(key, "HDEL", key, "hv", "ls"))
+        rig.wait(rig.backend._server.call(key, "HSET", key, "hb", rig.clock.now_ms()))
+        own = f"{queue}:{held.id}"
+        rig.complete([Ack(own, held.token)])
+        assert rig.state(own) == "completed"
 
 
 async def test_a_node_that_has_left_is_not_asked_and_let_go(members: Cluster) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import re
 import subprocess
 import sys
@@ -111,6 +112,11 @@ class TestOwnership:
 
     def test_ours_never_registers_a_name_of_the_other(self) -> None:
         assert "'glidemq_" not in library.headrace_source()
+
+    def test_every_change_to_a_lua_file_is_a_new_revision(self) -> None:
+        """After a change count REVISION up, and note here what it stands for."""
+        text = "".join(library.sources().values())
+        assert (library.REVISION, hashlib.sha256(text.encode()).hexdigest()[:16]) == (13, "eb989ab2e33f9272")
 
     def test_a_version_of_ours_is_no_version_of_node(self) -> None:
         assert not library.GLIDEMQ_VERSION.isdigit()

@@ -43,6 +43,7 @@ _FLOW_CHANGES: Final = frozenset(word for word in EVENT_WORDS.values() if word.s
 _FLOW_ENDS: Final = frozenset(("flow-completed", "flow-failed", "flow-cancelled"))
 _MAINTAIN_EVERY_MS: Final = 1000
 _PROBE_EVERY_MS: Final = 250
+_STOP_S: Final = 2.0
 _GUESSING_WINDOW_MS: Final = 60_000
 _MAX_GUESSERS: Final = 10_000
 
@@ -99,6 +100,9 @@ class Engine:
         self._set_alarm()
 
     async def stop(self) -> None:
+        """What nobody waits for has a moment to end: most of all jobs that go back to their queues."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=_STOP_S)
         for task in list(self._tasks):
             task.cancel()
         if not self.backend.is_degraded:

@@ -47,7 +47,7 @@ class Extra(Struct, rename="camel", omit_defaults=True):
 
 
 class NewJob(Struct):
-    """One job of `headrace_insert` (after `now` and the mode) and of `headrace_fireCron`."""
+    """One job of `insert` (after `now` and the mode) and of `fireCron`."""
 
     queue: int
     """Which of the keys is the meta of its queue, from 1."""
@@ -64,7 +64,7 @@ class NewJob(Struct):
 
 
 class PlainJob(Struct):
-    """One job of `headrace_insertPlain`: default settings, due now, priority 0."""
+    """One job of `insertPlain`: default settings, due now, priority 0."""
 
     id: str
     name: str
@@ -73,7 +73,7 @@ class PlainJob(Struct):
 
 
 class Ending(Struct):
-    """One plain job of `headrace_completeAndClaim`; no returnvalue is the empty text."""
+    """One plain job of `completeAndClaim`; no returnvalue is the empty text."""
 
     id: str
     token: str | None
@@ -81,7 +81,7 @@ class Ending(Struct):
 
 
 class Completion(Struct):
-    """One job of `headrace_complete` (after `now`, the mode and the plans of successors)."""
+    """One job of `complete` (after `now`, the mode and the plans of successors)."""
 
     queue: int
     id: str
@@ -92,7 +92,7 @@ class Completion(Struct):
 
 
 class Claiming(Struct):
-    """What one puller asks for: `headrace_claim` and `headrace_completeAndClaim`."""
+    """What one puller asks for: `claim` and `completeAndClaim`."""
 
     count: int
     owner: str | None
@@ -103,7 +103,7 @@ class Claiming(Struct):
 
 
 class Failing(Struct):
-    """`headrace_fail`, after `now`."""
+    """`fail`, after `now`."""
 
     id: str
     token: str | None
@@ -117,7 +117,7 @@ class Failing(Struct):
 
 
 class Renewal(Struct):
-    """One job of `headrace_extend`, after `now`."""
+    """One job of `extend`, after `now`."""
 
     id: str
     token: str | None
@@ -126,7 +126,7 @@ class Renewal(Struct):
 
 
 class FlowEntry(Struct):
-    """One entry for the log of a workflow: `headrace_startFlow`, `headrace_advanceFlow`."""
+    """One entry for the log of a workflow: `startFlow`, `advanceFlow`."""
 
     kind: str
     step: str
@@ -135,7 +135,7 @@ class FlowEntry(Struct):
 
 
 class FlowStarting(Struct):
-    """`headrace_startFlow`, after `now`: then as many entries of the log, then jobs."""
+    """`startFlow`, after `now`: then as many entries of the log, then jobs."""
 
     id: str
     workflow: str
@@ -148,7 +148,7 @@ class FlowStarting(Struct):
 
 
 class FlowAdvancing(Struct):
-    """`headrace_advanceFlow`, after `now`: then as many completions, entries of the log, ids of jobs to drop and ids of
+    """`advanceFlow`, after `now`: then as many completions, entries of the log, ids of jobs to drop and ids of
     jobs to stop, then jobs."""
 
     id: str
@@ -161,7 +161,7 @@ class FlowAdvancing(Struct):
 
 
 class Successor(Struct, rename={"repeat": "repeat_"}, omit_defaults=True):
-    """When a repeat job runs again: part of `headrace_complete`. Without `run` it ends here."""
+    """When a repeat job runs again: part of `complete`. Without `run` it ends here."""
 
     run: int | None = None
     id: str = ""
@@ -211,9 +211,10 @@ FUNCTIONS: Final[dict[str, tuple[str, str]]] = {
     "obliterate": ("count", "Forget an emptied queue; if jobs came meanwhile, its settings only. Whether it is gone."),
     "progress": ("id progress hasMessage message", "Note how far a job is; counts as a sign of life."),
     "promote": ("mode id*", "Delayed jobs wait at once: `one` must be delayed, of `many` those that are."),
-    "reclaim": ("idleMs maxStalls cursor broker", "Take over what a dead Node worker had; returns the cursor."),
+    "reclaim": ("idleMs maxStalls cursor", "Take over what a dead Node worker had; returns the cursor."),
     "release": ("(id lease)*", "Give jobs back that are held by this token or serial."),
     "releaseLeases": ("owner id*", "Give back what is leased to an owner, but for the ids."),
+    "releaseLost": ("lease*", "Give back what was handed out in answers that were lost: by token or serial."),
     "remove": (
         "states isTold why id*",
         "Remove those of the jobs that are in one of the states; workflows that wait for them are told why.",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import random
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Final, Literal
@@ -16,7 +18,7 @@ from headrace.backends.valkey.hashes import from_fields
 from headrace.backends.valkey.library import ensure_libraries, is_own_glidemq
 from headrace.backends.valkey.refused import Refused
 from headrace.backends.valkey.streams import Streams
-from headrace.backends.valkey.transport import Standalone, Transport
+from headrace.backends.valkey.transport import Standalone, Transport, answer
 from headrace.backends.valkey.url import ValkeyUrl, parse_url
 from headrace.backends.valkey.wakes import Wakes
 from headrace.clock import Clock, SystemClock
@@ -24,6 +26,8 @@ from headrace.errors import StorageUnavailable
 from headrace.model import Event
 
 POLL_MS: Final = 150
+
+log: Final = logging.getLogger("headrace.valkey")
 
 
 class Ended(Struct):
@@ -98,6 +102,7 @@ class ValkeyBackend(Refused):
         try:
             await self._server.open()
             await self.load_libraries()
+            await self._check_eviction()
         except BaseException:
             await self._server.close()
             raise
@@ -107,6 +112,12 @@ class ValkeyBackend(Refused):
         await self._cap_events(names)
         for queue in names:
             self._look_at(queue, self._clock.now_ms())
+
+    async def _check_eviction(self) -> None:
+        for primary in self._server.primaries():
+            policy = re.search(rb"maxmemory_policy:(allkeys\S+)", await answer(primary.call("INFO", "memory")))
+            if policy:
+                log.warning("Valkey may drop jobs: its maxmemory-policy is %s, not noeviction", policy[1].decode())
 
     async def close(self) -> None:
         await self._streams.close()
@@ -141,13 +152,16 @@ class ValkeyBackend(Refused):
 
     def _hear(self, channel: bytes, message: bytes) -> None:
         name = channel.decode()
-        if name == self._keys.wake:
-            self._ready.add(message.decode())
-        elif name == self._keys.flow_changes:
-            change, _, flow_id = message.decode().partition(" ")
-            self.on_flow(flow_id, change == "ended")
-        else:
-            self._hear_of_end(_decode_ended(message))
+        try:
+            if name == self._keys.wake:
+                self._ready.add(message.decode())
+            elif name == self._keys.flow_changes:
+                change, _, flow_id = message.decode().partition(" ")
+                self.on_flow(flow_id, change == "ended")
+            else:
+                self._hear_of_end(_decode_ended(message))
+        except ValueError as error:
+            log.warning("a message on %s cannot be read: %s", name, error)
         self.on_wake()
 
     def _hear_of_end(self, ended: Ended) -> None:
@@ -174,7 +188,7 @@ class ValkeyBackend(Refused):
 
     def _hear_all(self) -> None:
         """Messages may have been lost: every queue deserves a look."""
-        self._ready.update(self._seen)
+        self._ready.update(self._registered)
         self.on_wake()
 
     # -- what the engine collects --------------------------------------------------------------------------------------
@@ -213,7 +227,7 @@ class ValkeyBackend(Refused):
     async def retire_completed(self, limit: int = 512) -> int:
         """Drop completed jobs beyond the kept number or age; how many went."""
         gone = 0
-        for queue in list(self._seen):
+        for queue in list(self._registered):
             gone += await self._retire(queue, limit)
         return gone
 

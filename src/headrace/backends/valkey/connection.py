@@ -61,6 +61,9 @@ class _Pipe(asyncio.Protocol):
                     continue
                 if isinstance(reply, ServerError):
                     future.set_exception(reply)
+                    if str(reply).startswith("READONLY"):  # and its name may stand for the new primary by now
+                        self.fail("Valkey became a replica here")
+                        return
                 else:
                     future.set_result(reply)
         except (libvalkey.ProtocolError, IndexError) as error:
@@ -128,14 +131,14 @@ class Connection:
         return await self._send(pipe, packed)
 
     async def call_many(self, commands: Sequence[Sequence[Argument]]) -> list[Any]:
-        """Several commands in one write; errors of the server stand in the list."""
+        """Several commands in one write; the first error is raised when all are answered."""
         pipe = self._pipe
         if pipe is None or not pipe.is_open:
             pipe = await self._connected()
         futures = [self._send(pipe, libvalkey.pack_command(tuple(command))) for command in commands]
         replies = await asyncio.gather(*futures, return_exceptions=True)
         for reply in replies:
-            if isinstance(reply, BaseException) and not isinstance(reply, ServerError):
+            if isinstance(reply, BaseException):
                 raise reply
         return replies
 
@@ -195,6 +198,7 @@ class Connection:
             text = str(error) or type(error).__name__
             raise Unreachable(f"Valkey at {self.host}:{self.port} cannot be reached: {text}") from error
         self._failures = 0
+        self._refused_until = loop.time() + _PAUSES[0]  # if it does not last
         self._pipe = pipe
         self._stop_watch()  # that of the pipe before says nothing of this one
         return pipe

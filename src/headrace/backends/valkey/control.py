@@ -15,6 +15,7 @@ from headrace.backends.valkey.hashes import MAX_PAYLOAD_BYTES, StoredJob, to_fie
 from headrace.errors import NotFound, Refused
 from headrace.model import DlqConfig, RateLimit, StallConfig
 
+STATES: Final = ("waiting", "delayed", "active", "completed", "failed", "waiting-children")
 _SLICE: Final = 200
 _CLEANABLE: Final[dict[str | None, tuple[str, ...]]] = {
     None: ("waiting", "delayed", "completed", "failed"),
@@ -103,7 +104,7 @@ class Control(Delivery):
         before = self._event_seq
         await self._call("discard", queue, own_id, token or "")
         for event in self._told_since(before):
-            if job is not None and event.event == "failed" and event.job == own_id:
+            if job is not None and event.event == "failed" and event.job == job_id:
                 self._attach(event, job.data)
         self._let_go(job_id)
 
@@ -134,7 +135,7 @@ class Control(Delivery):
         return removed
 
     async def drain(self, queue: str) -> int:
-        ids = [job.id for job in await self._jobs_in(queue, ["waiting", "delayed"])]
+        ids = await self._ids_in(queue, "waiting") + await self._ids_in(queue, "delayed")
         removed = await self._remove(queue, "waiting,delayed", ids, is_told=False, why=f"queue {queue} was drained")
         count = len(removed)
         if count:
@@ -142,22 +143,23 @@ class Control(Delivery):
         return count
 
     async def obliterate(self, queue: str) -> None:
-        names = await self._queue_names()
-        if queue not in names:
+        if queue not in await self._queue_names():
             return
-        jobs = await self._jobs_in(queue, ["waiting", "delayed", "active", "completed", "failed", "waiting-children"])
+        ids = dict.fromkeys([job_id for state in STATES for job_id in await self._ids_in(queue, state)])
         why = f"queue {queue} was obliterated"
-        removed = await self._remove(queue, "any", [job.id for job in jobs], is_told=False, why=why)
+        removed = await self._remove(queue, "any", list(ids), is_told=False, why=why)
         for job_id in removed:
             self._let_go(job_id)
-        await self._forget_places(queue, [job.id for job in jobs if job.birth != job.id])
+        while await self._sweep_queue(queue):
+            pass  # it forgets some of their chosen ids each time
         (is_empty,) = await self._call("obliterate", queue, str(len(removed)))
         if is_empty:
             await self._server.call(self._keys.queues, "SREM", self._keys.queues, queue)
-            self._registered.discard(queue)
-        self._capped.discard(queue)
+            self._know(self._registered - {queue})
         self._dues.pop(queue, None)
         self._figures.pop(queue, None)
+        for kind in ("completed", "failed"):
+            self._minutes.pop((queue, kind), None)
 
     async def clean(self, queue: str, grace_ms: float, state: str | None, limit: int) -> list[str]:
         before = self._clock.now_ms() - grace_ms
@@ -171,6 +173,10 @@ class Control(Delivery):
         if removed:
             await self._call("announce", queue, "cleaned", str(len(removed)))
         return removed
+
+    async def _ids_in(self, queue: str, state: str) -> list[str]:
+        """Ids of jobs that may be in this state."""
+        raise NotImplementedError
 
     async def _jobs_in(self, queue: str, states: Sequence[str]) -> list[StoredJob]:
         raise NotImplementedError

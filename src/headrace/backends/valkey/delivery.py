@@ -14,6 +14,7 @@ from msgspec import UNSET, Struct
 
 from headrace.backends.base import Claim, Counts, Demand, GroupDemand
 from headrace.backends.valkey.arguments import Claiming, Renewal, Text, flat
+from headrace.backends.valkey.connection import Unreachable
 from headrace.backends.valkey.hashes import PLAIN_PARTICULARS, StoredJob, plain_job, read_hash, show
 from headrace.backends.valkey.schedulers import firing
 from headrace.backends.valkey.settlement import Settlement
@@ -29,6 +30,7 @@ _MAX_STALLS: Final = 1
 _SILENCE_MS: Final = 30_000
 """When a plain job that is held without a lease is looked at: the default of StallConfig."""
 ROUND_CALLS: Final = 10
+_MAX_LOST: Final = 10_000
 _ROUND_SLICE: Final = 20
 _ANNOUNCE_MS: Final = 30_000
 """How much longer than needed others are told that somebody waits: the next pull need not say it again."""
@@ -42,14 +44,22 @@ class Delivery(Settlement):
     async def claim(self, queue: str, demand: Demand) -> list[Claim]:
         if demand.count <= 0:
             return []
+        if queue in self._lost:
+            await self._give_back_lost(queue)
         now = self._clock.now_ms()
         self._claimed_at[queue] = now
         asked = Claiming(demand.count, demand.owner, self.ids.at(now), self._next_serial(demand), int(demand.lease_ms))
-        if demand.group is None:
-            now, found = await self._claim_in_turn(queue, asked)
-        else:
-            reply = await self._call("claim", queue, self.broker, _group(demand.group), *flat(asked), now=now)
-            found = split_claims(reply[0])
+        try:
+            if demand.group is None:
+                now, found = await self._claim_in_turn(queue, asked)
+            else:
+                reply = await self._call("claim", queue, self.broker, _group(demand.group), *flat(asked), now=now)
+                found = split_claims(reply[0])
+        except Unreachable:
+            raise
+        except StorageUnavailable:
+            self._note_lost(queue, asked)
+            raise
         if found:
             self._look_at(queue, now + (int(demand.lease_ms) if demand.owner is not None else _SILENCE_MS))
         claims = []
@@ -62,6 +72,21 @@ class Delivery(Settlement):
             with suppress(StorageUnavailable):  # the next claim tries again; these jobs are handed out
                 await self._register(queue)
         return claims
+
+    def _note_lost(self, queue: str, asked: Claiming) -> None:
+        lost = self._lost.setdefault(queue, set())
+        if len(lost) < _MAX_LOST:  # beyond that leases have to end by themselves
+            lost.add(asked.token)
+            if asked.serial is not None:
+                lost.update(f"{self.broker}:{asked.serial + nth}" for nth in range(1, asked.count + 1))
+
+    async def _give_back_lost(self, queue: str) -> None:
+        lost = self._lost.pop(queue)
+        try:
+            await self._call("releaseLost", queue, *lost)
+        except StorageUnavailable:
+            self._lost.setdefault(queue, set()).update(lost)
+            raise
 
     def _next_serial(self, demand: Demand) -> int | None:
         """A lease that a worker holds by name and token needs no number."""
@@ -165,10 +190,12 @@ class Delivery(Settlement):
             self._ready.add(queue)
         await asyncio.gather(*map(self._sweep_queue, due))
 
-    async def _sweep_queue(self, queue: str) -> None:
-        reply = await self._call("sweep", queue, repr(self._rng()))
-        if reply[0]:
-            await self._forget_places(queue, [job_id.decode() for job_id in reply[0]])
+    async def _sweep_queue(self, queue: str) -> int:
+        """Do what time demands of a queue; how many ids of removed jobs were forgotten with it."""
+        (gone,) = await self._call("sweep", queue, repr(self._rng()))
+        if gone:
+            await self._forget_places(queue, [job_id.decode() for job_id in gone])
+        return len(gone)
 
     async def _forget_places(self, queue: str, gone: list[str]) -> None:
         """Jobs with chosen ids were removed: their lookup keys may go, unless a new job has the id by now."""
@@ -178,23 +205,35 @@ class Delivery(Settlement):
         owners = await self._server.call_many([(key, ("GET", key)) for key in free])
         ours = [key for key, owner in zip(free, owners, strict=True) if owner == queue.encode()]
         await self._server.call_many([(key, ("DEL", key)) for key in ours])
-        await self._server.call(self._keys.meta(queue), "LTRIM", f"{self._keys.of(queue)}:hr:gone", len(gone), -1)
+        key = f"{self._keys.of(queue)}:hr:gone"
+        await self._server.call(key, "SREM", key, *gone)
 
     async def look_after(self) -> None:
         """The slow round: what other brokers planned and did not live to do, and jobs of dead Node workers.
 
         Called every second. A few queues are looked at each time, many by and by: within ROUND_CALLS calls all of them.
         """
-        await self._register_worker()
+        with suppress(StorageUnavailable):  # out of memory: what is done below makes room
+            await self._register_worker()
         if not self._round:
+            known = self._registered
             self._round = await self._queue_names()
+            await self._enter_again(known - self._registered)
             self._counted = {name: known for name, known in self._counted.items() if name in self._registered}
+        for queue in list(self._lost):
+            await self._give_back_lost(queue)
         size = max(_ROUND_SLICE, len(self._registered) // ROUND_CALLS + 1)
         names, self._round = self._round[:size], self._round[size:]
         await self._cap_events(names)
         await asyncio.gather(*map(self._sweep_queue, names), *map(self._reclaim, names))
         await asyncio.gather(*map(self._fire_schedulers, names))
         self._counted.update(zip(names, await asyncio.gather(*map(self.counts, names)), strict=True))
+
+    async def _enter_again(self, left: set[str]) -> None:
+        """Queues that left the list: somebody obliterated them, maybe while jobs were pushed to them."""
+        for queue in left:
+            if any(msgspec.structs.astuple(await self.counts(queue))):
+                await self._register(queue)
 
     async def counts(self, queue: str) -> Counts:
         raise NotImplementedError
@@ -214,7 +253,9 @@ class Delivery(Settlement):
         if now < self._next_registration:
             return
         self._next_registration = now + WORKER_TTL_MS // 2
-        busy = [queue for queue, at in self._claimed_at.items() if now - at < WORKER_TTL_MS]
+        self._claimed_at = {queue: at for queue, at in self._claimed_at.items() if now - at < WORKER_TTL_MS}
+        self._waiting_until = {what: until for what, until in self._waiting_until.items() if until > now}
+        busy = list(self._claimed_at)
         active = [sum(1 for job_id in self._holders if self._places.get(job_id) == queue) for queue in busy]
         commands = []
         for queue, count in zip(busy, active, strict=True):
@@ -230,7 +271,7 @@ class Delivery(Settlement):
     async def _reclaim(self, queue: str) -> None:
         cursor: Any = "0-0"
         for _ in range(20):
-            reply = await self._call("reclaim", queue, str(RECLAIM_IDLE_MS), str(_MAX_STALLS), cursor, self.broker)
+            reply = await self._call("reclaim", queue, str(RECLAIM_IDLE_MS), str(_MAX_STALLS), cursor)
             cursor = reply[0]
             if cursor == b"0-0":
                 return

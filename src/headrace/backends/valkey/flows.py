@@ -18,6 +18,7 @@ from headrace.backends.local.flows import KEPT_FLOWS, KEPT_FLOWS_MS, RETIRE_EVER
 from headrace.backends.valkey.arguments import Completion, FlowAdvancing, FlowEntry, FlowStarting, Text, flat, pack
 from headrace.backends.valkey.differences import refuse
 from headrace.backends.valkey.hashes import to_fields
+from headrace.backends.valkey.intake import custom_ids
 from headrace.backends.valkey.keys import mark
 from headrace.backends.valkey.records import Records
 from headrace.errors import NotFound
@@ -131,7 +132,8 @@ class Flows(Records):
 
     async def _jobs_of(self, queues: Sequence[str], jobs: Sequence[FlowPush], now: int) -> list[Text]:
         args: list[Text] = []
-        free = {name: await self._free_ids(name, [push.spec for push in jobs if push.queue == name]) for name in queues}
+        chosen = {name: custom_ids(push.spec for push in jobs if push.queue == name) for name in queues}
+        free = {name: await self._free_ids(name, ids) for name, ids in chosen.items()}
         for push in jobs:
             record = await self._new_job(push.queue, push.spec, now, free[push.queue], [])
             record.queue = queues.index(push.queue) + 1

@@ -2,6 +2,9 @@
 
 Every field is text. Payloads are JSON where JSON gives back the very same bytes of MessagePack; otherwise those bytes
 are kept in a field of their own (base64) and the JSON beside them is what Node workers can make of it.
+
+Others write these hashes, too: a value that makes no sense counts as absent, because a job that cannot be read would
+take all that were claimed with it out of reach until their leases end.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ from headrace.model import (
 from headrace.views import HistoryView, encode, encode_job, plain_history, rich_history
 
 MAX_PAYLOAD_BYTES: Final = 1_048_576
+_MAX_NUMBER: Final = 2**53
 
 _from_msgpack: Final = msgspec.msgpack.Decoder().decode
 _from_json: Final = msgspec.json.Decoder().decode
@@ -83,7 +87,7 @@ def to_fields(payload: bytes, what: str = "Job data") -> tuple[bytes, bytes]:
     try:
         text = _to_json(_from_msgpack(payload))
         is_exact = encode(_from_json(text)) == payload
-    except (msgspec.MsgspecError, TypeError, ValueError, OverflowError):
+    except (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError):
         text, is_exact = b"null", False
     if max(len(text), len(payload)) > MAX_PAYLOAD_BYTES:
         raise InvalidCommand(f"{what} too large for this backend (max 1 MB)")
@@ -97,7 +101,7 @@ def from_fields(text: bytes | None, raw: bytes | None) -> bytes:
         return NIL
     try:
         return encode(_from_json(_unzipped(text)))
-    except (msgspec.MsgspecError, ValueError, OSError, zlib.error):
+    except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError, zlib.error):
         return b"\x80"  # as Node reads it: an empty object
 
 
@@ -181,7 +185,7 @@ def read_hash(queue: str, flat: list[Any]) -> StoredJob | None:
         job_id,
         queue,
         _WORDS.get(state, state),
-        h.get(b"name", b"").decode() or None,
+        _text(h, b"name"),
         created,
         created + (_int(h, b"delay") or 0) if run is None and not is_ours else created if run is None else run,
         _int(h, b"processedOn"),
@@ -251,13 +255,22 @@ def _unfold(h: dict[bytes, bytes]) -> None:
 
 
 def _int(h: dict[bytes, bytes], field: bytes) -> int | None:
-    value = h.get(field)
-    return int(float(value)) if value else None
+    value = _number(h.get(field))
+    return None if value is None else int(value)
+
+
+def _number(value: Any) -> float | None:
+    """A number that every wire can carry."""
+    try:
+        number = float(value or "nan")
+    except (TypeError, ValueError):
+        return None
+    return number if abs(number) <= _MAX_NUMBER else None
 
 
 def _text(h: dict[bytes, bytes], field: bytes) -> str | None:
     value = h.get(field)
-    return value.decode() if value else None
+    return value.decode(errors="replace") if value else None
 
 
 def _settings(h: dict[bytes, bytes], *, is_ours: bool) -> JobSettings:
@@ -271,7 +284,7 @@ def _settings_of_opts(text: bytes) -> JobSettings:
     """What a Node producer asked for, in our words."""
     try:
         opts = _from_json(text)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         opts = {}
     if not isinstance(opts, dict):
         opts = {}
@@ -279,12 +292,12 @@ def _settings_of_opts(text: bytes) -> JobSettings:
     asked = opts.get("backoff")
     if isinstance(asked, dict):
         kind = asked.get("type")
-        backoff = Backoff(kind if kind in ("fixed", "exponential") else "fixed", float(asked.get("delay") or 0))
+        backoff = Backoff(kind if kind in ("fixed", "exponential") else "fixed", _number(asked.get("delay")) or 0)
     return intern_settings(
         JobSettings(
-            max_attempts=max(1, int(opts.get("attempts") or 1)),
+            max_attempts=max(1, int(_number(opts.get("attempts")) or 1)),
             backoff=backoff,
-            timeout=opts.get("timeout"),
+            timeout=_number(opts.get("timeout")),
             lifo=bool(opts.get("lifo")),
             remove_on_complete=opts.get("removeOnComplete") is True,
             remove_on_fail=opts.get("removeOnFail") is True,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -15,10 +15,10 @@ from headrace.backends.valkey.arguments import Extra, NewJob, Text, Tie, flat, p
 from headrace.backends.valkey.differences import refuse
 from headrace.backends.valkey.hashes import show, to_fields
 from headrace.backends.valkey.keys import marked
-from headrace.backends.valkey.store import Store
+from headrace.backends.valkey.library import function_of
+from headrace.backends.valkey.store import Store, raise_refusal
 from headrace.backends.valkey.transport import Transport
 from headrace.clock import Clock
-from headrace.errors import error_of
 from headrace.ids import IdSource
 from headrace.model import DEFAULT_SETTINGS, Backoff, JobLinks, JobSettings, JobSpec, is_plain, links_of, settings_of
 
@@ -76,9 +76,7 @@ class Intake(Store):
         now = self._clock.now_ms()
         job_id = marked(ids.at(now), queue)
         args = (str(now), job_id, spec.name or "", *to_fields(bytes(spec.data)))
-        reply = await server.fcall("headrace_insertPlain", [self._keys.meta(queue)], args)
-        if reply[0] == b"!":
-            raise error_of(reply[1].decode(), reply[2].decode())
+        raise_refusal(await server.fcall(function_of("insertPlain"), [self._keys.meta(queue)], args))
         self._pushed_nearby.append((queue, job_id, spec, now))
         return job_id
 
@@ -102,7 +100,7 @@ class Intake(Store):
     async def _insert_rich(self, queue: str, specs: Sequence[JobSpec]) -> list[str]:
         is_synced = await self._promises(specs)
         now = self._clock.now_ms()
-        free = await self._free_ids(queue, specs)
+        free = await self._free_ids(queue, custom_ids(specs))
         args: list[Text] = ["jobs"]
         others: list[str] = []
         for spec in specs:
@@ -124,17 +122,17 @@ class Intake(Store):
             await self._register(queue)
         now = self._clock.now_ms()
         homes = {node.id: node.queue for node in nodes}
+        free = await self._free_ids(queues[0], list(homes))
         args: list[Text] = ["flow"]
         for node in nodes:
-            spec = node.spec
-            record = await self._new_job(node.queue, spec, now, frozenset(), [], homes=homes)
+            record = await self._new_job(node.queue, node.spec, now, frozenset(), [], homes=homes)
             record.id, record.queue = node.id, queues.index(node.queue) + 1
-            extra = msgspec.msgpack.decode(record.extra, type=Extra) if record.extra else Extra()
-            extra.birth = self.ids.at(now)
+            extra = msgspec.msgpack.decode(record.extra, type=Extra)
+            extra.birth, extra.is_id_free = self.ids.at(now), node.id in free
+            extra.lookup = None if self._server.is_cluster else self._keys.lookup(node.id)
             record.extra = pack(extra)
             args += flat(record)
-        await self._note_places(homes)
-        await self._call("insert", queues[0], *args, others=others)
+        await self._call("insert", queues[0], *args, others=others, now=now)
         for job_id, queue in homes.items():
             self._remember(job_id, queue)
         jobs = [await self._read(node.queue, node.id) for node in nodes]
@@ -224,10 +222,9 @@ class Intake(Store):
 
     # -- chosen ids ----------------------------------------------------------------------------------------------------
 
-    async def _free_ids(self, queue: str, specs: Sequence[JobSpec]) -> frozenset[str]:
-        """In a cluster: which custom ids may become job ids. Those that no job of another queue has; they are noted as
+    async def _free_ids(self, queue: str, wanted: Sequence[str]) -> frozenset[str]:
+        """In a cluster: which chosen ids may become job ids. Those that no job of another queue has; they are noted as
         ours. On one server the function that stores the jobs does that by itself."""
-        wanted = list(dict.fromkeys(filter(None, (getattr(spec, "custom_id", None) for spec in specs))))
         if not wanted or not self._server.is_cluster:
             return frozenset()
         keys = [self._keys.lookup(custom_id) for custom_id in wanted]
@@ -238,17 +235,10 @@ class Intake(Store):
                 free.add(custom_id)
                 continue
             home = owner.decode()
-            if not await self._server.call(self._keys.meta(home), "EXISTS", self._keys.job(home, custom_id)):
+            if not await self._exists(home, custom_id):
                 await self._server.call(key, "SET", key, queue)
                 free.add(custom_id)
         return frozenset(free)
-
-    async def _note_places(self, homes: dict[str, str]) -> None:
-        noted = []
-        for job_id, queue in homes.items():
-            key = self._keys.lookup(job_id)
-            noted.append((key, ("SET", key, queue)))
-        await self._server.call_many(noted)
 
     # -- telling -------------------------------------------------------------------------------------------------------
 
@@ -276,6 +266,10 @@ class Intake(Store):
         info, known = await self._server.call_many(asked)
         if b"aof_enabled:1" not in info or not known or known[0] is None:
             refuse("durable without an append-only file")
+
+
+def custom_ids(specs: Iterable[JobSpec]) -> list[str]:
+    return list(dict.fromkeys(filter(None, (getattr(spec, "custom_id", None) for spec in specs))))
 
 
 def _is_due_now(spec: JobSpec) -> bool:

@@ -2,6 +2,10 @@
 
 `glidemq` belongs to whoever came first: a Node process replaces it at its start with its own, and we never touch one
 that is not ours. `headrace` is always ours and replaced by a newer one only.
+
+A server has one `headrace` library, that of the newest program which came to it, and older programs call it too. That
+is right while they mean the same by their calls, which is one generation. Its number is part of the names of the
+functions: a program of an older generation does not find its functions any more, and is told so instead of doing harm.
 """
 
 from __future__ import annotations
@@ -15,11 +19,13 @@ from typing import Final
 from headrace.backends.valkey.connection import Connection, ServerError
 from headrace.errors import StorageUnavailable
 
-REVISION: Final = 12
+GENERATION: Final = 1
+"""Counts up when programs before and after must not work on the same queues: other arguments, replies or keys."""
+REVISION: Final = 13
 """Counts up with every change to a Lua file: servers get the newer one."""
 
 GLIDEMQ_VERSION: Final = f"40+headrace.{REVISION}"
-HEADRACE_VERSION: Final = str(REVISION)
+HEADRACE_VERSION: Final = f"{GENERATION}.{REVISION}"
 _PARTS: Final = (
     "call",
     "jobs",
@@ -44,7 +50,8 @@ def _read(*path: str) -> str:
 @cache
 def headrace_source() -> str:
     parts = [_read("headrace", f"{part}.lua") for part in _PARTS]
-    return "\n".join(["#!lua name=headrace", f"local VERSION = '{HEADRACE_VERSION}'", *parts])
+    facts = f"local VERSION, GENERATION = '{HEADRACE_VERSION}', '{GENERATION}'"
+    return "\n".join(["#!lua name=headrace", facts, *parts])
 
 
 @cache
@@ -56,13 +63,18 @@ def sources() -> dict[str, str]:
     return {"glidemq": glidemq_source(), "headrace": headrace_source()}
 
 
+def function_of(verb: str) -> str:
+    """What a verb is called in the library."""
+    return f"headrace{GENERATION}_{verb}"
+
+
 async def ensure_libraries(primaries: Sequence[Connection]) -> str:
-    """Have both libraries on every primary; the version text of `glidemq`, which tells who owns it."""
-    owner = GLIDEMQ_VERSION
+    """Have both libraries on every primary; the version text of `glidemq`, which tells whether Node owns one."""
+    owners = []
     for primary in primaries:
         await _ensure_headrace(primary)
-        owner = await _ensure_glidemq(primary)
-    return owner
+        owners.append(await _ensure_glidemq(primary))
+    return min(owners, key=is_own_glidemq, default=GLIDEMQ_VERSION)
 
 
 def is_own_glidemq(version: str) -> bool:
@@ -75,13 +87,25 @@ async def _version(primary: Connection, function: str) -> str | None:
     except ServerError as error:
         if _MISSING.search(str(error)):
             return None
-        raise StorageUnavailable(f"Valkey refuses function calls: {error}; functions need Valkey or Redis 7") from error
+        hint = "; functions need Valkey or Redis 7" if "unknown command" in str(error) else ""
+        raise StorageUnavailable(f"Valkey refuses function calls: {error}{hint}") from error
 
 
 async def _ensure_headrace(primary: Connection) -> None:
     version = await _version(primary, "headrace_version")
-    if version is None or int(version) < REVISION:
+    generation, revision = _numbers(version) if version is not None else (0, 0)
+    if generation > GENERATION:
+        raise StorageUnavailable(
+            f"a newer Headrace works on this Valkey (functions of generation {generation}, this program has "
+            f"{GENERATION}): upgrade this program"
+        )
+    if (generation, revision) < (GENERATION, REVISION):
         await _load(primary, headrace_source(), is_replacing=True)
+
+
+def _numbers(version: str) -> tuple[int, int]:
+    generation, _, revision = version.rpartition(".")
+    return int(generation or 0), int(revision)
 
 
 async def _ensure_glidemq(primary: Connection) -> str:
@@ -92,8 +116,7 @@ async def _ensure_glidemq(primary: Connection) -> str:
     elif is_own_glidemq(version) and int(version.rpartition(".")[2]) < REVISION:
         await _load(primary, glidemq_source(), is_replacing=True)
         version = GLIDEMQ_VERSION
-    assert version is not None
-    return version
+    return version or GLIDEMQ_VERSION  # somebody flushed it meanwhile: it is loaded with the next look
 
 
 async def _load(primary: Connection, source: str, *, is_replacing: bool) -> None:

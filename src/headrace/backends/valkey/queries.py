@@ -19,14 +19,14 @@ from headrace.backends.base import (
     QueueSummary,
     Totals,
 )
-from headrace.backends.valkey.control import Control
+from headrace.backends.valkey.control import STATES, Control
 from headrace.backends.valkey.hashes import Buried, StoredJob, letter, show_whole
 from headrace.errors import NotFound, ReplyTooLarge
 from headrace.model import DAY_MS, MAX_FRAME_BYTES, DlqFilter
 
 _REPLY_ROOM: Final = MAX_FRAME_BYTES - 65_536
 _TOO_LARGE: Final = "Reply exceeds 64 MB: ask for fewer jobs with a lower limit"
-_STATES: Final = ("waiting", "delayed", "active", "completed", "failed", "waiting-children")
+_ENTRIES_AT_ONCE: Final = 5000
 _RANK_LENGTH: Final = 60
 
 
@@ -82,26 +82,32 @@ class Queries(Control):
 
     async def _waiting_ids(self, queue: str) -> list[str]:
         p, meta = self._keys.of(queue), self._keys.meta(queue)
-        ready, lifo, priority, scheduled, entries, parked = await self._server.call_many(
+        ready, lifo, priority, scheduled, parked = await self._server.call_many(
             [
                 (meta, ("ZRANGE", f"{p}:hr:ready", 0, -1)),
                 (meta, ("LRANGE", f"{p}:lifo", 0, -1)),
                 (meta, ("LRANGE", f"{p}:priority", 0, -1)),
                 (meta, ("ZRANGEBYSCORE", f"{p}:scheduled", 2**42, "+inf")),
-                (meta, ("XRANGE", f"{p}:stream", "-", "+")),
                 (meta, ("SMEMBERS", f"{p}:hr:parked")),
             ]
         )
-        streamed = [_job_of(entry) for entry in entries]
         listed = [job_id.decode() for job_id in (*lifo, *priority, *scheduled, *parked)]
-        return [*(member[_RANK_LENGTH:].decode() for member in ready), *listed, *streamed]
+        return [*(member[_RANK_LENGTH:].decode() for member in ready), *listed, *await self._streamed_ids(queue)]
 
     async def _active_ids(self, queue: str) -> list[str]:
-        p, meta = self._keys.of(queue), self._keys.meta(queue)
-        active, entries = await self._server.call_many(
-            [(meta, ("ZRANGE", f"{p}:hr:active", 0, -1)), (meta, ("XRANGE", f"{p}:stream", "-", "+"))]
-        )
-        return list(dict.fromkeys([*(job_id.decode() for job_id in active), *map(_job_of, entries)]))
+        key = f"{self._keys.of(queue)}:hr:active"
+        active = await self._server.call(key, "ZRANGE", key, 0, -1)
+        return list(dict.fromkeys([*(job_id.decode() for job_id in active), *await self._streamed_ids(queue)]))
+
+    async def _streamed_ids(self, queue: str) -> list[str]:
+        """Those in the stream, which wait or are being worked on. It may be very long, so it is read in parts."""
+        key, after, ids = f"{self._keys.of(queue)}:stream", "-", list[str]()
+        while True:
+            entries = await self._server.call(key, "XRANGE", key, after, "+", "COUNT", _ENTRIES_AT_ONCE)
+            ids += map(_job_of, entries)
+            if len(entries) < _ENTRIES_AT_ONCE:
+                return ids
+            after = f"({entries[-1][0].decode()}"
 
     async def _jobs_in(self, queue: str, states: Sequence[str]) -> list[StoredJob]:
         ids: dict[str, None] = {}
@@ -112,7 +118,7 @@ class Queries(Control):
     async def jobs(self, queue: str, states: Sequence[str] | None, offset: int, limit: int, asc: bool) -> list[Raw]:
         if limit <= 0:
             return []
-        chosen = await self._chosen(queue, list(_STATES) if states is None else states)
+        chosen = await self._chosen(queue, STATES if states is None else states)
         page = sorted(chosen, key=lambda job: job.order, reverse=not asc)[offset : offset + limit]
         shown, size = [], 0
         for job in page:
@@ -124,7 +130,7 @@ class Queries(Control):
         return shown
 
     async def _chosen(self, queue: str, words: Sequence[str]) -> list[StoredJob]:
-        states = {word for word in words if word in _STATES}
+        states = {word for word in words if word in STATES}
         if "wait" in words:
             states.add("waiting")
         only_prioritized = "prioritized" in words and "waiting" not in states

@@ -64,18 +64,19 @@ class Records(Queries):
         return f"{self._keys.of(queue)}:hr:crons"
 
     async def put_cron(self, entry: CronEntry) -> None:
+        """A schedule is where the registry says, so that it moves to another queue in one step."""
         registry = self._keys.crons
         old = await self._server.call(registry, "HGET", registry, entry.name)
-        if old is not None and old.decode() != entry.queue:
-            await self._drop_cron(old.decode(), entry.name)
         key, slots = self._cron_key(entry.queue), f"{self._keys.of(entry.queue)}:hr:cron-slots"
         await self._server.call_many(
             [
                 (key, ("HSET", key, entry.name, encode(entry))),
                 (slots, ("HSET", slots, entry.name, int(entry.last_slot or 0))),
-                (registry, ("HSET", registry, entry.name, entry.queue)),
             ]
         )
+        await self._server.call(registry, "HSET", registry, entry.name, entry.queue)
+        if old is not None and old.decode() != entry.queue:
+            await self._drop_cron(old.decode(), entry.name)
 
     async def cron(self, name: str) -> CronEntry | None:
         registry = self._keys.crons
@@ -88,11 +89,10 @@ class Records(Queries):
 
     async def crons(self) -> list[CronEntry]:
         registry = self._keys.crons
-        places = await self._server.call(registry, "HGETALL", registry)
-        queues = dict.fromkeys(queue.decode() for queue in places[1::2])
-        keys = [self._cron_key(queue) for queue in queues]
-        found = await self._server.call_many([(key, ("HVALS", key)) for key in keys])
-        entries = [_decode_cron(blob) for blobs in found for blob in blobs]
+        flat = await self._server.call(registry, "HGETALL", registry)
+        places = [(name, self._cron_key(queue.decode())) for name, queue in zip(flat[::2], flat[1::2], strict=True)]
+        found = await self._server.call_many([(key, ("HGET", key, name)) for name, key in places])
+        entries = [_decode_cron(blob) for blob in found if blob is not None]
         return sorted(entries, key=lambda entry: (entry.created_at, entry.name))
 
     async def delete_cron(self, name: str) -> bool:

@@ -19,7 +19,7 @@ _MAX_STEPS: Final = 1000
 
 
 def firing(name: bytes, text: bytes, now: int) -> list[Text] | None:
-    """The arguments of `headrace_fireScheduler` for a schedule that is due; None if it is not, or is unreadable."""
+    """The arguments of `fireScheduler` for a schedule that is due; None if it is not, or is unreadable."""
     try:
         entry = msgspec.json.decode(text)
         next_run = float(entry.get("nextRun") or 0)

@@ -25,8 +25,8 @@ class Settlement(Turns):
         if not acks:
             return []
         plain = self._lot_of(acks)
-        if plain is not None and (await self._end_in_turn(plain[0], [plain[1]]))[0]:
-            self._tell_completed(acks)
+        if plain is not None and (await self._end_in_turn([plain]))[0]:
+            self._tell_completed(acks, plain.jobs)
             return []
         outcomes = await self._complete(acks, "all")
         return [i for i, outcome in enumerate(outcomes) if outcome is False]
@@ -46,12 +46,14 @@ class Settlement(Turns):
         for i, ack in enumerate(acks):
             plain = self._lot_of([ack])
             if plain is not None:
-                lots.setdefault(plain[0], []).append((i, plain[1]))
+                lots.setdefault(plain.queue, []).append((i, plain))
         done: set[int] = set()
-        for queue, members in lots.items():
-            ended = await self._end_in_turn(queue, [lot for _, lot in members])
-            done.update(i for (i, _), is_ended in zip(members, ended, strict=True) if is_ended)
-        self._tell_completed([acks[i] for i in sorted(done)])
+        for members in lots.values():
+            ended = await self._end_in_turn([lot for _, lot in members])
+            for (i, lot), is_ended in zip(members, ended, strict=True):
+                if is_ended:
+                    self._tell_completed([acks[i]], lot.jobs)
+                    done.add(i)
         return done
 
     async def _complete(self, acks: Sequence[Ack], mode: str) -> list[bool | HeadraceError]:
@@ -89,7 +91,7 @@ class Settlement(Turns):
         status, found = await self._call("complete", queues[0], *args, others=queues[1:])
         if status == b"repeat":
             return await self._complete_some(chosen, mode, await self._plans([chosen[i] for i in found]))
-        self._attach_results(self._told_since(before), {place[1]: ack for ack, place in chosen})
+        self._attach_results(self._told_since(before), {ack.id: ack for ack, _ in chosen})
         return [self._ended(ack, outcome) for (ack, _), outcome in zip(chosen, found, strict=True)]
 
     def _ended(self, ack: Ack, outcome: Any) -> bool | HeadraceError:
@@ -163,7 +165,7 @@ class Settlement(Turns):
         before = self._event_seq
         reply = await self._call("fail", queue, *flat(asked))
         for event in self._told_since(before):
-            if event.event == "failed" and event.job == own_id:
+            if event.event == "failed" and event.job == job_id:
                 self._attach(event, body)
         self._let_go(job_id)
         return bool(reply[0])

@@ -22,6 +22,7 @@ from headrace.backends.collection import Collection
 from headrace.backends.valkey.arguments import Text
 from headrace.backends.valkey.hashes import StoredJob, read_hash
 from headrace.backends.valkey.keys import Keys, mark, mark_of
+from headrace.backends.valkey.library import function_of
 from headrace.backends.valkey.transport import FunctionMissing, Transport
 from headrace.clock import Alarm, Clock
 from headrace.errors import NotFound, error_of
@@ -33,6 +34,12 @@ _MAX_PLACES: Final = 200_000
 
 
 _decode_news: Final = msgspec.msgpack.Decoder(tuple[list[Event], list[str], float | bool]).decode
+
+
+def raise_refusal(reply: list[Any]) -> None:
+    """Raise what a function refused; its reply is then a mark, the kind and the text."""
+    if len(reply) == 3 and reply[0] == b"!":
+        raise error_of(reply[1].decode(), reply[2].decode())
 
 
 class InHand(Struct, gc=False):
@@ -57,10 +64,9 @@ class Store(Collection):
         self.broker = f"headrace-{secrets.token_hex(6)}"
         self._serial = 0
         self._registered: set[str] = set()
-        """Queues that this broker has entered in the list of all queues."""
-        self._seen: dict[str, None] = {}
-        """Queues that this broker looks after."""
+        """Queues that are in the list of all queues, as far as is known here."""
         self._marks: dict[str, list[str]] = {}
+        """Those of them that a mark at the end of a job id stands for."""
         self._places: dict[str, str] = {}
         self._flow_homes: dict[str, str] = {}
         self._flow_queues: set[str] = set()
@@ -69,6 +75,8 @@ class Store(Collection):
         """Who counts a job among those it holds: taken off when the job leaves its hands."""
         self._in_hand: dict[str, InHand] = {}
         """Plain jobs that were handed out here and have not ended yet, as far as this broker knows."""
+        self._lost: dict[str, set[str]] = {}
+        """Tokens and serials of claims whose answers were lost, by queue: if they were carried out, nobody knows."""
         self._dues: dict[str, int] = {}
         self._claimed_at: dict[str, int] = {}
         self._next_registration = 0
@@ -84,8 +92,6 @@ class Store(Collection):
         self._round: list[str] = []
         self.events_kept: int | None = None
         """How long event streams are to be, if somebody said so."""
-        self._capped: set[str] = set()
-        """Queues that were told so by this broker."""
         self._figures: dict[str, QueueFigures] = {"": QueueFigures()}
         self._minutes: dict[tuple[str, str], dict[int, int]] = {}
 
@@ -101,18 +107,17 @@ class Store(Collection):
         now: int | None = None,
     ) -> list[Any]:
         """One function call on one queue: its reply without the news, which is taken in."""
-        keys = [self._keys.meta(name) for name in (queue, *others)]
+        function, keys = function_of(verb), [self._keys.meta(name) for name in (queue, *others)]
         call = self._server.fcall_synced if is_synced else self._server.fcall
         given = (str(self._clock.now_ms() if now is None else now), *args)
         try:
-            reply = await call(f"headrace_{verb}", keys, given)
+            reply = await call(function, keys, given)
         except FunctionMissing:
-            # Somebody flushed the functions, or this is another server than before. Nothing was done yet.
+            # Somebody flushed the functions, this is another server than before, or it has those of a newer Headrace,
+            # which is an error. Nothing was done yet.
             await self.load_libraries()
-            reply = await call(f"headrace_{verb}", keys, given)
-        if reply[0] == b"!":
-            raise error_of(reply[1].decode(), reply[2].decode())
-        self._see(queue)
+            reply = await call(function, keys, given)
+        raise_refusal(reply)
         news = reply.pop()
         if news:
             self._take_news(queue, news)
@@ -238,37 +243,34 @@ class Store(Collection):
 
     # -- which queue ---------------------------------------------------------------------------------------------------
 
-    def _see(self, queue: str) -> None:
-        if queue not in self._seen:
-            self._seen[queue] = None
-            self._marks.setdefault(mark(queue), []).append(queue)
-
     async def _register(self, queue: str) -> None:
         """Enter a queue in the list of all queues, once."""
         if queue not in self._registered:
             await self._server.call(self._keys.queues, "SADD", self._keys.queues, queue)
-            self._registered.add(queue)
-            self._see(queue)
+            self._know({*self._registered, queue})
             await self._cap_events([queue])
+
+    def _know(self, queues: set[str]) -> None:
+        """These are all queues."""
+        if queues != self._registered:
+            self._registered, self._marks = queues, {}
+            for queue in sorted(queues):
+                self._marks.setdefault(mark(queue), []).append(queue)
 
     async def _cap_events(self, queues: Sequence[str]) -> None:
         """Note in the meta of queues how many events are kept, for all who write them by our functions."""
         if self.events_kept is None:
             return
-        new = [self._keys.meta(queue) for queue in queues if queue not in self._capped]
-        await self._server.call_many([(key, ("HSET", key, "hrEvents", self.events_kept)) for key in new])
-        self._capped.update(queues)
+        keys = [self._keys.meta(queue) for queue in queues]
+        await self._server.call_many([(key, ("HSET", key, "hrEvents", self.events_kept)) for key in keys])
 
     async def _queue_names(self) -> list[str]:
         """All queues that any broker has entered."""
         before = set(self._registered)
         found = await self._server.call(self._keys.queues, "SMEMBERS", self._keys.queues)
         meanwhile = self._registered - before
-        names = sorted({name.decode() for name in found} | meanwhile)
-        self._registered = set(names)
-        for name in names:
-            self._see(name)
-        return names
+        self._know({name.decode() for name in found} | meanwhile)
+        return sorted(self._registered)
 
     def _remember(self, job_id: str, queue: str) -> None:
         if len(self._places) >= _MAX_PLACES:
@@ -282,8 +284,13 @@ class Store(Collection):
             queue = await self._marked_queue(job_id) or await self._noted_queue(job_id)
         if queue is not None:
             return queue, job_id
-        name, _, number = job_id.rpartition(":")
-        return (name, number) if name and number.isdigit() else None
+        name, _, own_id = job_id.rpartition(":")
+        if name and (own_id.isdigit() or (own_id and await self._exists(name, own_id))):
+            return name, own_id
+        return None
+
+    async def _exists(self, queue: str, job_id: str) -> bool:
+        return bool(await self._server.call(self._keys.meta(queue), "EXISTS", self._keys.job(queue, job_id)))
 
     async def _marked_queue(self, job_id: str) -> str | None:
         sign = mark_of(job_id)
@@ -295,7 +302,7 @@ class Store(Collection):
         if len(names) < 2:
             return names[0] if names else None
         for name in names:
-            if await self._server.call(self._keys.meta(name), "EXISTS", self._keys.job(name, job_id)):
+            if await self._exists(name, job_id):
                 return name
         return None
 

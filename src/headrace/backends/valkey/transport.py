@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Any, Protocol
 
 from headrace.backends.valkey.connection import Argument, Connection, ServerError
@@ -67,32 +67,25 @@ class Standalone:
         return await answer(self._connection.call(*command))
 
     async def call_many(self, commands: Sequence[tuple[str, Command]]) -> list[Any]:
-        replies = await self._connection.call_many([command for _, command in commands])
-        for reply in replies:
-            if isinstance(reply, ServerError):
-                raise refusal(reply) from reply
-        return replies
+        return list(await answer(self._connection.call_many([command for _, command in commands])))
 
     async def fcall(self, function: str, keys: Sequence[str], args: Sequence[Argument]) -> Any:
         return await answer(self._connection.call("FCALL", function, len(keys), *keys, *args))
 
     async def fcall_synced(self, function: str, keys: Sequence[str], args: Sequence[Argument]) -> Any:
-        return await call_synced(self._syncing, ("FCALL", function, len(keys), *keys, *args))
+        return await answer(call_synced(self._syncing, ("FCALL", function, len(keys), *keys, *args)))
 
 
 async def call_synced(connection: Connection, command: Command) -> Any:
     """On a connection of its own: waiting for the disk holds up everything behind it."""
-    wait = ("WAITAOF", 1, 0, int(connection.timeout_s * 1000) - 100)
+    wait = ("WAITAOF", 1, 0, int(connection.timeout_s * 900))
     reply, synced = await connection.call_many([command, wait])
-    for one in (reply, synced):
-        if isinstance(one, ServerError):
-            raise refusal(one) from one
     if synced[0] < 1:
         raise StorageUnavailable("Storage error: not synced to disk in time")
     return reply
 
 
-async def answer(work: Any) -> Any:
+async def answer(work: Awaitable[Any]) -> Any:
     try:
         return await work
     except ServerError as error:

@@ -5,14 +5,14 @@ workers at once: one call for all of them costs the server a fraction of one cal
 leaves when the loop comes round.
 
 Rules: a lot of ends is all or none; a claim is served whole before the next one. What is not plain goes by
-`headrace_complete` and `headrace_claim` alone.
+`complete` and `claim` alone.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from headrace.backends.base import Ack
 from headrace.backends.valkey.arguments import Claiming, Text, flat
@@ -26,8 +26,18 @@ _MAX_IN_HAND: Final = 100_000
 
 HandedOut = tuple[int, list[Any]]
 """When jobs were handed out, and what the server gave of each."""
-Lot = list[Text]
-"""Ids, tokens and results of jobs that end together: records `Ending`, flattened."""
+
+
+class Lot(NamedTuple):
+    """Plain jobs of one queue that end together."""
+
+    jobs: list[InHand]
+    endings: list[Text]
+    """Records `Ending`, flattened."""
+
+    @property
+    def queue(self) -> str:
+        return self.jobs[0].queue
 
 
 def split_claims(found: list[Any]) -> list[list[Any]]:
@@ -58,8 +68,8 @@ class Turn:
         for asked, _ in self.claims:
             args += flat(asked)
         for lot, _ in self.lots:
-            args.append(str(len(lot) // 3))
-            args += lot
+            args.append(str(len(lot.jobs)))
+            args += lot.endings
         return args
 
     def answer(self, now: int, outcomes: list[int], handed_out: list[Any]) -> None:
@@ -93,12 +103,12 @@ class Turns(Intake):
         self._turn(queue, asked.count).claims.append((asked, served))
         return await served
 
-    async def _end_in_turn(self, queue: str, lots: Sequence[Lot]) -> list[bool]:
-        """Whether each lot was completed; one that was not is untouched."""
+    async def _end_in_turn(self, lots: Sequence[Lot]) -> list[bool]:
+        """Whether each lot was completed; one that was not is untouched. All are of one queue."""
         loop = asyncio.get_running_loop()
         ended: list[asyncio.Future[bool]] = [loop.create_future() for _ in lots]
         for lot, future in zip(lots, ended, strict=True):
-            self._turn(queue, len(lot) // 3).lots.append((lot, future))
+            self._turn(lot.queue, len(lot.jobs)).lots.append((lot, future))
         return [await ended[0]] if len(ended) == 1 else list(await asyncio.gather(*ended))
 
     def _turn(self, queue: str, size: int) -> Turn:
@@ -130,27 +140,26 @@ class Turns(Intake):
             self._in_hand.clear()  # their ends take the longer way
         self._in_hand[job_id] = job
 
-    def _lot_of(self, acks: Sequence[Ack]) -> tuple[str, Lot] | None:
-        """The queue of the jobs and what ends them, if all of them are plain ones that were handed out here."""
-        first = self._in_hand.get(acks[0].id)
-        if first is None or len(acks) > BULK:
+    def _lot_of(self, acks: Sequence[Ack]) -> Lot | None:
+        """What ends these jobs, if all of them are plain ones of one queue that were handed out here."""
+        if len(acks) > BULK:
             return None
-        lot: Lot = []
+        lot = Lot([], [])
         for ack in acks:
             job = self._in_hand.get(ack.id)
-            if job is None or job.queue != first.queue or ack.remove is not None:
+            if job is None or ack.remove is not None or (lot.jobs and job.queue != lot.queue):
                 return None
             value, raw = (b"", b"") if ack.result is None else to_fields(ack.result, "Result")
             if raw:
                 return None
-            lot += (ack.id, ack.token or "", value)
-        return first.queue, lot
+            lot.jobs.append(job)
+            lot.endings.extend((ack.id, ack.token or "", value))
+        return lot
 
-    def _tell_completed(self, acks: Sequence[Ack]) -> None:
+    def _tell_completed(self, acks: Sequence[Ack], jobs: Sequence[InHand]) -> None:
         """Plain jobs have ended; their events are made here."""
         now = self._clock.now_ms()
-        for ack in acks:
-            job = self._in_hand.pop(ack.id)
+        for ack, job in zip(acks, jobs, strict=True):
             event = self._emit("completed", job.queue, now, ack.id, job.name)
             event.attempt, event.worker = job.attempts + 1, job.owner
             event.delay = now - job.started

@@ -3,6 +3,7 @@
 
 local BAND = 4398046511104 -- 2^42: one priority of the `scheduled` set
 local GROUP = 'workers'
+local CONSUMER = 'headrace' -- for all of us: who works on a job is told by its lease, and consumers are never forgotten
 local MAX_TIMELINE = 20
 local EVENTS_CAP = 1000
 
@@ -14,6 +15,13 @@ local QUEUES = {} -- whose meta was read
 
 local function str(number)
   return string.format('%.0f', number)
+end
+
+-- What a server gives as a row of names and values.
+local function to_map(flat)
+  local map = {}
+  for i = 1, #flat, 2 do map[flat[i]] = flat[i + 1] end
+  return map
 end
 
 -- A map as JSON. Fields of a job are text, so that any client can read its hash. Empty lists are left out: an empty
@@ -37,44 +45,48 @@ end
 
 -- -- queues -------------------------------------------------------------------------------------------------------------
 
--- Queues outlive the call, with the names of keys that nearly every call needs: putting these together each time costs
--- more than some commands do.
-local KNOWN, BY_META, MAX_KNOWN, known = {}, {}, 1000, 0
+local queue_at, queue_of_key, forget_queues
+do
+  -- Queues outlive the call, with the names of keys that nearly every call needs: putting these together each time costs
+  -- more than some commands do. Within a call a queue is one object: too many are forgotten between calls only.
+  local KNOWN, BY_META, MAX_KNOWN, known = {}, {}, 1000, 0
 
-local function new_queue(prefix)
-  local names = { job = prefix .. ':job:' }
-  for _, key in ipairs({ 'meta', 'stream', 'events', 'completed', 'scheduled', 'priority', 'lifo', 'ratelimited' }) do
-    names[key] = prefix .. ':' .. key
-  end
-  for _, key in ipairs({ 'active', 'ready', 'delayed' }) do
-    names[key] = prefix .. ':hr:' .. key
-  end
-  return { p = prefix, k = names, name = string.match(prefix, '{(.*)}$') }
-end
-
--- The queue whose keys begin with `prefix`, e.g. glide:{mail}.
-local function queue_at(prefix)
-  local queue = KNOWN[prefix]
-  if not queue then
+  function forget_queues()
     if known >= MAX_KNOWN then KNOWN, BY_META, known = {}, {}, 0 end
-    queue = new_queue(prefix)
-    KNOWN[prefix], BY_META[queue.k.meta], known = queue, queue, known + 1
   end
-  return queue
-end
 
-local function queue_of_key(key)
-  local queue = BY_META[key]
-  if queue then return queue end
-  if string.sub(key, -6) ~= '}:meta' then refuse('internal', 'the key must be <prefix>:{<queue>}:meta, not ' .. key) end
-  return queue_at(string.sub(key, 1, -6))
+  local function new_queue(prefix)
+    local names = { job = prefix .. ':job:' }
+    for _, key in ipairs({ 'meta', 'stream', 'events', 'completed', 'scheduled', 'priority', 'lifo', 'ratelimited' }) do
+      names[key] = prefix .. ':' .. key
+    end
+    for _, key in ipairs({ 'active', 'ready', 'delayed' }) do
+      names[key] = prefix .. ':hr:' .. key
+    end
+    return { p = prefix, k = names, name = string.match(prefix, '{(.*)}$') }
+  end
+
+  -- The queue whose keys begin with `prefix`, e.g. glide:{mail}.
+  function queue_at(prefix)
+    local queue = KNOWN[prefix]
+    if not queue then
+      queue = new_queue(prefix)
+      KNOWN[prefix], BY_META[queue.k.meta], known = queue, queue, known + 1
+    end
+    return queue
+  end
+
+  function queue_of_key(key)
+    local queue = BY_META[key]
+    if queue then return queue end
+    if string.sub(key, -6) ~= '}:meta' then refuse('internal', 'the key must be <prefix>:{<queue>}:meta, not ' .. key) end
+    return queue_at(string.sub(key, 1, -6))
+  end
 end
 
 local function meta(queue)
   if not queue.meta then
-    local flat, fields = call('HGETALL', queue.k.meta), {}
-    for i = 1, #flat, 2 do fields[flat[i]] = flat[i + 1] end
-    queue.meta, QUEUES[#QUEUES + 1] = fields, queue
+    queue.meta, QUEUES[#QUEUES + 1] = to_map(call('HGETALL', queue.k.meta)), queue
   end
   return queue.meta
 end
@@ -113,18 +125,23 @@ local function is_end(event)
   return event.event == 'completed' or event.event == 'removed' or event.event == 'expired' or event.terminal
 end
 
+-- The id by which everybody outside the queue knows the job: those of Node producers are numbers of one queue.
+local function shown_id(job)
+  return job.h.hv and job.id or job.queue.name .. ':' .. job.id
+end
+
 -- Somebody may wait for the end of the job at another broker.
 local function publish_end(event, job)
   local awaited = meta(job.queue).hrAwaited
   if not awaited or tonumber(awaited) <= NOW then return end
-  local ended = { queue = event.queue, job = job.id, state = event.event, error = event.error }
+  local ended = { queue = event.queue, job = shown_id(job), state = event.event, error = event.error }
   if event.event == 'completed' and not job.h.hn then ended.value, ended.raw = job.h.returnvalue, job.h.hr end
   call('PUBLISH', string.match(job.queue.p, '^(.*):{') .. ':hr:ended', cjson.encode(ended))
 end
 
 local function tell(word, job, extra)
   local event = tell_queue(word, job.queue, extra)
-  event.job = job.id
+  event.job = shown_id(job)
   event.name = job.h.name ~= '' and job.h.name or nil
   if is_end(event) then publish_end(event, job) end
   return event
@@ -149,62 +166,72 @@ end
 local flush -- see jobs.lua
 local tell_flow, tell_flow_of_removal -- see flows.lua
 
-local function news_of_call()
-  if #NEWS == 0 and next(READY) == nil and not DUE then return '' end
-  local ready = {}
-  for name in pairs(READY) do ready[#ready + 1] = name end
-  return cmsgpack.pack({ NEWS, ready, DUE or false })
-end
-
--- Tables that the last call left empty serve again: what is not allocated need not be collected.
-local function begin_call()
-  if next(NEWS) then NEWS = {} end
-  if next(JOBS) then JOBS = {} end
-  if next(TOUCHED) then TOUCHED = {} end
-  if next(READY) then READY = {} end
-  for i, queue in ipairs(QUEUES) do
-    queue.meta, QUEUES[i] = nil, nil
+local NEEDS_MEMORY = {}
+local verb, bare_verb
+do
+  local function news_of_call()
+    if #NEWS == 0 and next(READY) == nil and not DUE then return '' end
+    local ready = {}
+    for name in pairs(READY) do ready[#ready + 1] = name end
+    return cmsgpack.pack({ NEWS, ready, DUE or false })
   end
-  DUE, BAD_NEWS = nil, nil
-end
 
-local function run_whole(run, keys, args)
-  local found = run(queue_of_key(keys[1]), args, keys) or {}
-  flush()
-  return found
-end
+  -- Tables that the last call left empty serve again: what is not allocated need not be collected.
+  local function begin_call()
+    if next(NEWS) then NEWS = {} end
+    if next(JOBS) then JOBS = {} end
+    if next(TOUCHED) then TOUCHED = {} end
+    if next(READY) then READY = {} end
+    for i, queue in ipairs(QUEUES) do
+      queue.meta, QUEUES[i] = nil, nil
+    end
+    DUE, BAD_NEWS = nil, nil
+    forget_queues()
+  end
 
-local function refusal(name, problem)
-  if type(problem) == 'table' and problem.kind then return { '!', problem.kind, problem.text } end
-  return redis.error_reply('ERR headrace_' .. name .. ': ' .. (type(problem) == 'table' and (problem.err or '?') or tostring(problem)))
-end
+  local function run_whole(run, keys, args)
+    local found = run(queue_of_key(keys[1]), args, keys) or {}
+    flush()
+    return found
+  end
 
--- A verb gets (queue, args, keys) and returns a list; the news of the call is appended to it. The second argument
--- names what `args` has after `now`, for readers and for the table in docs/valkey.md: X* is any number of X, and names in
--- capitals are records of arguments.py.
-local function verb(name, _, run)
-  redis.register_function({
-    function_name = 'headrace_' .. name,
-    callback = function(keys, args)
-      begin_call()
-      NOW, NOW_TEXT, call = tonumber(args[1]), args[1], redis.call
-      local done, result = pcall(run_whole, run, keys, args)
-      if not done then return refusal(name, result) end
-      result[#result + 1] = news_of_call()
-      return result
-    end,
-  })
-end
+  local function refusal(name, problem)
+    if type(problem) == 'table' and problem.kind then return { '!', problem.kind, problem.text } end
+    return redis.error_reply('ERR headrace_' .. name .. ': ' .. (type(problem) == 'table' and (problem.err or '?') or tostring(problem)))
+  end
 
--- A verb that has no news, loads no job and reads no meta but by itself: nothing has to be prepared or cleaned up.
-local NO_NEWS = { '' }
-local function bare_verb(name, _, run)
-  redis.register_function({
-    function_name = 'headrace_' .. name,
-    callback = function(keys, args)
-      NOW, NOW_TEXT, call = tonumber(args[1]), args[1], redis.call
-      local done, problem = pcall(run, queue_of_key(keys[1]), args)
-      return done and NO_NEWS or refusal(name, problem)
-    end,
-  })
+  -- A verb gets (queue, args, keys) and returns a list; the news of the call is appended to it. The second argument
+  -- names what `args` has after `now`, for readers and for the table in docs/valkey.md: X* is any number of X, and names in
+  -- capitals are records of arguments.py. A server that is out of memory refuses only verbs marked NEEDS_MEMORY: they bring
+  -- in something new. All others go on, because what ends is what makes room.
+  local GOES_ON = { 'allow-oom' }
+  function verb(name, _, run, flags)
+    redis.register_function({
+      function_name = 'headrace' .. GENERATION .. '_' .. name,
+      flags = flags or GOES_ON,
+      callback = function(keys, args)
+        begin_call()
+        NOW, NOW_TEXT, call = tonumber(args[1]), args[1], redis.call
+        local done, result = pcall(run_whole, run, keys, args)
+        if not done then return refusal(name, result) end
+        result[#result + 1] = news_of_call()
+        return result
+      end,
+    })
+  end
+
+  -- A verb that has no news, loads no job and reads no meta but by itself: nothing has to be prepared or cleaned up.
+  local NO_NEWS = { '' }
+  function bare_verb(name, _, run, flags)
+    redis.register_function({
+      function_name = 'headrace' .. GENERATION .. '_' .. name,
+      flags = flags or GOES_ON,
+      callback = function(keys, args)
+        forget_queues()
+        NOW, NOW_TEXT, call = tonumber(args[1]), args[1], redis.call
+        local done, problem = pcall(run, queue_of_key(keys[1]), args)
+        return done and NO_NEWS or refusal(name, problem)
+      end,
+    })
+  end
 end

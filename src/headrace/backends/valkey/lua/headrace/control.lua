@@ -1,8 +1,6 @@
 -- What clients do to single jobs and whole queues: cancel, delay, promote, pause, drain, clean, limits, groups.
 
 do
-  local SLICE = 500
-
   local function is_queued(job)
     local state = word(job)
     return state == 'waiting' or state == 'delayed'
@@ -33,8 +31,7 @@ do
     past.progress = tonumber(args[3])
     if args[4] == '1' then past.message = args[5] end
     put(job, 'progress', args[3])
-    put(job, 'hb', str(NOW))
-    put(job, 'lastActive', str(math.max(NOW, number(job, 'lastActive'))))
+    note_sign_of_life(job)
     tell('progress', job, { progress = past.progress, action = past.message })
     announce(queue, 'progress', job.id, 'data', args[3])
   end)
@@ -47,12 +44,10 @@ do
   verb('update', 'id data raw size', function(queue, args)
     local job = find(queue, args[2])
     if job and job.h.state == 'completed' then job = job.h.next and find(queue, job.h.next) or nil end
-    if not job or job.h.state == 'completed' or job.h.state == 'failed' then
-      refuse('refused', 'Job not found or cannot be updated')
-    end
+    if not job or has_ended(job) then refuse('refused', 'Job not found or cannot be updated') end
     replace_data(job, args[3], args[4])
     tell('updated', job, { bytes = tonumber(args[5]) })
-  end)
+  end, NEEDS_MEMORY)
 
   verb('changePriority', 'id priority lifo', function(queue, args)
     local job = get(queue, args[2], 'Job not found or not in queue')
@@ -173,9 +168,7 @@ do
     local home = queue_of_key(keys[2])
     local child = get(queue, args[2], 'Child job not found: ' .. args[2])
     local parent = get(home, args[3], 'Parent job not found: ' .. args[3])
-    if parent.h.state == 'completed' or parent.h.state == 'failed' then
-      refuse('refused', 'Parent job ' .. parent.id .. ' is not linkable')
-    end
+    if has_ended(parent) then refuse('refused', 'Parent job ' .. parent.id .. ' is not linkable') end
     local known = links(child).parentId
     if known and known ~= 'pending' and known ~= parent.id then
       refuse('refused', 'Child job ' .. child.id .. ' already belongs to parent ' .. known)
@@ -274,7 +267,7 @@ do
   verb('setStalls', 'config', function(queue, args)
     call('HSET', queue.p .. ':meta', 'hrStall', args[2])
     queue.meta = nil
-    for _, id in ipairs(call('ZRANGE', queue.p .. ':hr:active', 0, SLICE - 1)) do
+    for _, id in ipairs(call('ZRANGE', queue.k.active, 0, -1)) do
       local job = find(queue, id)
       if job and job.h.hb then watch(job) end
     end
@@ -307,10 +300,6 @@ do
     return { bucket and m.rateLimitMax or '', bucket and m.rateLimitDuration or '', bucket and m.hrLimitUntil or '', str(ttl), concurrency and str(concurrency) or '', concurrency and active_count(queue) >= concurrency and 1 or 0 }
   end)
 
-  local function has_ended(job)
-    return job.h.state == 'completed' or job.h.state == 'failed'
-  end
-
   -- Remove the given jobs while they are in one of the given states (comma list, or `any`); ids of those removed.
   -- `why` is for workflows that wait for their end.
   verb('remove', 'states isTold why id*', function(queue, args)
@@ -337,6 +326,8 @@ do
   local TRACES = { 'id', 'stream', 'dedup', 'ordering', 'ratelimited', 'list-active', 'hr:burials', 'hr:keys', 'hr:ids', 'hr:gone', 'hr:turn', 'hr:count', 'hr:groups-active', 'hr:satisfied', 'hr:group:' }
   local SETTINGS = { 'meta', 'rate', 'metrics:completed', 'metrics:failed', 'hr:group-config', 'hr:held', 'hr:buckets' }
 
+  local EVENTS_OUTLIVE = 3600000
+
   local function unlink_all(queue, names)
     local keys = {}
     for i, name in ipairs(names) do keys[i] = queue.p .. ':' .. name end
@@ -357,8 +348,12 @@ do
     tell_queue('obliterated', queue, { bytes = tonumber(args[2]) })
     unlink_all(queue, SETTINGS)
     if has_jobs(queue) then return { 0 } end
+    for _, key in ipairs(call('HKEYS', queue.p .. ':ordering')) do
+      call('UNLINK', queue.p .. ':group:' .. key, queue.p .. ':groupq:' .. key) -- sequences begin anew
+    end
     unlink_all(queue, PLACES)
     unlink_all(queue, TRACES)
+    call('PEXPIRE', queue.k.events, EVENTS_OUTLIVE) -- who follows the stream reads of the end
     return { 1 }
   end)
 
@@ -382,10 +377,7 @@ do
   end)
 
   verb('holdGroup', 'group durationMs', function(queue, args)
-    local ends = NOW + math.floor(tonumber(args[3]))
-    call('HSET', queue.p .. ':hr:held', args[2], str(ends))
-    join_turn(queue, args[2])
-    due_at(ends)
+    hold_group(queue, args[2], NOW + math.floor(tonumber(args[3])))
   end)
 
   verb('groupWait', 'group', function(queue, args)
@@ -429,7 +421,7 @@ do
     local keep = tonumber(settings(get(queue, args[2])).keepLogs) or 100
     call('LTRIM', queue.p .. ':log:' .. args[2], -math.max(1, math.min(keep, 100)), -1)
     if keep == 0 then call('UNLINK', queue.p .. ':log:' .. args[2]) end
-  end)
+  end, NEEDS_MEMORY)
 
   redis.register_function({
     function_name = 'headrace_version',

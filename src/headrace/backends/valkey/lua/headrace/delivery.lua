@@ -67,12 +67,13 @@ do
 
   -- -- claiming -----------------------------------------------------------------------------------------------------------
 
-  local function read_group(queue, consumer, count)
+  local function read_group(queue, count)
     local stream = queue.k.stream
-    local reply = redis.pcall('XREADGROUP', 'GROUP', GROUP, consumer, 'COUNT', count, 'STREAMS', stream, '>')
+    local reply = redis.pcall('XREADGROUP', 'GROUP', GROUP, CONSUMER, 'COUNT', count, 'STREAMS', stream, '>')
     if reply and reply.err then
+      if not string.find(reply.err, 'NOGROUP', 1, true) then error(reply.err, 0) end
       call('XGROUP', 'CREATE', stream, GROUP, '0', 'MKSTREAM')
-      reply = call('XREADGROUP', 'GROUP', GROUP, consumer, 'COUNT', count, 'STREAMS', stream, '>')
+      reply = call('XREADGROUP', 'GROUP', GROUP, CONSUMER, 'COUNT', count, 'STREAMS', stream, '>')
     end
     return reply and reply[1] and reply[1][2] or {}
   end
@@ -84,8 +85,7 @@ do
     local groups = redis.pcall('XINFO', 'GROUPS', stream)
     if groups.err then return nil end
     for _, group in ipairs(groups) do
-      local info = {}
-      for i = 1, #group, 2 do info[group[i]] = group[i + 1] end
+      local info = to_map(group)
       if info.name == GROUP then after = info['last-delivered-id'] end
     end
     local entry = call('XRANGE', stream, '(' .. after, '+', 'COUNT', 1)[1]
@@ -93,33 +93,54 @@ do
     return entry_place(entry) or place_in_time(tonumber(string.match(entry[1], '^%d+')), string.rep('0', 36))
   end
 
-  local function take_entry(queue, entry)
+  local function drop_entry(queue, entry)
+    call('XACK', queue.k.stream, GROUP, entry[1])
+    call('XDEL', queue.k.stream, entry[1])
+  end
+
+  local function job_of(queue, entry)
     local id = field_of(entry, 'jobId')
-    local job = id and find(queue, id)
+    return id and find(queue, id)
+  end
+
+  -- These take the job that was found at some place. False: it was removed by somebody who left that behind, or has moved
+  -- on since; the place is cleared.
+
+  local function take_entry(queue, entry)
+    local job = job_of(queue, entry)
     if not job or job.h.state ~= 'waiting' then
-      -- Removed by somebody who left the entry behind, or moved on since.
-      call('XACK', queue.p .. ':stream', GROUP, entry[1])
-      call('XDEL', queue.p .. ':stream', entry[1])
-      return nil
+      drop_entry(queue, entry)
+      return false
     end
     job.h.entry = entry[1]
     job.source = 's'
     return job
   end
 
-  local function take_ready(queue, head)
+  -- `group`: by whose order it was found.
+  local function take_ready(queue, head, group)
     local job = find(queue, string.sub(head, RANK + 1))
-    if not job or job.h.state ~= 'waiting' then
-      call('ZREM', queue.p .. ':hr:ready', head)
-      return nil
+    if not job or job.h.state ~= 'waiting' or job.h.rank ~= head then
+      call('ZREM', queue.k.ready, head)
+      call('ZREM', group_key(queue, group), head)
+      return false
     end
     leave_ready(job)
     job.source = 'z'
     return job
   end
 
+  local LISTED = { waiting = true, prioritized = true, delayed = true }
+
+  local function take_listed(queue, id)
+    local job = find(queue, id)
+    if not job or not LISTED[job.h.state] then return false end
+    job.source = 'l'
+    return job
+  end
+
   -- Jobs that Node producers gave a glide-mq priority: the lowest number first, the oldest within it.
-  local function take_prioritized(queue)
+  local function pop_prioritized(queue)
     local id = call('RPOP', queue.p .. ':priority')
     local from = BAND
     while not id do
@@ -132,37 +153,26 @@ do
       if id then call('ZREM', queue.p .. ':scheduled', id) end
       from = (band + 1) * BAND
     end
-    return find(queue, id)
-  end
-
-  local function take_lifo(queue)
-    local id = call('RPOP', queue.p .. ':lifo')
-    return id and find(queue, id) or nil
-  end
-
-  local function from_list(job)
-    if job then job.source = 'l' end
-    return job
+    return id
   end
 
   -- The next job of a queue in its own order: our priorities above 0, glide-mq's, LIFO, FIFO, then negative ones.
-  -- Returns the job, or false when a stale entry was dropped and the caller should ask again, or nil.
-  local function next_job(queue, consumer)
-    local head = call('ZRANGE', queue.p .. ':hr:ready', 0, 0)[1]
-    if head and string.sub(head, 1, 8) < '05000000' then return take_ready(queue, head) or false end
-    local listed = from_list(take_prioritized(queue))
-    if listed then return listed end
-    if head and string.sub(head, 1, 9) == '050000000' then return take_ready(queue, head) or false end
-    listed = from_list(take_lifo(queue))
-    if listed then return listed end
+  -- Returns the job, or false when the caller should ask again, or nil when there is none.
+  local function next_job(queue)
+    local head = call('ZRANGE', queue.k.ready, 0, 0)[1]
+    if head and string.sub(head, 1, 8) < '05000000' then return take_ready(queue, head) end
+    local id = pop_prioritized(queue)
+    if id then return take_listed(queue, id) end
+    if head and string.sub(head, 1, 9) == '050000000' then return take_ready(queue, head) end
+    id = call('RPOP', queue.k.lifo)
+    if id then return take_listed(queue, id) end
     if head then
       local first = stream_head(queue)
       local is_fifo = string.sub(head, 1, 9) == FIFO
-      if not first or (is_fifo and string.sub(head, 10, RANK) < first) then return take_ready(queue, head) or false end
+      if not first or (is_fifo and string.sub(head, 10, RANK) < first) then return take_ready(queue, head) end
     end
-    local entry = read_group(queue, consumer, 1)[1]
-    if not entry then return nil end
-    return take_entry(queue, entry) or false
+    local entry = read_group(queue, 1)[1]
+    return entry and take_entry(queue, entry)
   end
 
   -- -- groups in turn -----------------------------------------------------------------------------------------------------
@@ -170,28 +180,27 @@ do
   local function take_of_group(queue, group, demand)
     local head = call('ZRANGE', group_key(queue, group), 0, 0)[1]
     if not head then
-      if held_until(queue, group) <= NOW then call('ZREM', queue.p .. ':hr:turn', group) end
+      call('ZREM', queue.p .. ':hr:turn', group)
       return nil
     end
     if not group_may_run(queue, group, demand) then return nil end
-    return take_ready(queue, head) or false
+    return take_ready(queue, head, group)
   end
 
-  local function next_ungrouped(queue, consumer)
+  local function next_ungrouped(queue)
     local head = call('ZRANGE', group_key(queue, nil), 0, 0)[1]
     local first = stream_head(queue)
     if head and (not first or string.sub(head, 1, 9) < FIFO or (string.sub(head, 1, 9) == FIFO and string.sub(head, 10, RANK) < first)) then
-      return take_ready(queue, head) or false
+      return take_ready(queue, head)
     end
-    local entry = first and read_group(queue, consumer, 1)[1]
-    if not entry then return nil end
-    return take_entry(queue, entry) or false
+    local entry = first and read_group(queue, 1)[1]
+    return entry and take_entry(queue, entry)
   end
 
   -- Ungrouped jobs first, then one job of each group in turn, within the limits of the groups.
-  local function next_of_groups(queue, consumer, demand)
+  local function next_of_groups(queue, demand)
     if type(demand.affinity) == 'string' then return take_of_group(queue, demand.affinity, demand) end
-    local job = next_ungrouped(queue, consumer)
+    local job = next_ungrouped(queue)
     if job ~= nil or demand.isUngrouped then return job end
     for _, group in ipairs(call('ZRANGE', queue.p .. ':hr:turn', 0, -1)) do
       call('ZADD', queue.p .. ':hr:turn', 'XX', call('HINCRBY', queue.p .. ':hr:count', 'turn', 1), group)
@@ -381,17 +390,17 @@ do
     if job then give(round, job) end
   end
 
-  local function give_from_stream(round, queue, broker, wanted)
+  local function give_from_stream(round, queue, wanted)
     round.may_be_plain, round.looks = not meta(queue).hrStall, {}
-    for _, entry in ipairs(read_group(queue, broker, wanted)) do give_entry(round, queue, entry) end
+    for _, entry in ipairs(read_group(queue, wanted)) do give_entry(round, queue, entry) end
     -- The client knows when plain jobs are to be looked at, and looks then.
     if #round.looks > 0 then call('ZADD', queue.k.active, unpack(round.looks)) end
   end
 
-  local function give_in_order(round, queue, broker, wanted, group)
+  local function give_in_order(round, queue, wanted, group)
     while round.count < wanted do
       local job
-      if group then job = next_of_groups(queue, broker, group) else job = next_job(queue, broker) end
+      if group then job = next_of_groups(queue, group) else job = next_job(queue) end
       if job == nil then return end
       if job then give(round, job) end
     end
@@ -399,7 +408,7 @@ do
 
   -- Hand out jobs to all who asked, as far as there are any and the limits of the queue allow. Of each job the reply has
   -- its hash or, if it is plain, the particulars that `hand_out_plain` names.
-  local function claim_for(queue, broker, demands, total, group)
+  local function claim_for(queue, demands, total, group)
     local only_stream = has_only_stream(queue)
     if not only_stream then
       promote_due(queue)
@@ -409,9 +418,9 @@ do
     local wanted, bucket = room(queue, total)
     local round = { demands = demands, claims = {}, count = 0, at = 1, nth = 0 }
     if wanted > 0 and not group and (only_stream or is_stream_next(queue)) then
-      give_from_stream(round, queue, broker, wanted)
+      give_from_stream(round, queue, wanted)
     else
-      give_in_order(round, queue, broker, wanted, group)
+      give_in_order(round, queue, wanted, group)
     end
     if bucket and round.count > 0 then
       bucket.tokens = math.max(0, bucket.tokens - round.count)
@@ -423,7 +432,7 @@ do
 
   local function claim(queue, args)
     local demands, total = read_demands(args, 4, 1, args[2])
-    return { claim_for(queue, args[2], demands, total, args[3] ~= '' and cjson.decode(args[3]) or nil) }
+    return { claim_for(queue, demands, total, args[3] ~= '' and cjson.decode(args[3]) or nil) }
   end
 
   verb('claim', 'broker group Claiming', claim)
@@ -434,7 +443,7 @@ do
     local outcomes = complete_plain(queue, args, 4 + count * CLAIM_ARGS)
     if count == 0 then return { outcomes, {} } end
     local demands, total = read_demands(args, 4, count, args[2])
-    return { outcomes, claim_for(queue, args[2], demands, total) }
+    return { outcomes, claim_for(queue, demands, total) }
   end
 
   verb('completeAndClaim', 'broker count Claiming* (size Ending*)*', complete_and_claim)
@@ -448,14 +457,16 @@ do
     enter_waiting(job)
   end
 
+  local function give_back(job)
+    tell('released', job, { worker = job.h.own })
+    back_to_waiting(job)
+    forget_lease(job)
+  end
+
   local function release(queue, args)
     for i = 2, #args - 1, 2 do
       local job = find(queue, args[i])
-      if job and job.h.state == 'active' and (job.h.ser == args[i + 1] or job.h.tok == args[i + 1]) then
-        tell('released', job, { worker = job.h.own })
-        back_to_waiting(job)
-        forget_lease(job)
-      end
+      if job and job.h.state == 'active' and (job.h.ser == args[i + 1] or job.h.tok == args[i + 1]) then give_back(job) end
     end
   end
 
@@ -470,9 +481,7 @@ do
       if not keep[id] and call('HGET', queue.k.job .. id, 'own') == owner then
         local job = find(queue, id)
         if job.h.state == 'active' then
-          tell('released', job, { worker = owner })
-          back_to_waiting(job)
-          forget_lease(job)
+          give_back(job)
           released[#released + 1] = id
         end
       end
@@ -481,6 +490,22 @@ do
   end
 
   verb('releaseLeases', 'owner id*', release_leases)
+
+  -- Give back what claims handed out whose answers were lost: nobody knows that he holds it. They go by their tokens, of
+  -- which all but the first have `:<nth>` behind them, and by their serials.
+  local function release_lost(queue, args)
+    local lost = {}
+    for i = 2, #args do lost[args[i]] = true end
+    for _, id in ipairs(call('ZRANGE', queue.k.active, 0, -1)) do
+      local lease = call('HMGET', queue.k.job .. id, 'tok', 'ser')
+      if lost[lease[2]] or (lease[1] and lost[string.match(lease[1], '^[^:]*')]) then
+        local job = find(queue, id)
+        if job.h.state == 'active' then give_back(job) end
+      end
+    end
+  end
+
+  verb('releaseLost', 'lease*', release_lost)
 
   -- Renew leases or note heartbeats: per job its id, token, duration (or empty) and 1 to renew without a token.
   local function extend(queue, args)
@@ -494,8 +519,7 @@ do
       end
       renewed[#renewed + 1] = is_ok and 1 or 0
       if is_ok then
-        put(job, 'hb', str(NOW))
-        put(job, 'lastActive', str(NOW))
+        note_sign_of_life(job)
         if token ~= '' or args[i + 3] == '1' then
           if duration then put(job, 'len', str(math.floor(duration))) end
           put(job, 'until', str(NOW + number(job, 'len')))
@@ -618,40 +642,55 @@ do
     expire_rate_limit(queue)
     flush()
     next_due(queue)
-    return { call('LRANGE', queue.p .. ':hr:gone', 0, 999) }
+    return { call('SRANDMEMBER', queue.p .. ':hr:gone', 1000) }
   end
 
   verb('sweep', 'luck', sweep)
 
+  -- Whether the entry is one that somebody took to work on its job.
+  local function is_taken(job)
+    return job and (job.h.state == 'active' or (job.h.state == 'waiting' and not job.h.rank))
+  end
+
+  -- Whether the entry was taken under a lease that still holds: `sweep` looks after those.
+  local function is_leased(job, entry)
+    return job.h.state == 'active' and job.h.entry == entry[1] and is_held(job)
+  end
+
+  local function take_back(job, entry, most)
+    put(job, 'entry', entry[1])
+    put(job, 'stalledCount', str(number(job, 'stalledCount') + 1))
+    job.h.state = 'active'
+    if number(job, 'stalledCount') > most then
+      tell_stall(job, true)
+      fail_for_good(job, 'job stalled more than maxStalledCount')
+    else
+      tell_stall(job, false)
+      put(job, 'lastActive', nil)
+      back_to_waiting(job)
+    end
+  end
+
   -- Jobs that somebody else (a Node worker) took and gave no sign of life: through the stream's pending entries, following
-  -- the cursor. Ours have leases and are left to `sweep`.
+  -- the cursor.
   local function reclaim(queue, args)
     local idle, most, cursor = args[2], tonumber(args[3]), args[4]
-    local reply = redis.pcall('XAUTOCLAIM', queue.p .. ':stream', GROUP, args[5], idle, cursor, 'COUNT', 100)
+    local reply = redis.pcall('XAUTOCLAIM', queue.p .. ':stream', GROUP, CONSUMER, idle, cursor, 'COUNT', 100)
     if reply.err then return { '0-0', 0 } end
     local touched = 0
     for _, entry in ipairs(reply[2]) do
-      local job = find(queue, field_of(entry, 'jobId') or '')
-      if not job then
-        call('XACK', queue.p .. ':stream', GROUP, entry[1])
-        call('XDEL', queue.p .. ':stream', entry[1])
-      elseif not job.h.hb and NOW - number(job, 'lastActive') >= (settings(job).lockDuration or tonumber(idle)) then
+      local job = job_of(queue, entry)
+      if not is_taken(job) then
+        drop_entry(queue, entry)
+      elseif is_leased(job, entry) then
+        if not call('ZSCORE', queue.k.active, job.id) then watch(job) end -- the call that leased it broke off
+      elseif NOW - number(job, 'lastActive') >= (settings(job).lockDuration or tonumber(idle)) then
         touched = touched + 1
-        put(job, 'entry', entry[1])
-        put(job, 'stalledCount', str(number(job, 'stalledCount') + 1))
-        job.h.state = 'active'
-        if number(job, 'stalledCount') > most then
-          tell_stall(job, true)
-          fail_for_good(job, 'job stalled more than maxStalledCount')
-        else
-          tell_stall(job, false)
-          put(job, 'lastActive', nil)
-          back_to_waiting(job)
-        end
+        take_back(job, entry, most)
       end
     end
     return { reply[1], touched }
   end
 
-  verb('reclaim', 'idleMs maxStalls cursor broker', reclaim)
+  verb('reclaim', 'idleMs maxStalls cursor', reclaim)
 end

@@ -102,7 +102,10 @@ do
     if not id or not queue or is_ours(child) then return nil end
     -- The protocol's text calls it a prefix, Node writes a name: both are understood.
     local prefix = string.find(queue, '{', 1, true) and queue or string.match(child.queue.p, '^(.*):{') .. ':{' .. queue .. '}'
-    return find(queue_at(prefix), id)
+    local home = queue_at(prefix)
+    -- In a cluster it may be out of reach: the end of the child counts all the same.
+    if type(redis.pcall('EXISTS', home.k.job .. id)) == 'table' then return nil end
+    return find(home, id)
   end
 
   -- A parent that a flow of glide-mq made: its last child is done, so its own delay and priority count.
@@ -183,7 +186,7 @@ do
         elseif policy.continueParentOnFailure then
           past.failed_children = past.failed_children or {}
           past.failed_children[key] = text
-          for _, id in ipairs({ unpack(past.pending or {}) }) do drop_dependency(parent, id) end
+          while past.pending and past.pending[1] do drop_dependency(parent, past.pending[1]) end
           after_drop(parent)
         elseif policy.ignoreDependencyOnFailure then
           past.ignored_children = past.ignored_children or {}

@@ -83,7 +83,7 @@ do
     return { flow, '' }
   end
 
-  verb('startFlow', 'id workflow mark registry noted entries FlowEntry* NewJob*', start)
+  verb('startFlow', 'id workflow mark registry noted entries FlowEntry* NewJob*', start, NEEDS_MEMORY)
 
   local function check_flow(queue, id, revision)
     local flow = read_flow(queue, id)
@@ -167,7 +167,7 @@ do
     return { flow }
   end
 
-  verb('advanceFlow', 'id revision status acks entries drops stops Completion? FlowEntry* id* NewJob*', advance)
+  verb('advanceFlow', 'id revision status acks entries drops stops Completion? FlowEntry* id* NewJob*', advance, NEEDS_MEMORY)
 
   -- -- news of jobs -------------------------------------------------------------------------------------------------------
 

@@ -1,9 +1,17 @@
 -- Limits: token buckets, the groups of the bunqueue protocol, and the ordering groups of glide-mq.
 
-local read_bucket, save_bucket, bucket_wait, queue_bucket, active_count, room, group_config, held_until,
+local read_bucket, save_bucket, bucket_wait, queue_bucket, active_count, room, group_config, held_until, hold_group,
   group_may_run, step_back, pass_gates, promote_rate_limited
 do
   local DUST = 1e-9
+
+  -- Drop two entries of a hash, picked by chance, if they are over: it would grow for ever with groups that are gone.
+  local function tidy(key, is_over)
+    local some = call('HRANDFIELD', key, 2, 'WITHVALUES')
+    for i = 1, #some, 2 do
+      if is_over(some[i + 1]) then call('HDEL', key, some[i]) end
+    end
+  end
 
   -- A bucket is `<tokens> <stamp> <max> <duration>` in hr:buckets; another limit begins with a full one.
   function read_bucket(queue, name, max, duration)
@@ -18,9 +26,16 @@ do
     return bucket
   end
 
+  -- Whether nothing is left to remember of it: that much time fills every bucket.
+  local function is_full(text)
+    local stamp, duration = string.match(text, '^%S+ (%S+) %S+ (%S+)$')
+    return not stamp or NOW - tonumber(stamp) >= tonumber(duration)
+  end
+
   function save_bucket(queue, bucket)
     local text = string.format('%.9f %.0f %.14g %.14g', bucket.tokens, NOW, bucket.max, bucket.duration)
     call('HSET', queue.p .. ':hr:buckets', bucket.name, text)
+    if bucket.name ~= '' then tidy(queue.p .. ':hr:buckets', is_full) end
   end
 
   -- ms until the next token; nil when there will be none.
@@ -70,6 +85,16 @@ do
     return tonumber(call('HGET', queue.p .. ':hr:held', group)) or 0
   end
 
+  local function is_past(ends)
+    return tonumber(ends) <= NOW
+  end
+
+  function hold_group(queue, group, ends)
+    call('HSET', queue.p .. ':hr:held', group, str(ends))
+    tidy(queue.p .. ':hr:held', is_past)
+    due_at(ends)
+  end
+
   -- Whether a job of the group may run now; takes a token of its rate.
   function group_may_run(queue, group, demand)
     local set = group_config(queue, group)
@@ -101,15 +126,10 @@ do
     return key and key ~= '' and key or nil
   end
 
-  local function hash(key)
-    local flat, fields = call('HGETALL', key), {}
-    for i = 1, #flat, 2 do fields[flat[i]] = flat[i + 1] end
-    return fields
-  end
-
   local function ordered_group(queue, key)
-    local g = hash(queue.p .. ':group:' .. key)
-    g.key = queue.p .. ':group:' .. key
+    local name = queue.p .. ':group:' .. key
+    local g = to_map(call('HGETALL', name))
+    g.key = name
     return g
   end
 

@@ -51,13 +51,22 @@ do
     end
   end
 
+  -- Whether no other job has the id, in whatever queue.
+  local function is_id_free(new, id)
+    local queue, lookup = new.queue, new.extra.lookup
+    if find(queue, id) then return false end
+    if not lookup then return new.extra.isIdFree end
+    local owner = call('GET', lookup)
+    return not owner or owner == queue.name or call('EXISTS', string.match(queue.p, '^(.*):{') .. ':{' .. owner .. '}:job:' .. id) == 0
+  end
+
   local function check_batch(news, is_flow)
     local in_batch = {}
     for _, new in ipairs(news) do
       if new.extra and new.extra.customId then in_batch[new.extra.customId] = true end
       if is_flow then
         in_batch[new.id] = true
-        if find(new.queue, new.id) then refuse('refused', 'flow job id already exists: ' .. new.id) end
+        if not is_id_free(new, new.id) then refuse('refused', 'flow job id already exists: ' .. new.id) end
       end
     end
     if is_flow then return end
@@ -106,8 +115,7 @@ do
     local custom = new.extra.customId
     local id = custom and call('HGET', new.queue.p .. ':hr:ids', custom)
     local known = id and find(new.queue, id) or nil
-    local has_ended = known and (known.h.state == 'completed' or known.h.state == 'failed')
-    if known and (new.extra.idTtl or not has_ended) then return known end
+    if known and (new.extra.idTtl or not has_ended(known)) then return known end
     local owner = key_owner(new)
     if not owner and known then
       tell('removed', known, { prev = word(known) })
@@ -181,20 +189,17 @@ do
     if #past.pending == 0 then unblock(job, true) else hear_of_failures(targets) end
   end
 
-  -- Whether the custom id becomes the id of the job: no other job may have it, in whatever queue.
-  local function take_id(new)
-    local extra, queue = new.extra, new.queue
-    local is_free = extra.isIdFree
-    if extra.lookup then
-      local owner = call('GET', extra.lookup)
-      is_free = not owner or owner == queue.name or call('EXISTS', string.match(queue.p, '^(.*):{') .. ':{' .. owner .. '}:job:' .. extra.customId) == 0
-    end
-    if not is_free or find(queue, extra.customId) then
+  -- An id that somebody chose, for the job or for the member of a family, becomes that of the job if it is free.
+  local function choose_id(new)
+    local extra = new.extra
+    local chosen = extra.customId or (extra.birth and new.id)
+    if not chosen then return end
+    if not is_id_free(new, chosen) then
       extra.birth = nil
-      return false
+      return
     end
-    if extra.lookup then call('SET', extra.lookup, queue.name) end
-    return true
+    if extra.lookup then call('SET', extra.lookup, new.queue.name) end
+    new.id = chosen
   end
 
   local function used_key(new)
@@ -206,7 +211,7 @@ do
     if not new.extra.idTtl then return nil end
     local expires, id = string.match(call('GET', used_key(new)) or '', '^(%d+) (.*)$')
     if not expires or tonumber(expires) <= NOW then return nil end
-    return find(new.queue, id) or { queue = new.queue, id = id, h = {} }
+    return find(new.queue, id) or { queue = new.queue, id = id, h = { hv = '1' } }
   end
 
   -- Store one job, or give the one that its id or key already stands for.
@@ -218,7 +223,7 @@ do
         tell('duplicated', known)
         return known, false
       end
-      if extra.customId and take_id(new) then new.id = extra.customId end
+      choose_id(new)
     end
     local job = make(new)
     if extra then take_keys(job) end
@@ -264,7 +269,7 @@ do
     wake_others(queue, noted[1])
   end
 
-  bare_verb('insertPlain', 'PlainJob*', insert_plain)
+  bare_verb('insertPlain', 'PlainJob*', insert_plain, NEEDS_MEMORY)
 
   -- The jobs of one push.
   local function insert(queue, args, keys)
@@ -284,7 +289,7 @@ do
     return { ids }
   end
 
-  verb('insert', 'mode NewJob*', insert)
+  verb('insert', 'mode NewJob*', insert, NEEDS_MEMORY)
 
   -- One job that is stored together with something else.
   function push(new)
@@ -309,5 +314,5 @@ do
     return { job.id }
   end
 
-  verb('fireCron', 'name slot entry NewJob?', fire_cron)
+  verb('fireCron', 'name slot entry NewJob?', fire_cron, NEEDS_MEMORY)
 end

@@ -8,7 +8,7 @@
 
 local PLAIN = '2'
 
-local adopt, find, get, put, number, run_at, is_ours, word, birth, settings, change_setting, links, own_links,
+local adopt, find, get, put, number, run_at, is_ours, word, has_ended, birth, settings, change_setting, links, own_links,
   history, has_history, note, failed_reason, write
 do
   local NO_LINKS = {}
@@ -41,9 +41,7 @@ do
     if known ~= nil then return known or nil end
     local flat = call('HGETALL', queue.k.job .. id)
     if #flat == 0 then return nil end
-    local h = {}
-    for i = 1, #flat, 2 do h[flat[i]] = flat[i + 1] end
-    return adopt(queue, id, h)
+    return adopt(queue, id, to_map(flat))
   end
 
   function get(queue, id, text)
@@ -77,6 +75,10 @@ do
     local state = job.h.state
     if state == 'prioritized' or state == 'group-waiting' then return 'waiting' end
     return state
+  end
+
+  function has_ended(job)
+    return job.h.state == 'completed' or job.h.state == 'failed'
   end
 
   -- 36 characters that sort by age within a queue.
@@ -190,6 +192,7 @@ do
   -- -- writing ------------------------------------------------------------------------------------------------------------
 
   function write(job)
+    if job.is_gone then return end
     if job.links_changed then job.h.hl = to_text(job.links) end
     if job.history_changed then job.h.hh = to_text(job.history) end
     local set, gone = {}, {}
@@ -211,7 +214,7 @@ do
   flush = function()
     local i = 1
     while TOUCHED[i] do
-      if not TOUCHED[i].is_gone then write(TOUCHED[i]) end
+      write(TOUCHED[i])
       i = i + 1
     end
   end

@@ -142,8 +142,10 @@ do
   end
 
   function leave_ready(job)
-    call('ZREM', job.queue.p .. ':hr:ready', job.h.rank)
-    call('ZREM', group_key(job.queue, job.h.hg), job.h.rank)
+    local queue, group = job.queue, job.h.hg
+    call('ZREM', queue.p .. ':hr:ready', job.h.rank)
+    call('ZREM', group_key(queue, group), job.h.rank)
+    if group and call('EXISTS', group_key(queue, group)) == 0 then call('ZREM', queue.p .. ':hr:turn', group) end
     put(job, 'rank', nil)
   end
 
@@ -195,10 +197,12 @@ do
     call('HSET', queue.p .. ':hr:keys', key, (expires and str(expires) or '-') .. ':' .. id)
   end
 
+  -- A Node worker that ends or removes a job does not know of its key: such a job holds nothing any more.
   function living_holder(queue, key)
     local holder = key_holder(queue, key)
-    if holder and holder.expires and holder.expires <= NOW then return nil end
-    return holder
+    if not holder or (holder.expires and holder.expires <= NOW) then return nil end
+    local job = find(queue, holder.id)
+    return job and not has_ended(job) and holder or nil
   end
 
   function release_key(job)
@@ -244,7 +248,7 @@ do
     if job.h.lk then
       call('UNLINK', job.h.lk)
     elseif job.h.birth then
-      call('RPUSH', queue.p .. ':hr:gone', job.id)
+      call('SADD', queue.p .. ':hr:gone', job.id)
     end
     forget_ties(job)
     call('UNLINK', queue.p .. ':job:' .. job.id, queue.p .. ':log:' .. job.id, queue.p .. ':deps:' .. job.id, queue.p .. ':parents:' .. job.id)

@@ -45,5 +45,5 @@ do
     if args[4] == '' then call('HDEL', key, args[2]) else call('HSET', key, args[2], args[4]) end
     if args[5] == '' and args[6] == '' then return { '' } end
     return { add(queue, unpack(args, 5, 12)) }
-  end)
+  end, NEEDS_MEMORY)
 end

@@ -1,9 +1,10 @@
 -- How jobs end: complete, fail, retry, bury, and what that means for parents, keys and groups.
 
-local ACK_ARGS, is_held, check_lease, check_token, read_ack, complete_one, end_lease, forget_lease, complete_plain,
+local ACK_ARGS, is_held, note_sign_of_life, check_lease, check_token, read_ack, complete_one, end_lease, forget_lease, complete_plain,
   dlq_config, watch_burial, plan_auto_retry, retry, end_attempt, revive_dead_letter
 do
   local MAX_FAILURES = 100
+  local MAX_MINUTES = 3000 -- fields of a day are 2880
   local MAX_SATISFIED = 10000
   local DLQ_DEFAULTS = { autoRetry = false, autoRetryInterval = 3600000, maxAutoRetries = 3, maxAge = 604800000, maxEntries = 10000 }
 
@@ -11,7 +12,7 @@ do
     local key, minute = queue.p .. ':metrics:' .. kind, 'm:' .. str(NOW - NOW % 60000)
     local count = call('HINCRBY', key, minute .. ':c', ended)
     if run_ms and run_ms > 0 then call('HINCRBY', key, minute .. ':d', str(run_ms)) end
-    if count % 1000 >= ended then return end -- every thousandth tidies up
+    if count > ended or call('HLEN', key) <= MAX_MINUTES then return end -- the first of a minute tidies up
     for _, field in ipairs(call('HKEYS', key)) do
       local at = tonumber(string.match(field, '^m:(%d+):'))
       if at and at < NOW - 86400000 then call('HDEL', key, field) end
@@ -21,12 +22,19 @@ do
   -- -- leases -------------------------------------------------------------------------------------------------------------
 
   -- Whether the lease of an active job is still what lets it run: a Node worker that takes a silent job over gives it a
-  -- new entry in the stream and leaves the lease as it was.
+  -- new entry in the stream and a new beginning, and leaves the lease as it was.
   function is_held(job)
     local entry = job.h.entry
-    if not job.h.hb or not entry then return job.h.hb end
+    if not job.h.hb or number(job, 'hb') < number(job, 'processedOn') then return false end
+    if not entry then return true end
     local pending = redis.pcall('XPENDING', job.queue.k.stream, GROUP, entry, entry, 1)
     return not pending.err and #pending > 0
+  end
+
+  -- Who holds the job is alive, whatever the clock of the broker says that told of it last.
+  function note_sign_of_life(job)
+    put(job, 'hb', str(math.max(NOW, number(job, 'hb'))))
+    put(job, 'lastActive', str(math.max(NOW, number(job, 'lastActive'))))
   end
 
   -- The job if the caller may end its attempt; false if that attempt was finalised before. A lease that merely ran out
@@ -214,7 +222,7 @@ do
     end
     announce_completed(queue, id, told)
     if not meta(queue).hrAwaited then return end
-    local job = { queue = queue, id = id, h = { returnvalue = told, hn = value == '' and '1' or nil } }
+    local job = { queue = queue, id = id, h = { hv = PLAIN, returnvalue = told, hn = value == '' and '1' or nil } }
     publish_end({ event = 'completed', queue = queue.name }, job)
   end
 
@@ -278,13 +286,13 @@ do
     local is_each, acks, jobs, seen, problems = args[2] == 'each', read_acks(args, keys), {}, {}, {}
     for i, ack in ipairs(acks) do
       local ok, job = pcall(check_lease, ack.queue, ack.id, ack.token, true)
-      if ok and job and seen[ack.id] then
+      if ok and job and seen[job] then
         ok, job = false, { kind = 'not_found', text = 'Job not found or not in processing state: ' .. ack.id }
       end
       if not ok and (not is_each or not job.kind) then error(job, 0) end
       if not ok then problems[i] = job end
       jobs[i] = ok and job or false
-      seen[ack.id] = true
+      seen[jobs[i]] = true
     end
     local asked = needs_successor(acks, jobs)
     if #asked > 0 then return { 'repeat', asked } end

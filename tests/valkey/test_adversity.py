@@ -1,0 +1,241 @@
+"""A server that is full, was demoted, lost an answer or is worked on by a newer program: what holds all the same."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from headrace.backends.base import Ack, Demand
+from headrace.backends.valkey import library
+from headrace.backends.valkey.backend import ValkeyBackend
+from headrace.client.queue import Queue
+from headrace.connect import open_client
+from headrace.errors import StorageUnavailable
+from headrace.model import CronEntry
+from headrace.worker.context import JobContext
+from headrace.worker.worker import Worker
+from tests.conformance.rig import Rig, spec, unpack
+from tests.serverprocess import ServerProcess
+from tests.valkey.foreign import Foreign
+from tests.valkeyserver import ValkeyServer, shared_server
+from tests.worker.steps import eventually
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[ValkeyServer]:
+    with ValkeyServer(tmp_path / "valkey") as running:
+        yield running
+
+
+@asynccontextmanager
+async def opened(url: str, **options: int) -> AsyncIterator[ValkeyBackend]:
+    backend = ValkeyBackend(url, **options)
+    await backend.open()
+    yield backend
+    await backend.close()
+
+
+class Proxy:
+    """Passes everything on to a server; `to` may be changed for the next connections, and answers may be lost."""
+
+    def __init__(self, to: int) -> None:
+        self.to = to
+        self.lost_with = b""
+        """Answers that have this are lost, and their connection with them."""
+        self.lost = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        from_server, to_server = await asyncio.open_connection("127.0.0.1", self.to)
+        ways = ((reader, to_server, False), (from_server, writer, True))
+        tasks = {asyncio.create_task(self._pass_on(*way)) for way in ways}
+        self._tasks |= tasks
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for end in (writer, to_server):
+            end.close()
+
+    async def _pass_on(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, is_answer: bool) -> None:
+        while data := await source.read(65536):
+            if is_answer and self.lost_with and self.lost_with in data:
+                self.lost += 1
+                self.lost_with = b""
+                return
+            sink.write(data)
+
+
+@asynccontextmanager
+async def proxied(to: int) -> AsyncIterator[tuple[Proxy, str]]:
+    proxy = Proxy(to)
+    async with await asyncio.start_server(proxy.serve, "127.0.0.1", 0) as listening:
+        yield proxy, f"valkey://127.0.0.1:{listening.sockets[0].getsockname()[1]}/0"
+        listening.close()
+
+
+class TestMemory:
+    async def test_a_full_server_takes_nothing_new_and_lets_go_on_what_is_there(self, server: ValkeyServer) -> None:
+        async with opened(server.url, max_completed=0) as backend:
+            await backend.insert("q", [spec(n) for n in range(3)])
+            await backend.insert_one("q", spec(priority=1, unique_key="k"))
+            server.client().config_set("maxmemory", 1)
+            for options in ({}, {"priority": 1}):
+                with pytest.raises(StorageUnavailable, match="OOM"):
+                    await backend.insert_one("q", spec(**options))
+            held = await backend.claim("q", Demand(4, "w"))
+            ids = [unpack(claim.job)["id"] for claim in held]
+            assert len(ids) == 4
+            await backend.complete([Ack(ids[0], held[0].token)])
+            await backend.fail(
+                ids[1], token=held[1].token, error="x", stack=None, unrecoverable=True, remove=None, retry_after=None
+            )
+            assert await backend.extend(ids[2], held[2].token, 1000)
+            await backend.look_after()
+            await backend.retire_completed()
+            assert (await backend.counts("q")).completed == 0
+
+    async def test_a_server_that_drops_keys_is_complained_about(
+        self, server: ValkeyServer, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        server.client().config_set("maxmemory-policy", "allkeys-lru")
+        async with opened(server.url):
+            assert "maxmemory-policy is allkeys-lru, not noeviction" in caplog.text
+
+
+class TestDemotion:
+    async def test_a_server_that_became_a_replica_is_left_for_whatever_has_its_name_now(
+        self, server: ValkeyServer, tmp_path: Path
+    ) -> None:
+        with ValkeyServer(tmp_path / "other") as promoted:
+            async with proxied(server.port) as (proxy, url), opened(url) as backend:
+                await backend.insert_one("q", spec(1))
+                promoted.client().replicaof("127.0.0.1", server.port)
+                await eventually(lambda: promoted.client().info("replication")["master_link_status"] == "up")
+                promoted.client().replicaof("NO", "ONE")
+                server.client().replicaof("127.0.0.1", promoted.port)
+                proxy.to = promoted.port
+                with pytest.raises(StorageUnavailable, match="READONLY"):
+                    await backend.insert_one("q", spec(2))
+                await backend.insert_one("q", spec(3))
+                assert promoted.client().xlen("glide:{q}:stream") == 2
+
+
+class TestNewerProgram:
+    NEWER = library.headrace_source().replace(
+        f"'{library.HEADRACE_VERSION}', '{library.GENERATION}'",
+        f"'{library.GENERATION + 1}.{library.REVISION}', '{library.GENERATION + 1}'",
+    )
+
+    async def test_one_of_an_older_generation_is_told_and_does_nothing(self, server: ValkeyServer) -> None:
+        async with opened(server.url) as backend:
+            await backend.insert_one("q", spec(1))
+            server.client().function_load(self.NEWER, replace=True)
+            for asked in (backend.insert_one("q", spec(2)), backend.claim("q", Demand(1, "w")), backend.look_after()):
+                with pytest.raises(StorageUnavailable, match="a newer Headrace works on this Valkey"):
+                    await asked
+            assert server.client().fcall("headrace_version", 0).startswith(f"{library.GENERATION + 1}.")
+            assert server.client().xlen("glide:{q}:stream") == 1
+
+    async def test_one_of_an_older_generation_does_not_start(self, server: ValkeyServer) -> None:
+        server.client().function_load(self.NEWER)
+        with pytest.raises(StorageUnavailable, match="upgrade this program"):
+            await ValkeyBackend(server.url).open()
+
+    async def test_a_newer_revision_serves_those_before_it(self, server: ValkeyServer) -> None:
+        version = f"{library.GENERATION}.{library.REVISION + 1}"
+        newer = library.headrace_source().replace(f"'{library.HEADRACE_VERSION}'", f"'{version}'")
+        server.client().function_load(newer)
+        async with opened(server.url) as backend:
+            await backend.insert_one("q", spec(1))
+            await backend.look_after()
+        assert server.client().fcall("headrace_version", 0) == version
+
+
+class TestLostAnswers:
+    async def test_jobs_of_a_lost_answer_come_to_their_worker_long_before_the_lease_ends(self) -> None:
+        shared_server().client().flushall()
+        ran: list[int] = []
+
+        async def handle(ctx: JobContext) -> None:
+            ran.append(ctx.attempt)
+
+        async with proxied(shared_server().port) as (proxy, url):
+            client, producer = open_client(f"{url}?timeout=5"), open_client(f"{shared_server().url}?timeout=6")
+            try:
+                async with Worker(client, "q", handle, concurrency=1):
+                    await eventually(lambda: shared_server().client().hget("glide:{q}:meta", "hrParked"))
+                    proxy.lost_with = b"precious"
+                    await Queue(producer, "q").add("precious")
+                    await eventually(lambda: ran, 15)
+                assert proxy.lost == 1
+                assert ran == [1], "an attempt was counted that never began"
+            finally:
+                for one in (client, producer):
+                    await asyncio.wrap_future(one.close())
+
+    async def test_messages_that_make_no_sense_are_passed_over(
+        self, rig: Rig, foreign: Foreign, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        backend = rig.backend
+        backend._hear(backend._keys.ended.encode(), b"{")
+        backend._hear(backend._keys.wake.encode(), b"\xff")
+        backend._hear(backend._keys.wake.encode(), b"mail")
+        assert "mail" in backend.take_ready()
+        assert caplog.text.count("cannot be read") == 2
+
+
+def test_a_broker_that_stops_gives_back_what_its_connections_hold(server: ValkeyServer) -> None:
+    broker = ServerProcess(":memory:", "--backend", server.url).start()
+    client = broker.client()
+    job_id = client.ok("PUSH", queue="q", data=1)["id"]
+    assert client.ok("PULL", queue="q", timeout=1000)["job"]["id"] == job_id
+    broker.stop()
+    fields = server.client().hgetall(f"glide:{{q}}:job:{job_id}")
+    assert (fields["state"], fields["attemptsMade"]) == ("waiting", "0")
+
+
+def test_jobs_that_were_pushed_while_their_queue_was_obliterated_are_seen(rig: Rig, foreign: Foreign) -> None:
+    rig.push()
+    foreign.client.srem(f"{foreign.prefix}:hr:queues", "q")
+    assert [summary.name for summary in rig.queues()] == []
+    rig.backend._know({"q"})
+    rig.look_after()
+    assert [summary.name for summary in rig.queues()] == ["q"]
+
+
+def test_an_end_is_told_though_the_job_was_removed_before_the_answer_came(rig: Rig) -> None:
+    rig.push()
+    held = rig.take()
+    ending = asyncio.ensure_future(rig.backend.complete([Ack(held.id, held.token)]), loop=rig._loop)
+
+    async def both() -> None:
+        await asyncio.sleep(0)
+        rig.backend._in_hand.clear()
+        await ending
+
+    rig.wait(both())
+    rig.settle()
+    assert [event.job for event in rig.events if event.event == "completed"] == [held.id]
+
+
+def cron(name: str, queue: str) -> CronEntry:
+    return CronEntry(name=name, queue=queue, data=b"\xc0", schedule=None, repeat_every=1000.0, next_run=1.0)
+
+
+class TestSchedules:
+    """A broker may die between any two calls: a schedule is where the registry says, or nowhere."""
+
+    def test_what_is_left_of_a_deleted_one_does_not_run(self, rig: Rig, foreign: Foreign) -> None:
+        for name in ("a", "b"):
+            rig.put_cron(cron(name, "q"))
+        foreign.client.hdel(f"{foreign.prefix}:hr:cron-queues", "a")
+        assert [entry.name for entry in rig.crons()] == ["b"]
+
+    def test_one_that_moves_to_another_queue_is_in_one_of_them(self, rig: Rig, foreign: Foreign) -> None:
+        for queue in ("q", "r"):
+            rig.put_cron(cron("a", queue))
+        rig.put_cron(cron("b", "q"))
+        assert [(entry.name, entry.queue) for entry in rig.crons()] == [("a", "r"), ("b", "q")]
+        assert foreign.client.hkeys(foreign.key("hr:crons")) == ["b"]
