@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import sys
 import threading
+from contextvars import ContextVar
 from typing import Any
 
 import pytest
@@ -56,6 +57,23 @@ async def test_a_handler_by_name_runs_in_a_process(app: Headrace, queue: str) ->
     async with Worker(app.client, queue, handlers.double, run_in="process"):
         job = await app.queue().add("double", 4)
         assert await job.result(timeout=20) == 8
+
+
+async def test_what_a_job_sets_in_context_variables_is_nothing_to_the_next_one(app: Headrace, queue: str) -> None:
+    worker_says: ContextVar[str] = ContextVar("worker_says")
+    job_says: ContextVar[str] = ContextVar("job_says", default="nothing")
+    seen: list[tuple[str, str]] = []
+
+    async def handle(job: JobContext) -> None:
+        seen.append((worker_says.get(), job_says.get()))
+        job_says.set(job.name)
+
+    worker_says.set("hello")
+    jobs = await app.queue().add_many([("j", n) for n in range(5)])
+    async with Worker(app.client, queue, handle, concurrency=2):
+        for job in jobs:
+            assert await job.wait(timeout=10)
+    assert seen == [("hello", "nothing")] * 5
 
 
 async def test_what_a_process_could_not_find_is_refused_at_once(app: Headrace, queue: str) -> None:

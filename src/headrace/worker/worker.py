@@ -160,6 +160,7 @@ class Worker:
         """Whether it works now: a worker may be stopped before its server answers."""
         home = mailbox_of(loop)
         self._loop = loop
+        self._variables = contextvars.copy_context()
         self._attendant = Attendant(
             self._client,
             self.queues,
@@ -248,7 +249,8 @@ class Worker:
         tell = self._attendant.tell
         contexts = [JobContext(holding.info, tell, self.state, holding) for holding in holdings]
         self._busy += len(holdings)
-        task = self._loop.create_task(self._process(holdings, contexts))
+        # What one job sets in its context variables is nothing to the next one, which begins where this one ends.
+        task = self._loop.create_task(self._process(holdings, contexts), context=self._variables.copy())
         for context in contexts:
             self._running[context.id] = (context, task)
 
