@@ -76,6 +76,22 @@ async def test_what_a_job_sets_in_context_variables_is_nothing_to_the_next_one(a
     assert seen == [("hello", "nothing")] * 5
 
 
+async def test_what_a_job_in_a_process_sets_in_context_variables_is_nothing_to_the_next_one(
+    app: Headrace, queue: str
+) -> None:
+    async with Worker(app.client, queue, handlers.leave_word, run_in="process", concurrency=1):
+        words = [await (await app.queue().add("j")).result(timeout=20) for _ in range(2)]
+    assert words == ["nothing", "nothing"]
+
+
+async def test_a_process_that_said_something_odd_gives_each_job_its_own_result(app: Headrace, queue: str) -> None:
+    """Nothing that a handler passes to its context may part the questions of its process from the answers."""
+    async with Worker(app.client, queue, handlers.say_odd_things, run_in="process", concurrency=1):
+        jobs = [await app.queue().add("j", n, attempts=1) for n in range(3)]
+        assert [await job.result(timeout=20) for job in jobs] == [0, 1, 2]
+        assert [log.message for log in await jobs[2].logs()] == ["2"]
+
+
 async def test_what_a_process_could_not_find_is_refused_at_once(app: Headrace, queue: str) -> None:
     def local(job: JobContext) -> None: ...
 

@@ -320,8 +320,7 @@ class Worker:
         limit = None if context.info.timeout is None else context.info.timeout / 1000
         context.run_in = run_in
         if run_in == "process":
-            asked = Call(function.__module__, function.__qualname__, context.info)
-            return await self._in_thread(partial(self._children.run, asked, context, limit))
+            return await self._in_thread(partial(self._children.run, Call.of(function, context.info), context, limit))
         return await self._in_time(context, limit, call)
 
     async def _in_time(self, context: JobContext, limit: float | None, call: Callable[[], Any]) -> Any:
