@@ -92,6 +92,17 @@ async def test_a_process_that_said_something_odd_gives_each_job_its_own_result(a
         assert [log.message for log in await jobs[2].logs()] == ["2"]
 
 
+async def test_a_log_line_that_is_refused_is_told_where_the_worker_runs(
+    app: Headrace, queue: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def handle(job: JobContext) -> None:
+        job.log("opened", "warning")  # type: ignore[arg-type]
+
+    async with Worker(app.client, queue, handle):
+        assert await (await app.queue().add("j")).wait(timeout=10)
+        await eventually(lambda: "a log line of a job was refused" in caplog.text)
+
+
 async def test_what_a_process_could_not_find_is_refused_at_once(app: Headrace, queue: str) -> None:
     def local(job: JobContext) -> None: ...
 

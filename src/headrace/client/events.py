@@ -18,7 +18,7 @@ from typing import Any, Final
 from headrace import commands
 from headrace.client.channel import Channel, EventView
 from headrace.client.client import Client
-from headrace.errors import ClientClosed, CommandTimeout, HeadraceError, StorageUnavailable
+from headrace.errors import ClientClosed, CommandTimeout, HeadraceError, RateLimited, StorageUnavailable
 
 MAX_UNHEARD: Final = 10_000
 _RETRY_AFTER: Final = 1.0
@@ -92,7 +92,7 @@ class QueueEvents:
         # The same link, not lost: nobody else would try again.
         elif isinstance(outcome, CommandTimeout):
             self._changed(True)
-        elif isinstance(outcome, StorageUnavailable):
+        elif isinstance(outcome, StorageUnavailable | RateLimited):
             asyncio.get_running_loop().call_later(_RETRY_AFTER, self._changed, True)
 
     def _hear(self, event: EventView) -> None:
