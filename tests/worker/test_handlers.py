@@ -342,6 +342,32 @@ async def test_a_worker_may_run_again_after_it_stopped(app: Headrace, queue: str
             assert await (await app.queue().add("j")).result(timeout=10) == "done"
 
 
+async def test_a_worker_that_could_not_begin_may_be_started_again(app: Headrace, queue: str) -> None:
+    refusals = [InvalidCommand("not today")]
+
+    class Hesitant(Worker):
+        async def _prepare(self) -> None:
+            if refusals:
+                raise refusals.pop()
+
+    worker = Hesitant(app.client, queue, lambda job: "done")
+    await worker.__aenter__()
+    await asyncio.wait([worker._task])  # type: ignore[list-item]
+    with pytest.raises(InvalidCommand, match="not today"):
+        await worker.__aexit__()
+    async with worker:
+        assert await (await app.queue().add("j")).result(timeout=10) == "done"
+
+
+async def test_a_worker_that_works_cannot_be_started_again(app: Headrace, queue: str) -> None:
+    worker = Worker(app.client, queue, lambda job: "done")
+    async with worker:
+        await worker.ready.wait()
+        with pytest.raises(HeadraceError, match="works already"):
+            await worker.run(handle_signals=False)
+        assert await (await app.queue().add("j")).result(timeout=10) == "done"
+
+
 @pytest.mark.parametrize(
     "wrong",
     [

@@ -178,6 +178,8 @@ class Attendant:
         self._channel = home.open_own(changed=self._changed)
         try:
             await self._channel.start()
+            if self._is_stopping:
+                raise ClientClosed("the worker was stopped before it could begin")
         except BaseException:
             await self._channel.close()  # else it would go on trying beside the next one
             raise
@@ -212,7 +214,8 @@ class Attendant:
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
-        assert self._channel is not None
+        if self._channel is None:
+            return  # it never came to ask for anything
         was_connected, self._is_connected = self._is_connected, False
         if was_connected:
             await self._tell(self._channel, UnregisterWorker(worker_id=self.owner))

@@ -99,6 +99,8 @@ class Worker:
         self._children = Children(max_jobs_per_child)
         self._threads: ThreadPoolExecutor | None = None
         self._running: dict[str, tuple[JobContext, asyncio.Task[None]]] = {}
+        self._is_running = False
+        self._begins_jobs = False
         self._busy = 0
         """Slots that are taken. A job that was lost and came back runs twice, for a while, and takes two."""
         self._stopping = asyncio.Event()
@@ -116,19 +118,22 @@ class Worker:
 
     async def run(self, *, handle_signals: bool = True) -> None:
         """Work until `stop`, or until SIGTERM or Ctrl-C if signals are handled."""
+        if self._is_running:
+            raise HeadraceError(f"{self.id} works already: make another worker to have two")
         loop = asyncio.get_running_loop()
+        self._is_running = True
         try:
             with _signals(loop, self.stop) if handle_signals else contextlib.nullcontext():
                 await self._work(loop)
         finally:
+            self._is_running = False
             self._stopping, self.ready = asyncio.Event(), asyncio.Event()  # it may run once more, on another loop
 
     async def _work(self, loop: asyncio.AbstractEventLoop) -> None:
-        if not await self._begin(loop):
-            return
         try:
-            async with self._watched(loop):
-                await self._stopping.wait()
+            if await self._begin(loop):
+                async with self._watched(loop):
+                    await self._stopping.wait()
         finally:
             await self._end()
 
@@ -153,7 +158,8 @@ class Worker:
 
     async def __aexit__(self, *_: object) -> None:
         assert self._task is not None
-        self.stop()
+        if not self._task.done():  # else the stop would be that of the next run
+            self.stop()
         await self._task
 
     async def _begin(self, loop: asyncio.AbstractEventLoop) -> bool:
@@ -161,6 +167,7 @@ class Worker:
         home = mailbox_of(loop)
         self._loop = loop
         self._variables = contextvars.copy_context()
+        self._begins_jobs = True
         self._attendant = Attendant(
             self._client,
             self.queues,
@@ -196,21 +203,32 @@ class Worker:
         return False
 
     async def _end(self) -> None:
+        """Whoever cancels this does not want to wait. Every step is begun all the same: the attendant would go on to
+        take jobs, and to keep the leases of those that nobody runs any more."""
         assert self._attendant is not None
-        # Awaited: what was taken before has begun when this returns, and gets its time to end as well.
-        await self._on_line(self._attendant.stop)
+        async with contextlib.AsyncExitStack() as steps:
+            steps.push_async_callback(self._end_helpers)
+            steps.push_async_callback(self._on_line, partial(self._attendant.finish, _FINISH_SECONDS))
+            steps.push_async_callback(self._stop_handlers)
+            # Awaited: what was taken before has begun when this returns, and gets its time to end as well.
+            await self._on_line(self._attendant.stop)
+            await self._let_handlers_end()
+
+    async def _let_handlers_end(self) -> None:
         if self._running:
             log.info("%s stops: %d jobs have %g s to end", self.id, len(self._running), self._drain)
             await asyncio.wait({task for _, task in self._running.values()}, timeout=self._drain)
-        await self._stop_handlers()
-        await self._on_line(partial(self._attendant.finish, _FINISH_SECONDS))
-        await asyncio.to_thread(self._children.stop)
+
+    async def _end_helpers(self) -> None:
+        """Threads that run no job, and all processes."""
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
             self._threads = None
+        await asyncio.to_thread(self._children.stop)
         log.info("%s is gone", self.id)
 
     async def _stop_handlers(self) -> None:
+        self._begins_jobs = False
         late = list(self._running.values())
         for context, task in late:
             self._cancel(context, task)
@@ -238,7 +256,7 @@ class Worker:
     def _begin_ready(self) -> None:
         """Begin what there is, as far as slots are free."""
         assert self._attendant is not None
-        while self._busy < self.concurrency:
+        while self._begins_jobs and self._busy < self.concurrency:
             holdings = self._attendant.take(min(self._batch or 1, self.concurrency - self._busy))
             if not holdings:
                 return
