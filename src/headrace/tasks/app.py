@@ -157,7 +157,12 @@ class Headrace(AsyncShell):
         return had_client and release_client(self._client)
 
     async def __aenter__(self) -> Headrace:
-        await asyncio.wrap_future(self.enter().connect())
+        client = self.enter()
+        try:
+            await asyncio.wrap_future(client.connect())
+        except BaseException:
+            self.leave()
+            raise
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -347,7 +352,11 @@ class SyncHeadrace(SyncShell):
 
     def __enter__(self) -> SyncHeadrace:
         self._client = self._app.enter()
-        self._client.connect().result()
+        try:
+            self._client.connect().result()
+        except BaseException:
+            self._app.leave()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
