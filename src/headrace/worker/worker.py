@@ -457,7 +457,9 @@ def _signals(loop: asyncio.AbstractEventLoop, stop: Callable[[], None]) -> Any:
         for number in numbers:
             loop.add_signal_handler(number, stop)
     except (NotImplementedError, RuntimeError, ValueError) as error:
-        raise HeadraceError(f"signals can be handled in the main thread only: {error}") from error
+        raise HeadraceError(
+            f"signals can be handled in the main thread only ({error}): write run(handle_signals=False) here"
+        ) from error
     try:
         yield
     finally:
