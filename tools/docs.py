@@ -31,6 +31,7 @@ from headrace.cli.main import COMMANDS, _parser
 from headrace.cli.session import EXIT_CODES
 from headrace.commands import REGISTRY, Flag, Spec
 from headrace.config import PROTOCOL_NAMES, SETTING_HELP, Settings
+from headrace.errors import HeadraceError
 from headrace.states import NEXT, State, Verb
 
 ROOT: Final = Path(__file__).resolve().parent.parent
@@ -494,8 +495,22 @@ def public_name(name: str, value: object) -> Lines:
         yield f"`{name}{signature_of(value)}`"
         yield ""
     elif isinstance(value, type):
+        yield from construction(value)
         rows = [row for member in sorted(dir(value)) if (row := member_row(value, member))]
         yield from table(["", "what it does"], rows) if rows else ()
+
+
+def construction(kind: type) -> Lines:
+    """How one is made, where programs do that, or what it holds: for records, and where our `__init__` tells more."""
+    made_by = kind.__init__
+    is_ours = getattr(made_by, "__module__", "").startswith("headrace") and not issubclass(kind, HeadraceError)
+    text = source.cleandoc(made_by.__doc__ or "") if is_ours else ""
+    if text or issubclass(kind, msgspec.Struct):
+        yield f"`{kind.__name__}{signature_of(kind)}`"
+        yield ""
+    if text:
+        yield text
+        yield ""
 
 
 def member_row(owner: type, name: str) -> list[str] | None:
@@ -513,7 +528,7 @@ def signature_of(function: Callable[..., Any]) -> str:
     parameters = [
         parameter.replace(annotation=source.Parameter.empty)
         for parameter in source.signature(function).parameters.values()
-        if parameter.name not in ("self", "cls")
+        if parameter.name not in ("self", "cls") and parameter.annotation != "Never"
     ]
     return re.sub(r"<[^>]*>", "...", str(source.Signature(parameters)))
 

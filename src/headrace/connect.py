@@ -183,6 +183,8 @@ def _check(name: str, value: Any) -> Any:
         raise ConfigError(f"{name} must be at least 1, not {value}")
     if name in ("command_timeout", "connect_timeout") and value == 0:
         raise ConfigError(f"{name} must be longer than 0")
+    if name == "port" and not 0 < value < 65536:
+        raise ConfigError(f"port must be from 1 to 65535, not {value}")
     if name == "max_command_timeouts" and value < 0:
         raise ConfigError(f"{name} must be 0 (never) or more, not {value}")
     return value

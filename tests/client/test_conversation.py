@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from headrace.client import conversation as talking
 from headrace.client.conversation import Conversation, Question
 from headrace.client.job import decode_job
 from headrace.client.policy import MAX_WAITING, ConnectionOptions
@@ -309,3 +310,18 @@ def test_commands_that_block_are_counted_from_the_moment_they_are_asked() -> Non
     assert conversation.blocking == 2
     conversation.end(ConnectionLost())
     assert (conversation.blocking, conversation.in_flight) == (0, 0)
+
+
+def test_a_command_that_no_frame_can_hold_is_refused_here_and_harms_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server would close the connection, and whoever sent it would send it again on the next one."""
+    monkeypatch.setattr(talking, "MAX_FRAME_BYTES", 1000)
+    talk = Talk().greeted()
+    before = talk.ask()
+    (refused,) = talk.ask(Push(queue="q", name="n", data=msgspec.Raw(msgspec.msgpack.encode("x" * 1000))))
+    assert isinstance(refused, InvalidCommand)
+    assert "1000 are the most" in str(refused)
+    after = talk.ask()
+    first, second = talk.heard()
+    talk.say({**PONG, "reqId": first["reqId"]}, {**PONG, "reqId": second["reqId"]})
+    assert before[0].data.pong
+    assert after[0].data.pong

@@ -40,6 +40,22 @@ async def test_a_chain_runs_in_the_order_given(face: Any, q: Any) -> None:
     assert await face.flows().add_chain([]) == []
 
 
+async def test_a_step_of_a_chain_waits_for_its_own_children_too(face: Any, q: Any) -> None:
+    leaves = face.queue(f"{q.name}.leaves")
+    last = FlowJob(queue=q.name, name="last", children=[FlowJob(queue=leaves.name, name="leaf")])
+    _, job = await face.flows().add_chain([FlowJob(queue=q.name, name="first"), last])
+    first = await complete(q, 1)
+    assert await job.state() == "waiting-children"
+    leaf = await complete(leaves, 2)
+    assert await job.state() == "waiting"
+    assert await job.children_values() == {f"{q.name}:{first}": 1, f"{leaves.name}:{leaf}": 2}
+
+
+async def test_a_chain_may_be_longer_than_python_may_nest(face: Any, q: Any) -> None:
+    steps = await face.flows().add_chain([FlowJob(queue=q.name, name="n", data=n) for n in range(1500)])
+    assert [await complete(q) for _ in range(3)] == [job.id for job in steps[:3]]
+
+
 @pytest.mark.parametrize(
     ("on_failure", "state"),
     [("block", "waiting-children"), ("fail", "failed"), ("continue", "waiting"), ("ignore", "waiting")],

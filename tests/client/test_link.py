@@ -124,6 +124,25 @@ async def test_a_server_that_never_answers_a_connection_is_given_up_in_time() ->
             await link.start()
 
 
+async def test_a_host_whose_name_cannot_be_one_is_named() -> None:
+    link = Link(ConnectionOptions(host="two..dots"))
+    try:
+        async with asyncio.timeout(5):
+            with pytest.raises(Unreachable, match=r"Cannot reach two\.\.dots:6789: .*label"):
+                await link.start()
+    finally:
+        await link.close()
+
+
+async def test_who_waits_for_a_link_that_is_closed_meanwhile_is_told_so() -> None:
+    async with FakeServer(lambda command: None) as server, linked(server) as link:
+        waiting = asyncio.create_task(link.start())
+        await until(lambda: bool(server.asked))
+        await link.close()
+        with pytest.raises(ClientClosed):
+            await waiting
+
+
 async def test_something_that_is_no_server_is_named() -> None:
     async with FakeServer(lambda command: b"HTTP/1.1 400 Bad Request\r\n\r\n") as server, linked(server) as link:
         with pytest.raises(Unreachable, match=r"Cannot reach .*: Frame too large"):

@@ -95,6 +95,8 @@ def test_a_token_of_the_environment_serves_those_without_one(monkeypatch: pytest
     [
         ("headrace://a:70000", {}, "is not an address"),
         ("headrace://a?colour=red", {}, "unknown connection option 'colour'; there are: command_timeout"),
+        ("headrace://a", {"port": 70000}, "port must be from 1 to 65535"),
+        ("headrace://a?port=0", {}, "port must be from 1 to 65535"),
         ("headrace://a", {"pool_size": 0}, "pool_size must be at least 1"),
         ("headrace://a?max_in_flight=0", {}, "max_in_flight must be at least 1"),
         ("headrace://a", {"max_ping_failures": 0}, "max_ping_failures must be at least 1"),

@@ -16,6 +16,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from headrace.client.client import Client
@@ -26,7 +27,7 @@ from headrace.commands._base import Reply
 from headrace.commands.monitoring import Ping
 from headrace.connect import open_client, release_client
 from headrace.errors import ClientClosed, InvalidCommand, StorageUnavailable
-from tests.client.faces import reaches
+from tests.client.faces import reaches, until
 from tests.scale import scaled
 from tests.serverprocess import ServerProcess
 
@@ -415,15 +416,20 @@ def test_a_blocking_call_on_the_line_itself_is_refused_instead_of_waiting_for_ev
         shared_client.line.run(on_the_line).result(5)
 
 
-def test_a_listener_that_cannot_subscribe_leaves_no_connection_behind(tmp_path: Path) -> None:
-    with ServerProcess(tmp_path / "jobs.db") as server, server.client() as watcher:
-        client = open_client(f"headrace://127.0.0.1:{server.port}")
-        SyncQueue(client, "q").count()
-        before = watcher.ok("Stats")
+async def test_a_listener_that_cannot_subscribe_leaves_no_connection_behind(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path / "jobs.db") as server:
+
+        def connections() -> int:
+            found = psutil.Process(server.pid).net_connections(kind="tcp")
+            return sum(connection.status == psutil.CONN_ESTABLISHED for connection in found)
+
+        client = open_client(f"headrace://127.0.0.1:{server.port}?pool_size=1")
+        await Queue(client, "q").count()
+        before = connections()
+        assert before > 0
         for _ in range(5):
             with pytest.raises(InvalidCommand):
-                QueueEvents(client, "no spaces").__enter__()
-        after = watcher.ok("Stats")
-        assert before.keys() == after.keys()
+                await QueueEvents(client, "no spaces").__aenter__()
+        await until(lambda: connections() == before)
         assert release_client(client)
-        client.close().result(10)
+        await asyncio.wrap_future(client.close())

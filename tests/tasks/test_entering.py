@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from headrace import Headrace
-from headrace.errors import ClientClosed
+from headrace.errors import ClientClosed, StorageUnavailable
 
 
 async def test_an_app_can_be_entered_again_after_it_was_left(tmp_path: Path) -> None:
@@ -55,3 +55,17 @@ async def test_an_app_that_is_closed_twice_or_used_again_leaves_others_of_its_ur
             await app.queue().add("job")
         await asyncio.to_thread(app.sync().close)
         assert await other.queue().count() == 1
+
+
+async def test_who_could_not_enter_an_app_does_not_keep_it_open(tmp_path: Path) -> None:
+    app = Headrace(f"sqlite:///{tmp_path}/later/jobs.db")
+    with pytest.raises(StorageUnavailable):
+        async with app:
+            pass
+    with pytest.raises(StorageUnavailable), app.sync():
+        pass
+    (tmp_path / "later").mkdir()
+    async with app:
+        await app.queue("q").add("job")
+    with pytest.raises(ClientClosed):
+        await app.queue("q").count()

@@ -70,3 +70,4 @@ async def wrong() -> None:
     app.sync().enqueue(send, 5)  # error
     app.sync().enqueue(resize.options(priority=1))  # error
     resize(await (await send.enqueue("a@b.c")).result())  # error
+    app.task(resize)  # error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,29 @@ def double(job: JobContext) -> int:
 
 def come_back_in_an_hour(job: JobContext) -> None:
     raise RetryLater("the bank is closed", after="1h")
+
+
+_word: ContextVar[str] = ContextVar("word", default="nothing")
+
+
+def leave_word(job: JobContext) -> str:
+    """What the job before has left, if that can be seen."""
+    found = _word.get()
+    _word.set(job.id)
+    return found
+
+
+def say_odd_things(job: JobContext) -> int:
+    job.log("lost", "warning")  # type: ignore[arg-type]
+    job.progress("half")  # type: ignore[arg-type]
+    job.log(str(job.data))
+    return int(job.data)
+
+
+def _undecorated() -> None: ...
+
+
+known_by_another_name = app.task(run_in="process", attempts=3)(_undecorated)
 
 
 @app.task(run_in="process")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from headrace import Headrace, JobContext
@@ -13,28 +15,46 @@ app = Headrace(queue=os.environ.get("HEADRACE_TEST_QUEUE", "marks"))
 _marks = Path(os.environ.get("HEADRACE_TEST_MARKS", os.devnull))
 
 
-def _mark(ctx: JobContext, what: str, n: int) -> None:
-    # One write in append mode is whole, however many processes do so.
+def _mark(what: str, n: int, attempt: int = 0) -> None:
+    # One write in append mode is whole, however many processes do so, if it lies within one page of the file. Else it
+    # may be seen, and cut short by a kill, between two pages. 64 bytes divide every page.
+    line = f"{what} {n} {os.getpid()} {attempt} {time.time()}"
     with _marks.open("a") as file:
-        file.write(f"{what} {n} {os.getpid()} {ctx.attempt} {time.time()}\n")
+        file.write(f"{line:<63}\n")
 
 
 @app.task(attempts=50, backoff=0)
 async def work(ctx: JobContext, n: int, seconds: float = 0.0) -> int:
-    _mark(ctx, "begin", n)
+    _mark("begin", n, ctx.attempt)
     await asyncio.sleep(seconds)
-    _mark(ctx, "end", n)
+    _mark("end", n, ctx.attempt)
     return n
 
 
 @app.task(attempts=50, backoff=0)
 def work_in_thread(ctx: JobContext, n: int, seconds: float = 0.0) -> int:
-    _mark(ctx, "begin", n)
+    _mark("begin", n, ctx.attempt)
     time.sleep(seconds)
-    _mark(ctx, "end", n)
+    _mark("end", n, ctx.attempt)
     return n
 
 
 @app.task(attempts=50, backoff=0, run_in="process")
 def work_in_process(ctx: JobContext, n: int, seconds: float = 0.0) -> int:
     return work_in_thread.function(ctx, n, seconds)  # type: ignore[no-any-return]
+
+
+@asynccontextmanager
+async def _lifespan(app: Headrace) -> AsyncIterator[None]:
+    """Needs a while to end."""
+    _mark("begin", 0)
+    yield
+    await asyncio.sleep(1)
+    _mark("end", 0)
+
+
+app_with_lifespan = Headrace(queue=app.default_queue, lifespan=_lifespan)
+
+
+@app_with_lifespan.task()
+async def nothing() -> None: ...

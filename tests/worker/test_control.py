@@ -367,6 +367,7 @@ async def test_how_processes_fail(process_app: Headrace) -> None:
             (await handlers.exits.enqueue(), r"process of the handler died \(exit code 3\)"),
             (await handlers.shot.enqueue(), r"process of the handler died \(exit code -9\)"),
             (await process_app.queue().add("parsed", {"args": ["x"]}, attempts=4), "argument 'number' of parsed"),
+            (await handlers.known_by_another_name.enqueue(), r"_undecorated is the function and not its task"),
         ]
         for job, reason in jobs:
             with pytest.raises(JobFailed, match=reason):

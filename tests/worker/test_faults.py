@@ -17,9 +17,11 @@ from typing import Any
 import pytest
 
 from headrace import Headrace, JobContext, NewJob, Worker
+from headrace.client import conversation
 from headrace.client.job import JobInfo
 from headrace.client.options import Options
 from headrace.errors import NotAuthenticated
+from headrace.frames import encode_frame
 from tests.client.fakeserver import FakeServer, protocol_2
 from tests.client.proxy import Proxy
 from tests.scale import scaled
@@ -358,3 +360,60 @@ async def test_a_worker_renews_no_lease_that_the_server_has_not_heard_of_again()
             may_end.set()
         greetings = [place for place, command in enumerate(said) if command == "ReleaseLeases"]
         assert "JobHeartbeatB" not in said[greetings[1] : greetings[2]]
+
+
+async def test_an_outcome_that_is_refused_for_now_is_told_again_after_a_moment() -> None:
+    """Dropped, it would let the lease run out, and a job that was done run again."""
+    refusals = ["rate_limited", "storage_unavailable"]
+    jobs = [{"id": "j", "queue": "q", "data": 4}]
+
+    def answer(command: dict[str, Any]) -> dict[str, Any] | None:
+        reply = {"ok": True, "count": 0, "reqId": command["reqId"]}
+        match command["cmd"]:
+            case "Hello":
+                return protocol_2(command)
+            case "PULLB":
+                return {**reply, "jobs": [jobs.pop()], "tokens": ["t"]} if jobs else None
+            case "ACK" if refusals:
+                return {**reply, "ok": False, "error": "not now", "code": refusals.pop()}
+        return reply
+
+    async with FakeServer(answer) as server, Headrace(url_of(server.port)) as app:
+        worker = Worker(app.client, "q", double)
+        async with worker:
+            await eventually(lambda: worker.figures.completed == 1)
+        assert [command["result"] for command in server.asked if command["cmd"] == "ACK"] == [8, 8, 8]
+
+
+async def test_an_outcome_for_which_its_link_has_no_room_is_told_when_there_is_some(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A handler told more of its progress than may wait: its outcome must not be lost with that."""
+    monkeypatch.setattr(conversation, "MAX_WAITING", 5)
+    jobs = [{"id": "j", "queue": "q", "data": None}]
+    unanswered: list[dict[str, Any]] = []
+    is_slow = True
+
+    def answer(command: dict[str, Any]) -> dict[str, Any] | None:
+        if command["cmd"] == "Hello":
+            return protocol_2(command)
+        reply = {"ok": True, "count": 0, "reqId": command["reqId"]}
+        if command["cmd"] == "Progress" and is_slow:
+            unanswered.append(reply)
+            return None
+        if command["cmd"] == "PULLB":
+            return {**reply, "jobs": [jobs.pop()], "tokens": ["t"]} if jobs else None
+        return reply
+
+    async def handle(job: JobContext) -> None:
+        for percent in range(40):
+            job.progress(percent)
+
+    async with FakeServer(answer) as server, Headrace(url_of(server.port, "max_in_flight=10")) as app:
+        worker = Worker(app.client, "q", handle, concurrency=1)
+        async with worker:
+            await eventually(lambda: len(unanswered) == 10)
+            is_slow = False
+            for reply in unanswered:
+                server.connections[-1].write(encode_frame(reply))
+            await eventually(lambda: worker.figures.completed == 1)

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import sys
 import threading
+from contextvars import ContextVar
 from typing import Any
 
 import pytest
@@ -56,6 +57,50 @@ async def test_a_handler_by_name_runs_in_a_process(app: Headrace, queue: str) ->
     async with Worker(app.client, queue, handlers.double, run_in="process"):
         job = await app.queue().add("double", 4)
         assert await job.result(timeout=20) == 8
+
+
+async def test_what_a_job_sets_in_context_variables_is_nothing_to_the_next_one(app: Headrace, queue: str) -> None:
+    worker_says: ContextVar[str] = ContextVar("worker_says")
+    job_says: ContextVar[str] = ContextVar("job_says", default="nothing")
+    seen: list[tuple[str, str]] = []
+
+    async def handle(job: JobContext) -> None:
+        seen.append((worker_says.get(), job_says.get()))
+        job_says.set(job.name)
+
+    worker_says.set("hello")
+    jobs = await app.queue().add_many([("j", n) for n in range(5)])
+    async with Worker(app.client, queue, handle, concurrency=2):
+        for job in jobs:
+            assert await job.wait(timeout=10)
+    assert seen == [("hello", "nothing")] * 5
+
+
+async def test_what_a_job_in_a_process_sets_in_context_variables_is_nothing_to_the_next_one(
+    app: Headrace, queue: str
+) -> None:
+    async with Worker(app.client, queue, handlers.leave_word, run_in="process", concurrency=1):
+        words = [await (await app.queue().add("j")).result(timeout=20) for _ in range(2)]
+    assert words == ["nothing", "nothing"]
+
+
+async def test_a_process_that_said_something_odd_gives_each_job_its_own_result(app: Headrace, queue: str) -> None:
+    """Nothing that a handler passes to its context may part the questions of its process from the answers."""
+    async with Worker(app.client, queue, handlers.say_odd_things, run_in="process", concurrency=1):
+        jobs = [await app.queue().add("j", n, attempts=1) for n in range(3)]
+        assert [await job.result(timeout=20) for job in jobs] == [0, 1, 2]
+        assert [log.message for log in await jobs[2].logs()] == ["2"]
+
+
+async def test_a_log_line_that_is_refused_is_told_where_the_worker_runs(
+    app: Headrace, queue: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def handle(job: JobContext) -> None:
+        job.log("opened", "warning")  # type: ignore[arg-type]
+
+    async with Worker(app.client, queue, handle):
+        assert await (await app.queue().add("j")).wait(timeout=10)
+        await eventually(lambda: "a log line of a job was refused" in caplog.text)
 
 
 async def test_what_a_process_could_not_find_is_refused_at_once(app: Headrace, queue: str) -> None:
@@ -295,6 +340,32 @@ async def test_a_worker_may_run_again_after_it_stopped(app: Headrace, queue: str
     for _ in range(2):
         async with worker:
             assert await (await app.queue().add("j")).result(timeout=10) == "done"
+
+
+async def test_a_worker_that_could_not_begin_may_be_started_again(app: Headrace, queue: str) -> None:
+    refusals = [InvalidCommand("not today")]
+
+    class Hesitant(Worker):
+        async def _prepare(self) -> None:
+            if refusals:
+                raise refusals.pop()
+
+    worker = Hesitant(app.client, queue, lambda job: "done")
+    await worker.__aenter__()
+    await asyncio.wait([worker._task])  # type: ignore[list-item]
+    with pytest.raises(InvalidCommand, match="not today"):
+        await worker.__aexit__()
+    async with worker:
+        assert await (await app.queue().add("j")).result(timeout=10) == "done"
+
+
+async def test_a_worker_that_works_cannot_be_started_again(app: Headrace, queue: str) -> None:
+    worker = Worker(app.client, queue, lambda job: "done")
+    async with worker:
+        await worker.ready.wait()
+        with pytest.raises(HeadraceError, match="works already"):
+            await worker.run(handle_signals=False)
+        assert await (await app.queue().add("j")).result(timeout=10) == "done"
 
 
 @pytest.mark.parametrize(

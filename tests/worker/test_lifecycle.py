@@ -93,6 +93,29 @@ async def test_what_runs_after_the_drain_is_given_back_at_once(
     assert [mark.attempt for mark in marks.all()] == [1, 1]
 
 
+async def test_a_signal_to_all_processes_of_a_worker_lets_a_handler_end_in_its_own(
+    server: ServerProcess, producer: Headrace, marks: Marks
+) -> None:
+    """As systemd stops a service, and Ctrl-C a foreground job."""
+    with WorkerProcess(url_of(server), marks) as worker:
+        job_id = await add(producer, 1, 1.0, "work_in_process")
+        await eventually(lambda: marks.begun() == [1], 20)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            psutil.Process(marks.all()[0].pid).send_signal(number)
+        assert worker.stop() == 0
+    assert marks.ended() == [1]
+    assert await producer.queue().job(job_id).state() == "completed"
+
+
+async def test_processes_of_a_supervisor_are_told_to_stop_once(server: ServerProcess, marks: Marks) -> None:
+    """A second signal would end them in the midst of their goodbyes."""
+    app = "tests.worker.program:app_with_lifespan"
+    with WorkerProcess(url_of(server), marks, "--processes", "2", app=app) as supervisor:
+        await eventually(lambda: len(marks.begun()) == 2, 20)
+        assert supervisor.stop() == 0
+    assert len(marks.ended()) == 2
+
+
 async def test_a_supervisor_replaces_a_process_that_was_killed_and_stops_all(
     server: ServerProcess, producer: Headrace, marks: Marks
 ) -> None:

@@ -73,6 +73,35 @@ async def test_arguments_and_results_are_what_the_annotations_say(app: Headrace)
     assert seen == [(ORDER, (1, 2), "m", timedelta(seconds=5), {"tax": 0.5})]
 
 
+async def test_a_result_that_is_not_what_its_task_declares_is_told_as_such(app: Headrace) -> None:
+    @app.task()
+    async def total() -> int:
+        return "many"  # type: ignore[return-value]
+
+    async with app.worker():
+        job = await total.enqueue()
+        with pytest.raises(InvalidCommand, match=r"the result of .*total is not what it declares: Expected `int`"):
+            await job.result(timeout=10)
+
+
+@pytest.mark.parametrize(
+    ("declare", "says"),
+    [
+        (lambda app, function: app.task(function), r"write @app\.task\(\) with parentheses"),
+        (lambda app, function: app.cron(function), r"write @app\.cron\("),
+        (lambda app, function: app.cron()(function), r"every="),
+        (lambda app, function: app.cron("* * * * *", every=5)(function), r"every="),
+    ],
+)
+def test_a_decorator_that_is_written_wrongly_is_refused_at_once(declare: Any, says: str) -> None:
+    def function() -> None: ...
+
+    app = Headrace("memory://")
+    with pytest.raises(InvalidCommand, match=says):
+        declare(app, function)
+    assert not app.tasks
+
+
 async def test_a_task_is_still_the_function_it_was(app: Headrace) -> None:
     @app.task()
     def add(a: int, b: int = 1) -> int:

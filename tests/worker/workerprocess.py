@@ -44,15 +44,16 @@ class Marks:
 
 
 class WorkerProcess:
-    def __init__(self, url: str, marks: Marks, *flags: str) -> None:
+    def __init__(self, url: str, marks: Marks, *flags: str, app: str = "tests.worker.program:app") -> None:
         self.url = url
+        self.app = app
         self.marks = marks
         self.flags = flags
         self.log = marks.path.with_suffix(f".{time.monotonic_ns()}.log")
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> WorkerProcess:
-        command = [sys.executable, "-m", "headrace", "worker", "tests.worker.program:app", *self.flags]
+        command = [sys.executable, "-m", "headrace", "worker", self.app, *self.flags]
         env = {"HEADRACE_URL": self.url, "HEADRACE_TEST_MARKS": str(self.marks.path)}
         env["HEADRACE_TEST_QUEUE"] = self.marks.queue
         with self.log.open("ab") as log:

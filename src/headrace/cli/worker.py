@@ -139,6 +139,8 @@ class Supervisor:
         self._due = dict.fromkeys(range(count), 0.0)
         """Places without a process, and when the next one may be started there."""
         self._is_stopping = False
+        self._stopped: set[int] = set()
+        """Who was told to stop: a second signal would end them in the midst of their goodbyes."""
 
     def run(self) -> int:
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -153,7 +155,8 @@ class Supervisor:
         for slot, child in list(self._children.items()):
             if child.poll() is not None:
                 self._bury(slot, now)
-            elif self._is_stopping:
+            elif self._is_stopping and slot not in self._stopped:
+                self._stopped.add(slot)
                 child.terminate()
         for slot in [slot for slot, due in self._due.items() if due <= now and not self._is_stopping]:
             self._start(slot)

@@ -33,6 +33,7 @@ from headrace.errors import (
     error_of,
 )
 from headrace.frames import HEADER, Frames
+from headrace.model import MAX_FRAME_BYTES
 
 R = TypeVar("R", bound=Reply)
 
@@ -143,12 +144,15 @@ class Conversation:
         out += b"\0\0\0\0"
         try:
             _encode_into(question.command, out, start + 4)
+            size = len(out) - start - 4
+            if size > MAX_FRAME_BYTES:  # the server would hang up, on all that is under way here
+                raise ValueError(f"it has {size} bytes, and {MAX_FRAME_BYTES} are the most")
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             del out[start:]
             self._blocking -= question.is_blocking
             question.end(InvalidCommand(f"{type(question.command).__name__} cannot be sent: {error}"))
             return
-        HEADER.pack_into(out, start, len(out) - start - 4)
+        HEADER.pack_into(out, start, size)
         question.number = self._last_number
         self._asked[question.number] = question
 

@@ -13,12 +13,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import Future
 from typing import Any, Final
 
 from headrace import commands
 from headrace.client.channel import Channel, EventView
 from headrace.client.client import Client
-from headrace.errors import ClientClosed, CommandTimeout, HeadraceError, StorageUnavailable
+from headrace.errors import ClientClosed, CommandTimeout, HeadraceError, RateLimited, StorageUnavailable
 
 MAX_UNHEARD: Final = 10_000
 _RETRY_AFTER: Final = 1.0
@@ -64,11 +65,12 @@ class QueueEvents:
         try:
             await channel.start()
             await self._subscribe(channel)
+            if self._is_closed:
+                raise ClientClosed("nobody wants to hear these events any more")
         except BaseException:
             await channel.close()
             raise
         self._channel = channel
-        self._is_closed = False
 
     @property
     def _wish(self) -> commands.connection.SubscribeEvents:
@@ -92,7 +94,7 @@ class QueueEvents:
         # The same link, not lost: nobody else would try again.
         elif isinstance(outcome, CommandTimeout):
             self._changed(True)
-        elif isinstance(outcome, StorageUnavailable):
+        elif isinstance(outcome, StorageUnavailable | RateLimited):
             asyncio.get_running_loop().call_later(_RETRY_AFTER, self._changed, True)
 
     def _hear(self, event: EventView) -> None:
@@ -118,12 +120,15 @@ class QueueEvents:
     # -- for threads ---------------------------------------------------------------------------------------------------
 
     def __enter__(self) -> QueueEvents:
-        self._client.line.run(self._open).result()
+        try:
+            self._begin().result()
+        except BaseException:
+            self._end()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._end()
-        self._client.line.run(self._close).result()
+        self._end().result()
 
     def get(self, timeout: float | None = None) -> EventView:
         """The next event; queue.Empty when none came within `timeout` seconds."""
@@ -144,12 +149,15 @@ class QueueEvents:
     # -- for coroutines ------------------------------------------------------------------------------------------------
 
     async def __aenter__(self) -> QueueEvents:
-        await asyncio.wrap_future(self._client.line.run(self._open))
+        try:
+            await asyncio.wrap_future(self._begin())
+        except BaseException:
+            self._end()
+            raise
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._end()
-        await asyncio.wrap_future(self._client.line.run(self._close))
+        await asyncio.wrap_future(self._end())
 
     async def __aiter__(self) -> AsyncIterator[EventView]:
         ear = _Ear()
@@ -168,6 +176,14 @@ class QueueEvents:
         with self._lock:
             return self._heard.popleft() if self._heard else None
 
-    def _end(self) -> None:
+    # -- beginning and end ---------------------------------------------------------------------------------------------
+
+    def _begin(self) -> Future[None]:
+        self._is_closed = False
+        return self._client.line.run(self._open)
+
+    def _end(self) -> Future[None]:
+        """Also for one that is being opened: whoever entered it may have been cancelled meanwhile."""
         self._is_closed = True
         self._wake()
+        return self._client.line.run(self._close)

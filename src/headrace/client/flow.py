@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar
 
-from msgspec import Struct, structs
+from msgspec import Struct
 
 from headrace import commands
 from headrace.client.client import Client
@@ -69,7 +69,7 @@ class FlowVerbs(Shell, Generic[JobType]):
     async def add(self, flow: FlowJob) -> FlowTree[JobType]:
         """Add a tree of jobs, all or none."""
         entries: list[commands.families.FamilyEntry] = []
-        tree = self._plan(flow, None, entries)
+        tree = self._plan(flow, self._id_of(flow), None, entries)
         await self._ask(commands.families.PushFamily(jobs=entries))
         return tree
 
@@ -78,12 +78,18 @@ class FlowVerbs(Shell, Generic[JobType]):
         """Add jobs that run one after the other; the first one given is the first to run."""
         if not steps:
             return []
+        ids: list[str] = [self._id_of(step) for step in steps]
         entries: list[commands.families.FamilyEntry] = []
-        tree = self._plan(_nested(steps), None, entries)
+        jobs = [
+            self._plan(step, job_id, later, entries, earlier).job
+            for step, earlier, job_id, later in zip(steps, [None, *ids], ids, [*ids[1:], None], strict=False)
+        ]
         await self._ask(commands.families.PushFamily(jobs=entries))
-        return _last_to_first(tree)
+        return jobs
 
-    def _next_id(self) -> str:
+    def _id_of(self, flow: FlowJob) -> str:
+        if given := flow.options.get("job_id"):
+            return str(given)
         if self._ids is None:
             from headrace.ids import IdSource  # most programs add no flows
 
@@ -91,12 +97,17 @@ class FlowVerbs(Shell, Generic[JobType]):
         return self._ids.next()
 
     def _plan(
-        self, flow: FlowJob, parent: str | None, entries: list[commands.families.FamilyEntry]
+        self,
+        flow: FlowJob,
+        job_id: str,
+        parent: str | None,
+        entries: list[commands.families.FamilyEntry],
+        earlier: str | None = None,
     ) -> FlowTree[JobType]:
-        options = dict(flow.options)
-        job_id = str(options.pop("job_id", None) or self._next_id())
-        children = [self._plan(child, job_id, entries) for child in flow.children]
-        ids = tuple(child.job.id for child in children)
+        """Add the entries of a tree; `earlier` is a job that it waits for besides its children."""
+        children = [self._plan(child, self._id_of(child), job_id, entries) for child in flow.children]
+        ids = tuple(child.job.id for child in children) + (() if earlier is None else (earlier,))
+        options = {name: value for name, value in flow.options.items() if name != "job_id"}
         entry = commands.jobs.PushEntry(
             name=flow.name,
             data=encode_payload(flow.data),
@@ -108,22 +119,6 @@ class FlowVerbs(Shell, Generic[JobType]):
         )
         entries.append(commands.families.FamilyEntry(id=job_id, queue=flow.queue, input=entry))
         return FlowTree(self._job_type(self._client, job_id, flow.queue, flow.name), children)
-
-
-def _nested(steps: Sequence[FlowJob]) -> FlowJob:
-    first, *later = steps
-    for step in later:
-        first = structs.replace(step, children=(*step.children, first))
-    return first
-
-
-def _last_to_first(tree: FlowTree[JobType]) -> list[JobType]:
-    jobs = []
-    while True:
-        jobs.append(tree.job)
-        if not tree.children:
-            return jobs[::-1]
-        tree = tree.children[-1]
 
 
 class FlowProducer(FlowVerbs[Job[Any]], AsyncShell):

@@ -117,7 +117,8 @@ class JobVerbs(Shell, Generic[T]):
         """What the job returned. JobFailed when it failed for good, JobTimeout when it has not ended in time."""
         ended = await self._end(timeout)
         if ended is None:
-            raise JobTimeout(f"Job {self.id} did not end within {timeout}; it goes on")
+            span = timeout if isinstance(timeout, str) else f"{seconds(timeout or 0):g} s"
+            raise JobTimeout(f"Job {self.id} did not end within {span}; it goes on")
         if not ended.completed:
             raise JobFailed(self.id, (await self._info()).failed_reason or "no reason was given")
         return self._decode(ended.result or Raw(b""))
@@ -167,6 +168,7 @@ class JobVerbs(Shell, Generic[T]):
 
     @verb
     async def logs(self) -> list[Log]:
+        """Its log lines, oldest first."""
         return (await self._ask(commands.logs.GetLogs(id=self.id))).data.logs
 
     @verb
@@ -184,10 +186,12 @@ class JobVerbs(Shell, Generic[T]):
 
     @verb
     async def log(self, message: str, level: str = "info") -> None:
+        """Add a line to its log; `level` is info, warn or error."""
         await self._ask(commands.logs.AddLog(id=self.id, message=message, level=cast("Any", level)))
 
     @verb
     async def set_progress(self, percent: float, message: str | None = None) -> None:
+        """Say how far it is, while it runs."""
         await self._ask(commands.control.Progress(id=self.id, progress=percent, message=message))
 
     @verb
@@ -218,14 +222,17 @@ class JobVerbs(Shell, Generic[T]):
 
     @verb
     async def update(self, data: Any) -> None:
+        """Replace its data, if it has not ended."""
         await self._ask(commands.control.Update(id=self.id, data=encode_payload(data)))
 
     @verb
     async def set_priority(self, priority: int) -> None:
+        """Give one that has not begun another priority."""
         await self._ask(commands.control.ChangePriority(id=self.id, priority=priority))
 
     @verb
     async def set_delay(self, delay: Duration) -> None:
+        """Let it run after this long, counted from now."""
         await self._ask(commands.control.ChangeDelay(id=self.id, delay=milliseconds(delay, "delay")))
 
     @verb

@@ -193,7 +193,7 @@ class Link(asyncio.Protocol):
                 await self._connect()
                 attempt = 0
                 await self._lost.wait()
-            except (OSError, TimeoutError, HeadraceError) as error:
+            except (OSError, TimeoutError, ValueError, HeadraceError) as error:  # ValueError: no such name can be
                 self._failed(error)
             self.errors += 1
             self._hang_up()
@@ -239,8 +239,11 @@ class Link(asyncio.Protocol):
         if not self._is_patient or isinstance(error, NotAuthenticated):
             for question in self._conversation.take_waiting():
                 question.end(told)
+        self._fail_first(told)
+
+    def _fail_first(self, error: HeadraceError) -> None:
         if not self._first.done():
-            self._first.set_exception(told)
+            self._first.set_exception(error)
             self._first.exception()  # nobody may be waiting for it
 
     def force_reconnect(self) -> None:
@@ -278,6 +281,7 @@ class Link(asyncio.Protocol):
             self._transport.close()
             self._transport = None
         self._conversation.end(ClientClosed())
+        self._fail_first(ClientClosed())
         self.state = LinkState.DISCONNECTED
 
     # -- asyncio.Protocol ----------------------------------------------------------------------------------------------

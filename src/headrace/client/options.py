@@ -22,6 +22,7 @@ class Backoff(Struct, frozen=True):
 
     @classmethod
     def fixed(cls, delay: Duration) -> Backoff:
+        """The same `delay` every time."""
         return cls("fixed", delay)
 
     @classmethod

@@ -134,11 +134,13 @@ class QueueVerbs(Shell, Generic[JobType]):
 
     @verb
     async def counts_per_priority(self) -> dict[int, int]:
+        """How many jobs wait or are delayed, by priority."""
         found = await self._ask(commands.queries.GetCountsPerPriority(queue=self.name))
         return {int(priority): count for priority, count in found.counts.items()}
 
     @verb
     async def workers(self) -> list[commands.workers.WorkerView]:
+        """The workers that have registered for it."""
         return (await self._ask(commands.workers.ListWorkers(queue=self.name))).data.workers
 
     # -- steering ------------------------------------------------------------------------------------------------------
@@ -150,10 +152,12 @@ class QueueVerbs(Shell, Generic[JobType]):
 
     @verb
     async def resume(self) -> None:
+        """Hand out jobs again."""
         await self._ask(commands.queues.Resume(queue=self.name))
 
     @verb
     async def is_paused(self) -> bool:
+        """Whether it hands out no jobs."""
         return (await self._ask(commands.queues.IsPaused(queue=self.name))).paused
 
     @verb
@@ -206,6 +210,7 @@ class QueueVerbs(Shell, Generic[JobType]):
 
     @verb
     async def limits(self) -> commands.limits.LimitsView:
+        """Its limits of rate and concurrency."""
         return (await self._ask(commands.limits.GetQueueLimits(queue=self.name))).data.limits
 
     @verb
@@ -217,6 +222,7 @@ class QueueVerbs(Shell, Generic[JobType]):
 
     @verb
     async def stalls(self) -> StallConfig:
+        """When an active job without a lease counts as abandoned."""
         return (await self._ask(commands.queues.GetStallConfig(queue=self.name))).config
 
     # -- schedules -----------------------------------------------------------------------------------------------------
@@ -267,6 +273,7 @@ class QueueVerbs(Shell, Generic[JobType]):
 
     @verb
     async def schedules(self) -> list[commands.cron.CronView]:
+        """Its schedules, and when each is due next."""
         return [found for found in (await self._ask(commands.cron.CronList())).crons if found.queue == self.name]
 
     @verb
@@ -288,10 +295,12 @@ class DlqVerbs(Shell):
 
     @verb
     async def list(self, limit: int = 100, offset: int = 0) -> list[DeadLetter]:
+        """Dead letters with their reasons, a page at a time."""
         return (await self._ask(commands.dlq.PageDeadLetters(queue=self.queue, limit=limit, offset=offset))).entries
 
     @verb
     async def stats(self) -> DlqStats:
+        """How many there are, by reason, and how old they are."""
         return (await self._ask(commands.dlq.GetDlqStats(queue=self.queue))).data.stats
 
     @verb
@@ -320,6 +329,7 @@ class DlqVerbs(Shell):
 
     @verb
     async def config(self) -> DlqConfig:
+        """What happens to dead letters by themselves."""
         return (await self._ask(commands.queues.GetDlqConfig(queue=self.queue))).config
 
 
@@ -336,6 +346,7 @@ class Queue(QueueVerbs[Job[Any]], AsyncShell):
 
     @property
     def dlq(self) -> Dlq:
+        """Its dead letters."""
         return Dlq(self._client, self.name)
 
 
@@ -346,6 +357,7 @@ class SyncQueue(QueueVerbs[SyncJob[Any]], SyncShell):
 
     @property
     def dlq(self) -> SyncDlq:
+        """Its dead letters."""
         return SyncDlq(self._client, self.name)
 
 

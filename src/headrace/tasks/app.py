@@ -15,7 +15,7 @@ import os
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Final, Never, ParamSpec, TypeVar, Unpack, overload
 
 from msgspec import Struct
 
@@ -157,7 +157,12 @@ class Headrace(AsyncShell):
         return had_client and release_client(self._client)
 
     async def __aenter__(self) -> Headrace:
-        await asyncio.wrap_future(self.enter().connect())
+        client = self.enter()
+        try:
+            await asyncio.wrap_future(client.connect())
+        except BaseException:
+            self.leave()
+            raise
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -173,7 +178,7 @@ class Headrace(AsyncShell):
 
     def task(
         self,
-        *,
+        *bare: Never,
         name: str | None = None,
         queue: str | None = None,
         run_in: RunIn | None = None,
@@ -181,6 +186,8 @@ class Headrace(AsyncShell):
         **options: Unpack[Options],
     ) -> TaskDecorator:
         """Make a task of a function. `rate_limit` holds for its queue, over all workers."""
+        if bare:
+            raise InvalidCommand("write @app.task() with parentheses, even if there is nothing in them")
 
         def make(function: Callable[..., Any]) -> AnyTask:
             chosen = queue or self.default_queue
@@ -214,6 +221,8 @@ class Headrace(AsyncShell):
         **options: Unpack[Options],
     ) -> TaskDecorator:
         """Make a task of a function and run it by a schedule, which workers enter when they start."""
+        if (cron is None) == (every is None) or not isinstance(cron, str | None):
+            raise InvalidCommand('write @app.cron("30 2 * * *"), or @app.cron(every="15m") for an interval')
         decorate = self.task(name=name, queue=queue, run_in=run_in, **options)
 
         def make(function: Callable[..., Any]) -> AnyTask:
@@ -347,7 +356,11 @@ class SyncHeadrace(SyncShell):
 
     def __enter__(self) -> SyncHeadrace:
         self._client = self._app.enter()
-        self._client.connect().result()
+        try:
+            self._client.connect().result()
+        except BaseException:
+            self._app.leave()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -1,9 +1,8 @@
 """Calls as data: the arguments of a task as a payload, and the payload as arguments of the types it declares.
 
 A payload is a map {args, kwargs}; either part is left out when it is empty, and what the app adds (a trace, say) stands
-beside them. Values are converted by annotation:
-dataclasses, msgspec structs, pydantic models, datetimes, enums and containers of them. What does not fit is refused
-with the name of the parameter, before the function runs.
+beside them. Values are converted by annotation: dataclasses, msgspec structs, pydantic models, datetimes, enums and
+containers of them. What does not fit is refused with the name of the parameter, before the function runs.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _POSITIONAL: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSIT
 
 
 class ArgumentMismatch(InvalidCommand):
-    """The data of a job does not fit the signature of its task: no further attempt would do better."""
+    """The data of a job, or its result, does not fit the signature of its task: no further attempt would do better."""
 
     code = "argument_mismatch"
 
@@ -108,7 +107,10 @@ class Arguments:
     def result(self, encoded: Raw | bytes) -> Any:
         """The result of a job as the type that the function declares."""
         value = decode_payload(encoded)
-        return value if self._returns in (Any, None) else converted(value, self._returns)
+        try:
+            return converted(value, self._returns)
+        except (msgspec.ValidationError, ValueError, TypeError) as error:
+            raise ArgumentMismatch(f"the result of {self._name} is not what it declares: {error}") from None
 
 
 def _place(signature: inspect.Signature, name: str | None) -> int | None:

@@ -37,7 +37,17 @@ from headrace.commands.control import MoveToWait
 from headrace.commands.jobs import Acknowledge, AcknowledgeBatch, Fail, GroupPull, PullBatch
 from headrace.commands.monitoring import Heartbeat, JobHeartbeatBatch
 from headrace.commands.workers import RegisterWorker, ReleaseLeases, UnregisterWorker
-from headrace.errors import ClientError, CommandTimeout, HeadraceError, InvalidCommand, NotFound, StorageUnavailable
+from headrace.errors import (
+    ClientClosed,
+    ClientError,
+    CommandTimeout,
+    HeadraceError,
+    InvalidCommand,
+    NotFound,
+    RateLimited,
+    StorageUnavailable,
+    Unreachable,
+)
 from headrace.model import NIL
 
 log: Final = logging.getLogger("headrace.worker")
@@ -48,6 +58,8 @@ _LINGER: Final = 0.001
 """Seconds from one turn to the next while there is no hurry."""
 _SIGN_OF_LIFE: Final = 10.0
 _RETRY_AFTER: Final = 1.0
+_REFUSED_FOR_NOW: Final = (StorageUnavailable, RateLimited, Unreachable)
+"""Nothing was done, and asking again after a moment will help. Unreachable: too many commands wait for the link."""
 _DRY_FOR: Final = 0.05
 """Seconds for which a queue that had nothing more is passed over while others have jobs."""
 _PATIENCE: Final = 0.1
@@ -166,6 +178,8 @@ class Attendant:
         self._channel = home.open_own(changed=self._changed)
         try:
             await self._channel.start()
+            if self._is_stopping:
+                raise ClientClosed("the worker was stopped before it could begin")
         except BaseException:
             await self._channel.close()  # else it would go on trying beside the next one
             raise
@@ -200,7 +214,8 @@ class Attendant:
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
-        assert self._channel is not None
+        if self._channel is None:
+            return  # it never came to ask for anything
         was_connected, self._is_connected = self._is_connected, False
         if was_connected:
             await self._tell(self._channel, UnregisterWorker(worker_id=self.owner))
@@ -251,7 +266,7 @@ class Attendant:
 
         def heard(outcome: object) -> None:
             _note(outcome)
-            if isinstance(outcome, StorageUnavailable | CommandTimeout):
+            if isinstance(outcome, (*_REFUSED_FOR_NOW, CommandTimeout)):
                 self._reclaiming = self._loop.call_later(_RETRY_AFTER, self._reclaim)
             elif not isinstance(outcome, ClientError):  # a link that broke comes back and says it anew
                 self._has_reclaimed = True
@@ -308,7 +323,7 @@ class Attendant:
         while self._told:
             command = self._told.popleft()
             if self._is_connected:
-                self._submit(command, _note)
+                self._submit(command, _note_refusal)
 
     # -- taking jobs ---------------------------------------------------------------------------------------------------
 
@@ -599,7 +614,7 @@ class Attendant:
     def _answered(self, holding: Holding, outcome: Any) -> None:
         if not self._holds(holding):
             return  # it was sent twice, and this is the answer that came later
-        if isinstance(outcome, StorageUnavailable):
+        if isinstance(outcome, _REFUSED_FOR_NOW):
             self._loop.call_later(_RETRY_AFTER, self._send, holding)
         elif isinstance(outcome, CommandTimeout):
             self._send(holding)  # no answer in time on a link that lives
@@ -633,6 +648,14 @@ class Attendant:
 def _note(outcome: object) -> None:
     if isinstance(outcome, HeadraceError):
         log.debug("%s", outcome)
+
+
+def _note_refusal(outcome: object) -> None:
+    """Nobody waits for progress and log lines: that something is wrong with them is told here or never."""
+    if isinstance(outcome, InvalidCommand):
+        log.warning("progress or a log line of a job was refused: %s", outcome)
+    else:
+        _note(outcome)
 
 
 def _result_size(holding: Holding) -> int:

@@ -20,6 +20,7 @@ class RetryLater(Exception):
     """Raise it in a handler to end this attempt as failed and say when the next one is due, whatever the backoff."""
 
     def __init__(self, reason: str = "", *, after: Duration) -> None:
+        """`after` counts from now."""
         self.after_ms = milliseconds(after, "after")
         super().__init__(reason or f"to be tried again after {self.after_ms / 1000:g} s")
 

@@ -8,6 +8,7 @@ killed or died.
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import importlib
 import multiprocessing
 import os
@@ -16,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
+from multiprocessing.util import Finalize
 from typing import Any, Final, Literal
 
 import msgspec
@@ -25,7 +27,14 @@ from headrace.client.job import JobInfo
 from headrace.client.payloads import encode_payload
 from headrace.errors import InvalidCommand
 from headrace.worker.context import JobContext, set_current
-from headrace.worker.failures import JobCancelled, is_final, reason_of, retry_after_ms, stack_of
+from headrace.worker.failures import (
+    JobCancelled,
+    UnrecoverableError,
+    is_final,
+    reason_of,
+    retry_after_ms,
+    stack_of,
+)
 
 _GLANCE: Final = 0.05
 """Seconds between two looks at whether the job was cancelled."""
@@ -36,7 +45,12 @@ class Call(Struct):
 
     module: str
     function: str
+    is_task: bool
     info: JobInfo
+
+    @classmethod
+    def of(cls, function: Any, info: JobInfo) -> Call:
+        return cls(function.__module__, function.__qualname__, hasattr(function, "run_in_child"), info)
 
 
 class Answer(Struct, kw_only=True, omit_defaults=True):
@@ -48,11 +62,13 @@ class Answer(Struct, kw_only=True, omit_defaults=True):
     stack: list[str] = []
     is_unrecoverable: bool = False
     retry_after: float | None = None
-    percent: float = 0
-    message: str | None = None
-    level: Literal["info", "warn", "error"] = "info"
+    # As the handler gave them: the server says what is wrong with them, as it does to other handlers.
+    percent: Any = 0
+    message: Any = None
+    level: Any = "info"
 
 
+_END: Final = ("done", "failed")
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode_call: Final = msgspec.msgpack.Decoder(Call).decode
 _decode_answer: Final = msgspec.msgpack.Decoder(Answer).decode
@@ -91,13 +107,17 @@ class Child:
         self._process = context.Process(target=_serve, args=(theirs,), name="headrace-child", daemon=True)
         self._process.start()
         theirs.close()
+        # A worker that ends without a stop has to kill it: multiprocessing would ask it to end, and wait.
+        Finalize(self, self._process.kill, exitpriority=0)
         self.jobs = 0
+        self.is_free = True
+        """Whether it waits for a call: what it says otherwise belongs to the last one."""
         self._has_begun = False
 
     def run(self, call: Call, context: JobContext, limit: float | None) -> Raw:
         """The encoded result of the call. The child is killed when the limit passes or the job is cancelled."""
         self.jobs += 1
-        self._has_begun = False
+        self.is_free = self._has_begun = False
         self._send(call)
         deadline = float("inf") if limit is None else time.monotonic() + limit
         while True:
@@ -106,6 +126,7 @@ class Child:
                 if answer.kind == "begun":
                     self._has_begun = True
                     continue
+                self.is_free = answer.kind in _END
                 if answer.kind == "done":
                     return answer.result
                 if answer.kind == "failed":
@@ -193,9 +214,11 @@ class Children:
         is_spent = self._max_jobs is not None and child.jobs >= self._max_jobs
         with self._lock:
             self._busy.discard(child)
-            if child.is_alive and not is_spent:
+            if child.is_free and child.is_alive and not is_spent:
                 self._idle.append(child)
-        if is_spent:
+        if not child.is_free:
+            child.kill()
+        elif is_spent:
             child.stop()
 
     def stop(self) -> None:
@@ -221,13 +244,21 @@ def _pass_on(answer: Answer, context: JobContext) -> None:
 
 
 def _serve(pipe: Connection) -> None:
-    # Ctrl-C reaches the whole group of processes: the worker decides what becomes of its children.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Ctrl-C reaches the whole group of processes, and so does systemd's SIGTERM: the worker decides what becomes of its
+    # children. A handler, because what is ignored would be ignored by the programs that a job starts, too.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _left_to_worker)
     threading.Thread(target=_end_with_parent, name="headrace-parent", daemon=True).start()
     while (call := _next_call(pipe)) is not None:
         pipe.send_bytes(_BEGUN)
-        pipe.send_bytes(_encode(_answer(pipe, call)))
+        context = _ChildContext(call.info, pipe)
+        # In a copy: what a job sets in its context variables is nothing to the next one.
+        context.say(contextvars.copy_context().run(_answer, context, call))
     os._exit(0)
+
+
+def _left_to_worker(number: int, frame: object) -> None:
+    """A signal that the worker got as well."""
 
 
 def _end_with_parent() -> None:
@@ -246,11 +277,10 @@ def _next_call(pipe: Connection) -> Call | None:
     return _decode_call(asked) if asked else None
 
 
-def _answer(pipe: Connection, call: Call) -> Answer:
-    context = _ChildContext(call.info, pipe)
+def _answer(context: JobContext, call: Call) -> Answer:
     set_current(context)
     try:
-        return Answer(kind="done", result=encode_payload(function_of(call.module, call.function)(context)))
+        return Answer(kind="done", result=encode_payload(_function_of(call)(context)))
     except Exception as error:
         return Answer(
             kind="failed",
@@ -262,17 +292,27 @@ def _answer(pipe: Connection, call: Call) -> Answer:
 
 
 class _ChildContext(JobContext):
-    """Tells through the pipe what the context of the parent tells the server."""
+    """Tells through the pipe what the context of the parent tells the server. Threads of the handler may tell as well,
+    but not when it has ended: it would be taken for news of the next job."""
 
     def __init__(self, info: JobInfo, pipe: Connection) -> None:
         super().__init__(info, lambda command: None)
         self._pipe = pipe
+        self._lock = threading.Lock()
+        self._has_ended = False
 
     def progress(self, percent: float, message: str | None = None) -> None:
-        self._pipe.send_bytes(_encode(Answer(kind="progress", percent=percent, message=message)))
+        self.say(Answer(kind="progress", percent=percent, message=message))
 
     def log(self, message: str, level: Literal["info", "warn", "error"] = "info") -> None:
-        self._pipe.send_bytes(_encode(Answer(kind="log", message=message, level=level)))
+        self.say(Answer(kind="log", message=message, level=level))
+
+    def say(self, answer: Answer) -> None:
+        encoded = _encode(answer)
+        with self._lock:
+            if not self._has_ended:
+                self._has_ended = answer.kind in _END
+                self._pipe.send_bytes(encoded)
 
 
 def check_importable(function: Callable[..., Any]) -> None:
@@ -283,9 +323,16 @@ def check_importable(function: Callable[..., Any]) -> None:
         )
 
 
-def function_of(module: str, name: str) -> Callable[[JobContext], Any]:
-    """The function behind a name, as the child finds it; a task gives the one that reads its arguments."""
-    found: Any = importlib.import_module(module)
-    for part in name.split("."):
+def _function_of(call: Call) -> Callable[[JobContext], Any]:
+    """The function behind a name; a task gives the one that reads its arguments."""
+    found: Any = importlib.import_module(call.module)
+    for part in call.function.split("."):
         found = getattr(found, part)
-    return getattr(found, "run_in_child", found)  # type: ignore[no-any-return]
+    if not call.is_task:
+        return found  # type: ignore[no-any-return]
+    if not hasattr(found, "run_in_child"):
+        raise UnrecoverableError(
+            f"{call.module}.{call.function} is the function and not its task: a process finds a task by the name of "
+            "its function, so decorate it with @app.task(...) where it is defined"
+        )
+    return found.run_in_child  # type: ignore[no-any-return]

@@ -99,6 +99,8 @@ class Worker:
         self._children = Children(max_jobs_per_child)
         self._threads: ThreadPoolExecutor | None = None
         self._running: dict[str, tuple[JobContext, asyncio.Task[None]]] = {}
+        self._is_running = False
+        self._begins_jobs = False
         self._busy = 0
         """Slots that are taken. A job that was lost and came back runs twice, for a while, and takes two."""
         self._stopping = asyncio.Event()
@@ -116,19 +118,22 @@ class Worker:
 
     async def run(self, *, handle_signals: bool = True) -> None:
         """Work until `stop`, or until SIGTERM or Ctrl-C if signals are handled."""
+        if self._is_running:
+            raise HeadraceError(f"{self.id} works already: make another worker to have two")
         loop = asyncio.get_running_loop()
+        self._is_running = True
         try:
             with _signals(loop, self.stop) if handle_signals else contextlib.nullcontext():
                 await self._work(loop)
         finally:
+            self._is_running = False
             self._stopping, self.ready = asyncio.Event(), asyncio.Event()  # it may run once more, on another loop
 
     async def _work(self, loop: asyncio.AbstractEventLoop) -> None:
-        if not await self._begin(loop):
-            return
         try:
-            async with self._watched(loop):
-                await self._stopping.wait()
+            if await self._begin(loop):
+                async with self._watched(loop):
+                    await self._stopping.wait()
         finally:
             await self._end()
 
@@ -153,13 +158,16 @@ class Worker:
 
     async def __aexit__(self, *_: object) -> None:
         assert self._task is not None
-        self.stop()
+        if not self._task.done():  # else the stop would be that of the next run
+            self.stop()
         await self._task
 
     async def _begin(self, loop: asyncio.AbstractEventLoop) -> bool:
         """Whether it works now: a worker may be stopped before its server answers."""
         home = mailbox_of(loop)
         self._loop = loop
+        self._variables = contextvars.copy_context()
+        self._begins_jobs = True
         self._attendant = Attendant(
             self._client,
             self.queues,
@@ -195,21 +203,32 @@ class Worker:
         return False
 
     async def _end(self) -> None:
+        """Whoever cancels this does not want to wait. Every step is begun all the same: the attendant would go on to
+        take jobs, and to keep the leases of those that nobody runs any more."""
         assert self._attendant is not None
-        # Awaited: what was taken before has begun when this returns, and gets its time to end as well.
-        await self._on_line(self._attendant.stop)
+        async with contextlib.AsyncExitStack() as steps:
+            steps.push_async_callback(self._end_helpers)
+            steps.push_async_callback(self._on_line, partial(self._attendant.finish, _FINISH_SECONDS))
+            steps.push_async_callback(self._stop_handlers)
+            # Awaited: what was taken before has begun when this returns, and gets its time to end as well.
+            await self._on_line(self._attendant.stop)
+            await self._let_handlers_end()
+
+    async def _let_handlers_end(self) -> None:
         if self._running:
             log.info("%s stops: %d jobs have %g s to end", self.id, len(self._running), self._drain)
             await asyncio.wait({task for _, task in self._running.values()}, timeout=self._drain)
-        await self._stop_handlers()
-        await self._on_line(partial(self._attendant.finish, _FINISH_SECONDS))
-        await asyncio.to_thread(self._children.stop)
+
+    async def _end_helpers(self) -> None:
+        """Threads that run no job, and all processes."""
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
             self._threads = None
+        await asyncio.to_thread(self._children.stop)
         log.info("%s is gone", self.id)
 
     async def _stop_handlers(self) -> None:
+        self._begins_jobs = False
         late = list(self._running.values())
         for context, task in late:
             self._cancel(context, task)
@@ -237,7 +256,7 @@ class Worker:
     def _begin_ready(self) -> None:
         """Begin what there is, as far as slots are free."""
         assert self._attendant is not None
-        while self._busy < self.concurrency:
+        while self._begins_jobs and self._busy < self.concurrency:
             holdings = self._attendant.take(min(self._batch or 1, self.concurrency - self._busy))
             if not holdings:
                 return
@@ -248,7 +267,8 @@ class Worker:
         tell = self._attendant.tell
         contexts = [JobContext(holding.info, tell, self.state, holding) for holding in holdings]
         self._busy += len(holdings)
-        task = self._loop.create_task(self._process(holdings, contexts))
+        # What one job sets in its context variables is nothing to the next one, which begins where this one ends.
+        task = self._loop.create_task(self._process(holdings, contexts), context=self._variables.copy())
         for context in contexts:
             self._running[context.id] = (context, task)
 
@@ -318,8 +338,7 @@ class Worker:
         limit = None if context.info.timeout is None else context.info.timeout / 1000
         context.run_in = run_in
         if run_in == "process":
-            asked = Call(function.__module__, function.__qualname__, context.info)
-            return await self._in_thread(partial(self._children.run, asked, context, limit))
+            return await self._in_thread(partial(self._children.run, Call.of(function, context.info), context, limit))
         return await self._in_time(context, limit, call)
 
     async def _in_time(self, context: JobContext, limit: float | None, call: Callable[[], Any]) -> Any:
@@ -438,7 +457,9 @@ def _signals(loop: asyncio.AbstractEventLoop, stop: Callable[[], None]) -> Any:
         for number in numbers:
             loop.add_signal_handler(number, stop)
     except (NotImplementedError, RuntimeError, ValueError) as error:
-        raise HeadraceError(f"signals can be handled in the main thread only: {error}") from error
+        raise HeadraceError(
+            f"signals can be handled in the main thread only ({error}): write run(handle_signals=False) here"
+        ) from error
     try:
         yield
     finally:
