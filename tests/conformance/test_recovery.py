@@ -9,7 +9,7 @@ from contextlib import closing, suppress
 import msgspec
 import pytest
 
-from headrace.backends.base import Ack, GroupDemand
+from headrace.backends.base import Ack, GroupDemand, JobScan
 from headrace.backends.local.backend import LocalBackend
 from headrace.backends.local.journal import FileLocked
 from headrace.backends.local.slices import run_now
@@ -102,6 +102,15 @@ class TestJobs:
         kept.retry_dlq("q", dead, None, None)
         restart(kept)
         assert kept.take().job["data"] == "d" * size
+
+    def test_the_size_of_large_payloads_comes_back(self, kept: Rig) -> None:
+        """Pages of scans are cut by it: without it a page of large jobs would not fit into memory."""
+        for n in range(4):
+            kept.push(data=bytes(4 << 20), custom_id=f"large{n}")
+        kept.reopen()
+        page = kept.scan_jobs(JobScan(None, (), 0, 2**53, 1000))
+        assert 0 < len(page.rows) < 4
+        assert page.next is not None
 
     def test_the_history_comes_back(self, kept: Rig) -> None:
         job_id = kept.push(backoff=0)

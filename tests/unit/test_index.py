@@ -158,14 +158,14 @@ class TestManyAtOnce:
         order = ReadyOrder()
         order.push(make(1, run_at=5))
         assert order.extend([make(2, run_at=5), make(3, run_at=5)])
-        assert [job.seq for job in order.pop_plain(9)] == [1, 2, 3]
+        assert [job.seq for job in order.pop_plain(9, 0)] == [1, 2, 3]
 
     @pytest.mark.parametrize("newest", [{"seq": 1, "run_at": 6}, {"seq": 4, "run_at": 5}])
     def test_jobs_that_belong_before_another_one_are_not(self, newest: dict[str, int]) -> None:
         order = ReadyOrder()
         order.push(make(**newest))
         assert not order.extend([make(2, run_at=5), make(3, run_at=5)])
-        assert [job.seq for job in order.pop_plain(9)] == [newest["seq"]]
+        assert [job.seq for job in order.pop_plain(9, 0)] == [newest["seq"]]
 
 
 class TestDueOrder:

@@ -14,14 +14,24 @@ from typing import Final
 from headrace.backends.base import Claim, Demand, GroupDemand, QueueFigures
 from headrace.backends.local.index import Bucket, Group, Queue
 from headrace.backends.local.job import Ended, Job, Lease
+from headrace.backends.local.journal import LARGE_BYTES
 from headrace.backends.local.settlement import Settlement
 from headrace.backends.local.store import UNGROUPED, group_of
 from headrace.buckets import TokenBucket
-from headrace.model import DEFAULT_SETTINGS, DeadLetterReason, Event, EventName, RateLimit, StallConfig
+from headrace.model import (
+    DEFAULT_SETTINGS,
+    MAX_FRAME_BYTES,
+    DeadLetterReason,
+    Event,
+    EventName,
+    RateLimit,
+    StallConfig,
+)
 from headrace.states import State, Verb
 from headrace.views import encode_claimed
 
 PROMOTE_SLICE: Final = 1000
+CLAIM_BYTES: Final = MAX_FRAME_BYTES
 
 # Members of an enum are looked up through its metaclass; on the hot path they are plain globals.
 _ACTIVE: Final = State.ACTIVE
@@ -48,7 +58,7 @@ class Delivery(Settlement):
         bucket = self._wheel.bucket_at(mono + int(silence)) if config.stall is None and room > 0 else None
         claims: list[Claim] = []
         if bucket is not None and room > 1 and not q.is_grouped and demand.group is None:
-            claims = self._hand_out_plain(q, q.ready.pop_plain(room), demand, now, mono, bucket)
+            claims = self._hand_out_plain(q, q.ready.pop_plain(room, LARGE_BYTES), demand, now, mono, bucket)
             room -= len(claims)
         if room > 0 and q.waiting:
             claims += self._hand_out(q, self._next_jobs(q, room, demand, now, mono), demand, now, mono, bucket)
@@ -57,13 +67,18 @@ class Delivery(Settlement):
         return claims
 
     def _next_jobs(self, q: Queue, room: int, demand: Demand, now: int, mono: int) -> Iterator[Job]:
-        """Up to `room` jobs, best first. Each must be handed out before the next is asked for: groups take turns."""
-        while room > 0:
+        """Up to `room` jobs, best first. Each must be handed out before the next is asked for: groups take turns.
+
+        It ends sooner when they are so large together that one reply would not hold more.
+        """
+        size = 0
+        while room > 0 and size < CLAIM_BYTES:
             job = q.ready.pop() if demand.group is None else self._next_of_groups(q, demand.group, mono)
             if job is None:
                 return
             if job.settings.ttl is None or not self._has_expired(job, now):
                 room -= 1
+                size += job.size
                 yield job
 
     def _room(self, q: Queue, wanted: int, mono: int) -> int:

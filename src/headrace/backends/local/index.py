@@ -99,14 +99,15 @@ class ReadyOrder:
             return fifo[0]
         return heap[0][5]
 
-    def pop_plain(self, count: int) -> list[Job]:
-        """Up to `count` of the best jobs, as long as they stand in the deque and have nothing but defaults."""
+    def pop_plain(self, count: int, size: int) -> list[Job]:
+        """Up to `count` of the best jobs, as long as they stand in the deque, have nothing but defaults and payloads of
+        at most `size` bytes."""
         fifo = self._fifo
         jobs: list[Job] = []
         if not self._heap:
             while fifo and len(jobs) < count:
                 job = fifo[0]
-                if job.settings is not DEFAULT_SETTINGS or job.state is not _WAITING or job.priority:
+                if job.settings is not DEFAULT_SETTINGS or job.state is not _WAITING or job.priority or job.size > size:
                     break
                 jobs.append(fifo.popleft())
         return jobs

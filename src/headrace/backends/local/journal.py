@@ -76,6 +76,15 @@ _seq: Final = operator.attrgetter("seq")
 _ending: Final = operator.attrgetter("finished", "result")
 _WAITING: Final = int(State.WAITING)
 _ACTIVE: Final = State.ACTIVE
+_BURY_ID: Final = "INSERT OR REPLACE INTO tombstone VALUES (?,?,?,?)"
+_FORGET_IDS: Final = (
+    "DELETE FROM tombstone WHERE (queue, id) IN (SELECT queue, id FROM tombstone WHERE expires <= ? LIMIT ?)"
+)
+_IDS_AT_ONCE: Final = 64
+_RECALL_IDS: Final = (
+    f"SELECT id, job FROM tombstone WHERE queue=? AND expires>? AND id IN ({','.join('?' * _IDS_AT_ONCE)})"
+)
+_SIZE: Final = "ifnull(length(data), (SELECT length(payload.data) FROM payload WHERE payload.seq=job.seq))"
 _PROBE_BYTES: Final = 16_384
 _LONE_COMMITS: Final = 256
 _encode: Final = msgspec.msgpack.Encoder().encode
@@ -574,7 +583,7 @@ class Journal:
         for row in self.db.execute(
             "SELECT seq, id, queue, state, priority, created, run_at, finished, attempts, stalls, name, "
             "CASE WHEN state IN (4, 5) THEN NULL ELSE data END, settings, links, history, "
-            f"CASE WHEN length(result) > {SMALL_RESULT_BYTES} THEN NULL ELSE result END, length(data) "
+            f"CASE WHEN length(result) > {SMALL_RESULT_BYTES} THEN NULL ELSE result END, {_SIZE} "
             "FROM job ORDER BY seq"
         ):
             while last < row[0]:
@@ -582,7 +591,7 @@ class Journal:
             yield row if row[0] < first else _completed_row(row, finished)
 
     def row(self, seq: int) -> Row | None:
-        row = next(self.db.execute(f"SELECT {_COLUMNS}, length(data) FROM job WHERE seq=?", (seq,)), None)
+        row = next(self.db.execute(f"SELECT {_COLUMNS}, {_SIZE} FROM job WHERE seq=?", (seq,)), None)
         sql = "SELECT first, last, finished FROM completion WHERE last >= ? ORDER BY last LIMIT 1"
         first, _, finished = next(self.db.execute(sql, (seq,)), _NO_COMPLETION)
         return row if row is None or seq < first else _completed_row(row, finished)
