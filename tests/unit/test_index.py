@@ -141,6 +141,20 @@ class TestCompaction:
             left.append(job)
         assert left == sorted(jobs[19_000:], key=rank)
 
+    def test_a_job_that_leaves_and_comes_back_stands_there_once(self) -> None:
+        """Whenever the order is rebuilt: a job that stood there twice would be handed out twice by one pull."""
+        order = ReadyOrder()
+        jobs = [make(n, run_at=n) for n in range(1, 1501)]
+        for job in jobs:
+            order.push(job)
+        for job in jobs[:1025]:
+            order.note_removed(job)
+            job.state = State.FAILED
+        for job in jobs[:1025]:
+            job.state, job.run_at = State.WAITING, 5000
+            order.push(job)
+        assert [job.seq for job in order.pop_plain(9999, 0)] == [*range(1026, 1501), *range(1, 1026)]
+
     def test_a_tail_that_is_put_off_does_not_send_others_to_the_heap(self) -> None:
         ready = ReadyOrder()
         first, second = make(1, run_at=1), make(2, run_at=2)

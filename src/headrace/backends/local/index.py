@@ -142,10 +142,11 @@ class ReadyOrder:
         self._void.add(job.seq)
         self._stale += 1
         if self._stale > _COMPACT_AFTER and self._stale * 2 > len(self._fifo) + len(self._heap):
-            live = sorted(self.live(), key=lambda job: (job.run_at, job.seq))
+            # The job itself may still look as if it waited: its state changes after it has left.
+            live = sorted((other for other in self.live() if other is not job), key=lambda job: (job.run_at, job.seq))
             self.clear()
-            for job in live:
-                self.push(job)
+            for other in live:
+                self.push(other)
 
     def live(self) -> Iterator[Job]:
         """Waiting jobs, each once, in no particular order beyond FIFO jobs by time."""
