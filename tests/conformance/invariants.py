@@ -150,6 +150,7 @@ def _check_dependents(backend: LocalBackend, jobs: list[Job]) -> None:
 
 
 def _check_due(backend: LocalBackend, jobs: list[Job]) -> None:
+    assert backend._due.count == sum(1 for job in jobs if job.state is State.DELAYED)
     planned = {(entry[0], entry[1]) for entry in backend._due._heap}
     for job in jobs:
         assert job.state is not State.DELAYED or (job.run_at, job.seq) in planned, f"{job} would sleep for ever"

@@ -216,6 +216,21 @@ class TestDueOrder:
         assert due.pop_due(10, 10) == [job]
         assert due.next_due() is None
 
+    def test_jobs_that_are_gone_do_not_pile_up(self) -> None:
+        due = DueOrder()
+        kept = [make(n, run_at=n) for n in range(10)]
+        for job in kept:
+            job.state = State.DELAYED
+            due.push(job)
+        for n in range(10, 20_000):
+            job = make(n, run_at=10**12)
+            job.state = State.DELAYED
+            due.push(job)
+            due.note_removed()
+            job.state = State.REMOVED
+        assert len(due._heap) < 2000
+        assert due.pop_due(10**12, 100) == kept
+
     def test_the_limit_leaves_the_rest_for_later(self) -> None:
         due = DueOrder()
         jobs = [make(n, run_at=n) for n in range(10)]

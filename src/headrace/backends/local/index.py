@@ -198,14 +198,25 @@ def _ready_since(job: Job) -> int:
 class DueOrder:
     """Delayed jobs by the wall time at which they fall due."""
 
-    __slots__ = ("_heap", "_serial")
+    __slots__ = ("_heap", "_serial", "count")
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, int, Job]] = []
         self._serial = itertools.count()
+        self.count = 0
+        """How many jobs are delayed; the heap may have more entries."""
 
     def push(self, job: Job) -> None:
+        self.count += 1
         heapq.heappush(self._heap, (job.run_at, job.seq, next(self._serial), job))
+
+    def note_removed(self) -> None:
+        """A job is delayed no more. Stale entries hold their jobs until they would have been due, which may be in a
+        year: they go when they are the most."""
+        self.count -= 1
+        if len(self._heap) > 2 * self.count + _COMPACT_AFTER:
+            self._heap = [entry for entry in self._heap if self._is_current(entry)]
+            heapq.heapify(self._heap)
 
     def __bool__(self) -> bool:
         return bool(self._heap)

@@ -36,6 +36,7 @@ from headrace.model import (
 from headrace.states import State, Verb, advance
 
 _MAX_FAILURES: Final = 100
+_TIDY_AFTER: Final = 1024
 _EVICTION_PART: Final = 64
 """Completed jobs go when there are this part more of them than are kept..."""
 _MAX_EVICTION: Final = 2048
@@ -426,6 +427,15 @@ class Settlement(Intake):
                 heapq.heappush(self._burials, (int(due), job.seq))
                 self._ring_at(int(due))
 
+        if len(self._burials) > self._most_burials + _TIDY_AFTER:
+            self._tidy_burials()
+
+    def _tidy_burials(self) -> None:
+        """Letters that were retried, removed or pushed out by newer ones would stay listed until their time."""
+        buried = {seq for queue in self._queues.values() for seq in queue.failed}
+        self._burials = list({entry for entry in self._burials if entry[1] in buried})
+        heapq.heapify(self._burials)
+        self._most_burials = 2 * len(self._burials)
     def _next_burial_ms(self) -> int | None:
         return self._burials[0][0] if self._burials else None
 

@@ -60,6 +60,9 @@ class Store(Collection):
         self._wheel = LeaseWheel(self.alarm)
         self._wakes: list[tuple[int, str]] = []
         self._burials: list[tuple[int, int]] = []
+        """Heap of when something is to be done about dead letters, by their seq. Those that are gone may be in it."""
+        self._most_burials = 0
+        """From so many entries on it is worth looking for those that are stale."""
         self._dependents: dict[str, list[Job]] = {}
         self._satisfied: OrderedDict[str, None] = OrderedDict()
         """Ids of jobs that completed and were not kept: they still satisfy a dependsOn."""
@@ -126,6 +129,8 @@ class Store(Collection):
         del queue.places[state][job.seq]
         if state is _ACTIVE:
             self._drop_lease(job)
+        elif state is _DELAYED:
+            self._due.note_removed()
         elif state is _COMPLETED:
             self._completed.pop(job.seq, None)
 
