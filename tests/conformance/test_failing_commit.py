@@ -87,7 +87,17 @@ class World:
             ("child", "q", {"parent_id": "parent", "priority": 9, "fail_parent_on_failure": True}),
             ("parent", "q", {"children_ids": ["child"], "depends_on": ["child", "leased"]}),
         )
+            ("first", "family", {"parent_id": "head"}),
+            ("second", "family", {"parent_id": "head"}),
+            ("third", "family", {"parent_id": "head"}),
+            (
+                "head",
+                "family",
+                {"children_ids": ["first", "second", "third"], "depends_on": ["first", "second", "third"]},
+            ),
         for flow_id, job_id in (("flow", "waiting step"), ("another", "spare")):
+        rig.run("family")
+        self.held |= {"second": rig.take("family"), "third": rig.take("family")}
             rig.start_flow(flow_id, "w", "q", [NewStep("started", body=pack(1))], [step_of(flow_id, job_id)])
         rig.start_flow("ended", "w", "q", [NewStep("started", body=pack(1))], [])
         rig.advance_flow("ended", 1, FlowStatus.COMPLETED, [], [], None)
@@ -95,7 +105,7 @@ class World:
         rig.set_concurrency("q", 50)
         rig.put_cron(CronEntry("c", "q", bytes(pack(1)), None, 1000.0, 5000.0))
         rig.add_webhook(Webhook("w", "https://example.com", [], None, None, 1.0))
-        assert rig.states(done, *self.held) == ["completed", "active", "active", "active"]
+        assert rig.states(done, *self.held) == ["completed", *["active"] * 5]
 
     def go(self, verb: str, *args: object, **options: object) -> object:
         """A verb within the tick that will fail: not committed."""
@@ -155,6 +165,10 @@ TICKS: dict[str, Callable[[World], object]] = {
     "push a large job": lambda w: w.go("insert_one", "q", spec("z" * 50_000)),
     "push a dependent": lambda w: w.go("insert_one", "q", spec(depends_on=["waiting", "large"])),
     "push a child": lambda w: w.go("insert_one", "q", spec(parent_id="parent")),
+    "push an id that is used once": lambda w: w.go("insert_one", "q", spec(custom_id="once", id_ttl=1000)),
+    "push a batch of such ids": lambda w: w.go(
+        "insert", "q", [spec(custom_id=f"o{n}", id_ttl=1000) for n in range(70)]
+    ),
     "new generation of a completed job": lambda w: w.go("insert_one", "q", spec("2", custom_id="done")),
     "new generation of a dead letter": lambda w: w.go("insert_one", "q", spec("2", custom_id="dead")),
     "replace the owner of a key": lambda w: w.go("insert_one", "q", spec(unique_key="k", dedup=Dedup(replace=True))),
@@ -165,6 +179,11 @@ TICKS: dict[str, Callable[[World], object]] = {
     "complete and remove": lambda w: ack(w, "held", remove=True),
     "complete what others wait for": lambda w: ack(w, "leased"),
     "complete a large job": lambda w: ack(w, "large"),
+    "complete one of the children": lambda w: ack(w, "second"),
+    "complete and remove one of the children": lambda w: ack(w, "second", remove=True),
+    "complete the last children": lambda w: (ack(w, "third"), ack(w, "second")),
+    "complete a child and let another go": lambda w: (ack(w, "second"), w.go("remove_child_dependency", "third")),
+    "complete a child and cancel its parent": lambda w: (ack(w, "second"), w.go("cancel", "head")),
     "fail and retry": lambda w: fail(w, "held"),
     "fail and retry a large job": lambda w: fail(w, "large"),
     "fail for good": lambda w: fail(w, "leased"),
@@ -180,6 +199,10 @@ TICKS: dict[str, Callable[[World], object]] = {
     "update": lambda w: w.go("update", "waiting", pack("new")),
     "update a large job at work": lambda w: w.go("update", "large", pack("small now")),
     "discard": lambda w: w.go("discard", "waiting", None),
+    "make a large job small and take it away": lambda w: (
+        w.go("update", "large", pack("small now")),
+        w.go("cancel", "large", force=True),
+    ),
     "discard a job at work": lambda w: w.go("discard", "held", w.held["held"].token),
     "step back for children": lambda w: w.go("move_to_waiting_children", "held", w.held["held"].token),
     "put off a job at work": lambda w: w.go("move_to_delayed", "held", 5000, w.held["held"].token),
@@ -307,7 +330,7 @@ def test_queries_answer_while_the_disk_refuses(world: World) -> None:
     world.rig.backend._journal.refuses = "at once"
     world.rig.clock.advance(1000)
     assert run_now(world.rig.backend.counts("q")).delayed == 1
-    assert [queue.name for queue in run_now(world.rig.backend.queues())] == ["q"]
+    assert [queue.name for queue in run_now(world.rig.backend.queues())] == ["q", "family"]
     assert len(run_now(world.rig.backend.dead_letters("q", DlqFilter(), None))) == 2
     world.rig.backend.commit()
     world.rig.backend._journal.refuses = None

@@ -292,6 +292,31 @@ class TestFamilies:
         kept.bury()
         assert kept.state("p") == "failed"
 
+    def test_children_that_completed_are_not_waited_for_again(self, kept: Rig) -> None:
+        """Whatever became of them since, and of whatever size the family is."""
+        children = [f"c{n}" for n in range(50)]
+        nodes = [(child, "q", {"parent_id": "top"}) for child in children]
+        kept.push_family(*nodes, ("top", "tops", {"depends_on": children, "children_ids": children}))
+        kept.run()
+        kept.ack(kept.take(), remove=True)
+        restart(kept)
+        kept.run()
+        kept.clean("q", 0, "completed", 1000)
+        restart(kept)
+        assert kept.look("top")["childrenCompleted"] == 3
+        kept.move_to_delayed(kept.ids_in("waiting")[0], 5, None)
+        kept.run()
+        kept.discard("c49", None)
+        kept.remove_child_dependency("c49")
+        restart(kept)
+        kept.advance(10)
+        for _ in range(45):
+            kept.run()
+        assert kept.state("top") == "waiting"
+        assert kept.look("top")["childrenCompleted"] == 49
+        restart(kept)
+        assert kept.run("tops").id == "top"
+
     def test_ties_made_later_are_kept(self, kept: Rig) -> None:
         child, parent = kept.push(data={}), kept.push("parents", depends_on=[kept.push("other")])
         kept.update_parent(child, parent)

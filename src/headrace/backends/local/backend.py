@@ -216,6 +216,11 @@ class LocalBackend(Flows):
             stalls,
             result,
             None if history is None else _decode_history(history),
+        settled = self._journal.settled(seq)
+        if settled:
+            completed = job.remember()
+            completed.pending.difference_update(settled)
+            completed.children_completed += len(settled)
         )
         return job
 
@@ -293,8 +298,6 @@ class LocalBackend(Flows):
         self._ended_leases = []
         if self._bodies:
             self._bodies = {}
-        if self._new_tombstones:
-            self._new_tombstones = {}
         if self._touched_queues:
             self._touched_queues.clear()
             self._obliterated.clear()
@@ -520,10 +523,7 @@ class LocalBackend(Flows):
 
     def retire_tombstones(self, limit: int = 512) -> None:
         """Drop the oldest custom ids whose `idTtl` is over, if there are any."""
-        if self._journal.has_expired_tombstone(self._clock.now_ms()):
-            oldest = "SELECT queue, id FROM tombstone WHERE expires <= ? LIMIT ?"
-            sql = f"DELETE FROM tombstone WHERE (queue, id) IN ({oldest})"
-            self._journal.later(sql, self._clock.now_ms(), limit)
+        self._journal.forget_ids(self._clock.now_ms(), limit)
 
     def size_bytes(self) -> int:
         return self._journal.size_bytes()

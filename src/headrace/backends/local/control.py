@@ -23,7 +23,7 @@ from headrace.model import (
 )
 from headrace.states import State, Verb
 
-_UNSTARTED: Final = (State.WAITING, State.DELAYED, State.WAITING_CHILDREN)
+UNSTARTED: Final = (State.WAITING, State.DELAYED, State.WAITING_CHILDREN)
 _QUEUED: Final = (State.WAITING, State.DELAYED)
 _ENDED: Final = (State.COMPLETED, State.FAILED)
 
@@ -33,7 +33,7 @@ class Control(Delivery):
 
     async def cancel(self, job_id: str, *, force: bool = False) -> None:
         job = self._get(job_id, "Job not found or cannot be cancelled")
-        if job.state not in _UNSTARTED and not (force and job.state is State.ACTIVE):
+        if job.state not in UNSTARTED and not (force and job.state is State.ACTIVE):
             raise Refused("Job not found or cannot be cancelled")
         now = self._clock.now_ms()
         self._emit(EventName.REMOVED, job, now).prev = job.state.word
@@ -190,16 +190,17 @@ class Control(Delivery):
         now = self._clock.now_ms()
         links, history = job.own_links(), job.remember()
         children = [child for child in map(self._find, links.children_ids) if child is not None]
-        history.pending = [child.id for child in children if child.state is not State.COMPLETED]
-        links.depends_on = list(dict.fromkeys([*links.depends_on, *history.pending]))
-        for child_id in history.pending:
+        pending = [child.id for child in children if child.state is not State.COMPLETED]
+        history.pending = set(pending)
+        links.depends_on = list(dict.fromkeys([*links.depends_on, *pending]))
+        for child_id in pending:
             self._dependents.setdefault(child_id, []).append(job)
         self._move(job, Verb.BLOCK)
         job.started = None
         self._note(job, "waiting-children", now)
         self._journal.touch(job)
         self._emit(EventName.WAITING_CHILDREN, job, now)
-        self._hear_of_failures(history.pending, now)
+        self._hear_of_failures(pending, now)
         if children:
             # Without children yet it waits for the first one to be pushed; with all of them done it may go on.
             self._after_drop(job, now)

@@ -51,7 +51,7 @@ class Flows(Records):
         sizes = self._journal.select(
             "SELECT flow, max(seq) FROM flow_step WHERE flow IN (SELECT id FROM flow WHERE ended IS NULL) GROUP BY flow"
         )
-        self._flow_sizes = dict(sizes)
+        self._flow_sizes = dict.fromkeys(self._flows, 0) | dict(sizes)
 
     # -- changing ------------------------------------------------------------------------------------------------------
 

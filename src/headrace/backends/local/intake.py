@@ -40,6 +40,11 @@ _WAITING: Final = State.WAITING
 _DELAYED: Final = State.DELAYED
 
 
+def _custom_id(spec: JobSpec) -> str | None:
+    custom_id: str | None = getattr(spec, "custom_id", None)
+    return custom_id
+
+
 class _Names:
     """Ids and keys that a batch comes with: if nobody has them, no job of it has to be asked for one by one."""
 
@@ -109,6 +114,7 @@ class Intake(Store):
         await self._check_batch(q, specs)
         if len(specs) > _BATCH_AT_ONCE:
             return await self._insert_staged(self._queue(queue), specs, now)
+        self._recall_ids(q, specs, now)
         newest = self._job_seq
         jobs = [
             self._admit_plain(q, spec, now) if is_one_plain else self._admit(q, spec, now, None)
@@ -175,6 +181,7 @@ class Intake(Store):
             self._take_in_all(jobs, events, now)
             found = new = jobs
         else:
+            self._recall_ids(jobs[0].queue, specs, now)
             found = [self._admit_staged(job, spec, now) for job, spec in zip(jobs, specs, strict=True)]
             new = [job for job, known in zip(jobs, found, strict=True) if job is known]
         if names.have_relatives:
@@ -267,7 +274,7 @@ class Intake(Store):
                 raise Refused(f"flow job id already exists: {node.id}")
 
     async def _check_batch(self, queue: Queue, specs: Sequence[JobSpec]) -> None:
-        in_batch = frozenset(custom_id for spec in specs if (custom_id := getattr(spec, "custom_id", None)) is not None)
+        in_batch = frozenset(custom_id for spec in specs if (custom_id := _custom_id(spec)) is not None)
         for i, spec in enumerate(specs):
             if i & 1023 == 1023:
                 await self._slices.breathe()
@@ -279,7 +286,7 @@ class Intake(Store):
     def _check_family(self, spec: JobSpec, queue: Queue, in_batch: frozenset[str]) -> None:
         depends_on: list[str] = getattr(spec, "depends_on", [])
         for dependency in depends_on:
-            if dependency == getattr(spec, "custom_id", None):
+            if dependency == _custom_id(spec):
                 raise InvalidCommand(f"Job cannot depend on itself: {dependency}")
             if dependency in in_batch or dependency in self._satisfied:
                 continue
@@ -372,7 +379,7 @@ class Intake(Store):
             self._take_keys(job, links, now)
             id_ttl: float | None = getattr(spec, "id_ttl", None)
             if id_ttl and links.custom_id:
-                self._set_tombstone(job, links.custom_id, now + int(id_ttl))
+                self._journal.bury_id(job.queue.name, links.custom_id, job.id, now, int(id_ttl))
         self._tell_pushed(job, now)
         if job.settings.durable:
             self.needs_sync = True
@@ -401,7 +408,7 @@ class Intake(Store):
         if links is not None and links.depends_on:
             job.state = State.WAITING_CHILDREN
             timeline = [TimelineEntry("waiting-children", float(created))]
-            job.history = History(timeline=timeline, pending=list(links.depends_on))
+            job.history = History(timeline=timeline, pending=set(links.depends_on))
         return job
 
     def _new_id(self, links: JobLinks | None) -> str:
@@ -443,16 +450,16 @@ class Intake(Store):
             self._remove(known)
         return owner
 
-    def _set_tombstone(self, job: Job, custom_id: str, expires: int) -> None:
-        key = (job.queue.name, custom_id)
-        self._new_tombstones[key] = job.id
-        self._journal.later("INSERT OR REPLACE INTO tombstone VALUES (?,?,?,?)", *key, job.id, expires)
+    def _recall_ids(self, queue: Queue, specs: Sequence[JobSpec], now: int) -> None:
+        """Have looked up at once what `_buried` asks for each job of a batch."""
+        ids = [custom_id for spec in specs if getattr(spec, "id_ttl", None) and (custom_id := _custom_id(spec))]
+        if ids:
+            self._journal.recall_ids(queue.name, ids, now)
 
     def _buried(self, queue: Queue, links: JobLinks, now: int) -> Job | None:
         """The job that this id was used for within its `idTtl`; a shadow of it when it is gone."""
         assert links.custom_id is not None
-        job_id = self._new_tombstones.get((queue.name, links.custom_id))
-        job_id = job_id or self._journal.tombstone(queue.name, links.custom_id, now)
+        job_id = self._journal.tombstone(queue.name, links.custom_id, now)
         if job_id is None:
             return None
         job = self._find(job_id)
@@ -523,25 +530,26 @@ class Intake(Store):
                 self._resolve_dependencies(job, now)
 
     def _await_dependencies(self, job: Job, now: int) -> None:
-        if job.state is not State.WAITING_CHILDREN or job.history is None:
+        links, history = job.links, job.history
+        if job.state is not State.WAITING_CHILDREN or history is None or links is None:
             return
-        pending = []
-        for dependency in job.history.pending:
+        pending: dict[str, None] = {}
+        for dependency in dict.fromkeys(links.depends_on):
             target = self._find(dependency) or job.queue.custom_ids.get(dependency)
             if target is None or target.state is State.COMPLETED:
-                job.history.children_completed += target is not None
-                continue
-            pending.append(target.id)
-            self._dependents.setdefault(target.id, []).append(job)
-        if pending != job.history.pending:
-            job.history.pending = pending
+                history.children_completed += target is not None
+            elif target.id not in pending:
+                pending[target.id] = None
+                self._dependents.setdefault(target.id, []).append(job)
+        if history.pending != pending.keys():
+            history.pending = set(pending)
             self._journal.touch(job)
         if not pending:
             self._unblock(job, now, quiet=True)
         else:
             self._hear_of_failures(pending, now)
 
-    def _hear_of_failures(self, dependencies: Sequence[str], now: int) -> None:
+    def _hear_of_failures(self, dependencies: Iterable[str], now: int) -> None:
         """Children may have failed for good before anybody waited for them: their policy counts all the same."""
         for dependency in list(dependencies):
             target = self._find(dependency)
@@ -568,7 +576,7 @@ class Intake(Store):
             and child.state is not State.COMPLETED
         ):
             links.depends_on.append(child.id)
-            parent.history.pending.append(child.id)
+            parent.history.pending.add(child.id)
             self._dependents.setdefault(child.id, []).append(parent)
             self._journal.touch(parent)
 

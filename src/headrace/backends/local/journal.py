@@ -18,7 +18,7 @@ import os
 import re
 import struct
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
@@ -124,6 +124,15 @@ class Journal:
         self.rewritten: dict[int, Job] = {}
         self.gone: dict[int, Job] = {}
         self._staged: list[Job] = []
+        self._settled: dict[int, tuple[Job, list[str]]] = {}
+        """Parents whose rows stay as they are, by seq, and those of their children that completed in this tick."""
+        self._with_settled: set[int] = set()
+        """Parents of whose children the table `settled` has some."""
+        self._tombstones: dict[tuple[str, str], tuple[str, int]] = {}
+        """Custom ids that this tick used with an `idTtl` (queue, id -> job id, when it is over)."""
+        self._recalled: dict[tuple[str, str], str | None] = {}
+        """What the file knows of custom ids that this tick asked for beforehand."""
+        self._now = 0
         self._statements: list[tuple[str, Row]] = []
         self._db: apsw.Connection | None = None
         self._lock_fd: int | None = None
@@ -147,6 +156,7 @@ class Journal:
             self._migrate()
         except apsw.Error as error:
             self.close()
+            self._with_settled = {seq for (seq,) in self._db.execute("SELECT DISTINCT parent FROM settled")}
             raise StorageUnavailable(f"cannot open {self.path}: {error}") from error
 
     def _refuse_strangers(self) -> None:
@@ -304,9 +314,26 @@ class Journal:
 
     def remove(self, job: Job) -> None:
         if self.keeps_jobs:
+    def settle(self, parent: Job, child_id: str) -> None:
+        """A child completed, and its parent waits for others: that is noted beside the row of the parent, which names
+        all of them and would grow dear to write."""
+        seq = parent.seq
+        if not self.keeps_jobs or self._is_new(parent) or seq in self.changed or seq in self.rewritten:
+            return
+        if seq in self._settled:
+            self._settled[seq][1].append(child_id)
+        else:
+            self._settled[seq] = parent, [child_id]
+
+    def bury_id(self, queue: str, custom_id: str, job_id: str, now: int, ttl_ms: int) -> None:
+        """Let the custom id stand for this job for so long, whatever becomes of the job."""
+        self._now = now
+        self._tombstones[queue, custom_id] = job_id, now + ttl_ms
+
             self.changed.pop(job.seq, None)
             self.finished.pop(job.seq, None)
-            self.rewritten.pop(job.seq, None)
+            if self.rewritten.pop(job.seq, None) is not None:
+                self.later("DELETE FROM payload WHERE seq=?", job.seq)  # it may have been larger before
             if self._is_new(job):
                 del self.new[job.seq]
             else:
@@ -335,10 +362,12 @@ class Journal:
             or self.rewritten
             or self._in_transaction
         )
+            or self._settled
+            or self._tombstones
 
     def touched(self) -> list[Job]:
         marked = (self.plain, self.new, self.finished, self.changed, self.rewritten, self.gone)
-        return [job for jobs in marked for job in jobs.values()]
+        return [job for jobs in marked for job in jobs.values()] + [parent for parent, _ in self._settled.values()]
 
     # -- the commit ----------------------------------------------------------------------------------------------------
 
@@ -352,9 +381,13 @@ class Journal:
                 self.db.execute("UPDATE mark SET last_seq=?, totals=?", (last_seq, _encode(totals)))
                 self.db.execute("COMMIT")
         except (apsw.Error, OSError) as error:
+                with_settled = self._write_settled()
+                if self._tombstones:
+                    self._write_tombstones()
             raise StorageUnavailable(describe(error)) from error  # the caller reads `touched`, then rolls back
         self._forget()
 
+                self._with_settled = with_settled
     def _write_lone(self, last_seq: int, totals: Totals) -> bool:
         """The whole commit if nothing but one plain job was pushed or completed; False, with nothing done, if more was.
 
@@ -368,6 +401,8 @@ class Journal:
         for job in self.plain.values():
             self._run_lone(_INSERT_LONE, (*_plain_row(job), mark))
         for job in self.finished.values():
+        if self._settled or self._tombstones:
+            return False
             self._run_lone(_FINISH_LONE, (job.finished, job.result, mark, job.seq))
         return True
 
@@ -475,6 +510,26 @@ class Journal:
         for sql, params in self._statements:
             self.db.execute(sql, params)
         self._statements.clear()
+    def _write_settled(self) -> set[int]:
+        """Note children that completed; a parent that is written whole, or goes, needs no notes any more.
+
+        Which parents have notes then.
+        """
+        if not self._settled and not self._with_settled:
+            return self._with_settled
+        whole = self.changed.keys() | self.rewritten.keys() | self.gone.keys()
+        over = self._with_settled & whole
+        notes = {seq: children for seq, (_, children) in self._settled.items() if seq not in whole}
+        self.db.executemany("DELETE FROM settled WHERE parent=?", [(seq,) for seq in over])
+        rows = [(seq, child) for seq, children in notes.items() for child in children]
+        self.db.executemany("INSERT OR REPLACE INTO settled VALUES (?,?)", rows)
+        return (self._with_settled - over) | notes.keys()
+
+    def _write_tombstones(self) -> None:
+        """And forget up to two for each that comes, so that they never become many more than are remembered."""
+        self.db.executemany(_BURY_ID, [(*key, *value) for key, value in self._tombstones.items()])
+        self.db.execute(_FORGET_IDS, (self._now, 2 * len(self._tombstones)))
+
 
     def run_early(self) -> None:
         """Execute queued statements now, inside the transaction of this tick, so that a query can see them."""
@@ -508,6 +563,11 @@ class Journal:
         for job in self._staged:
             if job.size > LARGE_BYTES:
                 job.data = None
+        self._refusal = None
+        if self._tombstones or self._recalled:
+            self._tombstones, self._recalled = {}, {}
+        if self._settled:
+            self._settled = {}
         self._staged = []
         self.plain, self.new, self.finished, self.changed, self.rewritten, self.gone = {}, {}, {}, {}, {}, {}
 
@@ -617,14 +677,36 @@ class Journal:
 
     def tombstone(self, queue: str, custom_id: str, now: int) -> str | None:
         """The job that a custom id stood for when it was last pushed, if that is remembered still."""
-        sql = "SELECT job FROM tombstone WHERE queue = ? AND id = ? AND expires > ?"
+        fresh = self._tombstones.get((queue, custom_id))
+        if fresh is not None:
+            return fresh[0]
+        if (queue, custom_id) in self._recalled:
+            return self._recalled[queue, custom_id]
+        sql = "SELECT job FROM tombstone WHERE queue=? AND id=? AND expires>?"
         found = next(self.db.execute(sql, (queue, custom_id, now)), None)
         return None if found is None else str(found[0])
 
-    def has_expired_tombstone(self, now: int) -> bool:
-        return next(self.db.execute("SELECT 1 FROM tombstone WHERE expires <= ? LIMIT 1", (now,)), None) is not None
+    def recall_ids(self, queue: str, custom_ids: Sequence[str], now: int) -> None:
+        """Look up what `tombstone` will be asked for in this tick: many together cost far less than one by one."""
+        self._recalled.update(((queue, custom_id), None) for custom_id in custom_ids)
+        for start in range(0, len(custom_ids), _IDS_AT_ONCE):
+            some = custom_ids[start : start + _IDS_AT_ONCE]
+            nothing = [None] * (_IDS_AT_ONCE - len(some))
+            found = self.db.execute(_RECALL_IDS, (queue, now, *some, *nothing))
+            self._recalled.update(((queue, custom_id), job_id) for custom_id, job_id in found)
+
+    def forget_ids(self, now: int, limit: int) -> None:
+        """Drop some of the custom ids whose `idTtl` is over, if there are any."""
+        if next(self.db.execute("SELECT 1 FROM tombstone WHERE expires <= ? LIMIT 1", (now,)), None) is not None:
+            self.later(_FORGET_IDS, now, limit)
 
     def records(self, kind: str) -> Iterator[tuple[str, bytes]]:
+    def settled(self, seq: int) -> list[str]:
+        """Children of a parent that completed after its row was written."""
+        if seq not in self._with_settled:
+            return []
+        return [child for (child,) in self.db.execute("SELECT child FROM settled WHERE parent=?", (seq,))]
+
         yield from self.db.execute("SELECT key, value FROM record WHERE kind=?", (kind,))
 
     def select(self, sql: str, *params: Any) -> list[tuple[Any, ...]]:

@@ -509,7 +509,7 @@ class Settlement(Intake):
                 continue
             history.pending.remove(job.id)
             history.children_completed += 1
-            self._journal.touch(parent)
+            self._journal.settle(parent, job.id)
             if not history.pending and parent.state is State.WAITING_CHILDREN:
                 self._unblock(parent, now)
 
@@ -567,8 +567,8 @@ class Settlement(Intake):
         self._bury_or_remove(parent, now, DeadLetterReason.UNKNOWN, error)
 
     def _drop_dependency(self, parent: Job, dependency: str) -> None:
-        if parent.history is not None and dependency in parent.history.pending:
-            parent.history.pending.remove(dependency)
+        if parent.history is not None:
+            parent.history.pending.discard(dependency)
         waiting = self._dependents.get(dependency)
         if waiting is not None and parent in waiting:
             waiting.remove(parent)

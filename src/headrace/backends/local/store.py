@@ -82,8 +82,6 @@ class Store(Collection):
         self._ended_leases: list[tuple[int, Lease, int | None]] = []
         self._touched_queues: set[str] = set()
         self._obliterated: list[Queue] = []
-        self._new_tombstones: dict[tuple[str, str], str] = {}
-        """Custom ids with an `idTtl` that this tick used (queue, id -> job id): the file has them after its commit."""
         self._event_seq = 0
         self._epoch = 1
         self.wants_bodies = False
@@ -129,10 +127,10 @@ class Store(Collection):
         del queue.places[state][job.seq]
         if state is _ACTIVE:
             self._drop_lease(job)
-        elif state is _DELAYED:
-            self._due.note_removed()
         elif state is _COMPLETED:
             self._completed.pop(job.seq, None)
+        elif state is _DELAYED:
+            self._due.note_removed()
 
     def _enter(self, job: Job) -> None:
         queue, state = job.queue, job.state
