@@ -250,6 +250,15 @@ class TestKeys:
         kept.advance(4000)
         assert kept.push(unique_key="k") == owner
 
+    def test_a_key_whose_time_is_over_does_not_push_its_new_owner_out(self, kept: Rig) -> None:
+        older = kept.push(unique_key="k")
+        kept.bury()
+        kept.push(unique_key="k", dedup=Dedup(ttl=1000))
+        kept.advance(2000)
+        assert kept.retry_dlq("q", older, None, None) == 1
+        restart(kept)
+        assert kept.push(unique_key="k") == older
+
     def test_a_key_taken_away_stays_away(self, kept: Rig) -> None:
         job_id = kept.push(unique_key="k")
         kept.remove_unique_key("q", "k")
@@ -283,15 +292,6 @@ class TestFamilies:
         assert kept.state(last) == "waiting"
         assert kept.look(last)["childrenCompleted"] == 2
 
-    def test_policies_still_apply(self, kept: Rig) -> None:
-        kept.push_family(
-            ("c", "q", {"parent_id": "p", "fail_parent_on_failure": True}),
-            ("p", "q", {"children_ids": ["c"], "depends_on": ["c"]}),
-        )
-        restart(kept)
-        kept.bury()
-        assert kept.state("p") == "failed"
-
     def test_children_that_completed_are_not_waited_for_again(self, kept: Rig) -> None:
         """Whatever became of them since, and of whatever size the family is."""
         children = [f"c{n}" for n in range(50)]
@@ -316,6 +316,15 @@ class TestFamilies:
         assert kept.look("top")["childrenCompleted"] == 49
         restart(kept)
         assert kept.run("tops").id == "top"
+
+    def test_policies_still_apply(self, kept: Rig) -> None:
+        kept.push_family(
+            ("c", "q", {"parent_id": "p", "fail_parent_on_failure": True}),
+            ("p", "q", {"children_ids": ["c"], "depends_on": ["c"]}),
+        )
+        restart(kept)
+        kept.bury()
+        assert kept.state("p") == "failed"
 
     def test_ties_made_later_are_kept(self, kept: Rig) -> None:
         child, parent = kept.push(data={}), kept.push("parents", depends_on=[kept.push("other")])

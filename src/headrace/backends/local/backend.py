@@ -24,7 +24,6 @@ from headrace.backends.local.flows import Flows
 from headrace.backends.local.index import KeyHolder, Queue, QueueConfig
 from headrace.backends.local.job import History, Job, Lease
 from headrace.backends.local.journal import LARGE_BYTES, Journal, Row, describe, is_full
-from headrace.backends.local.store import group_of
 from headrace.clock import Clock, SystemClock
 from headrace.errors import NotFound, Refused, StorageUnavailable
 from headrace.model import (
@@ -216,12 +215,12 @@ class LocalBackend(Flows):
             stalls,
             result,
             None if history is None else _decode_history(history),
+        )
         settled = self._journal.settled(seq)
         if settled:
             completed = job.remember()
             completed.pending.difference_update(settled)
             completed.children_completed += len(settled)
-        )
         return job
 
     def _take_back_keys(self, job: Job, links: JobLinks) -> None:
@@ -232,7 +231,8 @@ class LocalBackend(Flows):
         history = job.history
         if history is None or not history.key_released:
             expires = history.key_expires if history is not None else None
-            job.queue.keys[links.unique_key] = KeyHolder(job, expires)
+            if expires is None or expires > self._clock.now_ms():  # else another job may have it by now
+                job.queue.keys[links.unique_key] = KeyHolder(job, expires)
 
     def _order_finished(self) -> None:
         """Finished jobs are evicted, shown and retried in the order of their end; rows come in push order."""
@@ -279,7 +279,7 @@ class LocalBackend(Flows):
                     self.alarm.ring_by(self._clock.monotonic_ms())  # the sweep looks after the log
             if dirty:
                 self._journal.commit(self._event_seq, self._totals)
-        except (OSError, StorageUnavailable) as error:
+        except Exception as error:  # whatever it was: the next tick must find everything as this one found it
             self._take_back(appended, error)
             text = str(error) if isinstance(error, StorageUnavailable) else describe(error)
             raise StorageUnavailable(text) from error
@@ -310,7 +310,8 @@ class LocalBackend(Flows):
                 self._log.undo()
         self._journal.rollback()
         self._event_seq = self._committed_seq
-        self._raise_queues()
+        for queue in self._obliterated:
+            self._raise(queue)
         claimed = {job.seq for job in self._claimed}
         for job in touched.values():
             self._detach(job)
@@ -335,11 +336,6 @@ class LocalBackend(Flows):
     def _is_staged(self, seq: int) -> bool:
         return any(first <= seq <= last for first, last in self._open_batches.items())
 
-    def _raise_queues(self) -> None:
-        for queue in self._obliterated:
-            queue.is_dead = False
-            self._queues[queue.name] = queue
-
     def _detach(self, job: Job) -> None:
         """Out of memory without a trace, whatever the tick did to it."""
         if job.state is not State.REMOVED:
@@ -350,18 +346,11 @@ class LocalBackend(Flows):
 
     def _hold_again(self, job: Job, lease: Lease, started: int | None) -> None:
         """Its worker still holds the job: the ACK that failed with the disk may be repeated."""
-        if job.state is not State.WAITING:
-            return
-        self._leave(job)
-        job.state = State.ACTIVE
-        job.lease = lease
-        job.started = started
-        self._enter(job)
-        if lease.holder is not None:
-            lease.holder[job.id] = lease.serial
-        if job.queue.is_grouped:
-            self._group(job.queue, group_of(job)).active += 1
-        self._wheel.add(job, self._next_look(job))
+        if job.state is State.WAITING:
+            self._leave(job)
+            job.state = State.ACTIVE
+            self._enter(job)
+            self._hold(job, lease, started)
 
     def _reload_small(self, queues: list[str]) -> None:
         _, _, self._totals = self._journal.mark()

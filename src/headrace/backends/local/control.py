@@ -12,7 +12,7 @@ from headrace.backends.base import QueueLimits
 from headrace.backends.local.delivery import Delivery
 from headrace.backends.local.index import Queue, QueueConfig
 from headrace.backends.local.job import Ended, Job
-from headrace.errors import LeaseLost, NotFound, Refused
+from headrace.errors import LeaseLost, NotFound, Refused, StorageUnavailable
 from headrace.model import (
     DeadLetterReason,
     DlqConfig,
@@ -26,6 +26,18 @@ from headrace.states import State, Verb
 UNSTARTED: Final = (State.WAITING, State.DELAYED, State.WAITING_CHILDREN)
 _QUEUED: Final = (State.WAITING, State.DELAYED)
 _ENDED: Final = (State.COMPLETED, State.FAILED)
+_CLEANABLE: Final[dict[str | None, tuple[State, ...]]] = {
+    None: (State.WAITING, State.DELAYED, State.COMPLETED, State.FAILED),
+    "wait": (State.WAITING,),
+    "waiting": (State.WAITING,),
+    "prioritized": (State.WAITING,),
+    "paused": (State.WAITING,),
+    "delayed": (State.DELAYED,),
+    "completed": (State.COMPLETED,),
+    "failed": (State.FAILED,),
+    "waiting-children": (State.WAITING_CHILDREN,),
+}
+_PLACES: Final = tuple(state for state in State if state is not State.REMOVED)
 
 
 class Control(Delivery):
@@ -281,17 +293,42 @@ class Control(Delivery):
         self._slices.begin()
         newest = self._event_seq
         why, now = f"queue {queue} was obliterated", self._clock.now_ms()
-        states = (s for s in State if s is not State.REMOVED)
-        doomed: list[Job] = [job for state in states for job in q.jobs_in(state)]
+        doomed: list[Job] = [job for state in _PLACES for job in q.jobs_in(state)]
         count = len(doomed)
-        for n in range(count):
-            job = doomed.pop()  # newest first and freed slice by slice, as in `drain`
-            if job.state is not State.REMOVED:  # time may have removed it between two slices
-                self._take_away(job, why, now)
-            if n % 128 == 0:
-                await self._slices.breathe()
+        try:
+            for n in range(count):
+                job = doomed.pop()  # newest first and freed slice by slice: see _from_the_end
+                if job.state is not State.REMOVED:  # time may have removed it between two slices
+                    self._take_away(job, why, now)
+                if n % 128 == 0:
+                    await self._slices.breathe()
+        except StorageUnavailable:
+            if q.is_dead:  # else it was raised with the tick in which it died
+                self._raise(q)
+            raise
         q.clear()
         event = self._emit_queue(EventName.OBLITERATED, queue, self._clock.now_ms())
+    def _raise(self, queue: Queue) -> None:
+        """Its obliteration was stopped: the rest of the queue is there again, with what came under its name since."""
+        successor = self._queues.get(queue.name)
+        queue.is_dead, queue.config = False, QueueConfig()
+        self._queues[queue.name] = queue
+        self._ready.add(queue.name)
+        if successor is not None:
+            queue.config, queue.watchers = successor.config, successor.watchers
+            for job in [job for state in _PLACES for job in successor.jobs_in(state)]:
+                lease, started = job.lease, job.started
+                self._leave(job)
+                job.queue = queue
+                self._enter(job)
+                if lease is not None:
+                    self._hold(job, lease, started)
+            queue.keys |= successor.keys
+            queue.custom_ids |= successor.custom_ids
+            successor.clear()
+        for letter in queue.failed.values():
+            self._watch_burial(letter)
+
         event.bytes, event.last = count, newest
 
     async def clean(self, queue: str, grace_ms: float, state: str | None, limit: int) -> list[str]:

@@ -327,6 +327,15 @@ class Delivery(Settlement):
         self._claimed.append(job)
         job.started = None
 
+    def _hold(self, job: Job, lease: Lease, started: int | None) -> None:
+        """An active job is its worker's again, under the lease that it had."""
+        job.lease, job.started = lease, started
+        if lease.holder is not None:
+            lease.holder[job.id] = lease.serial
+        if job.queue.is_grouped:
+            self._group(job.queue, group_of(job)).active += 1
+        self._wheel.add(job, self._next_look(job))
+
     async def extend(self, job_id: str, token: str | None, duration_ms: float | None, *, force: bool = False) -> bool:
         job = self._find(job_id)
         if job is None or job.lease is None:

@@ -270,7 +270,7 @@ class Intake(Store):
 
     def _check_new(self, nodes: Sequence[FamilyNode]) -> None:
         for node in nodes:
-            if self._find(node.id) is not None:
+            if node.id in self._jobs:  # also in a queue that is being obliterated: the file has its row
                 raise Refused(f"flow job id already exists: {node.id}")
 
     async def _check_batch(self, queue: Queue, specs: Sequence[JobSpec]) -> None:

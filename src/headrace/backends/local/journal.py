@@ -134,6 +134,8 @@ class Journal:
         """What the file knows of custom ids that this tick asked for beforehand."""
         self._now = 0
         self._statements: list[tuple[str, Row]] = []
+        self._refusal: StorageUnavailable | None = None
+        """Why this tick cannot be committed any more."""
         self._db: apsw.Connection | None = None
         self._lock_fd: int | None = None
         self._wal_fd: int | None = None
@@ -154,9 +156,9 @@ class Journal:
             for pragma in _PRAGMAS:
                 self._db.execute(pragma)
             self._migrate()
+            self._with_settled = {seq for (seq,) in self._db.execute("SELECT DISTINCT parent FROM settled")}
         except apsw.Error as error:
             self.close()
-            self._with_settled = {seq for (seq,) in self._db.execute("SELECT DISTINCT parent FROM settled")}
             raise StorageUnavailable(f"cannot open {self.path}: {error}") from error
 
     def _refuse_strangers(self) -> None:
@@ -312,8 +314,6 @@ class Journal:
             self.finished.pop(job.seq, None)
             self.rewritten[job.seq] = job
 
-    def remove(self, job: Job) -> None:
-        if self.keeps_jobs:
     def settle(self, parent: Job, child_id: str) -> None:
         """A child completed, and its parent waits for others: that is noted beside the row of the parent, which names
         all of them and would grow dear to write."""
@@ -330,6 +330,8 @@ class Journal:
         self._now = now
         self._tombstones[queue, custom_id] = job_id, now + ttl_ms
 
+    def remove(self, job: Job) -> None:
+        if self.keeps_jobs:
             self.changed.pop(job.seq, None)
             self.finished.pop(job.seq, None)
             if self.rewritten.pop(job.seq, None) is not None:
@@ -360,10 +362,10 @@ class Journal:
             or self.gone
             or self._statements
             or self.rewritten
-            or self._in_transaction
-        )
             or self._settled
             or self._tombstones
+            or self._in_transaction
+        )
 
     def touched(self) -> list[Job]:
         marked = (self.plain, self.new, self.finished, self.changed, self.rewritten, self.gone)
@@ -373,21 +375,23 @@ class Journal:
 
     def commit(self, last_seq: int, totals: Totals) -> None:
         """Write everything marked in one transaction. StorageUnavailable, with nothing written, when that fails."""
+        if self._refusal is not None:
+            raise self._refusal
         try:
             if not self._write_lone(last_seq, totals):
                 self._begin()
                 self._write_jobs()
-                self._run_statements()
-                self.db.execute("UPDATE mark SET last_seq=?, totals=?", (last_seq, _encode(totals)))
-                self.db.execute("COMMIT")
-        except (apsw.Error, OSError) as error:
                 with_settled = self._write_settled()
                 if self._tombstones:
                     self._write_tombstones()
+                self._run_statements()
+                self.db.execute("UPDATE mark SET last_seq=?, totals=?", (last_seq, _encode(totals)))
+                self.db.execute("COMMIT")
+                self._with_settled = with_settled
+        except (apsw.Error, OSError) as error:
             raise StorageUnavailable(describe(error)) from error  # the caller reads `touched`, then rolls back
         self._forget()
 
-                self._with_settled = with_settled
     def _write_lone(self, last_seq: int, totals: Totals) -> bool:
         """The whole commit if nothing but one plain job was pushed or completed; False, with nothing done, if more was.
 
@@ -397,12 +401,12 @@ class Journal:
             return False
         if self.new or self.changed or self.rewritten or self.gone or self._staged or self._statements:
             return False
+        if self._settled or self._tombstones:
+            return False
         mark = _MARK.pack(last_seq, *msgspec.structs.astuple(totals))
         for job in self.plain.values():
             self._run_lone(_INSERT_LONE, (*_plain_row(job), mark))
         for job in self.finished.values():
-        if self._settled or self._tombstones:
-            return False
             self._run_lone(_FINISH_LONE, (job.finished, job.result, mark, job.seq))
         return True
 
@@ -506,10 +510,6 @@ class Journal:
         if whole < len(jobs):
             self.db.executemany(_INSERT_PLAIN, map(_plain_row, jobs[whole:]))
 
-    def _run_statements(self) -> None:
-        for sql, params in self._statements:
-            self.db.execute(sql, params)
-        self._statements.clear()
     def _write_settled(self) -> set[int]:
         """Note children that completed; a parent that is written whole, or goes, needs no notes any more.
 
@@ -530,15 +530,25 @@ class Journal:
         self.db.executemany(_BURY_ID, [(*key, *value) for key, value in self._tombstones.items()])
         self.db.execute(_FORGET_IDS, (self._now, 2 * len(self._tombstones)))
 
+    def _run_statements(self) -> None:
+        for sql, params in self._statements:
+            self.db.execute(sql, params)
+        self._statements.clear()
 
     def run_early(self) -> None:
-        """Execute queued statements now, inside the transaction of this tick, so that a query can see them."""
-        if self._statements:
+        """Execute queued statements now, inside the transaction of this tick, so that a query can see them.
+
+        If that fails the tick is lost: some of them ran, or SQLite has rolled all of it back by itself.
+        """
+        if self._statements and self._refusal is None:
             try:
                 self._begin()
                 self._run_statements()
             except apsw.Error as error:
-                raise StorageUnavailable(describe(error)) from error
+                self._refusal = StorageUnavailable(describe(error))
+                self._refusal.__cause__ = error
+        if self._refusal is not None:
+            raise self._refusal
 
     def rollback(self) -> None:
         """Nothing of this tick stays in the file; what was marked is forgotten."""
@@ -553,6 +563,11 @@ class Journal:
 
     def _forget(self) -> None:
         self._in_transaction = False
+        self._refusal = None
+        if self._tombstones or self._recalled:
+            self._tombstones, self._recalled = {}, {}
+        if self._settled:
+            self._settled = {}
         for jobs in (self.new, self.finished, self.changed, self.rewritten):
             for job in jobs.values():
                 # What is large or finished is read back from the file when somebody asks for it.
@@ -563,11 +578,6 @@ class Journal:
         for job in self._staged:
             if job.size > LARGE_BYTES:
                 job.data = None
-        self._refusal = None
-        if self._tombstones or self._recalled:
-            self._tombstones, self._recalled = {}, {}
-        if self._settled:
-            self._settled = {}
         self._staged = []
         self.plain, self.new, self.finished, self.changed, self.rewritten, self.gone = {}, {}, {}, {}, {}, {}
 
@@ -675,6 +685,12 @@ class Journal:
             return list(self.db.execute(f"{sql} ORDER BY seq", (after, until)))
         return list(self.db.execute(f"{sql} AND queue = ? ORDER BY seq", (after, until, queue)))
 
+    def settled(self, seq: int) -> list[str]:
+        """Children of a parent that completed after its row was written."""
+        if seq not in self._with_settled:
+            return []
+        return [child for (child,) in self.db.execute("SELECT child FROM settled WHERE parent=?", (seq,))]
+
     def tombstone(self, queue: str, custom_id: str, now: int) -> str | None:
         """The job that a custom id stood for when it was last pushed, if that is remembered still."""
         fresh = self._tombstones.get((queue, custom_id))
@@ -701,12 +717,6 @@ class Journal:
             self.later(_FORGET_IDS, now, limit)
 
     def records(self, kind: str) -> Iterator[tuple[str, bytes]]:
-    def settled(self, seq: int) -> list[str]:
-        """Children of a parent that completed after its row was written."""
-        if seq not in self._with_settled:
-            return []
-        return [child for (child,) in self.db.execute("SELECT child FROM settled WHERE parent=?", (seq,))]
-
         yield from self.db.execute("SELECT key, value FROM record WHERE kind=?", (kind,))
 
     def select(self, sql: str, *params: Any) -> list[tuple[Any, ...]]:
