@@ -21,7 +21,7 @@ import msgspec
 from headrace.backends.base import SegmentInfo, StorageStatus
 from headrace.backends.local.eventlog import MAX_READ_BYTES, EventLog, LogLimits, MemoryLog, Roll, decode_events
 from headrace.backends.local.flows import Flows
-from headrace.backends.local.index import KeyHolder, Queue, QueueConfig
+from headrace.backends.local.index import KeyHolder, QueueConfig
 from headrace.backends.local.job import History, Job, Lease
 from headrace.backends.local.journal import LARGE_BYTES, Journal, Row, describe, is_full
 from headrace.clock import Clock, SystemClock
@@ -72,7 +72,7 @@ class LocalBackend(Flows):
         self._crons: dict[str, CronEntry] = {}
         self._webhooks: dict[str, Webhook] = {}
         self.webhook_changes = 0
-        self._limited_until: list[Queue] = []
+        self._limited_until = set()
         self._log_root = log_root or (path.with_name(path.name + "-events") if path is not None else None)
         self._log_limits = log_limits
         self._log: EventLog | MemoryLog = MemoryLog()
@@ -159,7 +159,7 @@ class LocalBackend(Flows):
         queue = self._queue(name)
         queue.config = config
         if config.rate_limit is not None and config.rate_limit.until is not None:
-            self._limited_until.append(queue)
+            self._limited_until.add(name)
 
     def _load_small_tables(self) -> None:
         self._crons = dict(self._decoded("cron", CronEntry))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 import msgspec
@@ -146,10 +146,13 @@ class Control(Delivery):
         if q is None:
             return 0
         now = self._clock.now_ms()
-        chosen = sorted(q.delayed.values(), key=lambda job: (job.created, job.seq))[:count]
-        for job in chosen:
+
+        def promote(job: Job) -> bool:
             self._promote(job, now)
-        return len(chosen)
+            return True
+
+        oldest = sorted(q.delayed.values(), key=lambda job: (job.created, job.seq))[:count]
+        return await self._for_each(oldest, (State.DELAYED,), promote)
 
     async def move_to_delayed(self, job_id: str, delay_ms: float, token: str | None) -> None:
         job = self._get(job_id)
@@ -260,18 +263,13 @@ class Control(Delivery):
         q = self._queues.get(queue)
         if q is None:
             return 0
-        self._slices.begin()
-        count, newest = 0, self._event_seq
-        why, now = f"queue {queue} was drained", self._clock.now_ms()
-        doomed = [*q.delayed.values(), *q.ready.live()]
-        # Taken from the end: the ready order gives up its newest job at no cost, and memory is freed slice by slice.
-        while doomed:
-            job = doomed.pop()
-            if job.state in _QUEUED and not job.queue.is_dead:
-                self._take_away(job, why, now)
-                count += 1
-            if count % 128 == 0:
-                await self._slices.breathe()
+        newest, now = self._event_seq, self._clock.now_ms()
+
+        def drain(job: Job) -> bool:
+            self._take_away(job, f"queue {queue} was drained", now)
+            return True
+
+        count = await self._for_each(_from_the_end([*q.delayed.values(), *q.ready.live()]), _QUEUED, drain)
         if count:
             event = self._emit_queue(EventName.DRAINED, queue, self._clock.now_ms())
             event.bytes, event.last = count, newest
@@ -308,6 +306,8 @@ class Control(Delivery):
             raise
         q.clear()
         event = self._emit_queue(EventName.OBLITERATED, queue, self._clock.now_ms())
+        event.bytes, event.last = count, newest
+
     def _raise(self, queue: Queue) -> None:
         """Its obliteration was stopped: the rest of the queue is there again, with what came under its name since."""
         successor = self._queues.get(queue.name)
@@ -329,42 +329,43 @@ class Control(Delivery):
         for letter in queue.failed.values():
             self._watch_burial(letter)
 
-        event.bytes, event.last = count, newest
-
     async def clean(self, queue: str, grace_ms: float, state: str | None, limit: int) -> list[str]:
         q = self._queues.get(queue)
         if q is None:
             return []
         now = self._clock.now_ms()
-        before, why = now - grace_ms, f"queue {queue} was cleaned"
+        before, states = now - grace_ms, _CLEANABLE.get(state, ())
         removed: list[str] = []
-        for job in self._cleanable(q, state):
-            if len(removed) >= limit:
-                break
+
+        def clean(job: Job) -> bool:
             at = job.finished if job.finished is not None else job.created
-            if at <= before:
-                self._emit(EventName.REMOVED, job, now).prev = job.state.word
-                self._take_away(job, why, now)
-                removed.append(job.id)
+            if at > before or (state == "prioritized" and job.priority <= 0):
+                return False
+            self._emit(EventName.REMOVED, job, now).prev = job.state.word
+            self._take_away(job, f"queue {queue} was cleaned", now)
+            removed.append(job.id)
+            return True
+
+        await self._for_each([job for s in states for job in q.jobs_in(s)], states, clean, most=limit)
         return removed
 
-    @staticmethod
-    def _cleanable(q: Queue, state: str | None) -> list[Job]:
-        words: dict[str | None, tuple[State, ...]] = {
-            None: (State.WAITING, State.DELAYED, State.COMPLETED, State.FAILED),
-            "wait": (State.WAITING,),
-            "waiting": (State.WAITING,),
-            "prioritized": (State.WAITING,),
-            "paused": (State.WAITING,),
-            "delayed": (State.DELAYED,),
-            "completed": (State.COMPLETED,),
-            "failed": (State.FAILED,),
-            "waiting-children": (State.WAITING_CHILDREN,),
-        }
-        chosen: Iterable[Job] = (job for s in words.get(state, ()) for job in q.jobs_in(s))
-        if state == "prioritized":
-            chosen = (job for job in chosen if job.priority > 0)
-        return list(chosen)
+    async def _for_each(
+        self, jobs: Iterable[Job], states: Sequence[State], do: Callable[[Job], bool], most: int | None = None
+    ) -> int:
+        """Do something to those of these jobs that are in one of these states; how often it was done.
+
+        It is done in slices. Between two of them others have their turn, so a job may be something else by now.
+        """
+        self._slices.begin()
+        count = 0
+        for n, job in enumerate(jobs, 1):
+            if count == most:
+                break
+            if job.state in states and not job.queue.is_dead:
+                count += do(job)
+            if n % 128 == 0:
+                await self._slices.breathe()
+        return count
 
     # -- settings of a queue -------------------------------------------------------------------------------------------
 
@@ -408,7 +409,7 @@ class Control(Delivery):
         self._save_queue(q)
         self._ready.add(queue)
         if until is not None:
-            self._limited_until.append(q)
+            self._limited_until.add(queue)
             self._wake_at(q, self._clock.monotonic_ms() + int(ttl_ms or 0) + 1)
 
     async def clear_rate_limit(self, queue: str) -> None:
@@ -543,6 +544,12 @@ class Control(Delivery):
 
     async def is_group_paused(self, queue: str, group: str) -> bool:
         return group in self._config(queue).paused_groups
+
+
+def _from_the_end(jobs: list[Job]) -> Iterator[Job]:
+    """The ready order gives up its newest job at no cost, and what is popped here is freed slice by slice."""
+    while jobs:
+        yield jobs.pop()
 
 
 def _group_of(job: Job) -> str | None:

@@ -388,14 +388,17 @@ class Delivery(Settlement):
             self._emit(EventName.PROMOTED, job, now)
 
     def _expire_rate_limits(self, now: int) -> None:
-        for queue in self._limited_until:
-            limit = queue.config.rate_limit
-            if limit is not None and limit.until is not None and limit.until <= now:
+        for name in list(self._limited_until):
+            queue = self._queues.get(name)
+            limit = queue.config.rate_limit if queue is not None else None
+            if queue is None or limit is None or limit.until is None:
+                self._limited_until.discard(name)
+            elif limit.until <= now:
+                self._limited_until.discard(name)
                 queue.config.rate_limit = None
                 queue.bucket = None
                 self._save_queue(queue)
-                self._ready.add(queue.name)
-        self._limited_until = [q for q in self._limited_until if q.config.rate_limit and q.config.rate_limit.until]
+                self._ready.add(name)
 
     def _stall_config(self, queue: Queue) -> StallConfig:
         return queue.config.stall or _DEFAULT_STALL

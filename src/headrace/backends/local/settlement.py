@@ -49,7 +49,8 @@ _DEFAULT_DLQ: Final = DlqConfig()
 class Settlement(Intake):
     max_completed = 50_000
     completed_retention_ms: int | None = None
-    _limited_until: list[Queue]
+    _limited_until: set[str]
+    """Queues whose rate limit ends by itself."""
 
     # -- completing ----------------------------------------------------------------------------------------------------
 
@@ -426,7 +427,6 @@ class Settlement(Intake):
             if due is not None:
                 heapq.heappush(self._burials, (int(due), job.seq))
                 self._ring_at(int(due))
-
         if len(self._burials) > self._most_burials + _TIDY_AFTER:
             self._tidy_burials()
 
@@ -436,6 +436,7 @@ class Settlement(Intake):
         self._burials = list({entry for entry in self._burials if entry[1] in buried})
         heapq.heapify(self._burials)
         self._most_burials = 2 * len(self._burials)
+
     def _next_burial_ms(self) -> int | None:
         return self._burials[0][0] if self._burials else None
 
@@ -448,10 +449,14 @@ class Settlement(Intake):
                 continue
             burial = job.history.burial
             if burial.expires_at is not None and burial.expires_at <= now:
-                self._emit(EventName.REMOVED, job, now).prev = State.FAILED.word
-                self._remove(job)
+                self._drop_letter(job, now)
             elif burial.next_retry_at is not None and burial.next_retry_at <= now:
                 self._retry_by_itself(job, burial, now)
+
+    def _drop_letter(self, job: Job, now: int) -> bool:
+        self._emit(EventName.REMOVED, job, now).prev = State.FAILED.word
+        self._remove(job)
+        return True
 
     def _retry_by_itself(self, job: Job, burial: Burial, now: int) -> None:
         if not self._revive_dead_letter(job, now):
