@@ -298,6 +298,8 @@ class LocalBackend(Flows):
         self._ended_leases = []
         if self._bodies:
             self._bodies = {}
+        if self._journal.recalled:
+            self._journal.recalled = {}
         if self._touched_queues:
             self._touched_queues.clear()
             self._obliterated.clear()

@@ -130,9 +130,10 @@ class Journal:
         """Parents of whose children the table `settled` has some."""
         self._tombstones: dict[tuple[str, str], tuple[str, int]] = {}
         """Custom ids that this tick used with an `idTtl` (queue, id -> job id, when it is over)."""
-        self._recalled: dict[tuple[str, str], str | None] = {}
-        """What the file knows of custom ids that this tick asked for beforehand."""
         self._now = 0
+        """When the last of them was used."""
+        self.recalled: dict[tuple[str, str], str | None] = {}
+        """What the file knows of custom ids that this tick has asked for; it holds until the tick ends."""
         self._statements: list[tuple[str, Row]] = []
         self._refusal: StorageUnavailable | None = None
         """Why this tick cannot be committed any more."""
@@ -381,13 +382,14 @@ class Journal:
             if not self._write_lone(last_seq, totals):
                 self._begin()
                 self._write_jobs()
-                with_settled = self._write_settled()
+                noted, over = self._write_settled()
                 if self._tombstones:
                     self._write_tombstones()
                 self._run_statements()
                 self.db.execute("UPDATE mark SET last_seq=?, totals=?", (last_seq, _encode(totals)))
                 self.db.execute("COMMIT")
-                self._with_settled = with_settled
+                self._with_settled -= over
+                self._with_settled |= noted
         except (apsw.Error, OSError) as error:
             raise StorageUnavailable(describe(error)) from error  # the caller reads `touched`, then rolls back
         self._forget()
@@ -510,20 +512,19 @@ class Journal:
         if whole < len(jobs):
             self.db.executemany(_INSERT_PLAIN, map(_plain_row, jobs[whole:]))
 
-    def _write_settled(self) -> set[int]:
-        """Note children that completed; a parent that is written whole, or goes, needs no notes any more.
+    def _write_settled(self) -> tuple[set[int], set[int]]:
+        """Note children that completed. A parent that is written whole, or goes, needs no notes any more.
 
-        Which parents have notes then.
+        Those that have notes now, and those that have none any more.
         """
         if not self._settled and not self._with_settled:
-            return self._with_settled
+            return set(), set()
         whole = self.changed.keys() | self.rewritten.keys() | self.gone.keys()
-        over = self._with_settled & whole
-        notes = {seq: children for seq, (_, children) in self._settled.items() if seq not in whole}
+        noted, over = self._settled.keys() - whole, self._with_settled & whole
         self.db.executemany("DELETE FROM settled WHERE parent=?", [(seq,) for seq in over])
-        rows = [(seq, child) for seq, children in notes.items() for child in children]
+        rows = [(seq, child) for seq in noted for child in self._settled[seq][1]]
         self.db.executemany("INSERT OR REPLACE INTO settled VALUES (?,?)", rows)
-        return (self._with_settled - over) | notes.keys()
+        return noted, over
 
     def _write_tombstones(self) -> None:
         """And forget up to two for each that comes, so that they never become many more than are remembered."""
@@ -564,8 +565,8 @@ class Journal:
     def _forget(self) -> None:
         self._in_transaction = False
         self._refusal = None
-        if self._tombstones or self._recalled:
-            self._tombstones, self._recalled = {}, {}
+        if self._tombstones:
+            self._tombstones = {}
         if self._settled:
             self._settled = {}
         for jobs in (self.new, self.finished, self.changed, self.rewritten):
@@ -696,20 +697,20 @@ class Journal:
         fresh = self._tombstones.get((queue, custom_id))
         if fresh is not None:
             return fresh[0]
-        if (queue, custom_id) in self._recalled:
-            return self._recalled[queue, custom_id]
+        if (queue, custom_id) in self.recalled:
+            return self.recalled[queue, custom_id]
         sql = "SELECT job FROM tombstone WHERE queue=? AND id=? AND expires>?"
         found = next(self.db.execute(sql, (queue, custom_id, now)), None)
         return None if found is None else str(found[0])
 
     def recall_ids(self, queue: str, custom_ids: Sequence[str], now: int) -> None:
         """Look up what `tombstone` will be asked for in this tick: many together cost far less than one by one."""
-        self._recalled.update(((queue, custom_id), None) for custom_id in custom_ids)
+        self.recalled.update(((queue, custom_id), None) for custom_id in custom_ids)
         for start in range(0, len(custom_ids), _IDS_AT_ONCE):
             some = custom_ids[start : start + _IDS_AT_ONCE]
             nothing = [None] * (_IDS_AT_ONCE - len(some))
             found = self.db.execute(_RECALL_IDS, (queue, now, *some, *nothing))
-            self._recalled.update(((queue, custom_id), job_id) for custom_id, job_id in found)
+            self.recalled.update(((queue, custom_id), job_id) for custom_id, job_id in found)
 
     def forget_ids(self, now: int, limit: int) -> None:
         """Drop some of the custom ids whose `idTtl` is over, if there are any."""
