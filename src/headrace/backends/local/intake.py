@@ -91,7 +91,7 @@ class Intake(Store):
         newest = self._job_seq
         job = self._admit(q, spec, now, None)
         if job.seq > newest:  # else it is an older job that the id or key stands for
-            self._resolve_dependencies(job, now)
+            self._tie([job], now)
         return job.id
 
     async def insert_plain(self, queue: str, specs: Sequence[JobSpec]) -> list[str]:
@@ -120,9 +120,8 @@ class Intake(Store):
             self._admit_plain(q, spec, now) if is_one_plain else self._admit(q, spec, now, None)
             for spec, is_one_plain in zip(specs, plain, strict=True)
         ]
-        for seq, job in {job.seq: job for job in jobs}.items():
-            if seq > newest:  # else it is an older job that an id or key stands for
-                self._resolve_dependencies(job, now)
+        # A number that is not new is that of an older job that an id or key stands for.
+        self._tie([job for seq, job in {job.seq: job for job in jobs}.items() if seq > newest], now)
         return [job.id for job in jobs]
 
     # -- long batches --------------------------------------------------------------------------------------------------
@@ -185,8 +184,7 @@ class Intake(Store):
             found = [self._admit_staged(job, spec, now) for job, spec in zip(jobs, specs, strict=True)]
             new = [job for job, known in zip(jobs, found, strict=True) if job is known]
         if names.have_relatives:
-            for job in new:
-                self._resolve_dependencies(job, now)
+            self._tie(new, now)
         self._close_batch(first, new)
         return [job.id for job in found]
 
@@ -224,7 +222,7 @@ class Intake(Store):
         for job, node in zip(jobs, nodes, strict=True):
             self._take_in(job, node.spec, now)
             self._enter(job)
-        self._tie_family(jobs, now)
+        self._tie(jobs, now)
         self._close_batch(first, jobs)
         return shown
 
@@ -263,7 +261,7 @@ class Intake(Store):
         if len(nodes) > _BATCH_AT_ONCE:
             return await self._insert_family_staged(nodes, now)
         jobs = [self._admit(self._queue(node.queue), node.spec, now, node.id) for node in nodes]
-        self._tie_family(jobs, now)
+        self._tie(jobs, now)
         return [self._show(job) for job in jobs]
 
     # -- checks --------------------------------------------------------------------------------------------------------
@@ -511,23 +509,20 @@ class Intake(Store):
 
     # -- families ------------------------------------------------------------------------------------------------------
 
-    def _resolve_dependencies(self, job: Job, now: int) -> None:
-        """Link a new job to its parent, register what it still waits for, and let it go if nothing is left."""
-        links = job.links
-        if links is None:
-            return
-        if links.parent_id is not None and links.parent_id != LINK_LATER:
-            self._adopt(job, links.parent_id)
-        self._await_dependencies(job, now)
+    def _tie(self, jobs: Sequence[Job], now: int) -> None:
+        """Have new jobs wait for what they depend on, or let them go if nothing is left; then tell their parents.
 
-    def _tie_family(self, jobs: list[Job], now: int) -> None:
-        """The same for jobs that came together. A parent of thousands that names them all is not asked by each."""
+        A parent may have thousands of them: it is told of all at once, and not of those that it named itself.
+        """
+        families: dict[str, list[Job]] = {}
         named = {child for job in jobs if job.links is not None for child in job.links.children_ids}
         for job in jobs:
-            if job.id in named:
-                self._await_dependencies(job, now)
-            else:
-                self._resolve_dependencies(job, now)
+            self._await_dependencies(job, now)
+            parent_id = job.links.parent_id if job.links is not None else None
+            if parent_id is not None and parent_id != LINK_LATER and job.id not in named:
+                families.setdefault(parent_id, []).append(job)
+        for parent_id, children in families.items():
+            self._adopt(parent_id, children)
 
     def _await_dependencies(self, job: Job, now: int) -> None:
         links, history = job.links, job.history
@@ -560,24 +555,23 @@ class Intake(Store):
         """What the end of a child means for those who wait for it: see Settlement."""
         raise NotImplementedError
 
-    def _adopt(self, child: Job, parent_id: str) -> None:
+    def _adopt(self, parent_id: str, children: Sequence[Job]) -> None:
         parent = self._find(parent_id)
         if parent is None:
             return
-        links = parent.own_links()
-        if child.id not in links.children_ids:
-            links.children_ids.append(child.id)
-            self._journal.touch(parent)
-        if (
-            parent.state is State.WAITING_CHILDREN
-            and parent.history is not None
-            and child.id not in parent.history.pending
-            and child.id not in links.depends_on
-            and child.state is not State.COMPLETED
-        ):
-            links.depends_on.append(child.id)
-            parent.history.pending.add(child.id)
-            self._dependents.setdefault(child.id, []).append(parent)
+        links, history = parent.own_links(), parent.history
+        known = set(links.children_ids)
+        strangers = [child.id for child in children if child.id not in known]
+        links.children_ids += strangers
+        awaited: list[str] = []
+        if parent.state is State.WAITING_CHILDREN and history is not None:
+            known = history.pending.union(links.depends_on)
+            awaited = [child.id for child in children if child.id not in known and child.state is not State.COMPLETED]
+            links.depends_on += awaited
+            history.pending.update(awaited)
+            for child_id in awaited:
+                self._dependents.setdefault(child_id, []).append(parent)
+        if strangers or awaited:
             self._journal.touch(parent)
 
     def _unblock(self, job: Job, now: int, *, quiet: bool = False) -> None:

@@ -39,7 +39,7 @@ class Records(Queries):
             raise Refused(f"Child job {child_id} already belongs to parent {links.parent_id}")
         links.parent_id = parent_id
         self._write_parent_into_data(child, parent)
-        self._adopt(child, parent_id)
+        self._adopt(parent_id, [child])
         self._hear_of_failures([child_id], self._clock.now_ms())
 
     def _write_parent_into_data(self, child: Job, parent: Job) -> None:
