@@ -311,6 +311,18 @@ class TestTiesMadeLater:
         rig.move_to_waiting_children(parent, held.token)
         assert rig.state(parent) == ("failed" if policy == "fail_parent_on_failure" else "waiting")
 
+    def test_what_a_parent_waited_for_before_it_failed_is_not_waited_for_again(self, local_rig: Rig) -> None:
+        hard = {"fail_parent_on_failure": True, "max_attempts": 1}
+        local_rig.push(custom_id="first", **hard)
+        local_rig.push(custom_id="second", **hard)
+        local_rig.push("parents", custom_id="parent", depends_on=["first", "second"])
+        local_rig.bury()
+        assert local_rig.retry_dlq("parents", "parent", None, None) == 1
+        held = local_rig.take("parents")
+        local_rig.move_to_waiting_children(held.id, held.token)
+        local_rig.bury()
+        assert local_rig.state("parent") == "waiting-children"
+
     def test_only_an_active_job_steps_back(self, rig: Rig) -> None:
         with pytest.raises(Refused, match=r"^Job is not active$"):
             rig.move_to_waiting_children(rig.push(), None)

@@ -205,6 +205,8 @@ class Control(Delivery):
         now = self._clock.now_ms()
         links, history = job.own_links(), job.remember()
         children = [child for child in map(self._find, links.children_ids) if child is not None]
+        for dependency in list(history.pending):  # of an earlier life, in which it failed before they were settled
+            self._drop_dependency(job, dependency)
         pending = [child.id for child in children if child.state is not State.COMPLETED]
         history.pending = set(pending)
         links.depends_on = list(dict.fromkeys([*links.depends_on, *pending]))
