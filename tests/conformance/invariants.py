@@ -150,6 +150,7 @@ def _check_dependents(backend: LocalBackend, jobs: list[Job]) -> None:
 
 
 def _check_due(backend: LocalBackend, jobs: list[Job]) -> None:
+    assert backend._due.count == sum(1 for job in jobs if job.state is State.DELAYED)
     planned = {(entry[0], entry[1]) for entry in backend._due._heap}
     for job in jobs:
         assert job.state is not State.DELAYED or (job.run_at, job.seq) in planned, f"{job} would sleep for ever"
@@ -174,16 +175,20 @@ def _check_file(path: Path, jobs: list[Job]) -> None:
         rows = {row[0]: row for row in connection.execute(_ROWS)}
         payloads = dict(connection.execute(f"SELECT seq, data FROM payload WHERE {_WHOLE}"))
         logged = {seq for (seq,) in connection.execute("SELECT DISTINCT job FROM log")}
+        settled: dict[int, set[str]] = {}
+        for parent, child in connection.execute("SELECT parent, child FROM settled"):
+            settled.setdefault(parent, set()).add(child)
     finally:
         connection.close()
     assert sorted(rows) == sorted(job.seq for job in jobs)
     assert logged <= rows.keys(), "log lines of jobs that are gone"
+    assert settled.keys() <= rows.keys(), "notes on the children of jobs that are gone"
     assert payloads.keys() == {job.seq for job in jobs if job.size > LARGE_BYTES}
     for job in jobs:
-        _check_row(job, rows[job.seq], payloads.get(job.seq))
+        _check_row(job, rows[job.seq], payloads.get(job.seq), settled.get(job.seq, set()))
 
 
-def _check_row(job: Job, row: tuple[object, ...], payload: bytes | None) -> None:
+def _check_row(job: Job, row: tuple[object, ...], payload: bytes | None, settled: set[str]) -> None:
     state = State.WAITING if job.state is State.ACTIVE else job.state
     head = (job.seq, job.id, job.queue.name, int(state), job.priority, job.created, job.run_at, job.finished)
     assert row[:11] == (*head, job.attempts, job.stalls, job.name)
@@ -194,7 +199,11 @@ def _check_row(job: Job, row: tuple[object, ...], payload: bytes | None) -> None
     assert _decoded(links, JobLinks, JobLinks()) == (job.links or JobLinks())
     if job.result is not None:
         assert result == job.result
-    _check_history(job.history or History(), _decoded(history, History, History()))
+    stored = _decoded(history, History, History())
+    assert isinstance(stored, History)
+    stored.pending -= settled
+    stored.children_completed += len(settled)
+    _check_history(job.history or History(), stored)
 
 
 def _check_history(known: History, stored: History) -> None:

@@ -49,6 +49,7 @@ def _job(backend: LocalBackend, job: Job) -> dict[str, Any]:
     names = ("seq", "name", "priority", "created", "run_at", "finished", "attempts", "stalls")
     history = msgspec.to_builtins(job.history or History())
     history.pop("timeline", None)  # a claim is told there and not written
+    history["pending"] = sorted(history.get("pending", ()))
     return {
         **{name: getattr(job, name) for name in names},
         "queue": job.queue.name,

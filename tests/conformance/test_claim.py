@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headrace.backends.base import GroupDemand
+from headrace.backends.local import delivery
 from headrace.model import RateLimit
 from tests.conformance.rig import Rig, spec
 
@@ -102,6 +103,19 @@ class TestAnswer:
         rig.push()
         rig.run()
         assert rig.pull() == []
+
+    @pytest.mark.parametrize("options", [{}, {"max_attempts": 5}], ids=["plain", "with settings"])
+    def test_one_claim_takes_no_more_than_a_reply_holds(
+        self, local_rig: Rig, monkeypatch: pytest.MonkeyPatch, options: dict[str, int]
+    ) -> None:
+        monkeypatch.setattr(delivery, "CLAIM_BYTES", 100_000)
+        ids = local_rig.push_many(*(spec("x" * 20_000, **options) for _ in range(20)))
+        assert local_rig.pulled_ids() == ids[:5]
+        if local_rig.kind.is_persistent:
+            local_rig.reopen()
+            assert local_rig.pulled_ids() == ids[:5]
+        monkeypatch.setattr(delivery, "CLAIM_BYTES", 1)
+        assert local_rig.pulled_ids() == ids[5:6]
 
     def test_the_job_shows_when_it_was_started(self, rig: Rig) -> None:
         rig.push()

@@ -38,6 +38,7 @@ class BrokenJournal(Journal):
 
     def _run_statements(self) -> None:
         if self.refuses == "late":
+            self.db.execute("ROLLBACK")  # as SQLite does by itself when the disk is full
             raise apsw.FullError("database or disk is full")
         super()._run_statements()
 
@@ -86,7 +87,17 @@ class World:
         rig.push_family(
             ("child", "q", {"parent_id": "parent", "priority": 9, "fail_parent_on_failure": True}),
             ("parent", "q", {"children_ids": ["child"], "depends_on": ["child", "leased"]}),
+            ("first", "family", {"parent_id": "head"}),
+            ("second", "family", {"parent_id": "head"}),
+            ("third", "family", {"parent_id": "head"}),
+            (
+                "head",
+                "family",
+                {"children_ids": ["first", "second", "third"], "depends_on": ["first", "second", "third"]},
+            ),
         )
+        rig.run("family")
+        self.held |= {"second": rig.take("family"), "third": rig.take("family")}
         for flow_id, job_id in (("flow", "waiting step"), ("another", "spare")):
             rig.start_flow(flow_id, "w", "q", [NewStep("started", body=pack(1))], [step_of(flow_id, job_id)])
         rig.start_flow("ended", "w", "q", [NewStep("started", body=pack(1))], [])
@@ -95,7 +106,7 @@ class World:
         rig.set_concurrency("q", 50)
         rig.put_cron(CronEntry("c", "q", bytes(pack(1)), None, 1000.0, 5000.0))
         rig.add_webhook(Webhook("w", "https://example.com", [], None, None, 1.0))
-        assert rig.states(done, *self.held) == ["completed", "active", "active", "active"]
+        assert rig.states(done, *self.held) == ["completed", *["active"] * 5]
 
     def go(self, verb: str, *args: object, **options: object) -> object:
         """A verb within the tick that will fail: not committed."""
@@ -154,6 +165,10 @@ TICKS: dict[str, Callable[[World], object]] = {
     "push a batch": lambda w: w.go("insert", "q", [spec(n, unique_key=f"n{n}") for n in range(200)]),
     "push a large job": lambda w: w.go("insert_one", "q", spec("z" * 50_000)),
     "push a dependent": lambda w: w.go("insert_one", "q", spec(depends_on=["waiting", "large"])),
+    "push an id that is used once": lambda w: w.go("insert_one", "q", spec(custom_id="once", id_ttl=1000)),
+    "push a batch of such ids": lambda w: w.go(
+        "insert", "q", [spec(custom_id=f"o{n}", id_ttl=1000) for n in range(70)]
+    ),
     "push a child": lambda w: w.go("insert_one", "q", spec(parent_id="parent")),
     "new generation of a completed job": lambda w: w.go("insert_one", "q", spec("2", custom_id="done")),
     "new generation of a dead letter": lambda w: w.go("insert_one", "q", spec("2", custom_id="dead")),
@@ -164,6 +179,11 @@ TICKS: dict[str, Callable[[World], object]] = {
     "complete": lambda w: ack(w, "held"),
     "complete and remove": lambda w: ack(w, "held", remove=True),
     "complete what others wait for": lambda w: ack(w, "leased"),
+    "complete one of the children": lambda w: ack(w, "second"),
+    "complete and remove one of the children": lambda w: ack(w, "second", remove=True),
+    "complete the last children": lambda w: (ack(w, "third"), ack(w, "second")),
+    "complete a child and let another go": lambda w: (ack(w, "second"), w.go("remove_child_dependency", "third")),
+    "complete a child and cancel its parent": lambda w: (ack(w, "second"), w.go("cancel", "head")),
     "complete a large job": lambda w: ack(w, "large"),
     "fail and retry": lambda w: fail(w, "held"),
     "fail and retry a large job": lambda w: fail(w, "large"),
@@ -179,6 +199,10 @@ TICKS: dict[str, Callable[[World], object]] = {
     "progress": lambda w: w.go("set_progress", "held", 50, "half"),
     "update": lambda w: w.go("update", "waiting", pack("new")),
     "update a large job at work": lambda w: w.go("update", "large", pack("small now")),
+    "make a large job small and take it away": lambda w: (
+        w.go("update", "large", pack("small now")),
+        w.go("cancel", "large", force=True),
+    ),
     "discard": lambda w: w.go("discard", "waiting", None),
     "discard a job at work": lambda w: w.go("discard", "held", w.held["held"].token),
     "step back for children": lambda w: w.go("move_to_waiting_children", "held", w.held["held"].token),
@@ -259,6 +283,52 @@ def test_a_claim_is_taken_back_with_its_tick(world: World) -> None:
     assert world.rig.take().id == "child"
 
 
+def test_a_job_that_is_read_again_does_not_take_a_key_that_another_has_by_now(world: World) -> None:
+    rig = world.rig
+    rig.advance(10_000)  # the key of "keyed" is free
+    rig.push(custom_id="heir", unique_key="ttl")
+    world.go("change_priority", "keyed", 3, None)
+    world.fail_tick("late")
+    assert rig.unique_key_owner("q", "ttl") == "heir"
+    rig.backend.probe()
+    rig.settle()
+    rig.reopen()
+    assert rig.unique_key_owner("q", "ttl") == "heir"
+
+
+def test_a_query_that_the_disk_refuses_takes_its_tick_along(world: World) -> None:
+    """It ran what the tick had queued, and nobody knows how much of that is left."""
+    before = snapshot(world.rig.backend)
+    world.go("insert_one", "q", spec("new", custom_id="new"))
+    world.go("add_log", "held", "line", "info")
+    world.rig.backend._journal.refuses = "late"
+    with pytest.raises(StorageUnavailable):
+        world.go("logs", "held")
+    world.rig.backend._journal.refuses = None
+    world.go("insert_one", "q", spec("newer", custom_id="newer"))
+    with pytest.raises(StorageUnavailable):
+        world.rig.backend.commit()
+    world.rig.backend.probe()
+    world.rig.settle()
+    assert snapshot(world.rig.backend) == before
+    world.rig.reopen()
+    assert world.rig.states("new", "newer") == ["unknown", "unknown"]
+
+
+def test_a_tick_that_fails_for_any_other_reason_is_taken_back_too(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = snapshot(world.rig.backend)
+    world.go("insert_one", "q", spec("new"))
+    with monkeypatch.context() as patch:
+        patch.setattr(world.rig.backend._journal, "commit", lambda *_: 1 // 0)
+        with pytest.raises(StorageUnavailable, match="nothing was stored"):
+            world.rig.backend.commit()
+    assert snapshot(world.rig.backend) == before
+    assert world.rig.backend.probe() is True
+    world.rig.push()
+
+
 def test_the_holder_may_repeat_its_ack(world: World) -> None:
     ack(world, "held")
     world.fail_tick("at once")
@@ -307,7 +377,7 @@ def test_queries_answer_while_the_disk_refuses(world: World) -> None:
     world.rig.backend._journal.refuses = "at once"
     world.rig.clock.advance(1000)
     assert run_now(world.rig.backend.counts("q")).delayed == 1
-    assert [queue.name for queue in run_now(world.rig.backend.queues())] == ["q"]
+    assert [queue.name for queue in run_now(world.rig.backend.queues())] == ["q", "family"]
     assert len(run_now(world.rig.backend.dead_letters("q", DlqFilter(), None))) == 2
     world.rig.backend.commit()
     world.rig.backend._journal.refuses = None
@@ -347,6 +417,46 @@ def test_a_verb_between_two_slices_is_stopped(world: World, monkeypatch: pytest.
     world.rig.backend.probe()
     world.rig.settle()
     assert snapshot(world.rig.backend) == before
+
+
+@pytest.mark.parametrize("turns", [0, 1, 5])
+def test_an_obliteration_that_is_stopped_leaves_the_rest_of_the_queue_in_sight(
+    world: World, monkeypatch: pytest.MonkeyPatch, turns: int
+) -> None:
+    """Whoever asks again gets all of it, and none of it comes back with a restart."""
+    rig = world.rig
+    rig.insert("q", [spec(n, group_id=f"g{n % 3}", unique_key=f"n{n}") for n in range(900)])
+    monkeypatch.setattr(slices, "SLICE_SECONDS", -1)
+    work = rig.backend.obliterate("q")
+    for _ in range(turns):
+        work.send(None)
+        rig.backend.commit()
+        rig.backend.take_events()
+    work.send(None)
+    world.go("insert_one", "q", spec("new", custom_id="new", unique_key="new"))
+    if turns:
+        world.go("claim", "q", Demand(1, "w", 1000, world.holder))
+        rig.backend.commit()
+        world.go("set_progress", "new", 50, None)
+    world.fail_tick("late")
+    with pytest.raises(StorageUnavailable, match="stopped half way"):
+        run_now(work)
+    rig.backend.probe()
+    rig.backend.commit()
+    rig.backend.take_events()
+    invariants.check(rig.backend)
+    left = sum(rig.backend._queues["q"].counts)
+    assert left > 100
+    assert rig.backend._jobs.keys() >= ({"new"} if turns else {"waiting", "held"})
+    run_now(rig.backend.obliterate("q"))
+    rig.backend.commit()
+    rig.backend.take_events()
+    invariants.check(rig.backend)
+    run_now(rig.backend.close())
+    rig.backend = rig.kind.make(rig.folder, rig.clock)
+    run_now(rig.backend.open())
+    assert {job.queue.name for job in rig.backend._jobs.values()} <= {"q", "family"}
+    assert [job.id for job in rig.backend._jobs.values() if job.queue.name == "q" and job.name != "decide"] == []
 
 
 LONG: dict[str, Callable[[LocalBackend], Any]] = {

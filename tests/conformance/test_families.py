@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from headrace.backends.base import Ack
 from headrace.errors import InvalidCommand, NotFound, Refused
 from headrace.model import DlqFilter
 from tests.conformance.rig import Rig, spec, unpack
@@ -132,6 +133,17 @@ class TestParents:
         child = rig.push(parent_id=parent)
         assert rig.look(parent)["childrenIds"] == [child]
         assert rig.state(parent) == "waiting"
+
+    def test_a_blocked_parent_waits_for_a_whole_batch_of_children(self, local_rig: Rig) -> None:
+        local_rig.push("others", custom_id="first")
+        local_rig.push("parents", custom_id="parent", depends_on=["first"])
+        ids = local_rig.push_many(*(spec(n, parent_id="parent") for n in range(1200)))
+        assert local_rig.look("parent")["childrenIds"] == ids
+        local_rig.run("others")
+        local_rig.complete([Ack(held.id, held.token) for held in local_rig.pull(count=1199)])
+        assert local_rig.state("parent") == "waiting-children"
+        local_rig.run()
+        assert local_rig.state("parent") == "waiting"
 
     def test_an_unknown_parent_is_refused(self, rig: Rig) -> None:
         with pytest.raises(NotFound, match=r"^Parent job not found: nobody$"):
@@ -298,6 +310,18 @@ class TestTiesMadeLater:
         rig.bury()
         rig.move_to_waiting_children(parent, held.token)
         assert rig.state(parent) == ("failed" if policy == "fail_parent_on_failure" else "waiting")
+
+    def test_what_a_parent_waited_for_before_it_failed_is_not_waited_for_again(self, local_rig: Rig) -> None:
+        hard = {"fail_parent_on_failure": True, "max_attempts": 1}
+        local_rig.push(custom_id="first", **hard)
+        local_rig.push(custom_id="second", **hard)
+        local_rig.push("parents", custom_id="parent", depends_on=["first", "second"])
+        local_rig.bury()
+        assert local_rig.retry_dlq("parents", "parent", None, None) == 1
+        held = local_rig.take("parents")
+        local_rig.move_to_waiting_children(held.id, held.token)
+        local_rig.bury()
+        assert local_rig.state("parent") == "waiting-children"
 
     def test_only_an_active_job_steps_back(self, rig: Rig) -> None:
         with pytest.raises(Refused, match=r"^Job is not active$"):

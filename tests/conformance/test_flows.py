@@ -319,6 +319,14 @@ class TestNewsOfJobs:
         assert rig.states(*(one.id for one in held)) == ["completed", "completed", "delayed"]
 
 
+def test_a_flow_without_a_log_goes_on_after_a_restart(kept: Rig) -> None:
+    kept.start_flow("f", "w", "q", [], [])
+    kept.reopen()
+    flow = kept.advance_flow("f", 1, None, [NewStep("first")], [], None)
+    assert flow.revision == 2
+    assert [step.seq for step in kept.flow_steps("f", 0)] == [1]
+
+
 class TestLooking:
     def test_flows_are_listed_by_id_page_by_page(self, rig: Rig) -> None:
         for n in range(5):

@@ -6,7 +6,7 @@ import uuid
 
 import pytest
 
-from headrace.backends.base import FamilyNode
+from headrace.backends.base import Ack, FamilyNode
 from headrace.backends.local import slices
 from headrace.backends.local.slices import Breath, run_now
 from headrace.errors import InvalidCommand, NotFound, Refused
@@ -330,6 +330,16 @@ class TestOnce:
         assert rig.push(custom_id="x", id_ttl=0) == first
         assert rig.states(first) == state
         assert rig.count().get("waiting", 0) == 0
+
+    def test_a_batch_of_ids_is_used_once_until_their_time_is_over(self, local_rig: Rig) -> None:
+        batch = [spec(n, custom_id=f"c{n}", id_ttl=1000, remove_on_complete=True) for n in range(100)]
+        ids = local_rig.push_many(*batch)
+        local_rig.complete([Ack(held.id, held.token) for held in local_rig.pull(count=100)])
+        assert local_rig.push_many(*batch) == ids
+        assert local_rig.count() == {}
+        local_rig.advance(1001)
+        local_rig.push_many(*batch)
+        assert local_rig.count() == {"waiting": 100}
 
     def test_a_job_that_is_kept_answers_when_the_time_of_its_id_is_over(self, rig: Rig) -> None:
         first = rig.push(custom_id="x", id_ttl=1000)

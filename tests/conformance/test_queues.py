@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from headrace.backends.base import Ack
 from headrace.backends.local import slices
 from headrace.backends.local.slices import Breath, run_now
 from headrace.errors import NotFound
@@ -197,3 +198,73 @@ class TestObliterate:
         assert local_rig.count() == {"waiting": 1}
         assert local_rig.look(again)["data"] == "new"
         assert local_rig.state("c2") == "unknown"
+
+
+def _all_delayed(rig: Rig) -> None:
+    rig.insert("q", [spec(n, delay=1000) for n in range(300)])
+
+
+def _all_dead(rig: Rig) -> None:
+    rig.insert("q", [spec(n) for n in range(300)])
+    for job_id in rig.ids_in("waiting"):
+        rig.discard(job_id, None)
+
+
+def _all_done(rig: Rig) -> None:
+    rig.insert("q", [spec(n) for n in range(300)])
+    rig.complete([Ack(held.id, held.token) for held in rig.pull(count=300)])
+
+
+LONG = {
+    "promote": (_all_delayed, lambda rig: rig.backend.promote_many("q", None), lambda rig, ids: rig.cancel(ids[-1])),
+    "retry the dead": (
+        _all_dead,
+        lambda rig: rig.backend.retry_dlq("q", None, None, None),
+        lambda rig, ids: rig.remove_dead_letter("q", ids[-1]),
+    ),
+    "purge the dead": (
+        _all_dead,
+        lambda rig: rig.backend.purge_dlq("q"),
+        lambda rig, ids: rig.retry_dlq("q", ids[-1], None, None),
+    ),
+    "retry the completed": (
+        _all_done,
+        lambda rig: rig.backend.retry_completed("q", None, None, None),
+        lambda rig, ids: rig.retry_completed("q", ids[-1], None, None),
+    ),
+    "clean": (
+        _all_delayed,
+        lambda rig: rig.backend.clean("q", 0, None, 1000),
+        lambda rig, ids: (rig.promote(ids[-1]), rig.take()),
+    ),
+}
+
+
+@pytest.mark.parametrize("verb", LONG)
+def test_what_is_done_to_many_jobs_is_done_in_slices(
+    local_rig: Rig, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    """Between two slices others have their turn, and what they did counts."""
+    local_rig.is_checking = False
+    prepare, begin, meddle = LONG[verb]
+    prepare(local_rig)
+    ids = local_rig.ids_in(None)
+    monkeypatch.setattr(slices, "SLICE_SECONDS", -1)
+    work = begin(local_rig)
+    assert isinstance(work.send(None), Breath)
+    meddle(local_rig, ids)
+    local_rig.is_checking = True
+    done = run_now(work)
+    local_rig.settle()
+    assert (len(done) if isinstance(done, list) else done) == 299
+
+
+def test_settings_of_an_obliterated_queue_do_not_come_back(kept: Rig) -> None:
+    kept.pause("q")
+    kept.set_rate_limit("q", 1, 1000, 500)
+    kept.obliterate("q")
+    kept.set_concurrency("q", 5)
+    kept.advance(1000)  # the limit of the old queue would have ended here
+    kept.reopen()
+    assert kept.is_paused("q") is False
+    assert kept.limits("q").concurrency_limit == 5

@@ -9,7 +9,7 @@ from contextlib import closing, suppress
 import msgspec
 import pytest
 
-from headrace.backends.base import Ack, GroupDemand
+from headrace.backends.base import Ack, GroupDemand, JobScan
 from headrace.backends.local.backend import LocalBackend
 from headrace.backends.local.journal import FileLocked
 from headrace.backends.local.slices import run_now
@@ -102,6 +102,15 @@ class TestJobs:
         kept.retry_dlq("q", dead, None, None)
         restart(kept)
         assert kept.take().job["data"] == "d" * size
+
+    def test_the_size_of_large_payloads_comes_back(self, kept: Rig) -> None:
+        """Pages of scans are cut by it: without it a page of large jobs would not fit into memory."""
+        for n in range(4):
+            kept.push(data=bytes(4 << 20), custom_id=f"large{n}")
+        kept.reopen()
+        page = kept.scan_jobs(JobScan(None, (), 0, 2**53, 1000))
+        assert 0 < len(page.rows) < 4
+        assert page.next is not None
 
     def test_the_history_comes_back(self, kept: Rig) -> None:
         job_id = kept.push(backoff=0)
@@ -241,6 +250,15 @@ class TestKeys:
         kept.advance(4000)
         assert kept.push(unique_key="k") == owner
 
+    def test_a_key_whose_time_is_over_does_not_push_its_new_owner_out(self, kept: Rig) -> None:
+        older = kept.push(unique_key="k")
+        kept.bury()
+        kept.push(unique_key="k", dedup=Dedup(ttl=1000))
+        kept.advance(2000)
+        assert kept.retry_dlq("q", older, None, None) == 1
+        restart(kept)
+        assert kept.push(unique_key="k") == older
+
     def test_a_key_taken_away_stays_away(self, kept: Rig) -> None:
         job_id = kept.push(unique_key="k")
         kept.remove_unique_key("q", "k")
@@ -273,6 +291,31 @@ class TestFamilies:
         kept.run()
         assert kept.state(last) == "waiting"
         assert kept.look(last)["childrenCompleted"] == 2
+
+    def test_children_that_completed_are_not_waited_for_again(self, kept: Rig) -> None:
+        """Whatever became of them since, and of whatever size the family is."""
+        children = [f"c{n}" for n in range(50)]
+        nodes = [(child, "q", {"parent_id": "top"}) for child in children]
+        kept.push_family(*nodes, ("top", "tops", {"depends_on": children, "children_ids": children}))
+        kept.run()
+        kept.ack(kept.take(), remove=True)
+        restart(kept)
+        kept.run()
+        kept.clean("q", 0, "completed", 1000)
+        restart(kept)
+        assert kept.look("top")["childrenCompleted"] == 3
+        kept.move_to_delayed(kept.ids_in("waiting")[0], 5, None)
+        kept.run()
+        kept.discard("c49", None)
+        kept.remove_child_dependency("c49")
+        restart(kept)
+        kept.advance(10)
+        for _ in range(45):
+            kept.run()
+        assert kept.state("top") == "waiting"
+        assert kept.look("top")["childrenCompleted"] == 49
+        restart(kept)
+        assert kept.run("tops").id == "top"
 
     def test_policies_still_apply(self, kept: Rig) -> None:
         kept.push_family(

@@ -289,6 +289,17 @@ class TestKeeping:
         assert rig.states(*ids) == ["unknown", "unknown", "failed", "failed"]
 
 
+def test_letters_that_were_pushed_out_are_not_remembered(local_rig: Rig) -> None:
+    local_rig.is_checking = False
+    local_rig.set_dlq_config("q", DlqConfig(max_entries=10, auto_retry=True))
+    for _ in range(2000):
+        local_rig.push()
+        local_rig.bury()
+    assert len(local_rig.backend._burials) < 2000
+    local_rig.advance(3_600_000)
+    assert local_rig.count() == {"waiting": 10}
+
+
 class TestRetryCompleted:
     def test_a_completed_job_runs_again(self, rig: Rig) -> None:
         job_id = rig.push(data="d")

@@ -141,6 +141,20 @@ class TestCompaction:
             left.append(job)
         assert left == sorted(jobs[19_000:], key=rank)
 
+    def test_a_job_that_leaves_and_comes_back_stands_there_once(self) -> None:
+        """Whenever the order is rebuilt: a job that stood there twice would be handed out twice by one pull."""
+        order = ReadyOrder()
+        jobs = [make(n, run_at=n) for n in range(1, 1501)]
+        for job in jobs:
+            order.push(job)
+        for job in jobs[:1025]:
+            order.note_removed(job)
+            job.state = State.FAILED
+        for job in jobs[:1025]:
+            job.state, job.run_at = State.WAITING, 5000
+            order.push(job)
+        assert [job.seq for job in order.pop_plain(9999, 0)] == [*range(1026, 1501), *range(1, 1026)]
+
     def test_a_tail_that_is_put_off_does_not_send_others_to_the_heap(self) -> None:
         ready = ReadyOrder()
         first, second = make(1, run_at=1), make(2, run_at=2)
@@ -158,14 +172,14 @@ class TestManyAtOnce:
         order = ReadyOrder()
         order.push(make(1, run_at=5))
         assert order.extend([make(2, run_at=5), make(3, run_at=5)])
-        assert [job.seq for job in order.pop_plain(9)] == [1, 2, 3]
+        assert [job.seq for job in order.pop_plain(9, 0)] == [1, 2, 3]
 
     @pytest.mark.parametrize("newest", [{"seq": 1, "run_at": 6}, {"seq": 4, "run_at": 5}])
     def test_jobs_that_belong_before_another_one_are_not(self, newest: dict[str, int]) -> None:
         order = ReadyOrder()
         order.push(make(**newest))
         assert not order.extend([make(2, run_at=5), make(3, run_at=5)])
-        assert [job.seq for job in order.pop_plain(9)] == [newest["seq"]]
+        assert [job.seq for job in order.pop_plain(9, 0)] == [newest["seq"]]
 
 
 class TestDueOrder:
@@ -201,6 +215,21 @@ class TestDueOrder:
         due.push(job)
         assert due.pop_due(10, 10) == [job]
         assert due.next_due() is None
+
+    def test_jobs_that_are_gone_do_not_pile_up(self) -> None:
+        due = DueOrder()
+        kept = [make(n, run_at=n) for n in range(10)]
+        for job in kept:
+            job.state = State.DELAYED
+            due.push(job)
+        for n in range(10, 20_000):
+            job = make(n, run_at=10**12)
+            job.state = State.DELAYED
+            due.push(job)
+            due.note_removed()
+            job.state = State.REMOVED
+        assert len(due._heap) < 2000
+        assert due.pop_due(10**12, 100) == kept
 
     def test_the_limit_leaves_the_rest_for_later(self) -> None:
         due = DueOrder()

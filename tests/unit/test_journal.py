@@ -55,6 +55,29 @@ def ask(path: Path, sql: str) -> list[tuple[object, ...]]:
         connection.close()
 
 
+class TestIdsThatAreUsedOnce:
+    def test_a_batch_of_them_is_looked_up_at_once(self, journal: Journal) -> None:
+        for n in range(100):
+            journal.bury_id("q", f"id{n}", f"job{n}", now=0, ttl_ms=10)
+        commit(journal)
+        asked = [f"id{n}" for n in range(50, 150)]
+        journal.recall_ids("q", asked, now=5)
+        known = [journal.tombstone("q", custom_id, now=5) for custom_id in asked]
+        assert known == [*(f"job{n}" for n in range(50, 100)), *[None] * 50]
+        assert journal.tombstone("other", "id50", now=5) is None
+        journal.bury_id("q", "id149", "new", now=5, ttl_ms=10)
+        assert journal.tombstone("q", "id149", now=5) == "new"
+        journal.rollback()
+        assert journal.tombstone("q", "id149", now=5) is None
+
+    def test_those_whose_time_is_over_go_as_fast_as_new_ones_come(self, path: Path, journal: Journal) -> None:
+        for now in range(50):
+            for n in range(20):
+                journal.bury_id("q", f"{now}-{n}", "job", now=now, ttl_ms=10)
+            commit(journal)
+        assert ask(path, "SELECT count(*) < 250 FROM tombstone") == [(1,)]
+
+
 class TestOpening:
     def test_a_new_file_gets_the_newest_schema(self, path: Path, journal: Journal) -> None:
         assert ask(path, "PRAGMA user_version") == [(len(schema_scripts()),)]

@@ -111,6 +111,15 @@ def test_a_waiter_is_resumed_once(parked: Parked) -> None:
     assert parked.given == [("1", "a")]
 
 
+def test_what_a_waiter_was_given_is_not_kept_until_its_deadline(parked: Parked) -> None:
+    parked.pull("idle", "other")
+    served, cancelled = parked.pull("1"), parked.pull("2")
+    parked.serve(["a large job"])
+    parked.waiters.cancel(cancelled)
+    for waiter in (served, cancelled):
+        assert (waiter.value, waiter.resume) == (None, None)
+
+
 def test_everybody_who_waits_for_a_job_hears_of_it(parked: Parked) -> None:
     parked.job("1")
     parked.job("2")

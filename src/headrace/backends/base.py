@@ -483,7 +483,8 @@ class Backend(Protocol):
 
     async def promote(self, job_id: str) -> None: ...
 
-    async def promote_many(self, queue: str, count: int | None) -> int: ...
+    async def promote_many(self, queue: str, count: int | None) -> int:
+        """Promote all delayed jobs, or the `count` oldest. *Sliced.*"""
 
     async def move_to_delayed(self, job_id: str, delay_ms: float, token: str | None) -> None: ...
 
@@ -509,22 +510,23 @@ class Backend(Protocol):
         """Remove the queue with everything in it; limits and configs return to defaults. *Sliced.*"""
 
     async def clean(self, queue: str, grace_ms: float, state: str | None, limit: int) -> list[str]:
-        """Remove jobs older than `grace_ms`; ids of those removed. Never touches active jobs."""
+        """Remove jobs older than `grace_ms`; ids of those removed. Never touches active jobs. *Sliced.*"""
 
     # -- dead letters and completed jobs ---------------------------------------------------------------------------
     async def dead_letters(self, queue: str, wanted: DlqFilter, count: int | None) -> list[DeadLetter]: ...
 
-    async def retry_dlq(self, queue: str, job_id: str | None, count: int | None, wanted: DlqFilter | None) -> int: ...
+    async def retry_dlq(self, queue: str, job_id: str | None, count: int | None, wanted: DlqFilter | None) -> int:
+        """How many wait again. *Sliced.*"""
 
-    async def purge_dlq(self, queue: str) -> int: ...
+    async def purge_dlq(self, queue: str) -> int:
+        """*Sliced.*"""
 
     async def remove_dead_letter(self, queue: str, job_id: str) -> bool: ...
 
     async def dlq_stats(self, queue: str) -> DlqStats: ...
 
-    async def retry_completed(
-        self, queue: str, job_id: str | None, count: int | None, before_ms: float | None
-    ) -> int: ...
+    async def retry_completed(self, queue: str, job_id: str | None, count: int | None, before_ms: float | None) -> int:
+        """How many wait again. *Sliced.*"""
 
     # -- settings of a queue ---------------------------------------------------------------------------------------
     async def stall_config(self, queue: str) -> StallConfig: ...

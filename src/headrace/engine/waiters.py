@@ -37,11 +37,15 @@ class Waiter:
 
     def finish(self, value: Any) -> None:
         """Give it what it waits for; one that is not awaited yet will find it there."""
-        if not self.is_over:
-            self.is_over = True
+        if self.is_over:
+            return
+        self.is_over = True
+        # It is on the list of deadlines until its own has passed: nothing it was given may be kept that long.
+        resume, self.resume = self.resume, None
+        if resume is not None:
+            resume(value)
+        else:
             self.value = value
-            if self.resume is not None:
-                self.resume(value)
 
 
 def _flow_key(flow_id: str) -> str:
@@ -168,6 +172,7 @@ class Waiters:
     def cancel(self, waiter: Waiter) -> None:
         """Its connection is gone: it must not be given anything any more."""
         waiter.is_over = True
+        waiter.resume = None
         self._discard(waiter)
 
     def _discard(self, waiter: Waiter) -> None:

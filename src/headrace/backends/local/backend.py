@@ -21,10 +21,9 @@ import msgspec
 from headrace.backends.base import SegmentInfo, StorageStatus
 from headrace.backends.local.eventlog import MAX_READ_BYTES, EventLog, LogLimits, MemoryLog, Roll, decode_events
 from headrace.backends.local.flows import Flows
-from headrace.backends.local.index import KeyHolder, Queue, QueueConfig
+from headrace.backends.local.index import KeyHolder, QueueConfig
 from headrace.backends.local.job import History, Job, Lease
 from headrace.backends.local.journal import LARGE_BYTES, Journal, Row, describe, is_full
-from headrace.backends.local.store import group_of
 from headrace.clock import Clock, SystemClock
 from headrace.errors import NotFound, Refused, StorageUnavailable
 from headrace.model import (
@@ -73,7 +72,7 @@ class LocalBackend(Flows):
         self._crons: dict[str, CronEntry] = {}
         self._webhooks: dict[str, Webhook] = {}
         self.webhook_changes = 0
-        self._limited_until: list[Queue] = []
+        self._limited_until = set()
         self._log_root = log_root or (path.with_name(path.name + "-events") if path is not None else None)
         self._log_limits = log_limits
         self._log: EventLog | MemoryLog = MemoryLog()
@@ -160,7 +159,7 @@ class LocalBackend(Flows):
         queue = self._queue(name)
         queue.config = config
         if config.rate_limit is not None and config.rate_limit.until is not None:
-            self._limited_until.append(queue)
+            self._limited_until.add(name)
 
     def _load_small_tables(self) -> None:
         self._crons = dict(self._decoded("cron", CronEntry))
@@ -217,6 +216,11 @@ class LocalBackend(Flows):
             result,
             None if history is None else _decode_history(history),
         )
+        settled = self._journal.settled(seq)
+        if settled:
+            completed = job.remember()
+            completed.pending.difference_update(settled)
+            completed.children_completed += len(settled)
         return job
 
     def _take_back_keys(self, job: Job, links: JobLinks) -> None:
@@ -227,7 +231,8 @@ class LocalBackend(Flows):
         history = job.history
         if history is None or not history.key_released:
             expires = history.key_expires if history is not None else None
-            job.queue.keys[links.unique_key] = KeyHolder(job, expires)
+            if expires is None or expires > self._clock.now_ms():  # else another job may have it by now
+                job.queue.keys[links.unique_key] = KeyHolder(job, expires)
 
     def _order_finished(self) -> None:
         """Finished jobs are evicted, shown and retried in the order of their end; rows come in push order."""
@@ -274,7 +279,7 @@ class LocalBackend(Flows):
                     self.alarm.ring_by(self._clock.monotonic_ms())  # the sweep looks after the log
             if dirty:
                 self._journal.commit(self._event_seq, self._totals)
-        except (OSError, StorageUnavailable) as error:
+        except Exception as error:  # whatever it was: the next tick must find everything as this one found it
             self._take_back(appended, error)
             text = str(error) if isinstance(error, StorageUnavailable) else describe(error)
             raise StorageUnavailable(text) from error
@@ -293,8 +298,8 @@ class LocalBackend(Flows):
         self._ended_leases = []
         if self._bodies:
             self._bodies = {}
-        if self._new_tombstones:
-            self._new_tombstones = {}
+        if self._journal.recalled:
+            self._journal.recalled = {}
         if self._touched_queues:
             self._touched_queues.clear()
             self._obliterated.clear()
@@ -307,7 +312,8 @@ class LocalBackend(Flows):
                 self._log.undo()
         self._journal.rollback()
         self._event_seq = self._committed_seq
-        self._raise_queues()
+        for queue in self._obliterated:
+            self._raise(queue)
         claimed = {job.seq for job in self._claimed}
         for job in touched.values():
             self._detach(job)
@@ -332,11 +338,6 @@ class LocalBackend(Flows):
     def _is_staged(self, seq: int) -> bool:
         return any(first <= seq <= last for first, last in self._open_batches.items())
 
-    def _raise_queues(self) -> None:
-        for queue in self._obliterated:
-            queue.is_dead = False
-            self._queues[queue.name] = queue
-
     def _detach(self, job: Job) -> None:
         """Out of memory without a trace, whatever the tick did to it."""
         if job.state is not State.REMOVED:
@@ -347,18 +348,11 @@ class LocalBackend(Flows):
 
     def _hold_again(self, job: Job, lease: Lease, started: int | None) -> None:
         """Its worker still holds the job: the ACK that failed with the disk may be repeated."""
-        if job.state is not State.WAITING:
-            return
-        self._leave(job)
-        job.state = State.ACTIVE
-        job.lease = lease
-        job.started = started
-        self._enter(job)
-        if lease.holder is not None:
-            lease.holder[job.id] = lease.serial
-        if job.queue.is_grouped:
-            self._group(job.queue, group_of(job)).active += 1
-        self._wheel.add(job, self._next_look(job))
+        if job.state is State.WAITING:
+            self._leave(job)
+            job.state = State.ACTIVE
+            self._enter(job)
+            self._hold(job, lease, started)
 
     def _reload_small(self, queues: list[str]) -> None:
         _, _, self._totals = self._journal.mark()
@@ -520,10 +514,7 @@ class LocalBackend(Flows):
 
     def retire_tombstones(self, limit: int = 512) -> None:
         """Drop the oldest custom ids whose `idTtl` is over, if there are any."""
-        if self._journal.has_expired_tombstone(self._clock.now_ms()):
-            oldest = "SELECT queue, id FROM tombstone WHERE expires <= ? LIMIT ?"
-            sql = f"DELETE FROM tombstone WHERE (queue, id) IN ({oldest})"
-            self._journal.later(sql, self._clock.now_ms(), limit)
+        self._journal.forget_ids(self._clock.now_ms(), limit)
 
     def size_bytes(self) -> int:
         return self._journal.size_bytes()

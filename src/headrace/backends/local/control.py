@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 import msgspec
@@ -12,7 +12,7 @@ from headrace.backends.base import QueueLimits
 from headrace.backends.local.delivery import Delivery
 from headrace.backends.local.index import Queue, QueueConfig
 from headrace.backends.local.job import Ended, Job
-from headrace.errors import LeaseLost, NotFound, Refused
+from headrace.errors import LeaseLost, NotFound, Refused, StorageUnavailable
 from headrace.model import (
     DeadLetterReason,
     DlqConfig,
@@ -23,9 +23,21 @@ from headrace.model import (
 )
 from headrace.states import State, Verb
 
-_UNSTARTED: Final = (State.WAITING, State.DELAYED, State.WAITING_CHILDREN)
+UNSTARTED: Final = (State.WAITING, State.DELAYED, State.WAITING_CHILDREN)
 _QUEUED: Final = (State.WAITING, State.DELAYED)
 _ENDED: Final = (State.COMPLETED, State.FAILED)
+_CLEANABLE: Final[dict[str | None, tuple[State, ...]]] = {
+    None: (State.WAITING, State.DELAYED, State.COMPLETED, State.FAILED),
+    "wait": (State.WAITING,),
+    "waiting": (State.WAITING,),
+    "prioritized": (State.WAITING,),
+    "paused": (State.WAITING,),
+    "delayed": (State.DELAYED,),
+    "completed": (State.COMPLETED,),
+    "failed": (State.FAILED,),
+    "waiting-children": (State.WAITING_CHILDREN,),
+}
+_PLACES: Final = tuple(state for state in State if state is not State.REMOVED)
 
 
 class Control(Delivery):
@@ -33,7 +45,7 @@ class Control(Delivery):
 
     async def cancel(self, job_id: str, *, force: bool = False) -> None:
         job = self._get(job_id, "Job not found or cannot be cancelled")
-        if job.state not in _UNSTARTED and not (force and job.state is State.ACTIVE):
+        if job.state not in UNSTARTED and not (force and job.state is State.ACTIVE):
             raise Refused("Job not found or cannot be cancelled")
         now = self._clock.now_ms()
         self._emit(EventName.REMOVED, job, now).prev = job.state.word
@@ -134,10 +146,13 @@ class Control(Delivery):
         if q is None:
             return 0
         now = self._clock.now_ms()
-        chosen = sorted(q.delayed.values(), key=lambda job: (job.created, job.seq))[:count]
-        for job in chosen:
+
+        def promote(job: Job) -> bool:
             self._promote(job, now)
-        return len(chosen)
+            return True
+
+        oldest = sorted(q.delayed.values(), key=lambda job: (job.created, job.seq))[:count]
+        return await self._for_each(oldest, (State.DELAYED,), promote)
 
     async def move_to_delayed(self, job_id: str, delay_ms: float, token: str | None) -> None:
         job = self._get(job_id)
@@ -190,16 +205,19 @@ class Control(Delivery):
         now = self._clock.now_ms()
         links, history = job.own_links(), job.remember()
         children = [child for child in map(self._find, links.children_ids) if child is not None]
-        history.pending = [child.id for child in children if child.state is not State.COMPLETED]
-        links.depends_on = list(dict.fromkeys([*links.depends_on, *history.pending]))
-        for child_id in history.pending:
+        for dependency in list(history.pending):  # of an earlier life, in which it failed before they were settled
+            self._drop_dependency(job, dependency)
+        pending = [child.id for child in children if child.state is not State.COMPLETED]
+        history.pending = set(pending)
+        links.depends_on = list(dict.fromkeys([*links.depends_on, *pending]))
+        for child_id in pending:
             self._dependents.setdefault(child_id, []).append(job)
         self._move(job, Verb.BLOCK)
         job.started = None
         self._note(job, "waiting-children", now)
         self._journal.touch(job)
         self._emit(EventName.WAITING_CHILDREN, job, now)
-        self._hear_of_failures(history.pending, now)
+        self._hear_of_failures(pending, now)
         if children:
             # Without children yet it waits for the first one to be pushed; with all of them done it may go on.
             self._after_drop(job, now)
@@ -247,18 +265,13 @@ class Control(Delivery):
         q = self._queues.get(queue)
         if q is None:
             return 0
-        self._slices.begin()
-        count, newest = 0, self._event_seq
-        why, now = f"queue {queue} was drained", self._clock.now_ms()
-        doomed = [*q.delayed.values(), *q.ready.live()]
-        # Taken from the end: the ready order gives up its newest job at no cost, and memory is freed slice by slice.
-        while doomed:
-            job = doomed.pop()
-            if job.state in _QUEUED and not job.queue.is_dead:
-                self._take_away(job, why, now)
-                count += 1
-            if count % 128 == 0:
-                await self._slices.breathe()
+        newest, now = self._event_seq, self._clock.now_ms()
+
+        def drain(job: Job) -> bool:
+            self._take_away(job, f"queue {queue} was drained", now)
+            return True
+
+        count = await self._for_each(_from_the_end([*q.delayed.values(), *q.ready.live()]), _QUEUED, drain)
         if count:
             event = self._emit_queue(EventName.DRAINED, queue, self._clock.now_ms())
             event.bytes, event.last = count, newest
@@ -280,53 +293,81 @@ class Control(Delivery):
         self._slices.begin()
         newest = self._event_seq
         why, now = f"queue {queue} was obliterated", self._clock.now_ms()
-        states = (s for s in State if s is not State.REMOVED)
-        doomed: list[Job] = [job for state in states for job in q.jobs_in(state)]
+        doomed: list[Job] = [job for state in _PLACES for job in q.jobs_in(state)]
         count = len(doomed)
-        for n in range(count):
-            job = doomed.pop()  # newest first and freed slice by slice, as in `drain`
-            if job.state is not State.REMOVED:  # time may have removed it between two slices
-                self._take_away(job, why, now)
-            if n % 128 == 0:
-                await self._slices.breathe()
+        try:
+            for n in range(count):
+                job = doomed.pop()  # newest first and freed slice by slice: see _from_the_end
+                if job.state is not State.REMOVED:  # time may have removed it between two slices
+                    self._take_away(job, why, now)
+                if n % 128 == 0:
+                    await self._slices.breathe()
+        except StorageUnavailable:
+            if q.is_dead:  # else it was raised with the tick in which it died
+                self._raise(q)
+            raise
         q.clear()
         event = self._emit_queue(EventName.OBLITERATED, queue, self._clock.now_ms())
         event.bytes, event.last = count, newest
+
+    def _raise(self, queue: Queue) -> None:
+        """Its obliteration was stopped: the rest of the queue is there again, with what came under its name since."""
+        successor = self._queues.get(queue.name)
+        queue.is_dead, queue.config = False, QueueConfig()
+        self._queues[queue.name] = queue
+        self._ready.add(queue.name)
+        if successor is not None:
+            queue.config, queue.watchers = successor.config, successor.watchers
+            for job in [job for state in _PLACES for job in successor.jobs_in(state)]:
+                lease, started = job.lease, job.started
+                self._leave(job)
+                job.queue = queue
+                self._enter(job)
+                if lease is not None:
+                    self._hold(job, lease, started)
+            queue.keys |= successor.keys
+            queue.custom_ids |= successor.custom_ids
+            successor.clear()
+        for letter in queue.failed.values():
+            self._watch_burial(letter)
 
     async def clean(self, queue: str, grace_ms: float, state: str | None, limit: int) -> list[str]:
         q = self._queues.get(queue)
         if q is None:
             return []
         now = self._clock.now_ms()
-        before, why = now - grace_ms, f"queue {queue} was cleaned"
+        before, states = now - grace_ms, _CLEANABLE.get(state, ())
         removed: list[str] = []
-        for job in self._cleanable(q, state):
-            if len(removed) >= limit:
-                break
+
+        def clean(job: Job) -> bool:
             at = job.finished if job.finished is not None else job.created
-            if at <= before:
-                self._emit(EventName.REMOVED, job, now).prev = job.state.word
-                self._take_away(job, why, now)
-                removed.append(job.id)
+            if at > before or (state == "prioritized" and job.priority <= 0):
+                return False
+            self._emit(EventName.REMOVED, job, now).prev = job.state.word
+            self._take_away(job, f"queue {queue} was cleaned", now)
+            removed.append(job.id)
+            return True
+
+        await self._for_each([job for s in states for job in q.jobs_in(s)], states, clean, most=limit)
         return removed
 
-    @staticmethod
-    def _cleanable(q: Queue, state: str | None) -> list[Job]:
-        words: dict[str | None, tuple[State, ...]] = {
-            None: (State.WAITING, State.DELAYED, State.COMPLETED, State.FAILED),
-            "wait": (State.WAITING,),
-            "waiting": (State.WAITING,),
-            "prioritized": (State.WAITING,),
-            "paused": (State.WAITING,),
-            "delayed": (State.DELAYED,),
-            "completed": (State.COMPLETED,),
-            "failed": (State.FAILED,),
-            "waiting-children": (State.WAITING_CHILDREN,),
-        }
-        chosen: Iterable[Job] = (job for s in words.get(state, ()) for job in q.jobs_in(s))
-        if state == "prioritized":
-            chosen = (job for job in chosen if job.priority > 0)
-        return list(chosen)
+    async def _for_each(
+        self, jobs: Iterable[Job], states: Sequence[State], do: Callable[[Job], bool], most: int | None = None
+    ) -> int:
+        """Do something to those of these jobs that are in one of these states; how often it was done.
+
+        It is done in slices. Between two of them others have their turn, so a job may be something else by now.
+        """
+        self._slices.begin()
+        count = 0
+        for n, job in enumerate(jobs, 1):
+            if count == most:
+                break
+            if job.state in states and not job.queue.is_dead:
+                count += do(job)
+            if n % 128 == 0:
+                await self._slices.breathe()
+        return count
 
     # -- settings of a queue -------------------------------------------------------------------------------------------
 
@@ -370,7 +411,7 @@ class Control(Delivery):
         self._save_queue(q)
         self._ready.add(queue)
         if until is not None:
-            self._limited_until.append(q)
+            self._limited_until.add(queue)
             self._wake_at(q, self._clock.monotonic_ms() + int(ttl_ms or 0) + 1)
 
     async def clear_rate_limit(self, queue: str) -> None:
@@ -505,6 +546,12 @@ class Control(Delivery):
 
     async def is_group_paused(self, queue: str, group: str) -> bool:
         return group in self._config(queue).paused_groups
+
+
+def _from_the_end(jobs: list[Job]) -> Iterator[Job]:
+    """The ready order gives up its newest job at no cost, and what is popped here is freed slice by slice."""
+    while jobs:
+        yield jobs.pop()
 
 
 def _group_of(job: Job) -> str | None:

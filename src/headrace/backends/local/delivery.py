@@ -14,14 +14,24 @@ from typing import Final
 from headrace.backends.base import Claim, Demand, GroupDemand, QueueFigures
 from headrace.backends.local.index import Bucket, Group, Queue
 from headrace.backends.local.job import Ended, Job, Lease
+from headrace.backends.local.journal import LARGE_BYTES
 from headrace.backends.local.settlement import Settlement
 from headrace.backends.local.store import UNGROUPED, group_of
 from headrace.buckets import TokenBucket
-from headrace.model import DEFAULT_SETTINGS, DeadLetterReason, Event, EventName, RateLimit, StallConfig
+from headrace.model import (
+    DEFAULT_SETTINGS,
+    MAX_FRAME_BYTES,
+    DeadLetterReason,
+    Event,
+    EventName,
+    RateLimit,
+    StallConfig,
+)
 from headrace.states import State, Verb
 from headrace.views import encode_claimed
 
 PROMOTE_SLICE: Final = 1000
+CLAIM_BYTES: Final = MAX_FRAME_BYTES
 
 # Members of an enum are looked up through its metaclass; on the hot path they are plain globals.
 _ACTIVE: Final = State.ACTIVE
@@ -48,7 +58,7 @@ class Delivery(Settlement):
         bucket = self._wheel.bucket_at(mono + int(silence)) if config.stall is None and room > 0 else None
         claims: list[Claim] = []
         if bucket is not None and room > 1 and not q.is_grouped and demand.group is None:
-            claims = self._hand_out_plain(q, q.ready.pop_plain(room), demand, now, mono, bucket)
+            claims = self._hand_out_plain(q, q.ready.pop_plain(room, LARGE_BYTES), demand, now, mono, bucket)
             room -= len(claims)
         if room > 0 and q.waiting:
             claims += self._hand_out(q, self._next_jobs(q, room, demand, now, mono), demand, now, mono, bucket)
@@ -57,13 +67,18 @@ class Delivery(Settlement):
         return claims
 
     def _next_jobs(self, q: Queue, room: int, demand: Demand, now: int, mono: int) -> Iterator[Job]:
-        """Up to `room` jobs, best first. Each must be handed out before the next is asked for: groups take turns."""
-        while room > 0:
+        """Up to `room` jobs, best first. Each must be handed out before the next is asked for: groups take turns.
+
+        It ends sooner when they are so large together that one reply would not hold more.
+        """
+        size = 0
+        while room > 0 and size < CLAIM_BYTES:
             job = q.ready.pop() if demand.group is None else self._next_of_groups(q, demand.group, mono)
             if job is None:
                 return
             if job.settings.ttl is None or not self._has_expired(job, now):
                 room -= 1
+                size += job.size
                 yield job
 
     def _room(self, q: Queue, wanted: int, mono: int) -> int:
@@ -312,6 +327,15 @@ class Delivery(Settlement):
         self._claimed.append(job)
         job.started = None
 
+    def _hold(self, job: Job, lease: Lease, started: int | None) -> None:
+        """An active job is its worker's again, under the lease that it had."""
+        job.lease, job.started = lease, started
+        if lease.holder is not None:
+            lease.holder[job.id] = lease.serial
+        if job.queue.is_grouped:
+            self._group(job.queue, group_of(job)).active += 1
+        self._wheel.add(job, self._next_look(job))
+
     async def extend(self, job_id: str, token: str | None, duration_ms: float | None, *, force: bool = False) -> bool:
         job = self._find(job_id)
         if job is None or job.lease is None:
@@ -364,14 +388,17 @@ class Delivery(Settlement):
             self._emit(EventName.PROMOTED, job, now)
 
     def _expire_rate_limits(self, now: int) -> None:
-        for queue in self._limited_until:
-            limit = queue.config.rate_limit
-            if limit is not None and limit.until is not None and limit.until <= now:
+        for name in list(self._limited_until):
+            queue = self._queues.get(name)
+            limit = queue.config.rate_limit if queue is not None else None
+            if queue is None or limit is None or limit.until is None:
+                self._limited_until.discard(name)
+            elif limit.until <= now:
+                self._limited_until.discard(name)
                 queue.config.rate_limit = None
                 queue.bucket = None
                 self._save_queue(queue)
-                self._ready.add(queue.name)
-        self._limited_until = [q for q in self._limited_until if q.config.rate_limit and q.config.rate_limit.until]
+                self._ready.add(name)
 
     def _stall_config(self, queue: Queue) -> StallConfig:
         return queue.config.stall or _DEFAULT_STALL

@@ -51,7 +51,7 @@ class Flows(Records):
         sizes = self._journal.select(
             "SELECT flow, max(seq) FROM flow_step WHERE flow IN (SELECT id FROM flow WHERE ended IS NULL) GROUP BY flow"
         )
-        self._flow_sizes = dict(sizes)
+        self._flow_sizes = dict.fromkeys(self._flows, 0) | dict(sizes)
 
     # -- changing ------------------------------------------------------------------------------------------------------
 
@@ -238,6 +238,8 @@ class Flows(Records):
             KEPT_FLOWS - 1,
             RETIRED_AT_ONCE,
         )
+        if len(rows) == RETIRED_AT_ONCE:
+            self._next_retirement = mono  # more end than that: go on at the next opportunity
         for (flow_id,) in rows:
             self._journal.later("DELETE FROM flow WHERE id=?", flow_id)
             self._journal.later("DELETE FROM flow_step WHERE flow=?", flow_id)

@@ -99,14 +99,15 @@ class ReadyOrder:
             return fifo[0]
         return heap[0][5]
 
-    def pop_plain(self, count: int) -> list[Job]:
-        """Up to `count` of the best jobs, as long as they stand in the deque and have nothing but defaults."""
+    def pop_plain(self, count: int, size: int) -> list[Job]:
+        """Up to `count` of the best jobs, as long as they stand in the deque, have nothing but defaults and payloads of
+        at most `size` bytes."""
         fifo = self._fifo
         jobs: list[Job] = []
         if not self._heap:
             while fifo and len(jobs) < count:
                 job = fifo[0]
-                if job.settings is not DEFAULT_SETTINGS or job.state is not _WAITING or job.priority:
+                if job.settings is not DEFAULT_SETTINGS or job.state is not _WAITING or job.priority or job.size > size:
                     break
                 jobs.append(fifo.popleft())
         return jobs
@@ -141,10 +142,11 @@ class ReadyOrder:
         self._void.add(job.seq)
         self._stale += 1
         if self._stale > _COMPACT_AFTER and self._stale * 2 > len(self._fifo) + len(self._heap):
-            live = sorted(self.live(), key=lambda job: (job.run_at, job.seq))
+            # The job itself may still look as if it waited: its state changes after it has left.
+            live = sorted((other for other in self.live() if other is not job), key=lambda job: (job.run_at, job.seq))
             self.clear()
-            for job in live:
-                self.push(job)
+            for other in live:
+                self.push(other)
 
     def live(self) -> Iterator[Job]:
         """Waiting jobs, each once, in no particular order beyond FIFO jobs by time."""
@@ -196,14 +198,25 @@ def _ready_since(job: Job) -> int:
 class DueOrder:
     """Delayed jobs by the wall time at which they fall due."""
 
-    __slots__ = ("_heap", "_serial")
+    __slots__ = ("_heap", "_serial", "count")
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, int, Job]] = []
         self._serial = itertools.count()
+        self.count = 0
+        """How many jobs are delayed; the heap may have more entries."""
 
     def push(self, job: Job) -> None:
+        self.count += 1
         heapq.heappush(self._heap, (job.run_at, job.seq, next(self._serial), job))
+
+    def note_removed(self) -> None:
+        """A job is delayed no more. Stale entries hold their jobs until they would have been due, which may be in a
+        year: they go when they are the most."""
+        self.count -= 1
+        if len(self._heap) > 2 * self.count + _COMPACT_AFTER:
+            self._heap = [entry for entry in self._heap if self._is_current(entry)]
+            heapq.heapify(self._heap)
 
     def __bool__(self) -> bool:
         return bool(self._heap)

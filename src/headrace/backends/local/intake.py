@@ -40,6 +40,11 @@ _WAITING: Final = State.WAITING
 _DELAYED: Final = State.DELAYED
 
 
+def _custom_id(spec: JobSpec) -> str | None:
+    custom_id: str | None = getattr(spec, "custom_id", None)
+    return custom_id
+
+
 class _Names:
     """Ids and keys that a batch comes with: if nobody has them, no job of it has to be asked for one by one."""
 
@@ -86,7 +91,7 @@ class Intake(Store):
         newest = self._job_seq
         job = self._admit(q, spec, now, None)
         if job.seq > newest:  # else it is an older job that the id or key stands for
-            self._resolve_dependencies(job, now)
+            self._tie([job], now)
         return job.id
 
     async def insert_plain(self, queue: str, specs: Sequence[JobSpec]) -> list[str]:
@@ -109,14 +114,14 @@ class Intake(Store):
         await self._check_batch(q, specs)
         if len(specs) > _BATCH_AT_ONCE:
             return await self._insert_staged(self._queue(queue), specs, now)
+        self._recall_ids(q, specs, now)
         newest = self._job_seq
         jobs = [
             self._admit_plain(q, spec, now) if is_one_plain else self._admit(q, spec, now, None)
             for spec, is_one_plain in zip(specs, plain, strict=True)
         ]
-        for seq, job in {job.seq: job for job in jobs}.items():
-            if seq > newest:  # else it is an older job that an id or key stands for
-                self._resolve_dependencies(job, now)
+        # A number that is not new is that of an older job that an id or key stands for.
+        self._tie([job for seq, job in {job.seq: job for job in jobs}.items() if seq > newest], now)
         return [job.id for job in jobs]
 
     # -- long batches --------------------------------------------------------------------------------------------------
@@ -175,11 +180,11 @@ class Intake(Store):
             self._take_in_all(jobs, events, now)
             found = new = jobs
         else:
+            self._recall_ids(jobs[0].queue, specs, now)
             found = [self._admit_staged(job, spec, now) for job, spec in zip(jobs, specs, strict=True)]
             new = [job for job, known in zip(jobs, found, strict=True) if job is known]
         if names.have_relatives:
-            for job in new:
-                self._resolve_dependencies(job, now)
+            self._tie(new, now)
         self._close_batch(first, new)
         return [job.id for job in found]
 
@@ -217,7 +222,7 @@ class Intake(Store):
         for job, node in zip(jobs, nodes, strict=True):
             self._take_in(job, node.spec, now)
             self._enter(job)
-        self._tie_family(jobs, now)
+        self._tie(jobs, now)
         self._close_batch(first, jobs)
         return shown
 
@@ -256,18 +261,18 @@ class Intake(Store):
         if len(nodes) > _BATCH_AT_ONCE:
             return await self._insert_family_staged(nodes, now)
         jobs = [self._admit(self._queue(node.queue), node.spec, now, node.id) for node in nodes]
-        self._tie_family(jobs, now)
+        self._tie(jobs, now)
         return [self._show(job) for job in jobs]
 
     # -- checks --------------------------------------------------------------------------------------------------------
 
     def _check_new(self, nodes: Sequence[FamilyNode]) -> None:
         for node in nodes:
-            if self._find(node.id) is not None:
+            if node.id in self._jobs:  # also in a queue that is being obliterated: the file has its row
                 raise Refused(f"flow job id already exists: {node.id}")
 
     async def _check_batch(self, queue: Queue, specs: Sequence[JobSpec]) -> None:
-        in_batch = frozenset(custom_id for spec in specs if (custom_id := getattr(spec, "custom_id", None)) is not None)
+        in_batch = frozenset(custom_id for spec in specs if (custom_id := _custom_id(spec)) is not None)
         for i, spec in enumerate(specs):
             if i & 1023 == 1023:
                 await self._slices.breathe()
@@ -279,7 +284,7 @@ class Intake(Store):
     def _check_family(self, spec: JobSpec, queue: Queue, in_batch: frozenset[str]) -> None:
         depends_on: list[str] = getattr(spec, "depends_on", [])
         for dependency in depends_on:
-            if dependency == getattr(spec, "custom_id", None):
+            if dependency == _custom_id(spec):
                 raise InvalidCommand(f"Job cannot depend on itself: {dependency}")
             if dependency in in_batch or dependency in self._satisfied:
                 continue
@@ -372,7 +377,7 @@ class Intake(Store):
             self._take_keys(job, links, now)
             id_ttl: float | None = getattr(spec, "id_ttl", None)
             if id_ttl and links.custom_id:
-                self._set_tombstone(job, links.custom_id, now + int(id_ttl))
+                self._journal.bury_id(job.queue.name, links.custom_id, job.id, now, int(id_ttl))
         self._tell_pushed(job, now)
         if job.settings.durable:
             self.needs_sync = True
@@ -401,7 +406,7 @@ class Intake(Store):
         if links is not None and links.depends_on:
             job.state = State.WAITING_CHILDREN
             timeline = [TimelineEntry("waiting-children", float(created))]
-            job.history = History(timeline=timeline, pending=list(links.depends_on))
+            job.history = History(timeline=timeline, pending=set(links.depends_on))
         return job
 
     def _new_id(self, links: JobLinks | None) -> str:
@@ -443,16 +448,16 @@ class Intake(Store):
             self._remove(known)
         return owner
 
-    def _set_tombstone(self, job: Job, custom_id: str, expires: int) -> None:
-        key = (job.queue.name, custom_id)
-        self._new_tombstones[key] = job.id
-        self._journal.later("INSERT OR REPLACE INTO tombstone VALUES (?,?,?,?)", *key, job.id, expires)
+    def _recall_ids(self, queue: Queue, specs: Sequence[JobSpec], now: int) -> None:
+        """Have looked up at once what `_buried` asks for each job of a batch."""
+        ids = [custom_id for spec in specs if getattr(spec, "id_ttl", None) and (custom_id := _custom_id(spec))]
+        if ids:
+            self._journal.recall_ids(queue.name, ids, now)
 
     def _buried(self, queue: Queue, links: JobLinks, now: int) -> Job | None:
         """The job that this id was used for within its `idTtl`; a shadow of it when it is gone."""
         assert links.custom_id is not None
-        job_id = self._new_tombstones.get((queue.name, links.custom_id))
-        job_id = job_id or self._journal.tombstone(queue.name, links.custom_id, now)
+        job_id = self._journal.tombstone(queue.name, links.custom_id, now)
         if job_id is None:
             return None
         job = self._find(job_id)
@@ -504,44 +509,42 @@ class Intake(Store):
 
     # -- families ------------------------------------------------------------------------------------------------------
 
-    def _resolve_dependencies(self, job: Job, now: int) -> None:
-        """Link a new job to its parent, register what it still waits for, and let it go if nothing is left."""
-        links = job.links
-        if links is None:
-            return
-        if links.parent_id is not None and links.parent_id != LINK_LATER:
-            self._adopt(job, links.parent_id)
-        self._await_dependencies(job, now)
+    def _tie(self, jobs: Sequence[Job], now: int) -> None:
+        """Have new jobs wait for what they depend on, or let them go if nothing is left; then tell their parents.
 
-    def _tie_family(self, jobs: list[Job], now: int) -> None:
-        """The same for jobs that came together. A parent of thousands that names them all is not asked by each."""
+        A parent may have thousands of them: it is told of all at once, and not of those that it named itself.
+        """
+        families: dict[str, list[Job]] = {}
         named = {child for job in jobs if job.links is not None for child in job.links.children_ids}
         for job in jobs:
-            if job.id in named:
-                self._await_dependencies(job, now)
-            else:
-                self._resolve_dependencies(job, now)
+            self._await_dependencies(job, now)
+            parent_id = job.links.parent_id if job.links is not None else None
+            if parent_id is not None and parent_id != LINK_LATER and job.id not in named:
+                families.setdefault(parent_id, []).append(job)
+        for parent_id, children in families.items():
+            self._adopt(parent_id, children)
 
     def _await_dependencies(self, job: Job, now: int) -> None:
-        if job.state is not State.WAITING_CHILDREN or job.history is None:
+        links, history = job.links, job.history
+        if job.state is not State.WAITING_CHILDREN or history is None or links is None:
             return
-        pending = []
-        for dependency in job.history.pending:
+        pending: dict[str, None] = {}
+        for dependency in dict.fromkeys(links.depends_on):
             target = self._find(dependency) or job.queue.custom_ids.get(dependency)
             if target is None or target.state is State.COMPLETED:
-                job.history.children_completed += target is not None
-                continue
-            pending.append(target.id)
-            self._dependents.setdefault(target.id, []).append(job)
-        if pending != job.history.pending:
-            job.history.pending = pending
+                history.children_completed += target is not None
+            elif target.id not in pending:
+                pending[target.id] = None
+                self._dependents.setdefault(target.id, []).append(job)
+        if history.pending != pending.keys():
+            history.pending = set(pending)
             self._journal.touch(job)
         if not pending:
             self._unblock(job, now, quiet=True)
         else:
             self._hear_of_failures(pending, now)
 
-    def _hear_of_failures(self, dependencies: Sequence[str], now: int) -> None:
+    def _hear_of_failures(self, dependencies: Iterable[str], now: int) -> None:
         """Children may have failed for good before anybody waited for them: their policy counts all the same."""
         for dependency in list(dependencies):
             target = self._find(dependency)
@@ -552,24 +555,23 @@ class Intake(Store):
         """What the end of a child means for those who wait for it: see Settlement."""
         raise NotImplementedError
 
-    def _adopt(self, child: Job, parent_id: str) -> None:
+    def _adopt(self, parent_id: str, children: Sequence[Job]) -> None:
         parent = self._find(parent_id)
         if parent is None:
             return
-        links = parent.own_links()
-        if child.id not in links.children_ids:
-            links.children_ids.append(child.id)
-            self._journal.touch(parent)
-        if (
-            parent.state is State.WAITING_CHILDREN
-            and parent.history is not None
-            and child.id not in parent.history.pending
-            and child.id not in links.depends_on
-            and child.state is not State.COMPLETED
-        ):
-            links.depends_on.append(child.id)
-            parent.history.pending.append(child.id)
-            self._dependents.setdefault(child.id, []).append(parent)
+        links, history = parent.own_links(), parent.history
+        known = set(links.children_ids)
+        strangers = [child.id for child in children if child.id not in known]
+        links.children_ids += strangers
+        awaited: list[str] = []
+        if parent.state is State.WAITING_CHILDREN and history is not None:
+            known = history.pending.union(links.depends_on)
+            awaited = [child.id for child in children if child.id not in known and child.state is not State.COMPLETED]
+            links.depends_on += awaited
+            history.pending.update(awaited)
+            for child_id in awaited:
+                self._dependents.setdefault(child_id, []).append(parent)
+        if strangers or awaited:
             self._journal.touch(parent)
 
     def _unblock(self, job: Job, now: int, *, quiet: bool = False) -> None:

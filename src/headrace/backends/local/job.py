@@ -27,7 +27,7 @@ class History(Struct, omit_defaults=True):
     stacktrace: list[str] | None = None
     failures: list[AttemptRecord] = []
     burial: Burial | None = None
-    pending: list[str] = []
+    pending: set[str] = set()
     """Dependencies that are not settled yet."""
     children_completed: int = 0
     failed_children: dict[str, str] = {}

@@ -18,7 +18,7 @@ import os
 import re
 import struct
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
@@ -76,6 +76,15 @@ _seq: Final = operator.attrgetter("seq")
 _ending: Final = operator.attrgetter("finished", "result")
 _WAITING: Final = int(State.WAITING)
 _ACTIVE: Final = State.ACTIVE
+_BURY_ID: Final = "INSERT OR REPLACE INTO tombstone VALUES (?,?,?,?)"
+_FORGET_IDS: Final = (
+    "DELETE FROM tombstone WHERE (queue, id) IN (SELECT queue, id FROM tombstone WHERE expires <= ? LIMIT ?)"
+)
+_IDS_AT_ONCE: Final = 64
+_RECALL_IDS: Final = (
+    f"SELECT id, job FROM tombstone WHERE queue=? AND expires>? AND id IN ({','.join('?' * _IDS_AT_ONCE)})"
+)
+_SIZE: Final = "ifnull(length(data), (SELECT length(payload.data) FROM payload WHERE payload.seq=job.seq))"
 _PROBE_BYTES: Final = 16_384
 _LONE_COMMITS: Final = 256
 _encode: Final = msgspec.msgpack.Encoder().encode
@@ -115,7 +124,19 @@ class Journal:
         self.rewritten: dict[int, Job] = {}
         self.gone: dict[int, Job] = {}
         self._staged: list[Job] = []
+        self._settled: dict[int, tuple[Job, list[str]]] = {}
+        """Parents whose rows stay as they are, by seq, and those of their children that completed in this tick."""
+        self._with_settled: set[int] = set()
+        """Parents of whose children the table `settled` has some."""
+        self._tombstones: dict[tuple[str, str], tuple[str, int]] = {}
+        """Custom ids that this tick used with an `idTtl` (queue, id -> job id, when it is over)."""
+        self._now = 0
+        """When the last of them was used."""
+        self.recalled: dict[tuple[str, str], str | None] = {}
+        """What the file knows of custom ids that this tick has asked for; it holds until the tick ends."""
         self._statements: list[tuple[str, Row]] = []
+        self._refusal: StorageUnavailable | None = None
+        """Why this tick cannot be committed any more."""
         self._db: apsw.Connection | None = None
         self._lock_fd: int | None = None
         self._wal_fd: int | None = None
@@ -136,6 +157,7 @@ class Journal:
             for pragma in _PRAGMAS:
                 self._db.execute(pragma)
             self._migrate()
+            self._with_settled = {seq for (seq,) in self._db.execute("SELECT DISTINCT parent FROM settled")}
         except apsw.Error as error:
             self.close()
             raise StorageUnavailable(f"cannot open {self.path}: {error}") from error
@@ -293,11 +315,28 @@ class Journal:
             self.finished.pop(job.seq, None)
             self.rewritten[job.seq] = job
 
+    def settle(self, parent: Job, child_id: str) -> None:
+        """A child completed, and its parent waits for others: that is noted beside the row of the parent, which names
+        all of them and would grow dear to write."""
+        seq = parent.seq
+        if not self.keeps_jobs or self._is_new(parent) or seq in self.changed or seq in self.rewritten:
+            return
+        if seq in self._settled:
+            self._settled[seq][1].append(child_id)
+        else:
+            self._settled[seq] = parent, [child_id]
+
+    def bury_id(self, queue: str, custom_id: str, job_id: str, now: int, ttl_ms: int) -> None:
+        """Let the custom id stand for this job for so long, whatever becomes of the job."""
+        self._now = now
+        self._tombstones[queue, custom_id] = job_id, now + ttl_ms
+
     def remove(self, job: Job) -> None:
         if self.keeps_jobs:
             self.changed.pop(job.seq, None)
             self.finished.pop(job.seq, None)
-            self.rewritten.pop(job.seq, None)
+            if self.rewritten.pop(job.seq, None) is not None:
+                self.later("DELETE FROM payload WHERE seq=?", job.seq)  # it may have been larger before
             if self._is_new(job):
                 del self.new[job.seq]
             else:
@@ -324,24 +363,33 @@ class Journal:
             or self.gone
             or self._statements
             or self.rewritten
+            or self._settled
+            or self._tombstones
             or self._in_transaction
         )
 
     def touched(self) -> list[Job]:
         marked = (self.plain, self.new, self.finished, self.changed, self.rewritten, self.gone)
-        return [job for jobs in marked for job in jobs.values()]
+        return [job for jobs in marked for job in jobs.values()] + [parent for parent, _ in self._settled.values()]
 
     # -- the commit ----------------------------------------------------------------------------------------------------
 
     def commit(self, last_seq: int, totals: Totals) -> None:
         """Write everything marked in one transaction. StorageUnavailable, with nothing written, when that fails."""
+        if self._refusal is not None:
+            raise self._refusal
         try:
             if not self._write_lone(last_seq, totals):
                 self._begin()
                 self._write_jobs()
+                noted, over = self._write_settled()
+                if self._tombstones:
+                    self._write_tombstones()
                 self._run_statements()
                 self.db.execute("UPDATE mark SET last_seq=?, totals=?", (last_seq, _encode(totals)))
                 self.db.execute("COMMIT")
+                self._with_settled -= over
+                self._with_settled |= noted
         except (apsw.Error, OSError) as error:
             raise StorageUnavailable(describe(error)) from error  # the caller reads `touched`, then rolls back
         self._forget()
@@ -354,6 +402,8 @@ class Journal:
         if self._in_transaction or len(self.plain) + len(self.finished) != 1:
             return False
         if self.new or self.changed or self.rewritten or self.gone or self._staged or self._statements:
+            return False
+        if self._settled or self._tombstones:
             return False
         mark = _MARK.pack(last_seq, *msgspec.structs.astuple(totals))
         for job in self.plain.values():
@@ -462,19 +512,44 @@ class Journal:
         if whole < len(jobs):
             self.db.executemany(_INSERT_PLAIN, map(_plain_row, jobs[whole:]))
 
+    def _write_settled(self) -> tuple[set[int], set[int]]:
+        """Note children that completed. A parent that is written whole, or goes, needs no notes any more.
+
+        Those that have notes now, and those that have none any more.
+        """
+        if not self._settled and not self._with_settled:
+            return set(), set()
+        whole = self.changed.keys() | self.rewritten.keys() | self.gone.keys()
+        noted, over = self._settled.keys() - whole, self._with_settled & whole
+        self.db.executemany("DELETE FROM settled WHERE parent=?", [(seq,) for seq in over])
+        rows = [(seq, child) for seq in noted for child in self._settled[seq][1]]
+        self.db.executemany("INSERT OR REPLACE INTO settled VALUES (?,?)", rows)
+        return noted, over
+
+    def _write_tombstones(self) -> None:
+        """And forget up to two for each that comes, so that they never become many more than are remembered."""
+        self.db.executemany(_BURY_ID, [(*key, *value) for key, value in self._tombstones.items()])
+        self.db.execute(_FORGET_IDS, (self._now, 2 * len(self._tombstones)))
+
     def _run_statements(self) -> None:
         for sql, params in self._statements:
             self.db.execute(sql, params)
         self._statements.clear()
 
     def run_early(self) -> None:
-        """Execute queued statements now, inside the transaction of this tick, so that a query can see them."""
-        if self._statements:
+        """Execute queued statements now, inside the transaction of this tick, so that a query can see them.
+
+        If that fails the tick is lost: some of them ran, or SQLite has rolled all of it back by itself.
+        """
+        if self._statements and self._refusal is None:
             try:
                 self._begin()
                 self._run_statements()
             except apsw.Error as error:
-                raise StorageUnavailable(describe(error)) from error
+                self._refusal = StorageUnavailable(describe(error))
+                self._refusal.__cause__ = error
+        if self._refusal is not None:
+            raise self._refusal
 
     def rollback(self) -> None:
         """Nothing of this tick stays in the file; what was marked is forgotten."""
@@ -489,6 +564,11 @@ class Journal:
 
     def _forget(self) -> None:
         self._in_transaction = False
+        self._refusal = None
+        if self._tombstones:
+            self._tombstones = {}
+        if self._settled:
+            self._settled = {}
         for jobs in (self.new, self.finished, self.changed, self.rewritten):
             for job in jobs.values():
                 # What is large or finished is read back from the file when somebody asks for it.
@@ -574,7 +654,7 @@ class Journal:
         for row in self.db.execute(
             "SELECT seq, id, queue, state, priority, created, run_at, finished, attempts, stalls, name, "
             "CASE WHEN state IN (4, 5) THEN NULL ELSE data END, settings, links, history, "
-            f"CASE WHEN length(result) > {SMALL_RESULT_BYTES} THEN NULL ELSE result END, length(data) "
+            f"CASE WHEN length(result) > {SMALL_RESULT_BYTES} THEN NULL ELSE result END, {_SIZE} "
             "FROM job ORDER BY seq"
         ):
             while last < row[0]:
@@ -582,7 +662,7 @@ class Journal:
             yield row if row[0] < first else _completed_row(row, finished)
 
     def row(self, seq: int) -> Row | None:
-        row = next(self.db.execute(f"SELECT {_COLUMNS}, length(data) FROM job WHERE seq=?", (seq,)), None)
+        row = next(self.db.execute(f"SELECT {_COLUMNS}, {_SIZE} FROM job WHERE seq=?", (seq,)), None)
         sql = "SELECT first, last, finished FROM completion WHERE last >= ? ORDER BY last LIMIT 1"
         first, _, finished = next(self.db.execute(sql, (seq,)), _NO_COMPLETION)
         return row if row is None or seq < first else _completed_row(row, finished)
@@ -606,14 +686,36 @@ class Journal:
             return list(self.db.execute(f"{sql} ORDER BY seq", (after, until)))
         return list(self.db.execute(f"{sql} AND queue = ? ORDER BY seq", (after, until, queue)))
 
+    def settled(self, seq: int) -> list[str]:
+        """Children of a parent that completed after its row was written."""
+        if seq not in self._with_settled:
+            return []
+        return [child for (child,) in self.db.execute("SELECT child FROM settled WHERE parent=?", (seq,))]
+
     def tombstone(self, queue: str, custom_id: str, now: int) -> str | None:
         """The job that a custom id stood for when it was last pushed, if that is remembered still."""
-        sql = "SELECT job FROM tombstone WHERE queue = ? AND id = ? AND expires > ?"
+        fresh = self._tombstones.get((queue, custom_id))
+        if fresh is not None:
+            return fresh[0]
+        if (queue, custom_id) in self.recalled:
+            return self.recalled[queue, custom_id]
+        sql = "SELECT job FROM tombstone WHERE queue=? AND id=? AND expires>?"
         found = next(self.db.execute(sql, (queue, custom_id, now)), None)
         return None if found is None else str(found[0])
 
-    def has_expired_tombstone(self, now: int) -> bool:
-        return next(self.db.execute("SELECT 1 FROM tombstone WHERE expires <= ? LIMIT 1", (now,)), None) is not None
+    def recall_ids(self, queue: str, custom_ids: Sequence[str], now: int) -> None:
+        """Look up what `tombstone` will be asked for in this tick: many together cost far less than one by one."""
+        self.recalled.update(((queue, custom_id), None) for custom_id in custom_ids)
+        for start in range(0, len(custom_ids), _IDS_AT_ONCE):
+            some = custom_ids[start : start + _IDS_AT_ONCE]
+            nothing = [None] * (_IDS_AT_ONCE - len(some))
+            found = self.db.execute(_RECALL_IDS, (queue, now, *some, *nothing))
+            self.recalled.update(((queue, custom_id), job_id) for custom_id, job_id in found)
+
+    def forget_ids(self, now: int, limit: int) -> None:
+        """Drop some of the custom ids whose `idTtl` is over, if there are any."""
+        if next(self.db.execute("SELECT 1 FROM tombstone WHERE expires <= ? LIMIT 1", (now,)), None) is not None:
+            self.later(_FORGET_IDS, now, limit)
 
     def records(self, kind: str) -> Iterator[tuple[str, bytes]]:
         yield from self.db.execute("SELECT key, value FROM record WHERE kind=?", (kind,))

@@ -288,30 +288,20 @@ class Queries(Control):
             chosen = [job for job in (self._find(job_id),) if job is not None and job.seq in q.failed]
         else:
             chosen = self._chosen_letters(queue, wanted or DlqFilter(), count)
-        return sum(self._revive_dead_letter(job, now) for job in chosen)
+        return await self._for_each(chosen, (State.FAILED,), lambda job: self._revive_dead_letter(job, now))
 
     async def purge_dlq(self, queue: str) -> int:
         q = self._queues.get(queue)
         if q is None:
             return 0
-        self._slices.begin()
-        doomed = list(q.failed.values())
         now = self._clock.now_ms()
-        for n, job in enumerate(doomed, 1):
-            if job.state is State.FAILED:
-                self._emit(EventName.REMOVED, job, now).prev = State.FAILED.word
-                self._remove(job)
-            if n % 128 == 0:
-                await self._slices.breathe()
-        return len(doomed)
+        return await self._for_each(list(q.failed.values()), (State.FAILED,), lambda job: self._drop_letter(job, now))
 
     async def remove_dead_letter(self, queue: str, job_id: str) -> bool:
         job = self._find(job_id)
         if job is None or job.state is not State.FAILED or job.queue.name != queue:
             return False
-        self._emit(EventName.REMOVED, job, self._clock.now_ms()).prev = State.FAILED.word
-        self._remove(job)
-        return True
+        return self._drop_letter(job, self._clock.now_ms())
 
     async def dlq_stats(self, queue: str) -> DlqStats:
         q = self._queues.get(queue)
@@ -328,7 +318,7 @@ class Queries(Control):
             kept = (j for j in q.completed.values() if before_ms is None or (j.finished or 0) <= before_ms)
             chosen = list(itertools.islice(kept, count))
         now = self._clock.now_ms()
-        return sum(self._revive_completed(job, now) for job in chosen)
+        return await self._for_each(chosen, (State.COMPLETED,), lambda job: self._revive_completed(job, now))
 
     def _revive_completed(self, job: Job, now: int) -> bool:
         """False when the job's key belongs to another job by now."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from typing import Any, Final
 
 import msgspec
 
+from headrace.backends.local.control import UNSTARTED
 from headrace.backends.local.intake import LINK_LATER
 from headrace.backends.local.job import Job
 from headrace.backends.local.queries import Queries
@@ -37,7 +39,7 @@ class Records(Queries):
             raise Refused(f"Child job {child_id} already belongs to parent {links.parent_id}")
         links.parent_id = parent_id
         self._write_parent_into_data(child, parent)
-        self._adopt(child, parent_id)
+        self._adopt(parent_id, [child])
         self._hear_of_failures([child_id], self._clock.now_ms())
 
     def _write_parent_into_data(self, child: Job, parent: Job) -> None:
@@ -57,30 +59,32 @@ class Records(Queries):
         parent = self._find(parent_id)
         removed = False
         if parent is not None:
-            removed = self._cut_tie(parent, child)
+            removed = self._cut_ties(parent, {child_id})
             self._after_drop(parent, self._clock.now_ms())
         assert child.links is not None
         child.links.parent_id = None
         self._journal.touch(child)
         return removed
 
-    def _cut_tie(self, parent: Job, child: Job) -> bool:
+    def _cut_ties(self, parent: Job, children: Set[str]) -> bool:
+        """The parent has nothing to do with these jobs any more; whether it had."""
         links = parent.own_links()
-        known = child.id in links.children_ids or child.id in links.depends_on
-        links.children_ids = [i for i in links.children_ids if i != child.id]
-        links.depends_on = [i for i in links.depends_on if i != child.id]
-        self._drop_dependency(parent, child.id)
+        known = not children.isdisjoint(links.children_ids) or not children.isdisjoint(links.depends_on)
+        links.children_ids = [i for i in links.children_ids if i not in children]
+        links.depends_on = [i for i in links.depends_on if i not in children]
+        for child_id in children:
+            self._drop_dependency(parent, child_id)
         return known
 
     async def remove_unprocessed_children(self, parent_id: str) -> None:
         parent = self._get(parent_id)
         now = self._clock.now_ms()
-        children = list(parent.links.children_ids) if parent.links is not None else []
-        for child in filter(None, map(self._find, children)):
-            if child.state in (State.WAITING, State.DELAYED, State.WAITING_CHILDREN):
-                self._cut_tie(parent, child)
-                self._emit(EventName.REMOVED, child, now).prev = child.state.word
-                self._remove(child, Verb.CANCEL)
+        children = filter(None, map(self._find, parent.links.children_ids if parent.links is not None else ()))
+        unstarted = {child.id: child for child in children if child.state in UNSTARTED}
+        self._cut_ties(parent, unstarted.keys())
+        for child in unstarted.values():
+            self._emit(EventName.REMOVED, child, now).prev = child.state.word
+            self._remove(child, Verb.CANCEL)
         self._after_drop(parent, now)
 
     # -- logs ----------------------------------------------------------------------------------------------------------

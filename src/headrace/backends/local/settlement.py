@@ -36,6 +36,7 @@ from headrace.model import (
 from headrace.states import State, Verb, advance
 
 _MAX_FAILURES: Final = 100
+_TIDY_AFTER: Final = 1024
 _EVICTION_PART: Final = 64
 """Completed jobs go when there are this part more of them than are kept..."""
 _MAX_EVICTION: Final = 2048
@@ -48,7 +49,8 @@ _DEFAULT_DLQ: Final = DlqConfig()
 class Settlement(Intake):
     max_completed = 50_000
     completed_retention_ms: int | None = None
-    _limited_until: list[Queue]
+    _limited_until: set[str]
+    """Queues whose rate limit ends by itself."""
 
     # -- completing ----------------------------------------------------------------------------------------------------
 
@@ -425,6 +427,15 @@ class Settlement(Intake):
             if due is not None:
                 heapq.heappush(self._burials, (int(due), job.seq))
                 self._ring_at(int(due))
+        if len(self._burials) > self._most_burials + _TIDY_AFTER:
+            self._tidy_burials()
+
+    def _tidy_burials(self) -> None:
+        """Letters that were retried, removed or pushed out by newer ones would stay listed until their time."""
+        buried = {seq for queue in self._queues.values() for seq in queue.failed}
+        self._burials = list({entry for entry in self._burials if entry[1] in buried})
+        heapq.heapify(self._burials)
+        self._most_burials = 2 * len(self._burials)
 
     def _next_burial_ms(self) -> int | None:
         return self._burials[0][0] if self._burials else None
@@ -438,10 +449,14 @@ class Settlement(Intake):
                 continue
             burial = job.history.burial
             if burial.expires_at is not None and burial.expires_at <= now:
-                self._emit(EventName.REMOVED, job, now).prev = State.FAILED.word
-                self._remove(job)
+                self._drop_letter(job, now)
             elif burial.next_retry_at is not None and burial.next_retry_at <= now:
                 self._retry_by_itself(job, burial, now)
+
+    def _drop_letter(self, job: Job, now: int) -> bool:
+        self._emit(EventName.REMOVED, job, now).prev = State.FAILED.word
+        self._remove(job)
+        return True
 
     def _retry_by_itself(self, job: Job, burial: Burial, now: int) -> None:
         if not self._revive_dead_letter(job, now):
@@ -499,7 +514,7 @@ class Settlement(Intake):
                 continue
             history.pending.remove(job.id)
             history.children_completed += 1
-            self._journal.touch(parent)
+            self._journal.settle(parent, job.id)
             if not history.pending and parent.state is State.WAITING_CHILDREN:
                 self._unblock(parent, now)
 
@@ -557,8 +572,8 @@ class Settlement(Intake):
         self._bury_or_remove(parent, now, DeadLetterReason.UNKNOWN, error)
 
     def _drop_dependency(self, parent: Job, dependency: str) -> None:
-        if parent.history is not None and dependency in parent.history.pending:
-            parent.history.pending.remove(dependency)
+        if parent.history is not None:
+            parent.history.pending.discard(dependency)
         waiting = self._dependents.get(dependency)
         if waiting is not None and parent in waiting:
             waiting.remove(parent)

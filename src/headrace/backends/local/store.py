@@ -60,6 +60,9 @@ class Store(Collection):
         self._wheel = LeaseWheel(self.alarm)
         self._wakes: list[tuple[int, str]] = []
         self._burials: list[tuple[int, int]] = []
+        """Heap of when something is to be done about dead letters, by their seq. Those that are gone may be in it."""
+        self._most_burials = 0
+        """From so many entries on it is worth looking for those that are stale."""
         self._dependents: dict[str, list[Job]] = {}
         self._satisfied: OrderedDict[str, None] = OrderedDict()
         """Ids of jobs that completed and were not kept: they still satisfy a dependsOn."""
@@ -79,8 +82,6 @@ class Store(Collection):
         self._ended_leases: list[tuple[int, Lease, int | None]] = []
         self._touched_queues: set[str] = set()
         self._obliterated: list[Queue] = []
-        self._new_tombstones: dict[tuple[str, str], str] = {}
-        """Custom ids with an `idTtl` that this tick used (queue, id -> job id): the file has them after its commit."""
         self._event_seq = 0
         self._epoch = 1
         self.wants_bodies = False
@@ -128,6 +129,8 @@ class Store(Collection):
             self._drop_lease(job)
         elif state is _COMPLETED:
             self._completed.pop(job.seq, None)
+        elif state is _DELAYED:
+            self._due.note_removed()
 
     def _enter(self, job: Job) -> None:
         queue, state = job.queue, job.state
