@@ -115,6 +115,11 @@ BROKEN = {
     "length and chunks": (
         b"POST /gc HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
     ),
+    "two codings": (
+        b"POST /gc HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: identity\r\nTransfer-Encoding: chunked\r\n\r\n"
+        b"0\r\n\r\n"
+    ),
+    "packed chunks": b"POST /gc HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
     "negative length": b"POST /gc HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n",
     "bad chunk": b"POST /gc HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n\r\n",
     "tls hello": b"\x16\x03\x01\x00\xa5\x01\x00\x00\xa1\x03\x03\r\n\r\n",

@@ -139,6 +139,10 @@ class HttpConnection(asyncio.Protocol):
         if request.head_bytes > MAX_HEAD_BYTES:
             self._fail(HeadTooLarge("Request headers exceed 16 KB"))
             return
+        if request.headers.get(b"transfer-encoding", b"chunked").lower() != b"chunked":
+            # Where such a body ends is a matter of opinion, and a proxy before us may have another one.
+            self._fail(BadRequest("Transfer-Encoding must be chunked"))
+            return
         if request.refusal is None:
             try:
                 self.server.admit(request, self._parser.get_http_version())
