@@ -18,6 +18,19 @@ from msgspec import Struct
 from headrace.errors import ConfigError
 
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
+_AT_LEAST: Final = {
+    "capture_segment_ms": 100,
+    "capture_max_bytes": 1_000_000,
+    "rate_limit_window_ms": 1,
+    "tcp_max_write_queue_bytes": 1,
+    "max_connections": 1,
+    "worker_timeout_ms": 1,
+    "live_heartbeat_ms": 100,
+    "http_request_timeout_ms": 1,
+    "http_keep_alive_ms": 1,
+    "webhook_max_retries": 1,
+}
+"""Numbers may not be negative; these have a higher least value, below which nothing would work."""
 
 
 class Settings(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -105,7 +118,7 @@ SETTING_HELP: Final[dict[str, str]] = {
     "completed_retention_ms": "completed jobs older than this go (default: kept)",
     "tcp_idle_timeout_ms": "a frame that makes no progress for this long ends its connection (0 turns it off)",
     "tcp_max_write_queue_bytes": "replies a slow reader may leave unread before it is disconnected",
-    "max_connections": "open connections at most",
+    "max_connections": "open connections at most, of each port",
     "worker_timeout_ms": "a worker silent for this long counts as stale",
     "shutdown_timeout_ms": "how long a stop waits for replies in flight and webhooks under way",
     "cors_allow_origin": "origins whose pages may use the server, such as https://ops.example.com; a comma list",
@@ -218,9 +231,7 @@ def split_tokens(text: str) -> list[str]:
 def _check(settings: Settings) -> None:
     if (settings.tls_cert is None) != (settings.tls_key is None):
         raise ConfigError("TLS needs both a certificate (--tls-cert) and a key (--tls-key)")
-    for name in ("tcp_port", "http_port"):
-        if not 0 <= getattr(settings, name) <= 65_535:
-            raise ConfigError(f"--{name.replace('_', '-')} must be between 0 and 65535")
+    _check_numbers(settings)
     if settings.log_format not in ("text", "json"):
         raise ConfigError("--log-format must be text or json")
     if not Path(settings.data_path).name:
@@ -231,16 +242,22 @@ def _check(settings: Settings) -> None:
         raise ConfigError("--capture needs a data file: with :memory: every start would begin a new history")
     if settings.report is not None and not settings.report.endswith(".html"):
         raise ConfigError("--report must name an .html file: what `headrace pipeline report --out FILE` writes")
-    if settings.capture_segment_ms < 100 or settings.capture_max_bytes < 1_000_000:
-        raise ConfigError("--capture-segment-ms must be at least 100, --capture-max-bytes at least 1000000")
-    if settings.capture_keep_bytes is not None and settings.capture_keep_bytes < 0:
-        raise ConfigError("--capture-keep-bytes must not be negative")
-    if settings.max_completed_jobs < 0:
-        raise ConfigError("--max-completed-jobs must not be negative")
-    if settings.webhook_max_retries < 1 or settings.webhook_retry_delay_ms < 0:
-        raise ConfigError("--webhook-max-retries must be at least 1, --webhook-retry-delay-ms not negative")
+    if any(not token.strip() for token in settings.auth_tokens):
+        raise ConfigError("--auth-tokens must not be empty texts: anybody could present one")
     for network in settings.webhook_allow:
         _check_network(network)
+
+
+def _check_numbers(settings: Settings) -> None:
+    for name, kind in SETTING_KINDS.items():
+        value = getattr(settings, name)
+        if kind is not int or value is None:
+            continue
+        flag = f"--{name.replace('_', '-')}"
+        if name.endswith("_port") and not 0 <= value <= 65_535:
+            raise ConfigError(f"{flag} must be between 0 and 65535")
+        if value < _AT_LEAST.get(name, 0):
+            raise ConfigError(f"{flag} must be at least {_AT_LEAST.get(name, 0)}")
 
 
 def _check_network(text: str) -> None:

@@ -17,28 +17,30 @@ _encode: Final = msgspec.msgpack.Encoder().encode
 class Frames:
     """Splits a byte stream into length-prefixed frames.
 
-    A large frame is collected in pieces and joined once, so that 64 MB arriving in small reads costs linear time.
+    A frame that comes in pieces is collected in one buffer: however small they are, it takes its own size in memory and
+    linear time.
     """
 
     def __init__(self, limit: int = MAX_FRAME_BYTES) -> None:
         self._limit = limit
-        self._pieces: list[bytes] = []
-        self.held = 0
-        """Bytes of a frame that has begun and not ended."""
-        self._need = 4
+        self.held = bytearray()
+        """What has come of a frame that has begun and not ended."""
+        self.awaited = 4
+        """How long it will be, as far as is known, with its length."""
         self.violation: ProtocolViolation | None = None
 
     def feed(self, data: bytes) -> list[bytes]:
         """All frames that `data` completes, up to one whose length exceeds the limit: that becomes `violation`."""
-        if self.held:
-            self._pieces.append(data)
-            self.held += len(data)
-            if self.held < self._need:
-                return []
-            data = b"".join(self._pieces)
-            self._pieces.clear()
-            self.held = 0
-        return self._split(data)
+        held, awaited = self.held, self.awaited
+        if not held:
+            return self._split(data)
+        held += data
+        if len(held) < awaited:
+            return []
+        first = [bytes(memoryview(held)[4:awaited])] if awaited > 4 else []  # copied once: it may be large
+        rest = bytes(memoryview(held)[awaited if first else 0 :])
+        self.held = bytearray()
+        return first + self._split(rest)
 
     def _split(self, data: bytes) -> list[bytes]:
         frames: list[bytes] = []
@@ -51,15 +53,14 @@ class Frames:
                 return frames
             stop = at + 4 + length
             if stop > end:
-                self._need = stop - at
+                self.awaited = stop - at
                 break
             frames.append(data[at + 4 : stop])
             at = stop
         else:
-            self._need = 4
+            self.awaited = 4
         if at < end:
-            self._pieces.append(data[at:] if at else data)
-            self.held = end - at
+            self.held += data[at:] if at else data
         return frames
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 import operator
 import re
-from typing import Annotated, Any, Final, Literal, Protocol
+from typing import Annotated, Any, Final, Literal, Protocol, TypeVar
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
@@ -19,8 +19,12 @@ DAY_MS: Final = 86_400_000
 YEAR_MS: Final = 365 * DAY_MS
 MAX_DATA_BYTES: Final = 10 * 1024 * 1024
 MAX_FRAME_BYTES: Final = 64 * 1024 * 1024
+MAX_OUTBOX_BYTES: Final = 8 * 1024 * 1024
+"""With more than this to send, further commands of a connection wait for the next tick: a burst of questions with large
+answers must not pile all of them up."""
 MAX_TIMELINE: Final = 20
 MAX_LOGS: Final = 100
+MAX_ITEMS: Final = 100_000
 NIL: Final = b"\xc0"
 UNDEFINED: Final = b"\xd4\x00\x00"  # how JavaScript packers write a value that is not there
 MAX_SAFE_INTEGER: Final = 2**53 - 1  # the last integer that JavaScript counts to
@@ -90,6 +94,10 @@ DlqAgeMs = Annotated[float, Meta(ge=1, le=100 * YEAR_MS)]
 MaxEntries = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 
 
+Item = TypeVar("Item")
+Many = Annotated[list[Item], Meta(max_length=MAX_ITEMS)]
+"""A list in a command. Each has a bound, or one frame could become tens of millions of objects."""
+ManyFixed = Annotated[tuple[Item, ...], Meta(max_length=MAX_ITEMS)]
 RawOrNull = Annotated[Raw, Meta(extra={"nullable": True})]
 """An encoded value or null. (msgspec does not decode into `Raw | None`.)"""
 

@@ -3,7 +3,8 @@
 Decoding is optimistic: one typed decode into the union of all commands, limits included. Only when that refuses a
 frame is it taken apart field by field (`_Explainer`), which either cleans up what is legal in the protocol but not in
 the types (JavaScript's `undefined` as extension 0, null for an absent option, whole numbers as floats) or finds the
-exact text for what is wrong.
+exact text for what is wrong. It looks at the first byte of a value before it makes anything of it: 64 MB of empty lists
+where a number belongs must not become sixty million objects.
 
 The union of all commands takes a tenth of a server's start to build. So it begins with the few that clients begin with;
 `know_all` adds the others, when a server has nothing better to do or when the first of them is asked for.
@@ -30,6 +31,7 @@ from headrace.model import NIL, is_queue_name
 
 UNDEFINED: Final = b"\xd4\x00\x00"
 _REQ_ID_KEY: Final = b"\xa5reqId"
+_MOST_FIELDS: Final = 10_000
 _encoder: Final = msgspec.msgpack.Encoder()
 
 
@@ -179,8 +181,7 @@ def _decode_slowly(frame: bytes) -> Command[Any]:
     if spec is None:
         raise Undecodable(str(UnknownCommand(name)), req_id, name)
     try:
-        fields = _decode_fields(frame)
-        command = _explainer().struct(fields, spec.type, "")
+        command = _explainer().struct(_fields_of(frame), spec.type, "")
     except InvalidCommand as error:
         raise Undecodable(str(error), req_id, name) from None
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
@@ -194,7 +195,7 @@ def _identify(frame: bytes) -> tuple[str, bytes]:
         raise Undecodable("Invalid command format")
     try:
         envelope = _decode_envelope(frame)
-        name = _decode_any(envelope.cmd) if envelope.cmd else None
+        name = _scalar(envelope.cmd) if envelope.cmd else None
     except msgspec.ValidationError:
         raise Undecodable("Invalid command") from None
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
@@ -292,8 +293,25 @@ def _has(kind: inspect.Type, wanted: type) -> bool:
     return isinstance(kind, inspect.UnionType) and any(isinstance(_unwrap(t)[0], wanted) for t in kind.types)
 
 
+def _scalar(raw: Raw) -> Any:
+    """The value, if it is no list or object: whoever wants one of these does not ask for a scalar."""
+    return None if _count_of(raw) is not None else _decode_any(raw)
+
+
+def _count_of(raw: Raw | bytes) -> int | None:
+    """How many items a list, or entries an object claims to have; None for everything else."""
+    view = memoryview(raw)
+    if 0x80 <= view[0] <= 0x9F:
+        return view[0] & 0x0F
+    width = _COUNT_BYTES.get(view[0])
+    return None if width is None else int.from_bytes(view[1 : 1 + width], "big")
+
+
+_COUNT_BYTES: Final = {0xDC: 2, 0xDD: 4, 0xDE: 2, 0xDF: 4}
+
+
 def _number(raw: Raw, kind: Any, path: Path) -> int | float:
-    value = _decode_any(raw)
+    value = _scalar(raw)
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise _Fault("type", f"{path} must be a number")
     if isinstance(value, float) and not math.isfinite(value):
@@ -331,7 +349,7 @@ def _float(_: _Explainer, raw: Raw, kind: inspect.FloatType, path: Path) -> floa
 
 
 def _str(_: _Explainer, raw: Raw, kind: inspect.StrType, path: Path) -> str:
-    value = _decode_any(raw)
+    value = _scalar(raw)
     if not isinstance(value, str):
         raise _Fault("type", f"{path} must be a string")
     if kind.min_length is not None and len(value) < kind.min_length:
@@ -344,21 +362,21 @@ def _str(_: _Explainer, raw: Raw, kind: inspect.StrType, path: Path) -> str:
 
 
 def _bool(_: _Explainer, raw: Raw, kind: inspect.BoolType, path: Path) -> bool:
-    value = _decode_any(raw)
+    value = _scalar(raw)
     if not isinstance(value, bool):
         raise _Fault("type", f"{path} must be a boolean")
     return value
 
 
 def _literal(_: _Explainer, raw: Raw, kind: inspect.LiteralType, path: Path) -> Any:
-    value = _decode_any(raw)
+    value = _scalar(raw)
     if not isinstance(value, str | int) or value not in kind.values:
         raise _Fault("choice", f"{path} must be one of: {', '.join(map(str, kind.values))}")
     return value
 
 
 def _enum(_: _Explainer, raw: Raw, kind: inspect.EnumType, path: Path) -> Any:
-    value = _decode_any(raw)
+    value = _scalar(raw)
     words = [member.value for member in kind.cls]
     if value not in words:
         raise _Fault("choice", f"{path} must be one of: {', '.join(words)}")
@@ -366,12 +384,12 @@ def _enum(_: _Explainer, raw: Raw, kind: inspect.EnumType, path: Path) -> Any:
 
 
 def _list(explainer: _Explainer, raw: Raw, kind: inspect.ListType | inspect.VarTupleType, path: Path) -> list[Any]:
+    if kind.max_length is not None and (_count_of(raw) or 0) > kind.max_length:
+        raise _Fault("max_length", f"{path} must have at most {kind.max_length} items")
     try:
         items = _decode_items(raw)
     except msgspec.ValidationError:
         raise _Fault("type", f"{path} must be an array") from None
-    if kind.max_length is not None and len(items) > kind.max_length:
-        raise _Fault("max_length", f"{path} must have at most {kind.max_length} items")
     if kind.min_length is not None and len(items) < kind.min_length:
         raise _Fault("min_length", f"{path} must be a non-empty array")
     return [_item(explainer, item, kind.item_type, f"{path}[{i}]") for i, item in enumerate(items)]
@@ -394,9 +412,15 @@ def _item(explainer: _Explainer, raw: Raw, type_: inspect.Type, path: Path) -> A
     return explainer.value(Raw(NIL if encoded == UNDEFINED else encoded), type_, path)
 
 
+def _fields_of(raw: Raw | bytes) -> dict[str, Raw]:
+    if (_count_of(raw) or 0) > _MOST_FIELDS:
+        raise InvalidCommand(f"An object must have at most {_MOST_FIELDS} fields")
+    return _decode_fields(raw)
+
+
 def _struct_fields(raw: Raw, path: Path) -> dict[str, Raw]:
     try:
-        return _decode_fields(raw)
+        return _fields_of(raw)
     except msgspec.ValidationError:
         raise _Fault("type", f"{path} must be an object") from None
 
@@ -419,11 +443,11 @@ def _opaque_value(_: _Explainer, raw: Raw, kind: inspect.RawType, path: Path) ->
 def _union(explainer: _Explainer, raw: Raw, kind: inspect.UnionType, path: Path) -> Any:
     """The member that fits the kind of value sent; None stands for absent."""
     members = [t for t in kind.types if not isinstance(_unwrap(t)[0], inspect.NoneType)]
-    first = bytes(raw[:1]) if isinstance(raw, bytes) else bytes(raw)[:1]
-    if first == NIL:
+    first = memoryview(raw)[0]
+    if first == NIL[0]:
         return None
     for member in members:
-        if isinstance(_unwrap(member)[0], _kinds_for(first[0])):
+        if isinstance(_unwrap(member)[0], _kinds_for(first)):
             return explainer.value(raw, member, path)
     return explainer.value(raw, members[0], path)
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 from pathlib import Path
+from urllib.parse import quote
 
 from playwright.sync_api import expect
 
@@ -236,6 +239,71 @@ def test_a_lost_server_is_loud_and_its_return_is_silent(open_page: OpenPage, tmp
         expect(row(page, "mail").locator("td[data-label=Waiting] .figure")).to_have_text("2")
     finally:
         site.kill()
+
+
+def test_a_server_that_hangs_is_told_like_one_that_is_gone(open_page: OpenPage, tmp_path: Path) -> None:
+    with Site(tmp_path / "hangs.db") as site, site.client() as client:
+        assert isinstance(site, Site)
+        client.ok("PUSH", queue="mail", data=1)
+        page, watch = open_page(site)
+        watch.allow("ERR_", "Failed to load resource", "signal timed out")
+        expect(page.locator("tr[data-row]")).to_have_count(1)
+        strip = page.locator("#lost")
+        expect(strip).to_be_hidden()
+        os.kill(site.pid, signal.SIGSTOP)
+        try:
+            expect(strip).to_be_visible(timeout=30_000)
+        finally:
+            os.kill(site.pid, signal.SIGCONT)
+        expect(strip).to_be_hidden(timeout=30_000)
+        page.close()
+
+
+HOSTILE = '<img src=x onerror="window.hacked=1"><script>window.hacked=1</script>'
+
+
+def test_names_data_and_errors_are_text_whatever_is_in_them(
+    site: Site, client: Client, queue: str, open_page: OpenPage
+) -> None:
+    job_id = f'{queue}"/><b>{HOSTILE}'
+    client.ok("PUSH", queue=queue, jobId=job_id, name=HOSTILE, data={HOSTILE: HOSTILE}, tags=[HOSTILE], maxAttempts=1)
+    client.ok("AddLog", id=job_id, message=HOSTILE)
+    client.ok("PULL", queue=queue)
+    client.ok("FAIL", id=job_id, error=HOSTILE, stack=[HOSTILE])
+    client.ok("RegisterWorker", name=HOSTILE, queues=[queue], hostname=HOSTILE)
+    client.ok("Cron", name=HOSTILE, queue=queue, schedule="0 3 * * *", data={}, jobName=HOSTILE)
+    page, _ = open_page(site, f"#/queue/{queue}")
+    places = ["#/", f"#/queue/{queue}", "#/failures", "#/schedules", "#/workers", f"#/jobs?find={queue}"]
+    for place in [*places, f"#/job/{quote(job_id, safe='')}"]:
+        page.goto(site.url(place))
+        expect(page.locator("#content")).to_contain_text("onerror=")
+        assert page.evaluate("window.hacked") is None, place
+        assert page.locator("#content img, #content script").count() == 0, place
+    client.ok("CronDelete", name=HOSTILE)
+
+
+def test_a_job_beyond_every_calendar_and_one_beyond_every_screen_are_shown(
+    site: Site, client: Client, queue: str, open_page: OpenPage
+) -> None:
+    client.ok("PUSH", queue=queue, name="far", data={}, timestamp=8_640_000_000_000_000, delay=1000)
+    data: object = "core"
+    for _ in range(200):
+        data = {"deep": data, "wide": list(range(200))}
+    deep = client.ok("PUSH", queue=queue, name="deep", data=data)["id"]
+    page, _ = open_page(site, f"#/queue/{queue}")
+    expect(page.locator("tr[data-row]")).to_have_count(2)
+    page.get_by_role("link", name="far").click()
+    expect(page.locator("h1")).to_contain_text("far")
+    expect(page.locator("h1 .state")).to_contain_text("delayed")
+    page.goto(site.url(f"#/job/{deep}"))
+    expect(page.locator(".tree")).to_contain_text("see raw")
+    assert page.locator(".tree *").count() < 10_000
+
+
+def test_an_address_with_a_bare_percent_sign_opens_a_page(site: Site, open_page: OpenPage) -> None:
+    page, watch = open_page(site, "#/queue/100%")
+    watch.allow("400")
+    expect(page.locator(".notice")).to_contain_text("Queue name contains invalid characters")
 
 
 def test_a_job_that_is_gone_says_so(site: Site, open_page: OpenPage) -> None:

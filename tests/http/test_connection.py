@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
 import ssl
 import subprocess
 import time
@@ -11,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.http.webserver import Http, WebServer, free_port
+from tests.protocol.steps import eventually
 
 
 def request(method: str, path: str, body: bytes = b"", *headers: str) -> bytes:
@@ -112,6 +115,11 @@ BROKEN = {
     "length and chunks": (
         b"POST /gc HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
     ),
+    "two codings": (
+        b"POST /gc HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: identity\r\nTransfer-Encoding: chunked\r\n\r\n"
+        b"0\r\n\r\n"
+    ),
+    "packed chunks": b"POST /gc HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
     "negative length": b"POST /gc HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n",
     "bad chunk": b"POST /gc HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n\r\n",
     "tls hello": b"\x16\x03\x01\x00\xa5\x01\x00\x00\xa1\x03\x03\r\n\r\n",
@@ -162,6 +170,41 @@ def test_headers_without_an_end_are_cut_off(web: WebServer) -> None:
         lines = b"".join(f"X-{number}: {'a' * 1000}\r\n".encode() for number in range(100))
         assert raw.ask(lines[:20_000]).status == 431
         assert raw.is_closed()
+
+
+CHUNKED = ("Transfer-Encoding: chunked", "Content-Type: application/json")
+CHUNK = b'a\r\n{"data":1}\r\n0\r\n'
+
+
+def test_trailers_behind_a_body_change_nothing(web: WebServer, queue: str) -> None:
+    head = request("POST", f"/queues/{queue}/jobs", b"", *CHUNKED)
+    with web.raw() as raw:
+        trailers = b"Host: elsewhere\r\nContent-Type: text/plain\r\nX-Sum: 1\r\n\r\n"
+        assert raw.ask(head + CHUNK + trailers).status == 200
+        assert raw.ask(request("GET", f"/queues/{queue}/count")).json["count"] == 1
+
+
+@pytest.mark.parametrize("piece", [b"X-More: " + b"a" * 1000 + b"\r\n", b"a" * 1000], ids=["many", "one"])
+def test_trailers_without_an_end_are_cut_off(web: WebServer, queue: str, piece: bytes) -> None:
+    with web.raw() as raw:
+        raw.send(request("POST", f"/queues/{queue}/jobs", b"", *CHUNKED) + CHUNK + b"X-First: ")
+        for _ in range(40):
+            raw.send(piece)
+        answer = raw.answer()
+        assert (answer.status, answer.json["error"]) == (431, "Request headers exceed 16 KB")
+        assert raw.is_closed()
+
+
+def test_the_body_of_a_request_with_a_wrong_token_is_not_kept(guarded: WebServer) -> None:
+    with guarded.http() as other, guarded.raw(timeout=30) as raw:
+        before = other.get("/health").json["memory"]["rss"]
+        token = "Authorization: Bearer guess"
+        raw.send(request("POST", "/queues/q/jobs", b"", f"Content-Length: {60 << 20}", token))
+        for _ in range(59):
+            raw.send(b" " * (1 << 20))
+        assert other.get("/health").json["memory"]["rss"] - before < 30
+        raw.send(b" " * (1 << 20))
+        assert raw.answer().status == 401
 
 
 def test_a_body_beyond_64_mb_is_413_before_it_is_sent(web: WebServer) -> None:
@@ -236,6 +279,31 @@ def test_a_client_that_reads_nothing_is_not_answered_without_end(web: WebServer,
         except TimeoutError:
             pass  # the server has stopped reading: that is one way of saying no
         assert http.ok("GET", "/health")["memory"]["rss"] - before < 100
+
+
+def test_a_client_that_has_said_all_gets_an_answer_that_waits_for_the_disk(web: WebServer, queue: str) -> None:
+    for _ in range(20):
+        with web.raw() as raw:
+            raw.send(request("POST", f"/queues/{queue}/jobs", b'{"data": 1, "durable": true}'))
+            raw.socket.shutdown(socket.SHUT_WR)
+            assert raw.answer().status == 200
+            assert raw.is_closed()
+
+
+def test_a_client_that_never_reads_its_answer_is_cut_off_and_a_slow_one_is_not(queue: str) -> None:
+    with WebServer(":memory:", "--http-keep-alive-ms", "300") as web, web.client() as client:
+        job = client.ok("PUSH", queue=queue, data="x" * 10_000_000)["id"]
+        unconnected = len(os.listdir(f"/proc/{web.pid}/fd"))
+        with web.raw() as deaf, web.raw() as slow:
+            for raw in (deaf, slow):
+                raw.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)
+                raw.send(request("GET", f"/jobs/{job}"))
+            head = slow.head().decode().lower()
+            left = int(head.partition("content-length: ")[2].split()[0])
+            while left > 0:
+                left -= len(slow.take(min(left, 500_000)))
+                client.ok("PULL", queue="none", timeout=100)
+            eventually(lambda: len(os.listdir(f"/proc/{web.pid}/fd")) == unconnected)
 
 
 def test_too_many_connections_are_503() -> None:

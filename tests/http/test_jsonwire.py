@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 import struct
@@ -110,6 +111,18 @@ def test_a_date_beyond_iso_text_is_null_and_the_rest_is_shown() -> None:
 def test_depth_is_no_problem() -> None:
     deep = b"\x91" * 5000 + b"\x01"
     assert packed_to_json(deep) == b"[" * 5000 + b"1" + b"]" * 5000
+
+
+def test_objects_as_keys_of_objects_as_keys_are_no_problem() -> None:
+    deep = b"\x81" * 900 + b"\xc0" + b"\x01" * 900
+    (key,) = json.loads(packed_to_json(deep))
+    (inner,) = json.loads(key)
+    assert base64.b64decode(inner) == b"\x81" * 898 + b"\xc0" + b"\x01" * 898
+
+
+def test_a_deep_list_as_a_key_is_shown_as_its_json_text() -> None:
+    deep = b"\x81" + b"\x91" * 5000 + b"\x07" + b"\x01"
+    assert packed_to_json(deep) == b'{"' + b"[" * 5000 + b"7" + b"]" * 5000 + b'":1}'
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"nul", b'{"a":1,}', b"\xff", b'"\xff"', b"NaN", b"1e999", b"[" * 100_000])

@@ -30,6 +30,13 @@ class TestTokens:
             assert (answer.status, answer.error) == (401, "Unauthorized")
             assert answer.headers["www-authenticate"] == "Bearer"
 
+    @pytest.mark.parametrize("charset", ["utf-8", "latin-1"])
+    def test_a_token_may_have_letters_beyond_ascii(self, charset: str) -> None:
+        with WebServer(":memory:", "--auth-tokens", "öffne-dich") as web, web.raw() as raw:
+            token = "öffne-dich".encode(charset)
+            head = b"GET /stats HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer " + token + b"\r\n\r\n"
+            assert raw.ask(head).status == 200
+
     def test_one_request_does_not_let_the_next_one_in(self, guarded: WebServer) -> None:
         with guarded.http() as http:
             assert http.get("/stats", Authorization="Bearer sesame").status == 200

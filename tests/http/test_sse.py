@@ -57,7 +57,8 @@ def test_names_can_be_chosen_and_wrong_ones_are_named(web: WebServer, http: Http
     assert http.get("/events?events=job:*,nonsense").error == "Invalid: nonsense"
     assert http.get("/events?bogus=1").error == "Unknown query parameter: bogus"
     assert http.get("/events/queues/a%20b").status == 400
-    assert http.get("/events", Last_Event_ID="abc").status == 400
+    for wrong in ("abc", "0.1", "0.1.-1", "0.1.\xb2", "0.1." + "9" * 30):
+        assert http.get("/events", Last_Event_ID=wrong).status == 400, wrong
 
 
 def test_snapshots_come_by_themselves(web: WebServer) -> None:

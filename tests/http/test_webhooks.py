@@ -647,6 +647,16 @@ def test_what_does_not_fit_the_queue_of_a_hook_is_dropped_and_counted(tmp_path: 
         assert view(client, webhook)["failureCount"] == 11_001
 
 
+def test_long_errors_count_as_data_does_while_they_wait() -> None:
+    hook = Hook(Webhook("id", "https://example.com", ["job.failed"], None, None, 0.0))
+    event = Event(1, 0, "failed", 1, "q", error="x" * 1_000_000)
+    fitting = MAX_PENDING_BYTES // 1_000_000
+    assert [hook.offer(event, None) for _ in range(fitting + 1)] == [True] * fitting + [False]
+    while hook.pending:
+        hook.take()
+    assert hook.pending_bytes == 0
+
+
 def test_the_queue_of_a_hook_is_bounded_in_bytes_too() -> None:
     hook = Hook(Webhook("id", "https://example.com", ["job.failed"], None, None, 0.0))
     event = Event(1, 1, "failed", 1, "q", "job")

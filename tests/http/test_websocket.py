@@ -192,6 +192,49 @@ async def test_a_slow_client_loses_events_and_is_told_how_many(web: WebServer, q
             assert (await talk.call("Ping"))["ok"] is True
 
 
+HELLO = (
+    b"GET /ws HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+)
+
+
+def masked(message: object) -> bytes:
+    """A message as a client frames it."""
+    text = json.dumps(message).encode()
+    size = b"\xff" + len(text).to_bytes(8, "big")
+    if len(text) < 65_536:
+        size = bytes((0x80 | len(text),)) if len(text) < 126 else b"\xfe" + len(text).to_bytes(2, "big")
+    return b"\x81" + size + bytes(4) + text
+
+
+def test_a_client_that_asks_without_end_is_not_read_without_end(web: WebServer, http: Http, queue: str) -> None:
+    before = http.ok("GET", "/health")["memory"]["rss"]
+    with web.raw(timeout=3) as raw:
+        polls = [{"cmd": "PULL", "queue": queue, "timeout": 60_000, "reqId": n} for n in range(60)]
+        raw.send(HELLO + b"".join(map(masked, polls)))
+        assert b"101 Switching Protocols" in raw.head()
+        large = masked({"cmd": "Ping", "pad": "x" * 500_000}) * 200
+        with pytest.raises(TimeoutError):
+            raw.send(large)
+        assert http.ok("GET", "/health")["memory"]["rss"] - before < 60
+
+
+def test_what_was_not_read_for_a_while_is_answered_in_the_end(web: WebServer, http: Http, queue: str) -> None:
+    with web.raw() as raw:
+        raw.send(HELLO + masked({"cmd": "PULL", "queue": queue, "timeout": 60_000}))
+        assert b"101 Switching Protocols" in raw.head()
+        raw.send(b"".join(masked({"cmd": "GetState", "id": f"n{n}"}) for n in range(1000)))
+        http.ok("POST", f"/queues/{queue}/jobs", {"data": 1})
+        assert b'"id":"n999"' in raw.until(b'"id":"n999"')
+
+
+@pytest.mark.parametrize("depth", range(900, 1000, 5))
+async def test_deep_messages_are_answered_or_refused_and_the_connection_stays(talk: Talk, depth: int) -> None:
+    await talk.socket.send('{"cmd":"PUSH","queue":"deep","data":' + "[" * depth + "]" * depth + "}")
+    assert "ok" in await talk.reply()
+    assert (await talk.call("Ping"))["ok"] is True
+
+
 class TestHandshake:
     async def test_a_cap_is_kept(self) -> None:
         with WebServer(":memory:", "--max-ws-clients", "1") as web:
@@ -254,11 +297,7 @@ class TestHandshake:
 
     async def test_frames_may_follow_the_upgrade_at_once(self, web: WebServer) -> None:
         with web.raw() as raw:
-            masked = bytes((0x81, 0x80 | 14, 0, 0, 0, 0)) + b'{"cmd":"Ping"}'
-            raw.send(
-                b"GET /ws HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-                b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n" + masked
-            )
+            raw.send(HELLO + masked({"cmd": "Ping"}))
             assert b"101 Switching Protocols" in raw.head()
             assert b'"pong":true' in raw.until(b'"ok":true}')
 
@@ -274,10 +313,11 @@ class TestHandshake:
         with WebServer(":memory:", "--live-heartbeat-ms", "100") as web:
             async with connect(f"ws://127.0.0.1:{web.http_port}/ws") as alive:
                 with web.raw() as silent:
-                    silent.send(
-                        b"GET /ws HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-                        b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
-                    )
+                    silent.send(HELLO)
+                    assert await asyncio.get_running_loop().run_in_executor(None, silent.is_closed)
+                with web.raw() as silent:  # also when it wants no events any more
+                    chosen = masked({"cmd": "Subscribe", "events": ["job:*"]}) + masked({"cmd": "Unsubscribe"})
+                    silent.send(HELLO + chosen)
                     assert await asyncio.get_running_loop().run_in_executor(None, silent.is_closed)
                 assert (await Talk(alive).call("Ping"))["ok"] is True
                 await asyncio.wait_for(await alive.ping(), 5)

@@ -126,6 +126,9 @@ class Raw:
     def until(self, mark: bytes) -> bytes:
         return self._until(mark)
 
+    def take(self, size: int) -> bytes:
+        return self._exactly(size)
+
     def _exactly(self, size: int) -> bytes:
         while len(self._buffer) < size:
             self._fill()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -13,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.http.webserver import WebServer
+from tests.protocol.steps import eventually
 from tests.serverprocess import ServerProcess
 from tests.wireclient import Client
 
@@ -114,6 +117,19 @@ class TestStopping:
             assert (job["id"], job["attempts"], job["stallCount"]) == (job_id, 0, 0)
         server.stop()
 
+    def test_clients_that_do_not_read_share_the_time_that_a_stop_waits(self, tmp_path: Path) -> None:
+        server = WebServer(tmp_path / "slow.db", "--shutdown-timeout-ms", "2000").start()
+        with server.client() as client, server.raw() as web:
+            job_id = client.ok("PUSH", queue="slow", data="x" * 10_000_000)["id"]
+            for deaf in (client.socket, web.socket):
+                deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)
+            web.send(f"GET /jobs/{job_id} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+            client.send("GetJob", id=job_id)
+            assert web.head()
+            began = time.monotonic()
+            server.stop()
+            assert time.monotonic() - began < 3.5
+
     @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
     def test_an_idle_server_stops_at_once(self, tmp_path: Path, number: signal.Signals) -> None:
         server = ServerProcess(tmp_path / "idle.db").start()
@@ -124,6 +140,29 @@ class TestStopping:
             out, err = server.process.communicate(timeout=5)
         assert server.process.returncode == 0
         assert (out, "Traceback" in err) == ("", False)
+
+
+class TestFiles:
+    def test_a_server_without_files_left_serves_who_is_there_and_others_later(self, tmp_path: Path) -> None:
+        with ServerProcess(tmp_path / "files.db") as server, server.client() as client:
+            client.ok("Ping")
+            most = len(os.listdir(f"/proc/{server.pid}/fd")) + 4
+            resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (most, most))
+            crowd = [socket.create_connection(("127.0.0.1", server.port), timeout=5) for _ in range(50)]
+            assert client.ok("PUSH", queue="files", data=1)["id"]
+            for one in crowd:
+                one.close()
+            eventually(lambda: answers(server), within=10)
+            assert client.ok("Count", queue="files")["count"] == 1
+
+
+def answers(server: ServerProcess) -> bool:
+    """Whether somebody new is served."""
+    try:
+        with server.client(timeout=2) as newcomer:
+            return bool(newcomer.ok("Ping"))
+    except OSError:
+        return False
 
 
 def push_until_closed(client: Client, acknowledged: list[int]) -> None:

@@ -187,6 +187,39 @@ def test_a_bomb_costs_little_memory_and_time(server: ServerProcess, client: Clie
     assert client.ok("Ping")["data"]["pong"] is True
 
 
+MANY = 5_000_000
+_EMPTY = b"\xdd" + struct.pack(">I", MANY) + b"\x80" * MANY
+_NAMES = b"".join(b"\xa4%04x\xc0" % n for n in range(0x10000))
+HEAVY = {
+    "objects for a number": (
+        b"\x84\xa3cmd\xa4PUSH\xa5queue\xa1q\xa4data\xc0\xa8priority" + _EMPTY,
+        "priority must be a number",
+    ),
+    "objects for a text": (b"\x82\xa3cmd\xa6GetJob\xa2id" + _EMPTY, "id must be a string"),
+    "objects for ids": (b"\x82\xa3cmd\xa4ACKB\xa3ids" + _EMPTY, "ids must have at most 100000 items"),
+    "objects for jobs": (
+        b"\x83\xa3cmd\xa5PUSHB\xa5queue\xa1q\xa4jobs" + _EMPTY,
+        "jobs must have at most 100000 items",
+    ),
+    "a list for a name": (b"\x81\xa3cmd" + _EMPTY, "Invalid command"),
+    "very many fields": (
+        b"\xdf" + struct.pack(">I", 0x10002) + b"\xa3cmd\xa6GetJob\xa2id\x05" + _NAMES,
+        "An object must have at most 10000 fields",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", list(HEAVY))
+def test_what_is_wrong_is_found_without_making_objects_of_it(tmp_path: Path, name: str) -> None:
+    frame, error = HEAVY[name]
+    with _serving(tmp_path) as server, server.client(timeout=30) as client:
+        client.error("GetJob", id=5)
+        before = _memory_mb(server.pid)
+        client.send_frame(frame)
+        assert client.recv()["error"] == error
+        assert _memory_mb(server.pid) < before + 60
+
+
 def test_a_frame_above_64_mb_is_refused_from_its_length(server: ServerProcess) -> None:
     limit = 64 * MEGABYTE
     with server.client() as client:
@@ -371,6 +404,38 @@ def test_a_batch_pull_takes_no_more_than_a_reply_can_hold(server: ServerProcess,
         client.ok("Obliterate", queue="huge")
 
 
+def test_many_pulls_at_once_of_jobs_that_are_large_are_all_answered(server: ServerProcess) -> None:
+    with server.client(timeout=60) as client:
+        ids = [push(client, "huge", data="x" * (9 * MEGABYTE)) for _ in range(10)]
+        client.socket.sendall(b"".join(_command("PULL", queue="huge", owner="w", reqId=n) for n in range(10)))
+        replies = [client.recv() for _ in range(10)]
+        assert [reply["job"]["id"] for reply in replies] == ids
+        assert counts(client, "huge") == {"active": 10}
+        client.ok("Obliterate", queue="huge")
+
+
+def test_large_commands_behind_a_long_poll_are_not_read_without_end(tmp_path: Path) -> None:
+    with _serving(tmp_path) as server, server.client() as client, server.client(timeout=3) as greedy:
+        before = _memory_mb(server.pid)
+        greedy.send("PULL", queue="none", timeout=60_000)
+        pushes = _command("PUSH", queue="q", data="x" * (5 * MEGABYTE)) * 30
+        with pytest.raises(TimeoutError):
+            greedy.socket.sendall(pushes)
+        assert _memory_mb(server.pid) < before + 100
+        assert client.ok("Ping")["data"]["pong"] is True
+
+
+def test_a_frame_that_we_do_not_read_is_not_one_that_stands_still(tmp_path: Path) -> None:
+    with _serving(tmp_path, "--tcp-idle-timeout-ms", "200") as server, server.client() as client:
+        last = _command("GetState", id="last")
+        head = _command("PULL", queue="none", timeout=1000) + _command("Ping") * 300 + last[:7]
+        client.socket.sendall(head)
+        assert client.recv()["job"] is None
+        client.socket.sendall(last[7:])
+        assert [client.recv()["ok"] for _ in range(300)] == [True] * 300
+        assert client.recv()["id"] == "last"
+
+
 def test_a_client_that_asks_and_does_not_read_costs_bounded_memory(tmp_path: Path) -> None:
     with _serving(tmp_path) as server, server.client(timeout=30) as client:
         for _ in range(4):
@@ -476,6 +541,29 @@ def test_a_later_failure_does_not_close_what_is_open(guarded: ServerProcess) -> 
         client.ok("Auth", token="first-token")
         assert client.error("Auth", token="wrong") == "Invalid token"
         assert client.ok("Ping")["data"]["pong"] is True
+
+
+def test_a_stranger_cannot_have_a_large_frame_kept(guarded: ServerProcess) -> None:
+    with guarded.client() as client:
+        client.socket.sendall(struct.pack(">I", MEGABYTE) + b"x")
+        assert client.recv() == {"ok": False, "error": "Not authenticated"}
+        assert _is_closed(client)
+
+
+def test_a_large_frame_may_follow_the_token_at_once(guarded: ServerProcess) -> None:
+    with guarded.client() as client:
+        large = _command("PUSH", queue="large", data="x" * MEGABYTE, reqId=2)
+        client.socket.sendall(_command("Auth", token="first-token", reqId=1) + large)
+        assert [client.recv()["ok"], client.recv()["ok"]] == [True, True]
+        client.ok("Obliterate", queue="large")
+
+
+def test_five_wrong_tokens_are_all_that_one_connection_may_try(guarded: ServerProcess) -> None:
+    with guarded.client() as client:
+        guesses = [f"guess-{n}" for n in range(5)] + ["first-token"]
+        client.socket.sendall(b"".join(_command("Auth", token=token, reqId=token) for token in guesses))
+        assert client.recv()["ok"] is False
+        assert _is_closed(client)
 
 
 @pytest.mark.alone

@@ -12,6 +12,7 @@ from headrace.commands import REGISTRY, Flag, Spec
 from headrace.commands._base import SHORT_FORMS
 from headrace.commands.jobs import JobOptions, Push, PushEntry
 from headrace.model import JobLinks, JobSettings, ShortQueueName
+from headrace.server.routes import members_of
 
 
 def _names(text: str) -> list[str]:
@@ -182,6 +183,15 @@ def test_a_short_form_reads_its_fields_as_the_whole_command_does(name: str) -> N
         assert field.type == (ShortQueueName if field.name == "queue" else whole[field.name].type)
 
 
+@pytest.mark.parametrize("name", sorted(REGISTRY))
+def test_every_list_that_a_command_takes_has_a_bound(name: str) -> None:
+    for struct in _structs_of(REGISTRY[name].type):
+        for field in struct.fields:
+            for kind in members_of(field.type):
+                if isinstance(kind, inspect.ListType | inspect.VarTupleType):
+                    assert kind.max_length is not None, (struct.cls.__name__, field.name)
+
+
 def _structs_of(root: type[Struct]) -> list[inspect.StructType]:
     found: dict[type, inspect.StructType] = {}
     pending: list[inspect.Type] = [inspect.type_info(root)]
@@ -191,7 +201,7 @@ def _structs_of(root: type[Struct]) -> list[inspect.StructType]:
             pending.append(kind.type)
         elif isinstance(kind, inspect.UnionType):
             pending += kind.types
-        elif isinstance(kind, inspect.ListType):
+        elif isinstance(kind, inspect.ListType | inspect.VarTupleType):
             pending.append(kind.item_type)
         elif isinstance(kind, inspect.DictType):
             pending.append(kind.value_type)

@@ -8,7 +8,7 @@ from msgspec import Meta
 
 from headrace import __version__
 from headrace.commands._base import Command, Flag, Ok, Reply, command
-from headrace.model import Finite, ShortText, WatchedQueue
+from headrace.model import Finite, Many, ShortText, WatchedQueue
 
 if TYPE_CHECKING:
     from headrace.engine.engine import Engine
@@ -36,7 +36,7 @@ class Hello(Command[Greeting], tag="Hello"):
     """Tell each other what is spoken. Nothing depends on it: clients may leave it out."""
 
     protocol_version: Finite | None = None
-    capabilities: list[ShortText] | None = None
+    capabilities: Many[ShortText] | None = None
 
     async def run(self, engine: Engine, peer: Peer) -> Greeting:
         peer.wants_codes = ERROR_CODES in (self.capabilities or ())

@@ -10,7 +10,7 @@ from headrace.commands._base import Command, Flag, Ok, Reply, command
 from headrace.commands.jobs import check_lengths, checked_data
 from headrace.commands.queries import Counted
 from headrace.errors import Refused
-from headrace.model import DelayMs, Finite, JobId, LeaseMs, Priority, Text, Token
+from headrace.model import DelayMs, Finite, JobId, LeaseMs, Many, Priority, Text, Token
 
 if TYPE_CHECKING:
     from headrace.engine.engine import Engine
@@ -245,9 +245,9 @@ class ExtendLock(Command[Ok], tag="ExtendLock"):
 class ExtendLocks(Command[Counted], tag="ExtendLocks"):
     """Extend many leases, each by its own duration; says how many could be."""
 
-    ids: list[JobId]
-    tokens: list[Token | None]
-    durations: list[LeaseMs]
+    ids: Many[JobId]
+    tokens: Many[Token | None]
+    durations: Many[LeaseMs]
 
     async def run(self, engine: Engine, peer: Peer) -> Counted:
         check_lengths("ExtendLocks", self.ids, tokens=self.tokens, durations=self.durations)

@@ -16,7 +16,7 @@ from headrace.commands._base import Command, Flag, Ok, Reply, command
 from headrace.commands.control import TOKEN_ERRORS
 from headrace.commands.jobs import PushEntry, checked_data
 from headrace.errors import InvalidCommand, Refused
-from headrace.model import JobId, QueueName, Token
+from headrace.model import JobId, Many, QueueName, Token
 
 if TYPE_CHECKING:
     from headrace.engine.engine import Engine
@@ -158,7 +158,7 @@ def _check_acyclic(family: dict[str, PushEntry]) -> None:
 class PushFamily(Command[PushedFamily], tag="PUSHF"):
     """Add a whole family of jobs, over any number of queues, all or none."""
 
-    jobs: list[FamilyEntry]
+    jobs: Many[FamilyEntry]
 
     async def run(self, engine: Engine, peer: Peer) -> PushedFamily:
         check_family(self.jobs)

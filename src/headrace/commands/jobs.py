@@ -23,6 +23,7 @@ from headrace.errors import HeadraceError, InvalidCommand, Refused
 from headrace.model import (
     MAX_DATA_BYTES,
     MAX_FRAME_BYTES,
+    MAX_OUTBOX_BYTES,
     MAX_SAFE_INTEGER,
     NIL,
     UNDEFINED,
@@ -36,6 +37,8 @@ from headrace.model import (
     JobId,
     JobName,
     LeaseMs,
+    Many,
+    ManyFixed,
     MaxAttempts,
     PollMs,
     Priority,
@@ -97,9 +100,9 @@ class JobOptions(Command[Any], tag=False, kw_only=True):
     custom_id: CustomId | None = None
     parent_id: JobId | None = None
     group_id: GroupId | None = None
-    depends_on: tuple[JobId, ...] = ()
-    children_ids: tuple[JobId, ...] = ()
-    tags: tuple[ShortText, ...] = ()
+    depends_on: ManyFixed[JobId] = ()
+    children_ids: ManyFixed[JobId] = ()
+    tags: ManyFixed[ShortText] = ()
     repeat: Repeat | None = None
     dedup: Dedup | None = None
     debounce_id: ShortText | None = None
@@ -284,7 +287,7 @@ class PushBatch(Command[PushedBatch], tag="PUSHB"):
     """Add many jobs to a queue, all or none. Jobs may depend on each other by `customId`, in any order."""
 
     queue: QueueName
-    jobs: Annotated[list[PushEntry], Meta(max_length=100_000)]
+    jobs: Many[PushEntry]
 
     async def run(self, engine: Engine, peer: Peer) -> PushedBatch:
         if batch_needs_check(self.jobs):
@@ -346,12 +349,12 @@ _identify = msgpack.Decoder(_Identified).decode
 _REPLY_ROOM = MAX_FRAME_BYTES - 65_536
 
 
-async def _fitting(engine: Engine, claims: list[Claim]) -> list[Claim]:
-    """As many of these jobs as one reply can hold; the others wait again."""
-    if sum([len(claim.job) for claim in claims]) <= _REPLY_ROOM:
+async def _fitting(engine: Engine, claims: list[Claim], room: int) -> list[Claim]:
+    """As many of these jobs as have room, one at least; the others wait again."""
+    if sum([len(claim.job) for claim in claims]) <= room:
         return claims
     sizes = itertools.accumulate(len(claim.job) for claim in claims)
-    fitting = sum(size <= _REPLY_ROOM for size in sizes)
+    fitting = max(1, sum(size <= room for size in sizes))
     for claim in claims[fitting:]:
         await engine.backend.move_to_wait(_identify(claim.job).id, claim.token)
     return claims[:fitting]
@@ -396,7 +399,7 @@ class Pull(Command[Pulled], tag="PULL"):
         if alike < 2 or first.group is not None:
             return []
         demand = Demand(alike, first.owner or None, first.lock_ttl, None if first.detach else peer.held)
-        claims = await engine.backend.claim(first.queue, demand)
+        claims = await _fitting(engine, await engine.backend.claim(first.queue, demand), MAX_OUTBOX_BYTES)
         if not first.owner:
             return Alike(len(claims), 2, _OK_JOB, [claim.job for claim in claims])
         ends = [b"".join((claim.job, _TOKEN, _encode(claim.token))) for claim in claims]
@@ -441,7 +444,7 @@ class PullBatch(Command[PulledBatch], tag="PULLB"):
         group = self.group.demand() if self.group is not None else None
         holder = None if self.detach else peer.held
         demand = Demand(self.count, self.owner or None, self.lock_ttl, holder, group)
-        claims = await _fitting(engine, await engine.pull(self.queue, demand, self.timeout))
+        claims = await _fitting(engine, await engine.pull(self.queue, demand, self.timeout), _REPLY_ROOM)
         tokens = [claim.token for claim in claims] if self.owner else UNSET
         return PulledBatch(jobs=[Raw(claim.job) for claim in claims], tokens=tokens)
 
@@ -533,10 +536,10 @@ class Acknowledge(Command[Settled], tag="ACK"):
 class AcknowledgeBatch(Command[SettledBatch], tag="ACKB"):
     """Complete many jobs, all or none. Those whose lease had ended before are listed and left alone."""
 
-    ids: list[JobId]
-    results: list[Raw] | None = None
-    tokens: list[Token | None] | None = None
-    remove_on_completes: list[bool | None] | None = None
+    ids: Many[JobId]
+    results: Many[Raw] | None = None
+    tokens: Many[Token | None] | None = None
+    remove_on_completes: Many[bool | None] | None = None
 
     async def run(self, engine: Engine, peer: Peer) -> SettledBatch:
         ignored = await engine.backend.complete(self.acks())

@@ -12,7 +12,7 @@ from headrace.backends.base import MinuteMetrics
 from headrace.commands._base import Command, Flag, Ok, Reply, command
 from headrace.commands.jobs import check_lengths
 from headrace.errors import InvalidCommand, NotFound, Refused
-from headrace.model import Count, JobId, LeaseMs, Position, QueueName, ShortText, Token
+from headrace.model import Count, JobId, LeaseMs, Many, Position, QueueName, ShortText, Token
 
 if TYPE_CHECKING:
     from headrace.engine.engine import Engine
@@ -333,8 +333,8 @@ class JobHeartbeat(Command[AliveReply], tag="JobHeartbeat"):
 class JobHeartbeatBatch(Command[AliveBatchReply], tag="JobHeartbeatB"):
     """Many active jobs are being worked on; says for how many that could be noted."""
 
-    ids: list[JobId]
-    tokens: list[Token | None] | None = None
+    ids: Many[JobId]
+    tokens: Many[Token | None] | None = None
 
     async def run(self, engine: Engine, peer: Peer) -> AliveBatchReply:
         check_lengths("JobHeartbeatB", self.ids, tokens=self.tokens)

@@ -8,7 +8,7 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
 
 from headrace.backends.base import Counts
 from headrace.commands._base import Command, Flag, Reply, command
-from headrace.model import Count, CustomId, JobId, QueueName, ShortText
+from headrace.model import Count, CustomId, JobId, Many, QueueName, ShortText
 
 if TYPE_CHECKING:
     from headrace.engine.engine import Engine
@@ -130,7 +130,7 @@ class GetJobs(Command[JobList], tag="GetJobs"):
     """Jobs of a queue in order of creation, a page at a time. Several states give the union."""
 
     queue: QueueName
-    state: ShortText | list[ShortText] | None = None
+    state: ShortText | Many[ShortText] | None = None
     limit: Count = 100
     offset: Count = 0
     asc: bool = True
@@ -158,7 +158,7 @@ class SearchJobs(Command[JobsFound], tag="SearchJobs"):
 
     queue: QueueName
     text: SearchText = ""
-    state: ShortText | list[ShortText] | None = None
+    state: ShortText | Many[ShortText] | None = None
     limit: Annotated[int, Meta(ge=1, le=500)] = 25
     cursor: Count | None = None
 

@@ -9,7 +9,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType, structs
 from headrace.addresses import check_webhook_url
 from headrace.commands._base import Command, Flag, Ok, Removal, Removed, Reply, command
 from headrace.errors import InvalidCommand, NotFound
-from headrace.model import QueueName, ShortText, Webhook, optional
+from headrace.model import Many, QueueName, ShortText, Webhook, optional
 
 if TYPE_CHECKING:
     from headrace.engine.engine import Engine
@@ -109,7 +109,7 @@ class AddWebhook(Command[Added], tag="AddWebhook"):
     """
 
     url: WebhookUrl
-    events: list[ShortText]
+    events: Many[ShortText]
     queue: QueueName | None = None
     secret: ShortText | None = None
 

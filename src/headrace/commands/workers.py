@@ -10,7 +10,7 @@ from headrace.commands._base import Command, Flag, Removal, Removed, Reply, comm
 from headrace.commands.jobs import check_lengths
 from headrace.commands.queries import Counted
 from headrace.errors import NotFound
-from headrace.model import Count, JobId, LeaseMs, QueueName, ShortText, TimestampMs, Token
+from headrace.model import Count, JobId, LeaseMs, Many, ManyFixed, QueueName, ShortText, TimestampMs, Token
 
 if TYPE_CHECKING:
     from headrace.engine.engine import Engine
@@ -74,7 +74,7 @@ class RegisterWorker(Command[Registered], tag="RegisterWorker"):
     """Make a worker known until its connection closes. Registering a `workerId` again updates it."""
 
     name: ShortText
-    queues: list[QueueName]
+    queues: Many[QueueName]
     concurrency: Count = 1
     worker_id: ShortText | None = None
     hostname: ShortText = "unknown"
@@ -116,9 +116,9 @@ class ReleaseLeases(Command[Counted], tag="ReleaseLeases"):
     """
 
     owner: ShortText
-    queues: list[QueueName]
-    keep: tuple[JobId, ...] = ()
-    tokens: list[Token] | None = None
+    queues: Many[QueueName]
+    keep: ManyFixed[JobId] = ()
+    tokens: Many[Token] | None = None
     lock_ttl: LeaseMs = 30_000
 
     async def run(self, engine: Engine, peer: Peer) -> Counted:

@@ -44,6 +44,8 @@ _FLOW_ENDS: Final = frozenset(("flow-completed", "flow-failed", "flow-cancelled"
 _MAINTAIN_EVERY_MS: Final = 1000
 _PROBE_EVERY_MS: Final = 250
 _STOP_S: Final = 2.0
+MAX_AUTH_FAILURES: Final = 5
+"""Wrong tokens of one connection, after which none is looked at any more: the connection is about to be closed."""
 _GUESSING_WINDOW_MS: Final = 60_000
 _MAX_GUESSERS: Final = 10_000
 
@@ -313,7 +315,7 @@ class Engine:
         """Let the connection in if the token is one of ours. Wrong ones are answered slower and slower."""
         if not self.tokens:
             return
-        if not self.knows(token):
+        if peer.auth_failures >= MAX_AUTH_FAILURES or not self.knows(token):
             peer.auth_failures += 1
             await self.waiters.park_until(self.clock.monotonic_ms() + self._guessing_penalty_ms(peer.address))
             raise NotAuthenticated("Invalid token")

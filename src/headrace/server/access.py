@@ -49,7 +49,7 @@ class Access:
 
     def token_of(self, headers: dict[bytes, bytes]) -> str | None:
         """The token of a request: `Bearer <token>`, or the token alone; of a WebSocket also among its subprotocols."""
-        given = headers.get(b"authorization", b"").decode("latin-1").strip()
+        given = _text(headers.get(b"authorization", b"")).strip()
         if not given and headers.get(b"upgrade", b"").lower() == b"websocket":
             return _offered_token(subprotocols(headers))
         scheme, _, rest = given.partition(" ")
@@ -106,6 +106,14 @@ class Access:
         if origin is None or not self._allows(origin.decode("latin-1")):
             return b""
         return b"Access-Control-Allow-Origin: " + origin + b"\r\nVary: Origin\r\n"
+
+
+def _text(value: bytes) -> str:
+    """Shells write headers in UTF-8, browsers in Latin-1."""
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value.decode("latin-1")
 
 
 def subprotocols(headers: dict[bytes, bytes]) -> list[str]:

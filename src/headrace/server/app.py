@@ -103,9 +103,10 @@ class App:
 
     async def stop(self) -> None:
         deadline = asyncio.get_running_loop().time() + self.settings.shutdown_timeout_ms / 1000
-        if self.http is not None:
-            await self.http.stop()
-        await self.tcp.stop()
+        # Side by side: a slow client at one door must not use up the time of those at the other.
+        await asyncio.gather(*(door.stop(deadline) for door in (self.http, self.tcp) if door is not None))
+        await asyncio.sleep(0)  # who was cut off gives back its jobs
+        self.tcp.ticker.stop()
         await self.webhooks.stop(deadline)
         await self.engine.stop()
 

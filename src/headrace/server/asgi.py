@@ -130,6 +130,14 @@ class Pipe:
         self._filled = asyncio.Event()
         self.is_cut = asyncio.Event()
         """The client is to be cut off, whatever is still being sent to it."""
+        self.may_read = asyncio.Event()
+        self.may_read.set()
+
+    def pause_reading(self) -> None:
+        self.may_read.clear()
+
+    def resume_reading(self) -> None:
+        self.may_read.set()
 
     def write(self, data: bytes | bytearray) -> None:
         if not self._is_closed:
@@ -285,7 +293,7 @@ async def _read_body(request: Request, receive: Receive) -> bool:
         if request.size > MAX_BODY_BYTES:
             request.refusal = TooLarge("Request body exceeds 64 MB")
             return True
-        request.body.append(body)
+        request.body += body
         if not message.get("more_body"):
             return True
 
@@ -351,7 +359,9 @@ async def _serve_websocket(connection: AsgiConnection, scope: Scope, receive: Re
     chosen = dict(_headers_of(response, b"")).get(b"sec-websocket-protocol")
     await send({"type": "websocket.accept", "subprotocol": chosen and chosen.decode()})
     socket, wire = connection.begin(response), Connection(ConnectionType.CLIENT)
-    await _until_first(_read_messages(socket, wire, receive), _send_messages(connection, socket, wire, send))
+    await _until_first(
+        _read_messages(connection, socket, wire, receive), _send_messages(connection, socket, wire, send)
+    )
 
 
 async def _refuse(response: Response, scope: Scope, send: Send) -> None:
@@ -363,11 +373,14 @@ async def _refuse(response: Response, scope: Scope, send: Send) -> None:
     await send({"type": "websocket.http.response.body", "body": response.body})
 
 
-async def _read_messages(socket: Takeover, wire: Connection, receive: Receive) -> None:
+async def _read_messages(connection: AsgiConnection, socket: Takeover, wire: Connection, receive: Receive) -> None:
+    pipe = connection.transport
+    assert pipe is not None
     while (message := await receive())["type"] == "websocket.receive":
         text = message.get("text")
         given: Message[Any] = BytesMessage(message["bytes"]) if text is None else TextMessage(text)
         socket.data_received(wire.send(given))
+        await pipe.may_read.wait()
 
 
 async def _send_messages(connection: AsgiConnection, socket: Takeover, wire: Connection, send: Send) -> None:

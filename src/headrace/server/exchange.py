@@ -73,7 +73,7 @@ class Request:
         self.query = ""
         self.host = ""
         self.headers: dict[bytes, bytes] = {}
-        self.body: list[bytes] = []
+        self.body = bytearray()
         self.size = 0
         self.head_bytes = 0
         self.keeps_alive = True

@@ -4,7 +4,8 @@ Rules:
 - One request of a connection runs at a time; what is pipelined behind it waits. So order needs no bookkeeping, and a
   connection costs no more than the one command it runs.
 - A response leaves after the commit that contains what it tells, as on TCP.
-- Whether a request is allowed is known when its headers are there: a body that will be refused is not kept.
+- Whether a request is allowed is known when its headers are there: a body that will be refused is not kept, and what
+  follows a body (trailers) is only counted.
 - A request that cannot be understood is answered once and then the connection is closed.
 
 Everything that is no command (pages, health texts, streams) is a `Plain`; see `HttpServer`.
@@ -68,6 +69,7 @@ class HttpConnection(asyncio.Protocol):
         self._deadline = 0.0
         self._began = 0.0
         self._timer: asyncio.TimerHandle | None = None
+        self._unsent = 0
         self._early: bytes | None = None
         self.takeover: Takeover | None = None
 
@@ -90,7 +92,7 @@ class HttpConnection(asyncio.Protocol):
             if self._early is not None:  # what follows an upgrade may come before we have answered it
                 self._early = (self._early + data)[:MAX_HEAD_BYTES]
             return
-        if self._request is not None and not self._has_head:
+        if self._request is not None:
             self._unread_head += len(data)
         try:
             self._parser.feed_data(data)
@@ -100,10 +102,10 @@ class HttpConnection(asyncio.Protocol):
         except httptools.HttpParserError:
             self._fail(BadRequest("Bad request"))
         request = self._request
-        if request is not None and not self._has_head and max(self._unread_head, request.head_bytes) > MAX_HEAD_BYTES:
+        if request is not None and max(self._unread_head, request.head_bytes) > MAX_HEAD_BYTES:
             self._fail(HeadTooLarge("Request headers exceed 16 KB"))
         self._set_deadline()
-        if len(self.session.backlog) > _BACKLOG_LIMIT:
+        if self.session.backlog:
             self._set_reading()
 
     def on_message_begin(self) -> None:
@@ -122,9 +124,9 @@ class HttpConnection(asyncio.Protocol):
         request = self._request
         if request is None:
             return
-        name = name.lower()
         request.head_bytes += len(name) + len(value) + 4
-        request.add_header(name, value)
+        if not self._has_head:
+            request.add_header(name.lower(), value)
 
     def on_headers_complete(self) -> None:
         request = self._request
@@ -136,6 +138,10 @@ class HttpConnection(asyncio.Protocol):
         request.keeps_alive = self._parser.should_keep_alive() and not self._parser.should_upgrade()
         if request.head_bytes > MAX_HEAD_BYTES:
             self._fail(HeadTooLarge("Request headers exceed 16 KB"))
+            return
+        if request.headers.get(b"transfer-encoding", b"chunked").lower() != b"chunked":
+            # Where such a body ends is a matter of opinion, and a proxy before us may have another one.
+            self._fail(BadRequest("Transfer-Encoding must be chunked"))
             return
         if request.refusal is None:
             try:
@@ -156,11 +162,12 @@ class HttpConnection(asyncio.Protocol):
         request = self._request
         if request is None:
             return
+        self._unread_head = 0
         request.size += len(body)
         if request.size > MAX_BODY_BYTES:
             self._fail(TooLarge("Request body exceeds 64 MB"))
-        elif request.refusal is None:
-            request.body.append(body)
+        elif request.refusal is None and request.is_known:
+            request.body += body
 
     def on_message_complete(self) -> None:
         request, self._request = self._request, None
@@ -180,7 +187,8 @@ class HttpConnection(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         """The client will send no more. Answers that are on their way still leave; nobody waits for events."""
-        if self.session.is_waiting or self.takeover is not None or not self.session.is_busy:
+        is_answering = self.session.is_busy or bool(self._parcels)
+        if self.session.is_waiting or self.takeover is not None or not is_answering:
             return False
         self.session.is_closing = True
         return self.server.tls is None
@@ -204,14 +212,32 @@ class HttpConnection(asyncio.Protocol):
         self._timer = None
         if self.transport is None or self.takeover is not None:
             return
-        if self.session.is_busy and self._request is None:
-            self._set_deadline()  # it is we who are working
+        is_our_turn = self._request is None or not self._valve.is_open
+        if self.session.is_busy and is_our_turn and not self._valve.is_choked:
+            self._begin_anew()  # it is we who are working
         elif self.server.loop.time() < self._deadline:
             self._timer = self.server.loop.call_at(self._deadline, self._look_at_clock)
-        elif self._request is not None:
-            self._fail(TooSlow("Request timeout"))
+        elif self._request is None or self._valve.is_choked:
+            self._close_idle(self.transport)
         else:
-            self.transport.close()
+            self._fail(TooSlow("Request timeout"))
+            self._set_deadline()
+
+    def _close_idle(self, transport: asyncio.Transport) -> None:
+        """Close, unless the client still reads what it was sent; when it reads nothing, do not wait for it."""
+        unsent, before = transport.get_write_buffer_size(), self._unsent
+        self._unsent = unsent
+        if not unsent:
+            transport.close()
+        elif unsent == before:
+            transport.abort()
+        else:
+            self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        """The time that was not the client's does not count against it."""
+        self._began = self.server.loop.time()
+        self._set_deadline()
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
@@ -274,7 +300,7 @@ class HttpConnection(asyncio.Protocol):
         if early:
             self.takeover.data_received(early)
         self._valve.is_choked = False
-        self._valve.set(self.transport, 0)
+        self._set_reading()
 
     def pause_writing(self) -> None:
         if self.takeover is not None:
@@ -292,7 +318,7 @@ class HttpConnection(asyncio.Protocol):
         self.session.work_off()
 
     def _set_reading(self) -> None:
-        self._valve.set(self.transport, len(self.session.backlog))
+        self._valve.set(self.transport, self.session)
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
@@ -390,9 +416,9 @@ class HttpServer(Listener[HttpConnection]):
     async def start(self) -> None:
         await self._listen(lambda: HttpConnection(self), self.settings.http_port)
 
-    async def stop(self) -> None:
+    async def stop(self, deadline: float) -> None:
         self.hub.close()
-        await super().stop()
+        await super().stop(deadline)
 
 
 class _Preflight:

@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from headrace.commands._base import Reply
 from headrace.commands.connection import Auth
+from headrace.engine.engine import MAX_AUTH_FAILURES
 from headrace.errors import (
     HeadraceError,
     Internal,
@@ -22,11 +23,11 @@ from headrace.errors import (
     Refused,
     StorageUnavailable,
 )
-from headrace.model import MAX_FRAME_BYTES, Event
+from headrace.model import MAX_FRAME_BYTES, MAX_OUTBOX_BYTES, Event
 from headrace.server.driving import Driver
 from headrace.server.exchange import Request, Response, TooLarge, error_response, reply_response
 from headrace.server.routes import BadRequest, Endpoint, build
-from headrace.server.session import MAX_AUTH_FAILURES, MAX_OUTBOX, Budget
+from headrace.server.session import Budget
 from headrace.server.ticker import Outlet
 
 if TYPE_CHECKING:
@@ -53,7 +54,8 @@ class Carrier(Outlet, Protocol):
     server: HttpServer
     session: HttpSession
     transport: Any
-    """Takes bytes (write, get_write_buffer_size, is_closing, close, abort); None when it is gone."""
+    """Takes bytes (write, get_write_buffer_size, is_closing, close, abort) and gives them (pause_reading,
+    resume_reading); None when it is gone."""
 
     def abort(self) -> None: ...
 
@@ -97,13 +99,17 @@ class HttpSession(Driver[Request]):
     def is_busy(self) -> bool:
         return bool(self._current or self.backlog or self._out)
 
+    @property
+    def backlog_bytes(self) -> int:
+        return sum([request.size for request in self.backlog])
+
     def receive(self, request: Request) -> None:
         self.backlog.append(request)
         self.work_off()
 
     def work_off(self) -> None:
         while self.backlog and self._current is None and not self.is_closing and not self.is_choked:
-            if self._out_bytes > MAX_OUTBOX:
+            if self._out_bytes > MAX_OUTBOX_BYTES:
                 break
             self._current = self.backlog.popleft()
             self._serve(self._current)
@@ -125,7 +131,7 @@ class HttpSession(Driver[Request]):
 
     def _run(self, endpoint: Endpoint, request: Request) -> None:
         try:
-            command = build(endpoint, request.parameters, request.query, b"".join(request.body))
+            command = build(endpoint, request.parameters, request.query, request.body)
         except HeadraceError as error:
             self._refuse(error, request)
             return
@@ -154,7 +160,11 @@ class HttpSession(Driver[Request]):
     def _answer(self, reply: Struct, key: Request) -> None:
         assert isinstance(reply, Reply)
         assert isinstance(key.endpoint, Endpoint)
-        response = reply_response(reply, key.endpoint)
+        try:
+            response = reply_response(reply, key.endpoint)
+        except Exception:
+            log.exception("the answer to %s could not be written", key.path)
+            response = error_response(Internal())
         if self._backend.sync_requests:
             self._backend.sync_requests = 0
             response.promises = True

@@ -41,7 +41,7 @@ class InvalidJson(HeadraceError):
 # -- from JSON ---------------------------------------------------------------------------------------------------------
 
 
-def from_json(text: bytes) -> Any:
+def from_json(text: bytes | bytearray) -> Any:
     """The value in a JSON text, with numbers that JavaScript clients can read."""
     try:
         value = _decode_json(text)
@@ -143,8 +143,9 @@ class _Renderer:
     What is open is a stack of (closing bracket, items left, is it a map); a map counts its keys and values as items.
     """
 
-    def __init__(self, packed: bytes) -> None:
+    def __init__(self, packed: bytes, *, is_key: bool = False) -> None:
         self._packed = packed
+        self._is_key = is_key
         self._at = 0
         self._out: list[str] = []
         self._open: list[list[Any]] = []
@@ -168,12 +169,19 @@ class _Renderer:
         return "".join(self._out).encode()
 
     def _key(self) -> None:
-        """Keys may be anything; what is no text is shown as the JSON text of it."""
+        """Keys may be anything; what is no text is shown as the JSON text of it.
+
+        Keys of such keys are shown as base64: texts within texts would double with every level.
+        """
         start = self._at
-        end = _end_of(self._packed, start)
-        self._at = end
-        shown = json.loads(_Renderer(self._packed[start:end]).render())
-        text = shown if isinstance(shown, str) else json.dumps(shown, separators=(",", ":"), ensure_ascii=False)
+        kind, argument, self._at = _head_of(self._packed, start)
+        if kind in ("array", "map"):
+            self._at = _end_of(self._packed, start)
+            key = self._packed[start : self._at]
+            text = _base64(key) if self._is_key else _Renderer(key, is_key=True).render().decode()
+        else:
+            shown = self._scalar(kind, argument)
+            text = shown if isinstance(shown, str) else json.dumps(shown)
         self._out += (json.dumps(text, ensure_ascii=False), ":")
 
     def _value(self) -> None:

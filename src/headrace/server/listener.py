@@ -66,9 +66,8 @@ class Listener(Generic[G]):
     async def _listen(self, make: Callable[[], asyncio.Protocol], port: int) -> None:
         self._server = await self.loop.create_server(make, self.settings.bind_host, port, ssl=self.tls, backlog=1024)
 
-    async def stop(self) -> None:
-        """Stop listening, end long polls, let the answers in flight leave, close what is left."""
-        deadline = self.loop.time() + self.settings.shutdown_timeout_ms / 1000
+    async def stop(self, deadline: float) -> None:
+        """Stop listening, end long polls, let the answers in flight leave by `deadline` (loop time), close the rest."""
         if self._server is not None:
             self._server.close()
         self.engine.end_waiting()

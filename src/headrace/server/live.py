@@ -130,7 +130,12 @@ class Hub:
     def _on_events(self, events: list[Event], _: dict[int, bytes]) -> None:
         if not events:
             return
-        self._recent.extend([_lean(event) if event.error is not None else event for event in events])
+        self._recent.extend(
+            [
+                event if event.error is None and event.action is None and event.tags is None else _lean(event)
+                for event in events
+            ]
+        )
         if self._count:
             told = self._engine.told_already
             self._collect([event for event in events if event.seq not in told] if told else events)
@@ -315,17 +320,15 @@ class Position(msgspec.Struct, frozen=True):
     @classmethod
     def parse(cls, text: str) -> Position | None:
         parts = text.split(".")
-        if len(parts) != 3 or not all(part.isdigit() and len(part) < 20 for part in parts):
+        if len(parts) != 3 or not all(part.isascii() and part.isdigit() and len(part) < 20 for part in parts):
             return None
         return cls(int(parts[1]), int(parts[2]))
 
 
 def _lean(event: Event) -> Event:
-    """The event with no more of its error than will be shown: ten thousand of them are kept."""
-    error = event.error
-    if error is None or len(error) <= MAX_LIVE_ERROR:
-        return event
-    return msgspec.structs.replace(event, error=error[:MAX_LIVE_ERROR])
+    """The event with no more than will be shown, but for its error, action and tags: ten thousand of them are kept."""
+    error = event.error and event.error[:MAX_LIVE_ERROR]
+    return msgspec.structs.replace(event, error=error, action=None, tags=None)
 
 
 def _gap(writer: Writer, first: str, last: str, now_ms: int) -> bytes:

@@ -140,6 +140,10 @@ def is_pattern(text: str) -> bool:
     return text == "*" or text in LIVE_NAMES or (family in FAMILIES and word == "*")
 
 
+NOTHING: Final = frozenset(("",))
+"""The patterns of somebody who wants no event."""
+
+
 class Choice(Struct, frozen=True):
     """Which events somebody wants: of one queue or all, and of which names; no patterns means every name."""
 
@@ -155,7 +159,7 @@ class Choice(Struct, frozen=True):
     @property
     def is_of_events(self) -> bool:
         """Whether more than snapshots is wanted."""
-        return not self.patterns or any(pattern == "*" or pattern.startswith("job:") for pattern in self.patterns)
+        return any(self.wants(name, self.queue or "") for name in LIVE_NAMES.difference(SNAPSHOTS))
 
 
 def event_id(event: Event, shard: int = 0) -> str:

@@ -134,7 +134,7 @@ def endpoints() -> list[Endpoint]:
 # -- building ----------------------------------------------------------------------------------------------------------
 
 
-def build(endpoint: Endpoint, parameters: dict[str, str], query: str, body: bytes) -> Command[Any]:
+def build(endpoint: Endpoint, parameters: dict[str, str], query: str, body: bytes | bytearray) -> Command[Any]:
     """The command that the request asks for, or an error that says what is wrong with it."""
     route = endpoint.route
     fields: dict[str, Any] = dict(route.defaults)
@@ -170,7 +170,7 @@ def checked_queue(name: str) -> str:
         raise BadRequest("Queue name contains invalid characters") from None
 
 
-def _from_body(endpoint: Endpoint, parameters: dict[str, str], body: bytes) -> dict[str, Any]:
+def _from_body(endpoint: Endpoint, parameters: dict[str, str], body: bytes | bytearray) -> dict[str, Any]:
     route = endpoint.route
     if route.method == "GET":
         raise BadRequest("GET takes no body")

@@ -6,7 +6,8 @@ Rules:
 - Commands that do not wait are answered in the order in which they came. A command that waits (long poll) is answered
   when it is done, unless it came without reqId: then everything behind it waits too, as a client of protocol 1 cannot
   tell replies apart.
-- At most MAX_IN_FLIGHT commands wait at once; what comes on top stays in the backlog.
+- At most MAX_IN_FLIGHT commands wait at once; what comes on top stays in the backlog. When that has more than
+  MAX_BACKLOG commands, the shell reads no further.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any, Final, NamedTuple
 from msgspec import Raw, Struct
 
 from headrace.commands._base import TOGETHER, Alike, BurstReplies, Command, ErrorReply
-from headrace.engine.engine import Engine
+from headrace.engine.engine import MAX_AUTH_FAILURES, Engine
 from headrace.errors import (
     HeadraceError,
     Internal,
@@ -31,7 +32,7 @@ from headrace.errors import (
     StorageUnavailable,
 )
 from headrace.frames import Frames
-from headrace.model import MAX_FRAME_BYTES, NIL, UNDEFINED, Event
+from headrace.model import MAX_FRAME_BYTES, MAX_OUTBOX_BYTES, NIL, UNDEFINED, Event
 from headrace.server.driving import Driver, Work
 from headrace.server.projections import tcp_event_frame
 from headrace.wire import Undecodable, append_alike, append_reply, decode_command, decode_commands
@@ -39,11 +40,10 @@ from headrace.wire import Undecodable, append_alike, append_reply, decode_comman
 log: Final = logging.getLogger("headrace.server")
 
 MAX_IN_FLIGHT: Final = 50
-MAX_AUTH_FAILURES: Final = 5
+MAX_BACKLOG: Final = 200
+MAX_STRANGERS_FRAME: Final = 256 * 1024
+"""Who has not authenticated may not have us keep more than this: the longest token fits."""
 MAX_BURST: Final = 128
-MAX_OUTBOX: Final = 8 * 1024 * 1024
-"""With more than this to send, further commands wait for the next tick: a burst of questions with large answers must
-not pile all of them up."""
 _req_id: Final = attrgetter("req_id")
 _TOO_LARGE: Final = ReplyTooLarge("Reply exceeds 64 MB: ask for less with a lower limit")
 NO_ID: Final = (b"", NIL, UNDEFINED)
@@ -109,7 +109,7 @@ class Session(Driver[bytes | Raw]):
         self._out = bytearray()
         self._request_ids: list[bytes | Raw] = []
         self._is_in_order = False
-        self._room = MAX_OUTBOX
+        self._room = MAX_OUTBOX_BYTES
         self._durable: list[tuple[int, int, bytes]] = []
 
     # -- incoming ------------------------------------------------------------------------------------------------------
@@ -119,11 +119,18 @@ class Session(Driver[bytes | Raw]):
         """Whether a command has come that is not answered yet."""
         return bool(self._waiting or self.backlog)
 
+    @property
+    def backlog_bytes(self) -> int:
+        return sum(map(len, self.backlog))
+
     def receive(self, data: bytes) -> None:
         """Run everything that `data` completes."""
         self._take_in(self.frames.feed(data))
         if self.frames.violation is not None:
             self._refuse(self.frames.violation, b"")
+            self.is_closing = True
+        elif not self.is_authenticated and self.frames.awaited > MAX_STRANGERS_FRAME:
+            self._refuse(NotAuthenticated(), b"")
             self.is_closing = True
 
     def receive_frame(self, frame: bytes) -> None:
@@ -260,7 +267,7 @@ class Session(Driver[bytes | Raw]):
 
     def choke(self, choked: bool) -> None:
         """The client does not read what it was sent: answer nothing more until it does."""
-        self._room = -1 if choked else MAX_OUTBOX
+        self._room = -1 if choked else MAX_OUTBOX_BYTES
         if self.backlog and not choked:
             self._later(self._work_off_backlog)
 

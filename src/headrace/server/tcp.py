@@ -13,15 +13,13 @@ from headrace.config import Settings
 from headrace.engine.engine import Engine
 from headrace.errors import Refused, StorageUnavailable
 from headrace.server.listener import Listener
-from headrace.server.session import Session
+from headrace.server.session import MAX_BACKLOG, Session
 from headrace.server.ticker import Parcels, Release, Ticker
 from headrace.server.valve import Valve
 from headrace.server.vigil import Vigil
 from headrace.wire import encode_error
 
 log: Final = logging.getLogger("headrace.server")
-
-_BACKLOG_LIMIT: Final = 200
 
 
 class Connection(asyncio.Protocol):
@@ -31,7 +29,7 @@ class Connection(asyncio.Protocol):
         self._server = server
         self._transport: asyncio.Transport | None = None
         self._partial_timer: asyncio.TimerHandle | None = None
-        self._valve = Valve(_BACKLOG_LIMIT)
+        self._valve = Valve(MAX_BACKLOG)
         self._parcels = Parcels(self._write)
         self.session: Session
 
@@ -62,7 +60,7 @@ class Connection(asyncio.Protocol):
         session.receive(data)
         if session.frames.held or self._partial_timer is not None:
             self._watch_partial()
-        if len(session.backlog) > _BACKLOG_LIMIT:
+        if session.backlog:
             self._set_reading()
 
     def _watch_partial(self) -> None:
@@ -72,7 +70,13 @@ class Connection(asyncio.Protocol):
             self._partial_timer = None
         timeout_ms = self._server.settings.tcp_idle_timeout_ms
         if timeout_ms and self.session.frames.held:
-            self._partial_timer = self._server.loop.call_later(timeout_ms / 1000, self.abort)
+            self._partial_timer = self._server.loop.call_later(timeout_ms / 1000, self._end_partial)
+
+    def _end_partial(self) -> None:
+        if self._valve.is_open:
+            self.abort()
+        else:
+            self._watch_partial()  # it is we who do not read
 
     def abort(self) -> None:
         if self._transport is not None:
@@ -106,17 +110,19 @@ class Connection(asyncio.Protocol):
         transport = self._transport
         if transport is None or transport.is_closing():
             return
+        if self._valve.is_choked and self._has_too_much(transport):
+            log.warning("%s does not read its replies: disconnected", self.session.address)
+            transport.abort()
+            return
         transport.write(out)
         if self.session.is_closing:
             transport.close()
-        elif (
-            self._valve.is_choked
-            and transport.get_write_buffer_size() > self._server.settings.tcp_max_write_queue_bytes
-        ):
-            log.warning("%s does not read its replies: disconnected", self.session.address)
-            transport.abort()
         elif not self._valve.is_open:
             self._set_reading()
+
+    def _has_too_much(self, transport: asyncio.Transport) -> bool:
+        """What it had not read before counts: the replies of one tick alone may be more than that."""
+        return transport.get_write_buffer_size() > self._server.settings.tcp_max_write_queue_bytes
 
     def pause_writing(self) -> None:
         self._valve.is_choked = True
@@ -129,7 +135,7 @@ class Connection(asyncio.Protocol):
         self._set_reading()
 
     def _set_reading(self) -> None:
-        self._valve.set(self._transport, len(self.session.backlog))
+        self._valve.set(self._transport, self.session)
 
     def close(self) -> None:
         if self._transport is not None:
@@ -154,8 +160,3 @@ class TcpServer(Listener[Connection]):
     async def start(self) -> None:
         await self._listen(lambda: Connection(self), self.settings.tcp_port)
         self.ticker.start()
-
-    async def stop(self) -> None:
-        await super().stop()
-        await asyncio.sleep(0)
-        self.ticker.stop()

@@ -199,7 +199,10 @@ class Ticker:
     def _release(self) -> None:
         stirred, self._stirred = self._stirred, {}
         for outlet in stirred:
-            outlet.flush()
+            try:
+                outlet.flush()
+            except Exception:
+                log.exception("replies could not be sent")  # those of other connections must leave all the same
 
     # -- durable writes ------------------------------------------------------------------------------------------------
 
@@ -218,7 +221,10 @@ class Ticker:
                 log.error("a durable write could not be synced: %s", error)
                 failure = StorageUnavailable(f"Storage error: not synced to disk ({error})")
             for release in releases:
-                release(failure)
+                try:
+                    release(failure)
+                except Exception:
+                    log.exception("replies could not be sent")
 
         try:
             self._engine.backend.mend_sync()

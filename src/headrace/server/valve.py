@@ -2,7 +2,27 @@
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Sized
+from typing import Final, Protocol
+
+MAX_BACKLOG_BYTES: Final = 8 * 1024 * 1024
+
+
+class Waiting(Protocol):
+    """The part of a session that must not grow without end."""
+
+    @property
+    def backlog(self) -> Sized: ...
+    @property
+    def backlog_bytes(self) -> int: ...
+
+
+class Readable(Protocol):
+    """The part of a transport that is turned on and off."""
+
+    def is_closing(self) -> bool: ...
+    def pause_reading(self) -> None: ...
+    def resume_reading(self) -> None: ...
 
 
 class Valve:
@@ -12,15 +32,17 @@ class Valve:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        """How many requests may wait in a connection."""
+        """How many requests may wait in a connection; large ones count by their bytes, too."""
         self.is_choked = False
         """Whether the client leaves unread what we send."""
         self.is_open = True
 
-    def set(self, transport: asyncio.Transport | None, backlog: int) -> None:
+    def set(self, transport: Readable | None, session: Waiting) -> None:
         if transport is None or transport.is_closing():
             return
-        wanted = not self.is_choked and backlog <= self._most
+        wanted = (
+            not self.is_choked and len(session.backlog) <= self._most and session.backlog_bytes <= MAX_BACKLOG_BYTES
+        )
         if wanted and not self.is_open:
             transport.resume_reading()
         elif not wanted and self.is_open:

@@ -84,9 +84,9 @@ class Hook:
 
     def offer(self, event: Event, body: bytes | None) -> bool:
         """Put an event into the queue; False when there is no room for it."""
-        size = 0 if body is None else len(body)
-        if size > MAX_DATA_BYTES:
-            event, body, size = structs.replace(event, bytes=size), None, 0
+        if body is not None and len(body) > MAX_DATA_BYTES:
+            event, body = structs.replace(event, bytes=len(body)), None
+        size = _size(event, body)
         if len(self.pending) >= MAX_PENDING or self.pending_bytes + size > MAX_PENDING_BYTES:
             return False
         self.pending.append((event, body))
@@ -95,7 +95,7 @@ class Hook:
 
     def take(self) -> tuple[Event, bytes | None]:
         event, body = self.pending.popleft()
-        self.pending_bytes -= 0 if body is None else len(body)
+        self.pending_bytes -= _size(event, body)
         return event, body
 
     def forget_pending(self) -> int:
@@ -114,6 +114,11 @@ class Hook:
             dropped_count=self.dropped,
             last_error=self.last_error,
         )
+
+
+def _size(event: Event, body: bytes | None) -> int:
+    """What an event takes while it waits: its texts may be as large as payloads."""
+    return len(body or b"") + len(event.error or "") + len(event.action or "")
 
 
 class Webhooks:

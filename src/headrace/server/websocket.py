@@ -28,11 +28,12 @@ from headrace.server.access import subprotocols
 from headrace.server.exchange import Request, Response
 from headrace.server.jsonwire import InvalidJson, from_json, packed_to_json
 from headrace.server.live import MAX_UNREAD, Happening, Hub
-from headrace.server.projections import Choice
+from headrace.server.projections import NOTHING, Choice
 from headrace.server.routes import BadRequest, TooMany, checked_queue
-from headrace.server.session import Session
+from headrace.server.session import MAX_BACKLOG, Session
 from headrace.server.sse import check_patterns
 from headrace.server.ticker import Parcels, Release
+from headrace.server.valve import Valve
 
 if TYPE_CHECKING:
     from headrace.server.httpsession import Carrier, HttpSession, Takeover
@@ -152,8 +153,9 @@ class WebSocket:
         self._queue = queue
         self._frames = Frames()
         self._wire = Connection(ConnectionType.SERVER)
-        self._parts: list[bytes] = []
-        self._size = 0
+        self._message = bytearray()
+        self._valve = Valve(MAX_BACKLOG)
+        self._is_choked = False
         self._silent_beats = 0
         self._dropped = 0
         self._writer: Callable[[Happening], bytes] = legacy_event
@@ -177,29 +179,29 @@ class WebSocket:
                     self._end(event.code)
         except (ProtocolError, ValueError):
             self._end(_WRONG)
+        if self.session.backlog:
+            self._set_reading()
 
     def _take_part(self, part: Message[Any]) -> None:
-        data = part.data.encode() if isinstance(part.data, str) else bytes(part.data)
-        self._size += len(data)
-        if self._size > MAX_MESSAGE_BYTES:
+        self._message += part.data.encode() if isinstance(part.data, str) else part.data
+        if len(self._message) > MAX_MESSAGE_BYTES:
             self._end(_TOO_BIG)
-            return
-        self._parts.append(data)
-        if part.message_finished:
-            text, self._parts, self._size = b"".join(self._parts), [], 0
+        elif part.message_finished:
+            text, self._message = self._message, bytearray()
             self._receive(text)
 
-    def _receive(self, text: bytes) -> None:
+    def _receive(self, text: bytearray) -> None:
         try:
             value = from_json(text)
-        except InvalidJson:
+            frame = _pack(value)
+        except (InvalidJson, RecursionError):
             self.session.answer(ErrorReply.of(InvalidCommand("Invalid JSON")), b"")
             return
         name = value.get("cmd") if isinstance(value, dict) else None
         if name in ("Subscribe", "Unsubscribe"):
             self._choose(value, name)
         else:
-            self.session.receive_frame(_pack(value))
+            self.session.receive_frame(frame)
 
     def _choose(self, value: dict[str, Any], name: str) -> None:
         req_id = _pack(value["reqId"]) if "reqId" in value else b""
@@ -208,7 +210,7 @@ class WebSocket:
         except HeadraceError as error:
             self.session.answer(ErrorReply.of(error), req_id)
             return
-        had = set() if self._writer is legacy_event else set(self.choice.patterns)
+        had = set() if self._writer is legacy_event else self.choice.patterns - NOTHING
         chosen = had | set(given) if name == "Subscribe" else had - set(given or had)
         self._listen(frozenset(chosen))
         self.session.answer(Subscribed(subscribed=sorted(chosen)), req_id)
@@ -217,9 +219,8 @@ class WebSocket:
         self._hub.flush()  # what has happened is told as it was chosen then
         self._hub.leave(self, self._writer)
         self._writer = ws_event
-        self.choice = Choice(self._queue, patterns)
-        if patterns:
-            self._hub.join(self, self._writer)
+        self.choice = Choice(self._queue, patterns or NOTHING)
+        self._hub.join(self, self._writer)
 
     # -- outgoing ------------------------------------------------------------------------------------------------------
 
@@ -253,11 +254,18 @@ class WebSocket:
         transport = self._connection.transport
         if transport is None or transport.is_closing():
             return
-        transport.write(out)
         if transport.get_write_buffer_size() > self._connection.server.settings.tcp_max_write_queue_bytes:
             transport.abort()
-        elif self.session.is_closing and not self._parcels:
+            return
+        transport.write(out)
+        if self.session.is_closing and not self._parcels:
             self._end(_WRONG)
+        elif not self._valve.is_open:
+            self._set_reading()
+
+    def _set_reading(self) -> None:
+        """Who does not read may still be read from: its signs of life count. But not without end."""
+        self._valve.set(self._connection.transport, self.session)
 
     def write(self, frames: bytes, count: int) -> None:
         transport = self._connection.transport
@@ -277,7 +285,7 @@ class WebSocket:
 
     def beat(self) -> None:
         """Ask for a sign of life; a client that gives none for long is gone."""
-        self._silent_beats += 1
+        self._silent_beats += self._valve.is_open or self._is_choked  # else it is we who do not listen
         if self._silent_beats > _BEATS_OF_SILENCE:
             self._connection.abort()
         elif self._wire.state is ConnectionState.OPEN:
@@ -286,9 +294,11 @@ class WebSocket:
     # -- as what the connection has become -----------------------------------------------------------------------------
 
     def pause_writing(self) -> None:
+        self._is_choked = True
         self.session.choke(True)
 
     def resume_writing(self) -> None:
+        self._is_choked = False
         self.session.choke(False)
         self._tell_dropped()
 

@@ -9,6 +9,7 @@ const TOKEN = "headrace.token";
 /** Where the server's routes begin: this file is below it. Usually "/", else where an application has mounted it. */
 export const BASE = new URL("..", import.meta.url).pathname.replace(/\/$/, "");
 const MOST_QUEUES = 2000;
+const PATIENCE_MS = 10_000;
 const MOST_IDS = 1000;
 
 export class ApiError extends Error {
@@ -58,18 +59,24 @@ async function call(method, path, body) {
   const headers = authorization();
   if (body !== undefined) headers["Content-Type"] = "application/json";
   let response;
+  let answer = {};
   try {
     response = await fetch(BASE + path, {
       method,
       headers,
       body: body === undefined ? undefined : JSON.stringify(body),
       cache: "no-store",
+      // A server that hangs looks like one that is gone. What changes something may take its time.
+      signal: method === "GET" ? AbortSignal.timeout(PATIENCE_MS) : null,
     });
-  } catch {
-    heard.onLost();
-    throw new ApiError("lost", "The server does not answer.");
+    answer = await response.json();
+  } catch (error) {
+    // The error page of a proxy is no JSON, and its status says enough.
+    if (!(error instanceof SyntaxError) || response.ok) {
+      heard.onLost();
+      throw new ApiError("lost", "The server does not answer.");
+    }
   }
-  const answer = await response.json().catch(() => ({}));
   if (!response.ok || answer.ok === false) {
     const kind = response.ok ? "refused" : kindOf(response.status);
     if (kind === "lost") heard.onLost();

@@ -74,7 +74,9 @@ export function chart({ label, start, step, lines, width, format, top, pointed, 
 }
 
 function timeTicks(start, step, size, inner) {
-  const many = Math.min(size, inner > 260 ? 4 : 3);
+  let many = Math.min(size, inner > 260 ? 4 : 3);
+  // Between few steps unequal gaps would be seen, and texts would meet in the small ones.
+  while (size < 12 && many > 2 && (size - 1) % (many - 1)) many -= 1;
   if (many < 2) return [{ index: size - 1, text: "now", anchor: "end" }];
   return Array.from({ length: many }, (_, n) => {
     const index = Math.round((n / (many - 1)) * (size - 1));
@@ -162,7 +164,7 @@ function elapsed(ms, whole) {
   return duration(ms);
 }
 
-const LETTER = 6.2;
+const LETTER = 7.5; // as wide as a digit: ids are mostly that
 
 /** Who made the attempt, beside its bar where there is room; it is in the title in any case. */
 function workerName(row, { x, left, right, width, y }) {
@@ -176,7 +178,6 @@ function workerName(row, { x, left, right, width, y }) {
     ? h("text", { class: "note", x: from, y }, name)
     : h("text", { class: "note", x: x(row.from) - 6, y, "text-anchor": "end" }, name);
 }
-
 
 /**
  * Bars over one axis, one row each. rows: [{label, kind, from, to, note, open, hint}] in ms.

@@ -52,11 +52,17 @@ const exactly = new Intl.DateTimeFormat("en-GB", {
   second: "2-digit",
   timeZoneName: "short",
 });
-export const exactTime = (time) => (known(time) ? exactly.format(time) : "");
+
+// A job may be put off beyond the last moment that a calendar knows; formatting that would throw.
+const LAST_MOMENT = 8.64e15;
+const isMoment = (time) => known(time) && Math.abs(time) <= LAST_MOMENT;
+export const exactTime = (time) => (isMoment(time) ? exactly.format(time) : "");
+export const isoTime = (time) => (isMoment(time) ? new Date(time).toISOString() : null);
 
 const clock = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit" });
 const clockSeconds = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit", second: "2-digit" });
-export const clockTime = (time, withSeconds = false) => (withSeconds ? clockSeconds : clock).format(time);
+export const clockTime = (time, withSeconds = false) =>
+  isMoment(time) ? (withSeconds ? clockSeconds : clock).format(time) : NOTHING;
 
 /** One unit for a whole page: per second when anything is fast, else per minute. */
 export const rateUnit = (fastestPerSecond) => (fastestPerSecond >= 10 ? "s" : "min");

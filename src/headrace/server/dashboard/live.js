@@ -19,6 +19,7 @@ let onChange = () => {};
 let onConnection = () => {};
 let dirty = false;
 let refreshed = 0;
+let probing = false;
 let stream = null;
 
 /** `change()` is called when the page should ask again, `connectionChanged()` when the server went or came back. */
@@ -44,9 +45,14 @@ function refresh() {
   onChange();
 }
 
+// One at a time: questions to a server that hangs would use up the browser's connections.
 function probe() {
+  if (probing) return;
+  probing = true;
   refreshed = Date.now();
-  overview().then(refresh, () => {});
+  overview()
+    .then(refresh, () => {})
+    .finally(() => (probing = false));
 }
 
 function answered(serverTime, letIn) {

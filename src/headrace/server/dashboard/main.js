@@ -47,9 +47,17 @@ function route() {
   const [name, ...rest] = path.split("/");
   return {
     name: Object.hasOwn(PAGES, name) ? name : "",
-    id: decodeURIComponent(rest.join("/")),
+    id: decoded(rest.join("/")),
     query: Object.fromEntries(new URLSearchParams(query)),
   };
+}
+
+function decoded(text) {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text; // typed by hand, with a bare percent sign
+  }
 }
 
 function open() {

@@ -1,7 +1,7 @@
 // Pieces that several pages share: states, ages, tables of jobs, empty and error notices, dialogs and toasts.
 
 import { h, show } from "./dom.js";
-import { age, count, exactTime, excerpt, firstLine, nameOf } from "./format.js";
+import { age, count, exactTime, excerpt, firstLine, isoTime, nameOf } from "./format.js";
 import { now } from "./live.js";
 
 // Never colour alone: each state has a glyph and a word.
@@ -29,7 +29,7 @@ export function badge(state, word) {
 }
 
 export const when = (time) =>
-  h("time", { title: exactTime(time), datetime: time ? new Date(time).toISOString() : null }, age(time, now()));
+  h("time", { title: exactTime(time), datetime: isoTime(time) }, age(time, now()));
 
 export const link = (to, ...content) => h("a", { href: to }, ...content);
 export const queueLink = (name) => h("a", { href: paths.queue(name), class: "name" }, name);
