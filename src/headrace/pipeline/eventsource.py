@@ -148,13 +148,19 @@ class ServerLog:
         yield from self._lines(max(after, segment.first - 1), until)
 
     def _lines(self, after: int, until: int) -> Iterator[bytes]:
+        """What there is, and then an error if it was not all: a short log may drop events while they are read."""
+        missing: int | None = None
         while after < until:
             reply = self._connection.ask(ReadEvents(after=after, limit=min(_LINES_AT_ONCE, until - after)))
             lines = reply.lines.encode()
+            if not lines or _first_seq(lines) > after + 1:
+                missing = missing or after + 1
             if not lines:
                 break
             yield lines
             after = _last_seq(lines)
+        if missing is not None:
+            raise EventsLost(f"events from {missing} on were dropped while they were read")
 
     def settle(self, consumer: str, position: Position) -> None:
         self._connection.ask(SetEventPosition(consumer=consumer, seq=position.seq))
@@ -169,6 +175,10 @@ class _Seq(msgspec.Struct):
 
 
 _decode_seq: Final = msgspec.json.Decoder(_Seq).decode
+
+
+def _first_seq(lines: bytes) -> int:
+    return _decode_seq(lines[: lines.find(b"\n")]).seq
 
 
 def _last_seq(lines: bytes) -> int:
@@ -216,7 +226,8 @@ def _unpacked(packed: Any) -> Iterator[bytes]:
 
 
 def lines_between(blocks: Iterator[bytes], first: int, after: int, until: int) -> Iterator[bytes]:
-    """Blocks with wanted lines. Line n of a segment is event first + n, so counting is enough to pass others over."""
+    """Blocks with wanted lines. Line n of a segment is event first + n, so counting is enough to pass others over, and
+    to notice that a file was cut short: unpacking one tells nothing."""
     for block in blocks:
         if first > until:
             return
@@ -224,6 +235,8 @@ def lines_between(blocks: Iterator[bytes], first: int, after: int, until: int) -
         if last > after:
             yield block
         first = last + 1
+    if first <= until:
+        raise EventsLost(f"events {first}..{until} are missing from their segment")
 
 
 # -- planning -------------------------------------------------------------------------------------------------------
