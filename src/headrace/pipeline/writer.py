@@ -94,8 +94,15 @@ class RowsToJobs:
 
     def _ids(self, columns: dict[str, list[Any]]) -> Iterator[str]:
         name = self.options.pipeline
+        if all(None in columns[column] for column in self.ids):
+            self._refuse_nameless(columns)
         for values in zip(*(columns[column] for column in self.ids), strict=True):
             yield hashlib.blake2b(_encode_json([name, *values]), digest_size=16).hexdigest()
+
+    def _refuse_nameless(self, columns: dict[str, list[Any]]) -> None:
+        """Rows without any id would all become the same job."""
+        if any(all(value is None for value in values) for values in zip(*(columns[c] for c in self.ids), strict=True)):
+            raise HeadraceError(f"a row has no id: {', '.join(self.ids)} (idColumns) must not all be null")
 
     def _payloads(self, columns: dict[str, list[Any]]) -> Iterable[Any]:
         column = self.options.data_column
@@ -133,15 +140,35 @@ def _record(names: tuple[str, ...]) -> type[msgspec.Struct]:
 
 
 def _plain_values(column: Any) -> list[Any]:
-    """What a job's data may be is what JSON can say: dates, decimals, bytes and the like become text."""
+    """What a job's data may be is what JSON can say: dates, decimals, bytes and the like become text, maps objects."""
     import pyarrow.types as kinds
 
-    values: list[Any] = column.to_pylist()
     kind = column.type
     if kinds.is_integer(kind) or kinds.is_floating(kind) or kinds.is_boolean(kind) or kinds.is_string(kind):
-        return values
+        plain: list[Any] = column.to_pylist()
+        return plain
+    wanted = _in_utc(kind)
+    values = (column if wanted == kind else column.cast(wanted)).to_pylist(maps_as_pydicts="strict")
     decoded: list[Any] = _decode_json(_encode_json(values))
     return decoded
+
+
+def _in_utc(kind: Any) -> Any:
+    """The type with its times in UTC: those of the session's zone would be other text, and another id, elsewhere."""
+    import pyarrow as pa
+    import pyarrow.types as kinds
+
+    if kinds.is_timestamp(kind) and kind.tz is not None:
+        return pa.timestamp(kind.unit, "UTC")
+    if kinds.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_in_utc(kind.value_type)))
+    if kinds.is_struct(kind):
+        return pa.struct([field.with_type(_in_utc(field.type)) for field in kind])
+    if kinds.is_map(kind):
+        return pa.map_(
+            kind.key_field.with_type(_in_utc(kind.key_type)), kind.item_field.with_type(_in_utc(kind.item_type))
+        )
+    return kind
 
 
 def _as_json(value: Any) -> Any:
@@ -159,6 +186,8 @@ def _by_queue(
 ) -> dict[str, list[msgspec.Struct]]:
     if chosen is not None or queues is None:
         return {str(chosen): jobs}
+    if None in queues:
+        raise HeadraceError("a row names no queue: the column queue must not be null")
     shares: dict[str, list[msgspec.Struct]] = {}
     for queue, job in zip(queues, jobs, strict=True):
         shares.setdefault(str(queue), []).append(job)
