@@ -87,7 +87,8 @@ def _settings(master: str | None) -> dict[str, str]:
         "spark.sql.codegen.hugeMethodLimit": "8000",
     }
     if "SPARK_CONF_DIR" not in os.environ:
-        settings["spark.driver.extraJavaOptions"] = f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}"
+        # The default ones: whoever gives extraJavaOptions keeps this.
+        settings["spark.driver.defaultJavaOptions"] = f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}"
     if _is_local(master):
         settings |= {
             "spark.driver.host": "127.0.0.1",
