@@ -78,6 +78,8 @@ def _settings(master: str | None) -> dict[str, str]:
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.session.timeZone": "UTC",
+        # As Spark writes them by itself (INT96), others than Spark take times for local ones.
+        "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
         "spark.sql.sources.partitionOverwriteMode": "static",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         # A run makes more classes than the hundred that Spark keeps: each run would compile all of them anew, which
