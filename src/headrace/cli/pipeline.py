@@ -39,7 +39,9 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     _add_source(ingest)
     how_long = ingest.add_mutually_exclusive_group()
     how_long.add_argument("--once", action="store_true", help="what there is now, then end (the default)")
-    how_long.add_argument("--continuous", metavar="SECONDS", type=_above_zero, help="keep going, with a batch this often")
+    how_long.add_argument(
+        "--continuous", metavar="SECONDS", type=_above_zero, help="keep going, with a batch this often"
+    )
     ingest.add_argument(
         "--max-events", metavar="N", type=_at_least_one, default=2_000_000, help="per batch (default: 2000000)"
     )
@@ -255,10 +257,7 @@ def _promises(given: list[str] | None) -> dict[str, int] | None:
 
 
 def _report(arguments: argparse.Namespace) -> int:
-    try:
-        from headrace.pipeline.report import write_report
-    except ImportError as error:
-        raise HeadraceError(f'{error.name} is missing: pip install "headrace[spark]"') from None
+    from headrace.pipeline.report import write_report
 
     out = Path(arguments.out)
     write_report(_lake(arguments), out, days=arguments.days, queue=arguments.queue)

@@ -19,7 +19,7 @@ import pyarrow.dataset as ds
 
 from headrace import __version__
 from headrace.errors import HeadraceError
-from headrace.notation import duration
+from headrace.notation import counted, duration
 from headrace.pipeline import moments
 from headrace.pipeline.charts import Point, Series, count, day, heat_map, moment, percent, span, sparkline, time_chart
 from headrace.pipeline.lake import Lake, LakeBusy
@@ -182,10 +182,6 @@ def findings(facts: Facts) -> list[str]:
     return told or ["Nothing stands out: all queues kept up, no promise was broken and nothing failed."]
 
 
-def _many(number: int, thing: str) -> str:
-    return f"{count(number)} {thing}{'' if number == 1 else 's'}"
-
-
 def _done(row: Row) -> int:
     """Jobs that work has ended, one way or the other."""
     return int(row["completed"] + row["dlq"])
@@ -250,7 +246,7 @@ def _main_error(facts: Facts) -> str | None:
         return None
     worst, total = max(counts, key=lambda text: counts[text]), sum(counts.values())
     return (
-        f"{_many(total, 'attempt')} failed with an error; {percent(counts[worst] / total)} of them say "
+        f"{counted(total, 'attempt')} failed with an error; {percent(counts[worst] / total)} of them say "
         f"<code>{escape(worst[:120])}</code>."
     )
 
@@ -263,7 +259,7 @@ def _retries(facts: Facts) -> str | None:
         return None
     return (
         f"{percent(retried / max(1, started))} of all {count(started)} attempts were repetitions, and "
-        f"{_many(dead, 'job')} failed for good."
+        f"{counted(dead, 'job')} failed for good."
     )
 
 
@@ -284,7 +280,9 @@ def _gaps(facts: Facts) -> str | None:
     if not facts.gaps:
         return None
     lost = sum(gap["last_seq"] - gap["first_seq"] + 1 for gap in facts.gaps)
-    return f"The log has {_many(len(facts.gaps), 'gap')}: {_many(lost, 'event')} in all, and what they told is missing."
+    return (
+        f"The log has {counted(len(facts.gaps), 'gap')}: {counted(lost, 'event')} in all are missing, and their jobs."
+    )
 
 
 # -- the page -------------------------------------------------------------------------------------------------------
@@ -297,7 +295,7 @@ class Page:
 
     def html(self) -> str:
         facts = self._facts
-        what = f"Queue {facts.queue}" if facts.queue else _many(len(facts.queues), "queue")
+        what = f"Queue {facts.queue}" if facts.queue else counted(len(facts.queues), "queue")
         title = f"{what}, {span(facts.start, facts.end)} UTC"
         sections = [
             self._summary(),
@@ -345,7 +343,7 @@ class Page:
             f"<th{'' if n in (0, len(heads) - 1) else ' class=n'}>{name}</th>" for n, name in enumerate(heads)
         )
         more = len(self._facts.queues) - len(self._shown)
-        note = f'<p class="note">Left out: {_many(more, "smaller queue")}.</p>' if more > 0 else ""
+        note = f'<p class="note">Left out: {counted(more, "smaller queue")}.</p>' if more > 0 else ""
         return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>{note}"
 
     def _multiples(self, title: str, draw: Callable[[str], str], note: str = "") -> str:
@@ -389,7 +387,7 @@ class Page:
         rule = (float(target), f"promised {duration(target)}") if what == "wait" and target else None
         left_out = sum(0 < row[f"{what}_n"] < MIN_N for row in facts.of(queue, unit))
         caption = f"{facts.words(unit)}, log scale, n = {count(n)}"
-        caption += f"; without {_many(left_out, 'window')} of n < {MIN_N}" if left_out else ""
+        caption += f"; without {counted(left_out, 'window')} of n < {MIN_N}" if left_out else ""
         return _figure(queue, caption, lines, time_chart(lines, facts.span, duration, is_log=True, rule=rule))
 
     def _failures(self, queue: str) -> str:
