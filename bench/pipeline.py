@@ -31,7 +31,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import psutil
@@ -48,12 +48,14 @@ from tests.serverprocess import ServerProcess
 from tests.wireclient import Client
 
 from headrace import Headrace, NewJob
+from headrace.commands.jobs import AcknowledgeBatch, PullBatch, PushBatch, PushEntry
 from headrace.model import DAY_MS
 from headrace.pipeline import runs, silver
-from headrace.pipeline.connection import Address, Connection
+from headrace.pipeline.connection import Connection
+from headrace.pipeline.eventsource import open_source
 from headrace.pipeline.lake import Lake
 from headrace.pipeline.options import Options
-from headrace.pipeline.reader import EventsPartition, EventsReader, _blocks, open_place
+from headrace.pipeline.reader import EventsPartition, EventsReader, _blocks
 from headrace.pipeline.schemas import EVENTS, columns
 from headrace.pipeline.session import start_session
 from headrace.pipeline.source import HeadraceSource
@@ -145,7 +147,7 @@ class RowsReader(EventsReader):
         decode = msgspec.json.Decoder().decode
         names = COLUMNS.split(",")
         fields = {"job_id": "job"}
-        source = open_place(options)
+        source = open_source(options)
         for piece in partition.slices:
             for block in _blocks(source, piece, options):
                 for line in block.splitlines():
@@ -162,14 +164,14 @@ class RowsWriter(DataSourceWriter):
     def write(self, iterator: Iterator[Any]) -> Written:
         rows, sent = self._rows, 0
 
-        def commands() -> Iterator[dict[str, Any]]:
+        def commands() -> Iterator[PushBatch]:
             while batch := list(itertools.islice(iterator, rows.options.batch_size)):
                 values = dict(zip(batch[0].__fields__, map(list, zip(*batch, strict=True)), strict=True))
-                yield {"cmd": "PUSHB", "queue": rows.options.queue, "jobs": rows.jobs(values)}
+                yield PushBatch(queue=rows.options.queue or "", jobs=cast("Any", rows.jobs(values)))
 
-        with Connection(Address.parse(rows.options.place["url"])) as connection:
+        with rows.options.connect() as connection:
             for reply in connection.stream(commands(), rows.options.max_in_flight):
-                sent += len(reply["ids"])
+                sent += len(reply.ids)
         return Written(sent)
 
 
@@ -308,13 +310,15 @@ def _serve_jobs(*, is_kept: bool) -> float:
         flags = ("--capture", f"{folder}/log", "--capture-segment-ms", "60000") if is_kept else ()
         with ServerProcess(Path(folder) / "jobs.db", *flags) as server:
             before = psutil.Process(server.pid).cpu_times()
-            with Connection(Address.parse(f"headrace://127.0.0.1:{server.port}")) as connection:
-                pushes = ({"cmd": "PUSHB", "queue": "q", "jobs": [{"data": {"n": n}}] * 100} for n in range(400))
+            with Connection(f"headrace://127.0.0.1:{server.port}") as connection:
+                data = (msgspec.Raw(msgspec.msgpack.encode({"n": n})) for n in range(400))
+                pushes = (PushBatch(queue="q", jobs=[PushEntry(data=one)] * 100) for one in data)
                 for _ in connection.stream(pushes, 8):
                     pass
                 for _ in range(400):
-                    pulled = connection.call("PULLB", queue="q", count=100)
-                    connection.call("ACKB", ids=[job["id"] for job in pulled["jobs"]])
+                    pulled = connection.ask(PullBatch(queue="q", count=100))
+                    ids = [msgspec.msgpack.decode(job)["id"] for job in pulled.jobs]
+                    connection.ask(AcknowledgeBatch(ids=ids))
             after = psutil.Process(server.pid).cpu_times()
     return after.user + after.system - before.user - before.system
 

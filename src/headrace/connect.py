@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -25,16 +24,12 @@ from msgspec import Struct
 from headrace.client.channel import Channel
 from headrace.client.client import Client
 from headrace.client.policy import ConnectionOptions
-from headrace.durations import seconds
-from headrace.errors import ConfigError, InvalidCommand
+from headrace.client.urls import DEFAULT_URL as DEFAULT_URL
+from headrace.client.urls import SERVER_SCHEMES, connection_options
+from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
     from headrace.nearby import Nearby
-
-DEFAULT_URL: Final = "headrace://localhost:6789"
-_REMOTE: Final = {"headrace": False, "bunqueue": False, "headraces": True, "bunqueues": True}
-_AT_LEAST_ONE: Final = ("pool_size", "max_in_flight", "max_ping_failures")
-_TRUTHS: Final = {"true": True, "1": True, "false": False, "0": False}
 
 _ON_VALKEY: Final = ("valkey", "valkeys", "valkey+cluster", "valkeys+cluster", "redis", "rediss")
 
@@ -96,7 +91,7 @@ def _scheme_of(url: str) -> str:
 
 def _make_client(url: str, options: dict[str, Any]) -> Client:
     scheme = _scheme_of(url)
-    if scheme in _REMOTE:
+    if scheme in SERVER_SCHEMES:
         chosen = connection_options(url, **options)
         return Client(partial(_open_pool, chosen), chosen.command_timeout)
     if scheme in _ON_VALKEY and not options:
@@ -119,75 +114,6 @@ def _file_of(url: str) -> Path:
     if not path.name:
         raise ConfigError(f"{url!r} names no file: use for example sqlite:///jobs.db, or memory://")
     return path
-
-
-# -- options of connections --------------------------------------------------------------------------------------------
-
-
-def connection_options(url: str, **options: Any) -> ConnectionOptions:
-    """The options of a URL, and those given by name on top of them."""
-    known = dict(zip(ConnectionOptions.__struct_fields__, ConnectionOptions.__struct_defaults__, strict=True))
-    chosen: dict[str, Any] = {"token": os.environ.get("HEADRACE_TOKEN") or None}
-    try:
-        parts = urlsplit(url)
-        if parts.hostname:
-            chosen["host"] = parts.hostname
-        if parts.port is not None:
-            chosen["port"] = parts.port
-    except ValueError as error:
-        raise ConfigError(f"{url!r} is not an address: {error}") from None
-    for name, value in [*parse_qsl(parts.query, keep_blank_values=True), *options.items()]:
-        if name not in known:
-            raise ConfigError(f"unknown connection option {name!r}; there are: {', '.join(sorted(known))}")
-        chosen[name] = _converted(name, value, known[name])
-    if _REMOTE[parts.scheme] and "tls" not in chosen:
-        import ssl
-
-        chosen["tls"] = ssl.create_default_context()
-    return ConnectionOptions(**chosen)
-
-
-def _converted(name: str, value: Any, default: Any) -> Any:
-    try:
-        return _check(name, _CONVERTERS.get(type(default), _unchanged)(name, value))
-    except (ValueError, KeyError, TypeError, InvalidCommand):
-        raise ConfigError(f"{name}={value!r} is not understood") from None
-
-
-def _unchanged(name: str, value: Any) -> Any:
-    if name == "tls" and isinstance(value, str):
-        raise ConfigError("tls takes an ssl.SSLContext; in a URL write headraces:// instead")
-    return value
-
-
-def _span(name: str, value: Any) -> float:
-    return seconds(float(value) if isinstance(value, str) and value.replace(".", "").isdigit() else value, name)
-
-
-def _whole(name: str, value: Any) -> int:
-    number = int(value)
-    if isinstance(value, float) and value != number:
-        raise ValueError
-    return number
-
-
-_CONVERTERS: Final[dict[type, Callable[[str, Any], Any]]] = {
-    bool: lambda name, value: value if isinstance(value, bool) else _TRUTHS[value],
-    int: _whole,
-    float: _span,
-}
-
-
-def _check(name: str, value: Any) -> Any:
-    if name in _AT_LEAST_ONE and value < 1:
-        raise ConfigError(f"{name} must be at least 1, not {value}")
-    if name in ("command_timeout", "connect_timeout") and value == 0:
-        raise ConfigError(f"{name} must be longer than 0")
-    if name == "port" and not 0 < value < 65536:
-        raise ConfigError(f"port must be from 1 to 65535, not {value}")
-    if name == "max_command_timeouts" and value < 0:
-        raise ConfigError(f"{name} must be 0 (never) or more, not {value}")
-    return value
 
 
 async def _open_pool(options: ConnectionOptions) -> Channel:

@@ -9,8 +9,9 @@ import pytest
 
 from headrace import connect
 from headrace.client.policy import ConnectionOptions, Vitals, reconnect_delay
+from headrace.client.urls import connection_options
 from headrace.config import ConfigError
-from headrace.connect import connection_options, open_client, release_client
+from headrace.connect import open_client, release_client
 
 
 def test_delays_double_from_a_tenth_of_a_second_to_half_a_minute_and_spread_by_a_third() -> None:

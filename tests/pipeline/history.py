@@ -7,11 +7,13 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
+from headrace.backends.base import FlowPush
 from headrace.backends.local.backend import LocalBackend
 from headrace.backends.local.eventlog import LogLimits
 from headrace.clock import ManualClock
 from headrace.errors import HeadraceError
-from tests.conformance.rig import Held, Kind, Rig
+from headrace.model import FlowStatus
+from tests.conformance.rig import Held, Kind, Rig, spec
 
 START_MS = 1_793_487_600_000  # 2026-10-31 23:00 UTC: midnight and the end of a month come soon
 ERRORS = (
@@ -48,6 +50,7 @@ class Story:
         self.random = random.Random(seed)
         self.held: list[Held] = []
         self.known: list[str] = []
+        self.flows: list[str] = []
         self._steps: list[tuple[int, Callable[[], object]]] = [
             (30, self._push),
             (30, self._pull),
@@ -61,6 +64,7 @@ class Story:
             (1, self._clean),
             (1, self._postpone),
             (1, self._repeat),
+            (2, self._workflow),
         ]
 
     def go(self, steps: int) -> None:
@@ -134,6 +138,17 @@ class Story:
     def _postpone(self) -> None:
         held = self._some_held()
         self.rig.move_to_delayed(held.id, 800, held.token)
+
+    def _workflow(self) -> None:
+        """Begin a workflow, whose first job is to end it in time, or end one that needs that job no more."""
+        if self.flows and self.random.random() < 0.5:
+            flow = self.flows.pop()
+            self.rig.advance_flow(flow, 1, FlowStatus.COMPLETED, (), (), None, (f"{flow}-timer",))
+            return
+        flow = f"flow-{len(self.known)}-{len(self.flows)}"
+        timer = spec(None, flow_id=flow, custom_id=f"{flow}-timer", name="timer", delay=60_000)
+        self.rig.start_flow(flow, "order", "order", (), (FlowPush("order", timer),))
+        self.flows.append(flow)
 
     def _clean(self) -> None:
         queue = self._queue()

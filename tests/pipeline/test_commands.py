@@ -9,15 +9,18 @@ import shutil
 import subprocess
 import sys
 import time
+from datetime import date
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from headrace.backends.local.segments import Sealed, rewrite_manifest
 from headrace.errors import HeadraceError
 from headrace.pipeline import charts
 from headrace.pipeline.lake import Lake, LakeBusy, Pointer
+from headrace.pipeline.status import status_of
 from tests.pipeline.conftest import Chronicle
 
 if TYPE_CHECKING:
@@ -89,6 +92,37 @@ def test_the_status_tells_how_far_behind_the_lake_is(chronicle: Chronicle) -> No
     assert "run 2" in text
 
 
+def test_the_status_counts_what_comes_behind_a_log_that_was_taken_back(tmp_path: Path) -> None:
+    """The lake had event 20 of what was taken back from event 15 on: 15 to 18 of the new epoch are to come."""
+    shard = tmp_path / "log" / "shard=0"
+    shard.mkdir(parents=True)
+    lines = [Sealed(1, 14, 14, 0, 0, 0, 100, 100, 1), Sealed(15, 18, 4, 0, 0, 0, 100, 100, 2)]
+    rewrite_manifest(shard, lines)
+    checkpoint = Lake(tmp_path / "lake").checkpoint
+    for name, text in (("commits", "v1\n{}"), ("offsets", 'v1\n{}\n{"0":{"epoch":1,"seq":20}}')):
+        (checkpoint / name).mkdir(parents=True)
+        (checkpoint / name / "0").write_text(text)
+    found = status_of(Lake(tmp_path / "lake"), {"path": str(tmp_path / "log")})
+    assert (found.newest, found.behind) == (18, 4)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("redrive", "--name", "x", "--rate", "0"), "a number above 0 is wanted, not '0'"),
+        (("redrive", "--name", "x", "--rate", "nan"), "a number above 0 is wanted, not 'nan'"),
+        (("ingest", "--continuous", "-1"), "a number above 0 is wanted, not '-1'"),
+        (("ingest", "--max-events", "0"), "a whole number from 1 to 1,000,000,000 is wanted, not '0'"),
+        (("report", "--days", "none"), "a whole number from 1 to 1,000,000,000 is wanted, not 'none'"),
+        (("status", "--url", "headrace://a", "--capture", "b"), "not allowed with argument --url"),
+    ],
+)
+def test_wrong_numbers_are_refused_before_anything_happens(arguments: tuple[str, ...], text: str) -> None:
+    code, said = pipeline(*arguments)
+    assert code == 2
+    assert text in said
+
+
 def test_the_status_can_be_read_by_machines(chronicle: Chronicle) -> None:
     code, text = pipeline("status", "--json", "--lake", str(chronicle.lake.root), "--capture", str(chronicle.log))
     assert code == 0
@@ -123,6 +157,41 @@ def test_what_a_dead_run_left_is_removed(tmp_path: Path) -> None:
     assert [path.name for path in lake.committed("silver/jobs")] == ["run=1"]
     lake.clean_up(lake.pointer())
     assert list(lake.numbered("silver/jobs")) == [1]
+
+
+def filled(lake: Lake, table: str, run: int) -> None:
+    folder = lake.path(table) / f"run={run}"
+    folder.mkdir(parents=True)
+    (folder / "part.parquet").touch()
+
+
+def counting(lake: Lake, table: str) -> list[str]:
+    return [path.name for path in lake.committed(table)]
+
+
+def test_what_a_rebuild_replaced_counts_no_more_even_if_it_died_before_removing_it(tmp_path: Path) -> None:
+    lake = Lake(tmp_path)
+    for run in (1, 2, 3):
+        filled(lake, "silver/jobs", run)
+        filled(lake, "silver/open_jobs", run)
+    lake.store_pointer(Pointer(run=3, first_run=2))
+    assert counting(lake, "silver/jobs") == ["run=2", "run=3"]
+    assert counting(lake, "silver/open_jobs") == ["run=3"]
+    lake.clean_up(lake.pointer())
+    assert list(lake.numbered("silver/jobs")) == [2, 3]
+    assert list(lake.numbered("silver/open_jobs")) == [3]
+
+
+def test_dates_of_facts_are_replaced_one_by_one_from_a_date_on(tmp_path: Path) -> None:
+    lake = Lake(tmp_path)
+    staged = lake.staging("gold/queue_day")
+    for folder, dates in ((lake.path("gold/queue_day"), (1, 2, 3)), (staged, (2, 4))):
+        for day in dates:
+            (folder / f"window_date=2026-11-0{day}").mkdir(parents=True)
+            (folder / f"window_date=2026-11-0{day}" / folder.parts[-3]).touch()
+    lake.publish_dates("gold/queue_day", staged, "2026-11-02")
+    found = {path.parent.name[-1]: path.name for path in lake.path("gold/queue_day").rglob("*") if path.is_file()}
+    assert found == {"1": tmp_path.name, "2": staged.parts[-3], "4": staged.parts[-3]}
 
 
 def test_a_broken_pointer_is_named(tmp_path: Path) -> None:
@@ -203,9 +272,10 @@ def test_facts_of_short_windows_are_those_that_gold_has(chronicle: Chronicle) ->
     from headrace.pipeline.report import Facts
 
     for queue in (None, "mail"):
-        jobs, attempts = moments.read_jobs(chronicle.lake, queue), moments.read_attempts(chronicle.lake, queue)
+        jobs = moments.read_jobs(chronicle.lake, date.min, queue)
+        attempts = moments.read_attempts(chronicle.lake, date.min, queue)
         ours = {(row["queue"], row["window_start"]): row for row in moments.facts_of(jobs, attempts, 60_000)}
-        gold = {(row["queue"], row["window_start"]): row for row in Facts(chronicle.lake, 7, queue).by_unit["minute"]}
+        gold = {(row["queue"], row["window_start"]): row for row in Facts(chronicle.lake, 7, queue).rows("minute")}
         assert len(ours) > 50
         assert [row for key, row in ours.items() if {name: gold[key][name] for name in row} != row] == []
 
@@ -236,6 +306,23 @@ def test_a_history_of_some_minutes_is_shown_by_the_second(chronicle: Chronicle, 
     write_report(short, tmp_path / "report.html")
     text = (tmp_path / "report.html").read_text()
     assert re.search(r"jobs per \d+ s, n = ", text)
+
+
+def test_what_was_added_is_done_removed_or_still_there(chronicle: Chronicle, report: str) -> None:
+    """Also where jobs are removed as a matter of course: every workflow has one that ends it in time."""
+    from headrace.pipeline.report import Facts
+
+    facts = Facts(chronicle.lake, 7, None)
+    sums = {}
+    for queue in facts.queues:
+        days = facts.of(queue, "day")
+        sums[queue] = {
+            name: sum(day[name] for day in days) for name in ("added", "completed", "dlq", "removed", "expired")
+        }
+        assert sums[queue].pop("added") == sum(sums[queue].values()) + days[-1]["backlog_end"]
+    assert sums["order"]["removed"] > sums["order"]["completed"] == 0
+    assert "<th class=n>Removed</th>" in report
+    assert '<span class="key dead">removed</span>' in report
 
 
 def test_findings_are_sentences_with_numbers(report: str) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
+from headrace.commands.eventlog import EventLines, ReadEvents
 from headrace.errors import HeadraceError
 from headrace.pipeline.eventsource import (
     BEGINNING,
@@ -17,6 +19,7 @@ from headrace.pipeline.eventsource import (
     EventWindow,
     Position,
     Segment,
+    ServerLog,
     Slice,
     check_kept,
     farthest,
@@ -107,6 +110,46 @@ def test_a_segment_that_is_gone_is_lost_and_not_empty(tmp_path: Path) -> None:
         list(CaptureFolder(tmp_path).blocks(segment(1, 9), 0, 9))
 
 
+def test_a_segment_that_was_cut_short_is_lost_and_not_short(tmp_path: Path) -> None:
+    rig = rig_at(tmp_path, segment_bytes=10**9)
+    Story(rig, 3).go(3_000)
+    seal(rig)
+    rig.close()
+    folder = CaptureFolder(tmp_path / "log")
+    (found,) = folder.window(BEGINNING).segments
+    (path,) = (tmp_path / "log" / "shard=0").glob("seg-*.zst")
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    with pytest.raises(EventsLost, match="missing from their segment"):
+        list(folder.blocks(found, 0, found.last))
+    path.write_bytes(b"no zstandard at all")
+    with pytest.raises(EventsLost, match="is damaged"):
+        list(folder.blocks(found, 0, found.last))
+
+
+class ShortLog:
+    """A server that keeps the newest of its events only: those from `oldest` on, of 30."""
+
+    def __init__(self, oldest: int) -> None:
+        self.oldest = oldest
+
+    def ask(self, command: ReadEvents) -> EventLines:
+        first = max(command.after + 1, self.oldest)
+        seqs = range(first, min(first + min(command.limit, 4), 31))
+        return EventLines(lines="".join(f'{{"seq":{seq}}}\n' for seq in seqs), last=30)
+
+
+@pytest.mark.parametrize(("oldest", "found"), [(11, [*range(11, 21)]), (14, [*range(14, 21)]), (25, []), (31, [])])
+def test_events_that_are_dropped_while_they_are_read_are_noticed(oldest: int, found: list[int]) -> None:
+    """What is left comes all the same: whoever accepts the loss wants it."""
+    blocks = ServerLog(ShortLog(oldest)).blocks(Segment(0, 1, 5, 30, 1_000, False), 10, 20)  # type: ignore[arg-type]
+    read: list[int] = []
+    is_lost = pytest.raises(EventsLost, match="events from 11 on were dropped")
+    with is_lost if oldest > 11 else nullcontext():
+        for block in blocks:
+            read += [json.loads(line)["seq"] for line in block.splitlines()]
+    assert [seq for seq in read if seq <= 20] == found
+
+
 def test_offsets_are_written_per_shard() -> None:
     assert to_offset(Position(2, 7)) == {"0": {"epoch": 2, "seq": 7}}
     assert from_offset(to_offset(Position(2, 7))) == Position(2, 7)
@@ -121,6 +164,8 @@ def test_offsets_are_written_per_shard() -> None:
         ({"maxEventsPerTrigger": "many"}, "wrong option"),
         ({"path": "a", "url": "headrace://b"}, "either path or url"),
         ({"path": "a", "kind": "jobs"}, "events only"),
+        ({"kind": "jobs", "state": "wating"}, "one of waiting, delayed, active, completed, failed, waiting-children"),
+        ({"kind": "dlq", "state": "failed"}, "state is for jobs"),
         ({"batchSize": "0"}, "batchSize must be between 1 and 10000"),
     ],
 )

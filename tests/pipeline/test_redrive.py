@@ -79,6 +79,23 @@ def test_a_redrive_keeps_its_rate_comes_once_per_name_and_is_written_down(spark:
     assert found == [("fix-1", "mail", 4)]
 
 
+def test_dead_letters_without_data_run_again_and_only_what_is_gone_does_not(spark: SparkSession, wreck: Wreck) -> None:
+    from headrace.pipeline.redrive import Redrive
+
+    for n in range(3):
+        wreck.client.ok("PUSH", queue="bare", data=None if n else {"n": n}, maxAttempts=1)
+        job = wreck.client.ok("PULL", queue="bare")["job"]
+        wreck.client.ok("FAIL", id=job["id"], error="Refused")
+    wreck.client.ok("PurgeDlq", queue="sms")
+    runs.ingest(spark, wreck.lake, {"url": wreck.url})
+    runs.tell(spark, wreck.lake)
+    plan = Redrive(spark, wreck.lake, "bare", "queue IN ('bare', 'sms')", wreck.url)
+    assert {row.queue: (row.jobs, row.gone) for row in plan.counts()} == {"bare": (3, 0), "sms": (3, 3)}
+    assert plan.send(to_queue="again", rate=None, say=lambda _text: None) == 3
+    jobs = wreck.client.ok("GetJobs", queue="again", state="waiting", limit=100)["jobs"]
+    assert sorted((job["data"] for job in jobs), key=str) == [None, None, {"n": 0}]
+
+
 def test_a_lake_that_has_everything_agrees_with_its_server(spark: SparkSession, wreck: Wreck) -> None:
     from headrace.pipeline.verify import examine
 

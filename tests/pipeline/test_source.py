@@ -107,6 +107,22 @@ def test_conditions_on_queue_and_state_are_left_to_the_server(spark: SparkSessio
     off = load(spark, capturing, kind="jobs", pushdown="off").where("queue = 'mail' AND state = 'completed'")
     assert off.count() == 20
     assert load(spark, capturing, kind="jobs", queue="sms").where("queue = 'mail'").count() == 0
+    assert load(spark, capturing, kind="jobs").where("queue = ''").count() == 0
+    assert load(spark, capturing, kind="jobs").where("state = 'nonsense'").count() == 0
+
+
+def test_a_token_is_in_no_plan(
+    spark: SparkSession, capturing: ServerProcess, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for options in ({"token": "secret"}, {"url": f"{url(capturing)}?token=secret"}):
+        frame = load(spark, capturing, kind="jobs", **options)
+        assert frame.count() > 0
+        frame.explain("formatted")
+        frame.explain(extended=True)
+        assert "secret" not in frame._jdf.queryExecution().toString()
+    shown = capsys.readouterr().out
+    assert "headrace" in shown
+    assert "secret" not in shown
 
 
 def test_a_wrong_option_is_an_error_that_says_so(spark: SparkSession, capturing: ServerProcess) -> None:

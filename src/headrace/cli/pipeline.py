@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from headrace.pipeline.runs import IngestSummary, TellSummary
 
 _LAKE = "folder of the lake (default: ./lake)"
+_MOST = 1_000_000_000
 
 
 def prepare(parser: argparse.ArgumentParser) -> None:
@@ -38,8 +39,12 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     _add_source(ingest)
     how_long = ingest.add_mutually_exclusive_group()
     how_long.add_argument("--once", action="store_true", help="what there is now, then end (the default)")
-    how_long.add_argument("--continuous", metavar="SECONDS", type=float, help="keep going, with a batch this often")
-    ingest.add_argument("--max-events", metavar="N", type=int, default=2_000_000, help="per batch (default: 2000000)")
+    how_long.add_argument(
+        "--continuous", metavar="SECONDS", type=_above_zero, help="keep going, with a batch this often"
+    )
+    ingest.add_argument(
+        "--max-events", metavar="N", type=_at_least_one, default=2_000_000, help="per batch (default: 2000000)"
+    )
     ingest.add_argument("--accept-loss", action="store_true", help="continue past events that are no longer kept")
     _add_dry_run(ingest)
     silver = _job(jobs, "silver", _facts, "make jobs and attempts of what was ingested since the last run")
@@ -54,7 +59,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     run.set_defaults(max_events=2_000_000, continuous=None, accept_loss=False)
     report = _job(jobs, "report", _report, "write a report as one HTML file")
     report.add_argument("--out", metavar="FILE", default="report.html", help="(default: report.html)")
-    report.add_argument("--days", metavar="N", type=int, default=7, help="how far back (default: 7)")
+    report.add_argument("--days", metavar="N", type=_at_least_one, default=7, help="how far back (default: 7)")
     report.add_argument("--queue", metavar="NAME", help="one queue only")
     report.add_argument("--png", metavar="DIR", help="its sections as pictures, too; needs playwright and Chromium")
     redrive = _job(jobs, "redrive", _redrive, "enqueue dead letters again, chosen by SQL")
@@ -64,7 +69,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     redrive.add_argument("--name", required=True, help="name of this redrive: repeated under it, nothing comes twice")
     redrive.add_argument("--url", metavar="URL", help="server (default: headrace://localhost:6789)")
     redrive.add_argument("--to-queue", metavar="NAME", help="a queue other than the one they were in")
-    redrive.add_argument("--rate", metavar="N", type=float, help="jobs per second at most")
+    redrive.add_argument("--rate", metavar="N", type=_above_zero, help="jobs per second at most")
     _add_dry_run(redrive)
     enqueue = _job(jobs, "enqueue", _enqueue, "make a job of every row of a table")
     enqueue.add_argument("table", metavar="PATH", help="Parquet, JSON lines or CSV")
@@ -83,6 +88,22 @@ def _add_dry_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="only say what would be done")
 
 
+def _at_least_one(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= _MOST:
+        raise argparse.ArgumentTypeError(f"a whole number from 1 to {_MOST:,} is wanted, not {text!r}")
+    return int(text)
+
+
+def _above_zero(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < _MOST:
+        raise argparse.ArgumentTypeError(f"a number above 0 is wanted, not {text!r}")
+    return number
+
+
 def _job(jobs: Any, name: str, run: Any, text: str) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = jobs.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
     parser.add_argument("--lake", metavar="DIR", default="lake", help=_LAKE)
@@ -94,8 +115,9 @@ def _job(jobs: Any, name: str, run: Any, text: str) -> argparse.ArgumentParser:
 
 
 def _add_source(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--url", metavar="URL", help="server to read from (default: headrace://localhost:6789)")
-    parser.add_argument("--capture", metavar="DIR", help="read this capture folder instead of a server")
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument("--url", metavar="URL", help="server to read from (default: headrace://localhost:6789)")
+    source.add_argument("--capture", metavar="DIR", help="read this capture folder instead of a server")
 
 
 def _add_facts(parser: argparse.ArgumentParser, *layers: str) -> None:
@@ -128,6 +150,8 @@ def _session(arguments: argparse.Namespace) -> Iterator[SparkSession]:
     check_spark()
     _say("starting Spark")
     settings = dict(pair.split("=", 1) for pair in arguments.conf)
+    # The dates of a lake are those of UTC, whatever anybody sets.
+    settings["spark.sql.session.timeZone"] = "UTC"
     spark = start_session("headrace pipeline", master=arguments.master, settings=settings)
     try:
         yield spark

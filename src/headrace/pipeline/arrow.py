@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
 
+from headrace.backends.base import DeadLetter, ResultRow
 from headrace.pipeline.schemas import EVENTS, arrow
 
 _NAMES: Final = {
@@ -29,6 +30,8 @@ _LINE_FIELDS: Final = pa.schema(
     + [("ts", pa.int64()), ("bytes", pa.int64())]
 )
 _encode_json: Final = msgspec.json.Encoder(enc_hook=str).encode
+# JavaScript's undefined, and whatever else JSON has no word for.
+_decode: Final = msgspec.msgpack.Decoder(ext_hook=lambda code, data: None).decode
 
 
 def events_table(lines: bytes, shard: int) -> Any:
@@ -88,7 +91,8 @@ def _time(value: Any) -> int | None:
     return None if value is None else int(value * 1000)
 
 
-def job_row(job: dict[str, Any]) -> dict[str, Any]:
+def job_row(encoded: msgspec.Raw) -> dict[str, Any]:
+    job = _decode(encoded)
     return {
         "queue": job["queue"],
         "job_id": job["id"],
@@ -110,27 +114,27 @@ def job_row(job: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def result_row(result: dict[str, Any]) -> dict[str, Any]:
+def result_row(found: ResultRow) -> dict[str, Any]:
     return {
-        "queue": result["queue"],
-        "job_id": result["id"],
-        "job_name": result.get("name"),
-        "finished_at": _time(result["finishedAt"]),
-        "result": json_text(result.get("result")),
+        "queue": found.queue,
+        "job_id": found.id,
+        "job_name": found.name,
+        "finished_at": _time(found.finished_at),
+        "result": None if found.result is msgspec.UNSET else json_text(_decode(found.result)),
     }
 
 
-def letter_row(letter: dict[str, Any]) -> dict[str, Any]:
-    job = letter["job"]
+def letter_row(letter: DeadLetter) -> dict[str, Any]:
+    job = _decode(letter.job)
     return {
         "queue": job["queue"],
         "job_id": job["id"],
         "job_name": job.get("name"),
         "data": json_text(job.get("data")),
-        "reason": letter["reason"],
-        "error": letter["error"],
-        "entered_at": _time(letter["enteredAt"]),
-        "attempts": len(letter["attempts"]),
-        "retry_count": int(letter["retryCount"]),
-        "expires_at": _time(letter.get("expiresAt")),
+        "reason": letter.reason,
+        "error": letter.error,
+        "entered_at": _time(letter.entered_at),
+        "attempts": len(letter.attempts),
+        "retry_count": letter.retry_count,
+        "expires_at": _time(letter.expires_at),
     }

@@ -52,6 +52,17 @@ def moment(ms: float, *, with_day: bool = True) -> str:
     return datetime.fromtimestamp(ms / 1000, UTC).strftime(f"%a %d %b {clock}" if with_day else clock)
 
 
+def span(start: float, end: float) -> str:
+    """From one time to another, with the year: reports are kept."""
+    days = [datetime.fromtimestamp(ms / 1000, UTC).strftime("%a %d %b %Y, ") for ms in (start, end)]
+    until = moment(end, with_day=False)
+    return f"{days[0]}{moment(start, with_day=False)} to {until if days[0] == days[1] else days[1] + until}"
+
+
+def day(ms: float) -> str:
+    return datetime.fromtimestamp(ms / 1000, UTC).strftime("%d %b")
+
+
 # -- scales ---------------------------------------------------------------------------------------------------------
 
 
@@ -89,7 +100,7 @@ def _nice_step(rough: float) -> float:
 def _time_ticks(start: float, end: float) -> list[float]:
     span = end - start
     minutes = (1 / 12, 1 / 6, 0.25, 0.5, 1, 2, 5, 15, 30)
-    hours = (1, 2, 3, 6, 12, 24, 48, 7 * 24, 14 * 24)
+    hours = (1, 2, 3, 6, 12, *(24 * days for days in (1, 2, 7, 14, 30, 90, 365)))
     steps = [*(n * _MINUTE_MS for n in minutes), *(n * _HOUR_MS for n in hours)]
     step = next((step for step in steps if span / step <= 6), steps[-1])
     first = math.ceil(start / step) * step
@@ -134,7 +145,8 @@ def _frame(scale: Scale, span: tuple[float, float], x: Callable[[float], float],
         parts.append(f'<text class="tick y" x="{_LEFT - 6}" y="{y + 3.5:.1f}">{write(tick)}</text>')
     has_days = span[1] - span[0] > 24 * _HOUR_MS
     for at in _time_ticks(*span):
-        label = moment(at).rsplit(" ", 1)[0] if has_days and at % (24 * _HOUR_MS) == 0 else moment(at, with_day=False)
+        is_midnight = has_days and at % (24 * _HOUR_MS) == 0
+        label = moment(at).rsplit(" ", 1)[0] if is_midnight else moment(at, with_day=False)
         parts.append(f'<text class="tick x" x="{x(at):.1f}" y="{_TOP + height + 15}">{label}</text>')
     return "".join(parts)
 

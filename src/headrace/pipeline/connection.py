@@ -1,140 +1,166 @@
 """One blocking connection to a server, for Spark's tasks: they have no event loop, and live for a moment.
 
-Only what is safe to repeat goes through here (reads, and pushes that carry an id with `idTtl`): when the connection
-breaks, it is made anew and the command is sent again, for up to `patience_s`.
+What is said on it is the client's `Conversation`; the socket and the patience are here. Only what is safe to repeat
+goes through it (reads, and pushes that carry an id with `idTtl`): when the connection breaks, it is made anew and what
+was not answered is asked again, until the server has been away for `patience_s`.
 """
 
 from __future__ import annotations
 
 import os
 import socket
-import ssl
-import struct
 import time
 from collections.abc import Iterable, Iterator
-from typing import Any, Final
-from urllib.parse import parse_qs, urlsplit
+from typing import Any, Final, Generic, TypeVar
+from urllib.parse import parse_qs
 
-import msgspec
+from headrace.client.conversation import Conversation, Question
+from headrace.client.policy import ConnectionOptions
+from headrace.client.urls import DEFAULT_URL, SERVER_SCHEMES, connection_options
+from headrace.commands._base import Command, Reply
+from headrace.errors import ConfigError, HeadraceError, NotAuthenticated, Unreachable
 
-from headrace.errors import HeadraceError
+R = TypeVar("R", bound=Reply)
 
-_TIMEOUT_S: Final = 60.0
 PATIENCE_S: Final = 30.0
 """How long a server may be away."""
-_encode: Final = msgspec.msgpack.Encoder().encode
+_PAUSE_S: Final = 0.2
+_RECEIVED_AT_ONCE: Final = 1 << 20
 
 
 def default_url() -> str:
-    return os.environ.get("HEADRACE_URL", "headrace://localhost:6789")
+    return os.environ.get("HEADRACE_URL") or DEFAULT_URL
 
 
-class ServerRefused(HeadraceError):
-    """The server answered with an error; repeating would change nothing."""
+def _options_of(url: str | None, token: str | None, token_env: str) -> ConnectionOptions:
+    """The token that was given, else that of the URL, else that of the environment."""
+    url = url or default_url()
+    scheme, has_scheme, _ = url.partition("://")
+    if scheme.lower() not in SERVER_SCHEMES:
+        # The rest may hold a password or a token.
+        found = f"{scheme}://..." if has_scheme else "a text without a scheme"
+        raise ConfigError(f"the address of a server is headrace://host:6789 (with TLS headraces://), not {found}")
+    if token is None and "token" not in parse_qs(url.partition("?")[2]):
+        token = os.environ.get(token_env)
+    return connection_options(url, **({"token": token} if token else {}))
 
 
-class Address(msgspec.Struct, frozen=True):
-    """Where a server is and how to be let in."""
+class _Asked(Generic[R]):
+    """A command until it is answered, on however many connections."""
 
-    host: str
-    port: int
-    token: str | None
-    is_secure: bool
+    def __init__(self, command: Command[R]) -> None:
+        self.command = command
+        self.heard_by: Conversation | None = None
+        self.outcome: R | HeadraceError | None = None
 
-    @classmethod
-    def parse(cls, url: str, token: str | None = None) -> Address:
-        parts = urlsplit(url)
-        if parts.scheme not in ("headrace", "headraces") or not parts.hostname:
-            raise HeadraceError(f"{url!r} is no address of a server: write headrace://host:6789 (TLS: headraces://)")
-        given = parse_qs(parts.query).get("token", [None])[0]
-        token = token or given or os.environ.get("HEADRACE_TOKEN")
-        return cls(parts.hostname, parts.port or 6789, token, parts.scheme == "headraces")
+    def answer(self, outcome: R | HeadraceError) -> None:
+        self.outcome = outcome
 
 
 class Connection:
-    """`call` asks one thing; `stream` keeps several questions under way and answers in order."""
+    """`ask` asks one thing; `stream` and `outcomes` keep several under way."""
 
-    def __init__(self, address: Address, *, patience_s: float = PATIENCE_S) -> None:
-        self._address = address
+    def __init__(
+        self,
+        url: str | None = None,
+        token: str | None = None,
+        *,
+        token_env: str = "HEADRACE_TOKEN",
+        patience_s: float = PATIENCE_S,
+    ) -> None:
+        self._options = _options_of(url, token, token_env)
         self._patience_s = patience_s
         self._socket: socket.socket | None = None
+        self._conversation = Conversation(self._options, _ignore)
 
-    def call(self, cmd: str, **fields: Any) -> dict[str, Any]:
-        return next(self.stream([{"cmd": cmd, **fields}], in_flight=1))
+    def ask(self, command: Command[R]) -> R:
+        return next(self.stream([command], in_flight=1))
 
-    def stream(self, commands: Iterable[dict[str, Any]], in_flight: int) -> Iterator[dict[str, Any]]:
-        """The replies to `commands`, in their order; the first refusal ends them."""
-        for reply in self.answers(commands, in_flight):
-            if reply.get("ok") is not True:
-                raise ServerRefused(str(reply.get("error") or "the server refused without a reason"))
-            yield reply
+    def stream(self, commands: Iterable[Command[R]], in_flight: int) -> Iterator[R]:
+        """The replies, in whatever order they come; the first refusal ends them."""
+        for outcome in self.outcomes(commands, in_flight):
+            if isinstance(outcome, HeadraceError):
+                raise outcome
+            yield outcome
 
-    def answers(self, commands: Iterable[dict[str, Any]], in_flight: int) -> Iterator[dict[str, Any]]:
-        """The replies, whatever they say. After a break, what was not answered is asked again."""
+    def outcomes(self, commands: Iterable[Command[R]], in_flight: int) -> Iterator[R | HeadraceError]:
+        """The replies and refusals, in whatever order they come."""
         source = iter(commands)
-        unanswered: list[bytes] = []
-        deadline = time.monotonic() + self._patience_s
+        under_way: list[_Asked[R]] = []
+        while True:
+            # Outside of `_attend`: an error of whoever makes the commands is not one of the connection.
+            while len(under_way) < in_flight and (command := next(source, None)) is not None:
+                under_way.append(_Asked(command))
+                self._attend(under_way, waits=False)
+            if not under_way:
+                return
+            self._attend(under_way, waits=True)
+            yield from [asked.outcome for asked in under_way if asked.outcome is not None]
+            under_way = [asked for asked in under_way if asked.outcome is None]
+
+    def _attend(self, under_way: list[_Asked[R]], *, waits: bool) -> None:
+        """Send what this connection has not heard yet and, if told so, wait for an answer."""
+        away_since: float | None = None
         while True:
             try:
-                self._open(unanswered)
-                while len(unanswered) < in_flight and (command := next(source, None)) is not None:
-                    unanswered.append(_encode(command))
-                    self._send(unanswered[-1])
-                if not unanswered:
-                    return
-                reply = self._receive()
+                self._open()
+                for asked in under_way:
+                    if asked.heard_by is not self._conversation:
+                        asked.heard_by = self._conversation
+                        self._conversation.ask(Question(asked.command, asked.answer))
+                        self._send()
+                while waits and all(asked.outcome is None for asked in under_way):
+                    self._hear()
+                return
             except OSError as error:
-                self._pause(error, deadline)
-                continue
-            unanswered.pop(0)
-            deadline = time.monotonic() + self._patience_s
-            yield reply
+                self.close()
+                away_since = time.monotonic() if away_since is None else away_since
+                if time.monotonic() - away_since >= self._patience_s:
+                    raise self._despair(error) from error
+            except BaseException:
+                self.close()
+                raise
+            time.sleep(min(_PAUSE_S, self._patience_s))
 
-    def _open(self, unanswered: list[bytes]) -> None:
+    def _open(self) -> None:
         if self._socket is not None:
             return
-        address = self._address
-        plain = socket.create_connection((address.host, address.port), timeout=_TIMEOUT_S)
-        plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        secure = ssl.create_default_context() if address.is_secure else None
-        self._socket = secure.wrap_socket(plain, server_hostname=address.host) if secure else plain
-        if address.token:
-            self._send(_encode({"cmd": "Auth", "token": address.token}))
-            reply = self._receive()
-            if reply.get("ok") is not True:
-                self.close()
-                raise ServerRefused(f"the server at {address.host}:{address.port} does not know this token")
-        for frame in unanswered:
-            self._send(frame)
+        options = self._options
+        timeout = min(options.connect_timeout, self._patience_s)
+        self._socket = socket.create_connection((options.host, options.port), timeout)
+        # A server that says nothing for so long is given up, and asked again on another connection.
+        self._socket.settimeout(2 * self._patience_s)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if options.tls is not None:
+            self._socket = options.tls.wrap_socket(self._socket, server_hostname=options.host)
+        self._conversation = Conversation(options, _ignore)
+        self._conversation.greet()
+        self._send()
+        while not self._conversation.is_ready:
+            self._hear()
+            if (failure := self._conversation.failure) is not None:
+                is_locked = isinstance(failure, NotAuthenticated)
+                raise NotAuthenticated(f"{self._where} does not let us in: {failure}") if is_locked else failure
 
-    def _pause(self, error: OSError, deadline: float) -> None:
-        self.close()
-        if time.monotonic() >= deadline:
-            where = f"{self._address.host}:{self._address.port}"
-            raise HeadraceError(
-                f"no answer from the server at {where} for {self._patience_s:.0f} s: {error}"
-            ) from error
-        time.sleep(0.2)
+    @property
+    def _where(self) -> str:
+        return f"the server at {self._options.host}:{self._options.port}"
 
-    def _send(self, frame: bytes) -> None:
+    def _despair(self, error: OSError) -> Unreachable:
+        return Unreachable(f"no answer from {self._where} for {self._patience_s:.0f} s: {error}")
+
+    def _send(self) -> None:
         assert self._socket is not None
-        self._socket.sendall(struct.pack(">I", len(frame)) + frame)
+        if self._conversation.has_output:
+            self._socket.sendall(self._conversation.take())
 
-    def _receive(self) -> dict[str, Any]:
-        (length,) = struct.unpack(">I", self._exactly(4))
-        reply = msgspec.msgpack.decode(self._exactly(length), ext_hook=_unknown_extension)
-        return reply if isinstance(reply, dict) else {}
-
-    def _exactly(self, size: int) -> bytearray:
+    def _hear(self) -> None:
         assert self._socket is not None
-        received = bytearray(size)
-        view, at = memoryview(received), 0
-        while at < size:
-            count = self._socket.recv_into(view[at:])
-            if not count:
-                raise ConnectionError("the server closed the connection")
-            at += count
-        return received
+        data = self._socket.recv(_RECEIVED_AT_ONCE)
+        if not data:
+            raise ConnectionError("it closed the connection")
+        self._conversation.receive(data)
+        self._send()
 
     def close(self) -> None:
         if self._socket is not None:
@@ -148,6 +174,5 @@ class Connection:
         self.close()
 
 
-def _unknown_extension(code: int, data: memoryview) -> None:
-    """JavaScript's undefined, and whatever else JSON has no word for."""
-    return None
+def _ignore(_event: Any) -> None:
+    """Nothing was subscribed to."""

@@ -10,14 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import msgspec
 import zstandard
 
-from headrace.backends.local.segments import read_manifest
-from headrace.errors import HeadraceError
-from headrace.pipeline.connection import PATIENCE_S, Address, Connection, ServerRefused
+from headrace.backends.base import SegmentInfo
+from headrace.backends.local.segments import read_manifest, sealed_name
+from headrace.commands.eventlog import ListEventSegments, ReadEvents, ReadEventSegment, SetEventPosition
+from headrace.errors import HeadraceError, NotFound
+from headrace.pipeline.connection import PATIENCE_S, Connection
+
+if TYPE_CHECKING:
+    from headrace.pipeline.options import Options
 
 BLOCK_BYTES: Final = 4 << 20
 _LINES_AT_ONCE: Final = 20_000
@@ -75,11 +80,11 @@ class EventsLost(HeadraceError):
     """What should be read next is kept no longer."""
 
 
-def open_source(options: dict[str, str], patience_s: float = PATIENCE_S) -> EventSource:
-    """The source that the options name: `path` of a capture folder, or `url` of a server."""
-    if "path" in options:
-        return CaptureFolder(Path(options["path"]))
-    return ServerLog(Address.parse(options["url"], options.get("token")), patience_s)
+def open_source(options: Options, patience_s: float = PATIENCE_S) -> EventSource:
+    """The source that the options name: the capture folder at `path`, or a server."""
+    if options.path is not None:
+        return CaptureFolder(Path(options.path))
+    return ServerLog(options.connect(patience_s))
 
 
 class CaptureFolder:
@@ -105,7 +110,7 @@ class CaptureFolder:
         return EventWindow([segment for segment in known if segment.end > after], oldest, newest)
 
     def blocks(self, segment: Segment, after: int, until: int) -> Iterator[bytes]:
-        name = f"seg-{segment.first:020}-{segment.last:020}.jsonl.zst"
+        name = sealed_name(segment.first, segment.last)
         try:
             with (self._folder / name).open("rb") as packed:
                 yield from lines_between(_unpacked(packed), segment.first, after, until)
@@ -119,41 +124,50 @@ class CaptureFolder:
 class ServerLog:
     """The log of a running server: closed segments as they lie on its disk, the rest as lines."""
 
-    def __init__(self, address: Address, patience_s: float = PATIENCE_S) -> None:
-        self._connection = Connection(address, patience_s=patience_s)
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
 
     def newest(self) -> Position:
-        reply = self._connection.call("EventSegments", limit=0)
-        return Position(reply["epoch"], reply["last"])
+        reply = self._connection.ask(ListEventSegments(limit=0))
+        return Position(reply.epoch, reply.last)
 
     def window(self, after: Position) -> EventWindow:
         segments: list[Segment] = []
         while True:
-            reply = self._connection.call("EventSegments", epoch=after.epoch, after=after.seq, limit=_SEGMENTS_AT_ONCE)
-            segments += [_segment(reply["shard"], fields) for fields in reply["segments"]]
-            if len(reply["segments"]) < _SEGMENTS_AT_ONCE:
-                return EventWindow(segments, reply["first"], Position(reply["epoch"], reply["last"]))
+            asked = ListEventSegments(epoch=after.epoch, after=after.seq, limit=_SEGMENTS_AT_ONCE)
+            reply = self._connection.ask(asked)
+            segments += [_segment(reply.shard, found) for found in reply.segments]
+            if len(reply.segments) < _SEGMENTS_AT_ONCE:
+                return EventWindow(segments, reply.first, Position(reply.epoch, reply.last))
             after = segments[-1].end
 
     def blocks(self, segment: Segment, after: int, until: int) -> Iterator[bytes]:
         if segment.is_sealed:
             yield from lines_between(_unpacked(_Fetched(self._connection, segment)), segment.first, after, until)
             return
-        after = max(after, segment.first - 1)
+        yield from self._lines(max(after, segment.first - 1), until)
+
+    def _lines(self, after: int, until: int) -> Iterator[bytes]:
+        """What there is, and then an error if it was not all: a short log may drop events while they are read."""
+        missing: int | None = None
         while after < until:
-            reply = self._connection.call("Events", after=after, limit=min(_LINES_AT_ONCE, until - after))
-            lines = reply["lines"].encode()
+            reply = self._connection.ask(ReadEvents(after=after, limit=min(_LINES_AT_ONCE, until - after)))
+            lines = reply.lines.encode()
+            if not lines or _first_seq(lines) > after + 1:
+                missing = missing or after + 1
             if not lines:
-                return
+                break
             yield lines
             after = _last_seq(lines)
+        if missing is not None:
+            raise EventsLost(f"events from {missing} on were dropped while they were read")
 
     def settle(self, consumer: str, position: Position) -> None:
-        self._connection.call("EventPosition", consumer=consumer, seq=position.seq)
+        self._connection.ask(SetEventPosition(consumer=consumer, seq=position.seq))
 
 
-def _segment(shard: int, fields: dict[str, Any]) -> Segment:
-    return Segment(shard, *(fields[name] for name in ("epoch", "first", "last", "rawBytes", "sealed")))
+def _segment(shard: int, found: SegmentInfo) -> Segment:
+    return Segment(shard, found.epoch, found.first, found.last, found.raw_bytes, found.sealed)
 
 
 class _Seq(msgspec.Struct):
@@ -161,6 +175,10 @@ class _Seq(msgspec.Struct):
 
 
 _decode_seq: Final = msgspec.json.Decoder(_Seq).decode
+
+
+def _first_seq(lines: bytes) -> int:
+    return _decode_seq(lines[: lines.find(b"\n")]).seq
 
 
 def _last_seq(lines: bytes) -> int:
@@ -186,8 +204,8 @@ class _Fetched:
     def _fetch(self) -> bytes:
         first = self._segment.first
         try:
-            return bytes(self._connection.call("EventSegment", first=first, offset=self._offset)["data"])
-        except ServerRefused as error:
+            return self._connection.ask(ReadEventSegment(first=first, offset=self._offset)).data
+        except NotFound as error:
             raise EventsLost(f"events {first}..{self._segment.last} cannot be read any more: {error}") from error
 
 
@@ -195,19 +213,21 @@ def _unpacked(packed: Any) -> Iterator[bytes]:
     """Decompressed pieces that end with whole lines."""
     reader = zstandard.ZstdDecompressor().stream_reader(packed)
     rest = b""
-    while piece := reader.read(BLOCK_BYTES):
-        whole = piece.rfind(b"\n") + 1
-        if whole:
-            yield rest + piece[:whole]
-            rest = piece[whole:]
-        else:
-            rest += piece
-    if rest:
-        raise HeadraceError("a segment of the event log ends in the midst of a line")
+    try:
+        while piece := reader.read(BLOCK_BYTES):
+            whole = piece.rfind(b"\n") + 1
+            if whole:
+                yield rest + piece[:whole]
+                rest = piece[whole:]
+            else:
+                rest += piece
+    except zstandard.ZstdError as error:
+        raise EventsLost(f"a segment of the event log is damaged: {error}") from error
 
 
 def lines_between(blocks: Iterator[bytes], first: int, after: int, until: int) -> Iterator[bytes]:
-    """Blocks with wanted lines. Line n of a segment is event first + n, so counting is enough to pass others over."""
+    """Blocks with wanted lines. Line n of a segment is event first + n, so counting is enough to pass others over, and
+    to notice that a file was cut short: unpacking one tells nothing."""
     for block in blocks:
         if first > until:
             return
@@ -215,6 +235,8 @@ def lines_between(blocks: Iterator[bytes], first: int, after: int, until: int) -
         if last > after:
             yield block
         first = last + 1
+    if first <= until:
+        raise EventsLost(f"events {first}..{until} are missing from their segment")
 
 
 # -- planning -------------------------------------------------------------------------------------------------------

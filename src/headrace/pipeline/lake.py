@@ -12,8 +12,8 @@
         checkpoint/                           of the stream into bronze
 
 Rules. A run writes everything to `staging/` first. It counts from the moment at which `pointer.json` names it; folders
-move into place just before. Whatever a run that died has left is removed by the next one, which does the same work
-again. So every reader sees plain Parquet, and nothing twice.
+move into place just before, and what it replaces goes just after. Whatever a run that died has left is removed by the
+next one, which does the same work again. So every reader sees plain Parquet, and nothing twice.
 
 The lake is a folder that driver and executors reach under the same path: a local disk, or a shared file system.
 """
@@ -49,10 +49,12 @@ class LakeBusy(HeadraceError):
 
 
 class Pointer(msgspec.Struct):
-    """What counts: runs up to `run`, made of bronze batches up to `batch`."""
+    """What counts: runs from `first_run` to `run`, made of bronze batches up to `batch`."""
 
     run: int = 0
     batch: int = -1
+    first_run: int = 0
+    """The last run that made everything anew: what older ones wrote counts no more, even if it is still there."""
     epochs: dict[str, int] = {}
     """The highest epoch seen per shard: a higher one makes everything be told anew."""
     sla_ms: dict[str, int] = {}
@@ -83,7 +85,8 @@ class Lake:
         except FileNotFoundError:
             return Pointer()
         except msgspec.DecodeError as error:
-            raise HeadraceError(f"{self._pointer_path} is unreadable ({error}): rebuild with --rebuild") from error
+            advice = "remove it, and the next run makes everything anew"
+            raise HeadraceError(f"{self._pointer_path} is unreadable ({error}): {advice}") from error
 
     def store_pointer(self, pointer: Pointer) -> None:
         self._pointer_path.parent.mkdir(parents=True, exist_ok=True)
@@ -120,8 +123,8 @@ class Lake:
 
     def committed(self, table: str) -> list[Path]:
         """The folders of a silver table that count."""
-        run = self.pointer().run
-        return [path for number, path in self.numbered(table).items() if number <= run and _has_rows(path)]
+        counting = _counting(table, self.pointer())
+        return [path for number, path in self.numbered(table).items() if number in counting and _has_rows(path)]
 
     # -- a run -----------------------------------------------------------------------------------------------------
 
@@ -129,14 +132,14 @@ class Lake:
         return self.root / "staging" / self._staging_name / table
 
     def clean_up(self, pointer: Pointer) -> None:
-        """Remove what a run that died has left."""
+        """Remove what does not count: what a run that died has left, and what later runs replaced."""
         shutil.rmtree(self.root / "staging", ignore_errors=True)
         for table in (*APPENDED, *REPLACED):
             for number, path in self.numbered(table).items():
-                if number > pointer.run:
+                if number not in _counting(table, pointer):
                     shutil.rmtree(path)
 
-    def publish(self, pointer: Pointer, *, replaces_all: bool) -> None:
+    def publish(self, pointer: Pointer) -> None:
         """Move a staged run into place and let it count; then remove what it replaces."""
         name = f"run={pointer.run}"
         for table in (*APPENDED, *REPLACED):
@@ -146,21 +149,23 @@ class Lake:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 staged.rename(target)
         self.store_pointer(pointer)
-        for table in (*APPENDED, *REPLACED):
-            if replaces_all or table in REPLACED:
-                for number, path in self.numbered(table).items():
-                    if number < pointer.run:
-                        shutil.rmtree(path)
+        self.clean_up(pointer)
 
     def publish_dates(self, table: str, staged: Path, since: str | None) -> None:
-        """Replace the dates of a gold table from `since` on (all of them if None) by the staged ones."""
-        target = self.root / table
+        """Replace the dates of a gold table from `since` on (all of them if None) by the staged ones.
+
+        Each goes by two renames: whoever reads meanwhile may meet a date of before or of now, hardly ever none.
+        """
+        target, away = self.root / table, self.staging("replaced") / table
         target.mkdir(parents=True, exist_ok=True)
-        for old in list(target.glob("window_date=*")):
-            if since is None or old.name.partition("=")[2] >= since:
-                shutil.rmtree(old)
-        for new in list(staged.glob("window_date=*")):
-            new.rename(target / new.name)
+        away.mkdir(parents=True, exist_ok=True)
+        old = {path.name for path in target.glob("window_date=*") if since is None or path.name[12:] >= since}
+        new = {path.name for path in staged.glob("window_date=*")}
+        for name in sorted(old | new):
+            if name in old:
+                (target / name).rename(away / name)
+            if name in new:
+                (staged / name).rename(target / name)
 
     def publish_batch(self, batch: int, staged: Path) -> None:
         """A micro-batch, whole: it takes the place of what an earlier try has left."""
@@ -176,6 +181,11 @@ class Lake:
             if old.name != self._staging_name:
                 shutil.rmtree(old, ignore_errors=True)
         return folder / self._staging_name / f"batch={batch}"
+
+
+def _counting(table: str, pointer: Pointer) -> range:
+    """The runs whose folders of a table count."""
+    return range(pointer.run if table in REPLACED else pointer.first_run, pointer.run + 1)
 
 
 def _has_rows(folder: Path) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable
-from datetime import datetime
+from datetime import date, datetime
 from typing import Any, Final
 
 import pyarrow.dataset as ds
@@ -23,7 +23,8 @@ _STEPS_MS: Final = (1_000, 2_000, 5_000, 10_000, 15_000)
 _MAX_WINDOWS: Final = 60
 _JOB: Final = ["queue", "added_at", "first_active_at", "finished_at", "outcome", "wait_ms"]
 _ATTEMPT: Final = ["queue", "ended_at", "outcome", "run_ms"]
-_COUNTED: Final = ("added", "completed", "dlq", "failed_attempts", "stalled", "wait_n", "run_n")
+_OUTCOMES: Final = ("completed", "dlq", "removed", "expired")
+_COUNTED: Final = ("added", *_OUTCOMES, "failed_attempts", "stalled", "wait_n", "run_n")
 _RANKS: Final = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 
 Row = dict[str, Any]
@@ -34,20 +35,26 @@ def step_of(span_ms: int) -> int:
     return next((step for step in _STEPS_MS if span_ms <= step * _MAX_WINDOWS), _STEPS_MS[-1])
 
 
-def read_jobs(lake: Lake, queue: str | None) -> list[Row]:
-    return _read(lake, queue, ("silver/jobs", "silver/open_jobs"), _JOB)
+def read_jobs(lake: Lake, since: date, queue: str | None) -> list[Row]:
+    """The jobs that ended on or after a date, and those that have not ended."""
+    ended = _read(lake, "silver/jobs", _JOB, queue, ds.field("finished_date").cast("string") >= since.isoformat())
+    return ended + _read(lake, "silver/open_jobs", _JOB, queue)
 
 
-def read_attempts(lake: Lake, queue: str | None) -> list[Row]:
-    return _read(lake, queue, ("silver/attempts", "silver/open_attempts"), _ATTEMPT)
+def read_attempts(lake: Lake, since: date, queue: str | None) -> list[Row]:
+    ended = _read(lake, "silver/attempts", _ATTEMPT, queue, ds.field("ended_date").cast("string") >= since.isoformat())
+    return ended + _read(lake, "silver/open_attempts", _ATTEMPT, queue)
 
 
-def _read(lake: Lake, queue: str | None, tables: Iterable[str], columns: list[str]) -> list[Row]:
-    wanted = None if queue is None else ds.field("queue") == queue
-    folders = [folder for table in tables for folder in lake.committed(table)]
-    return [
-        row for folder in folders for row in ds.dataset(folder).to_table(columns=columns, filter=wanted).to_pylist()
-    ]
+def _read(lake: Lake, table: str, columns: list[str], queue: str | None, wanted: Any = None) -> list[Row]:
+    if queue is not None:
+        of_queue = ds.field("queue") == queue
+        wanted = of_queue if wanted is None else wanted & of_queue
+    rows: list[Row] = []
+    for folder in lake.committed(table):
+        data = ds.dataset(folder, format="parquet", partitioning="hive")
+        rows += data.to_table(columns=columns, filter=wanted).to_pylist()
+    return rows
 
 
 def _ms(moment: datetime) -> int:
@@ -102,7 +109,7 @@ def _count_job(windows: _Windows, job: Row) -> None:
         windows.changes[windows.at(queue, added)] += 1
     if finished is not None:
         windows.changes[windows.at(queue, finished)] -= added is not None
-        if job["outcome"] in ("completed", "dlq"):
+        if job["outcome"] in _OUTCOMES:
             windows.count(queue, finished, job["outcome"])
     if job["wait_ms"] is not None:
         windows.measure(queue, job["first_active_at"], "wait", job["wait_ms"])

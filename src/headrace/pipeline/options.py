@@ -6,7 +6,6 @@ To add one: a field here with its default, its row in docs/pipeline.md, and whoe
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from typing import Final
 
@@ -14,13 +13,13 @@ import msgspec
 
 from headrace.errors import HeadraceError
 from headrace.model import DAY_MS
-from headrace.pipeline.connection import default_url
+from headrace.pipeline.connection import PATIENCE_S, Connection
 from headrace.pipeline.eventsource import BEGINNING, Position
+from headrace.states import WORDS, State
 
 KINDS: Final = ("events", "jobs", "results", "dlq")
+_STATES: Final = tuple(word for state, word in WORDS.items() if state is not State.REMOVED)
 _CHOICES: Final = {"on_duplicate": ("ignore", "fail"), "pushdown": ("auto", "off")}
-
-
 _OF_SPARK: Final = ("checkpointlocation", "queryname")
 """Options of streaming queries, which Spark hands on to the source."""
 
@@ -75,6 +74,8 @@ class Options(msgspec.Struct, frozen=True, rename=lambda name: name.replace("_",
         for name, words in _CHOICES.items():
             if getattr(self, name) not in words:
                 raise BadOption(f"the option {_spark_name(name)} must be one of {', '.join(words)}")
+        if self.state is not None and (self.kind != "jobs" or self.state not in _STATES):
+            raise BadOption(f"the option state is for jobs (kind), and one of {', '.join(_STATES)}")
         if self.path is not None and (self.url is not None or self.kind != "events"):
             raise BadOption("the option path names a capture folder, which has events only: give either path or url")
         for name in ("max_events_per_trigger", "min_events_per_trigger", "max_bytes_per_trigger"):
@@ -84,16 +85,10 @@ class Options(msgspec.Struct, frozen=True, rename=lambda name: name.replace("_",
             if not 1 <= getattr(self, name) <= 10_000:
                 raise BadOption(f"the option {_spark_name(name)} must be between 1 and 10000")
 
-    @property
-    def place(self) -> dict[str, str]:
-        """What `open_source` needs. The token is looked up where it is used, so that it is not shipped with tasks."""
-        if self.path is not None:
-            return {"path": self.path}
-        return {"url": self.url or default_url()}
-
-    @property
-    def access_token(self) -> str | None:
-        return self.token or os.environ.get(self.token_env)
+    def connect(self, patience_s: float = PATIENCE_S) -> Connection:
+        """A connection to the server. A token of the environment is looked up here, where the connection is made, and
+        does not travel with the tasks."""
+        return Connection(self.url, self.token, token_env=self.token_env, patience_s=patience_s)
 
     def position(self, which: str, newest: Position) -> Position:
         """`earliest`, `latest` or {"0": {"epoch": 1, "seq": 42}} as a position."""

@@ -12,7 +12,9 @@ from typing import Any, NamedTuple
 import msgspec
 from pyspark.sql.datasource import DataSourceReader, EqualTo, Filter, InputPartition
 
-from headrace.pipeline.connection import Address, Connection
+from headrace.commands._base import Command
+from headrace.commands.scans import ScanDeadLetters, ScanJobs, ScanResults
+from headrace.model import QueueName
 from headrace.pipeline.eventsource import (
     EventsLost,
     EventSource,
@@ -22,16 +24,11 @@ from headrace.pipeline.eventsource import (
     shared_out,
     slices_between,
 )
-from headrace.pipeline.options import Options
+from headrace.pipeline.options import BadOption, Options
 from headrace.pipeline.schemas import EVENTS, JOB_ROWS, LETTER_ROWS, RESULT_ROWS, arrow, columns
 
 ROWS_PER_BATCH = 20_000
 EVENTS_PER_PARTITION = 500_000
-
-
-def open_place(options: Options) -> EventSource:
-    token = options.access_token
-    return open_source(options.place if token is None else {**options.place, "token": token})
 
 
 class EventsPartition(InputPartition):
@@ -52,7 +49,7 @@ def read_events(partition: EventsPartition, options: Options) -> Iterator[Any]:
     """The partition's events as Arrow batches."""
     from headrace.pipeline.arrow import chosen, events_table
 
-    source = open_place(options)
+    source = open_source(options)
     wanted = chosen_columns(options, EVENTS)
     for piece in partition.slices:
         for lines in _blocks(source, piece, options):
@@ -77,8 +74,6 @@ def chosen_columns(options: Options, table: str) -> list[str]:
     wanted = [name.strip() for name in options.columns.split(",") if name.strip()]
     unknown = [name for name in wanted if name not in known]
     if unknown or not wanted:
-        from headrace.pipeline.options import BadOption
-
         raise BadOption(f"the option columns names {unknown or 'nothing'}; there are {', '.join(known)}")
     return [name for name in known if name in wanted]
 
@@ -91,7 +86,7 @@ class EventsReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         options = self._options
-        source = open_place(options)
+        source = open_source(options)
         newest = source.newest()
         start = options.position(options.starting_offset, newest)
         end = options.position(options.ending_offset, newest)
@@ -107,16 +102,16 @@ class EventsReader(DataSourceReader):
 class Scan(NamedTuple):
     """How a kind of rows is asked for: the command, the field of its reply, the table, and a row of it."""
 
-    command: str
+    command: Callable[..., Command[Any]]
     field: str
     table: str
     row: str
 
 
 SCANS = {
-    "jobs": Scan("ScanJobs", "jobs", JOB_ROWS, "job_row"),
-    "results": Scan("ScanResults", "results", RESULT_ROWS, "result_row"),
-    "dlq": Scan("ScanDlq", "entries", LETTER_ROWS, "letter_row"),
+    "jobs": Scan(ScanJobs, "jobs", JOB_ROWS, "job_row"),
+    "results": Scan(ScanResults, "results", RESULT_ROWS, "result_row"),
+    "dlq": Scan(ScanDeadLetters, "entries", LETTER_ROWS, "letter_row"),
 }
 
 
@@ -136,14 +131,11 @@ class ScanReader(DataSourceReader):
         self._options = options
         self._scan = SCANS[options.kind]
 
-    def _connect(self) -> Connection:
-        return Connection(Address.parse(self._options.place["url"], self._options.access_token))
-
     def partitions(self) -> Sequence[InputPartition]:
-        with self._connect() as connection:
-            found = connection.call(self._scan.command, limit=1, until=0, **self._filter())
-        count, oldest = max(1, self._options.num_partitions or 2), found["oldest"]
-        bounds = [oldest + (found["newest"] - oldest) * part // count for part in range(count + 1)]
+        with self._options.connect() as connection:
+            found = connection.ask(self._scan.command(limit=1, until=0, **self._filter()))
+        count, oldest = max(1, self._options.num_partitions or 2), found.oldest
+        bounds = [oldest + (found.newest - oldest) * part // count for part in range(count + 1)]
         return [NumbersPartition(after, until) for after, until in pairwise(bounds) if until > after]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
@@ -152,25 +144,25 @@ class ScanReader(DataSourceReader):
 
         from headrace.pipeline import arrow as rows
 
-        make: Callable[[dict[str, Any]], dict[str, Any]] = getattr(rows, self._scan.row)
+        make: Callable[[Any], dict[str, Any]] = getattr(rows, self._scan.row)
         schema = arrow(self._scan.table, chosen_columns(self._options, self._scan.table))
         for page in self._pages(partition):
             yield pa.RecordBatch.from_pylist([make(found) for found in page], schema=schema)
 
     def _filter(self) -> dict[str, Any]:
         options = self._options
-        wanted: dict[str, Any] = {"queue": options.queue} if options.queue else {}
-        return wanted | ({"state": options.state} if options.state and options.kind == "jobs" else {})
+        given = {"queue": options.queue, "state": options.state}
+        return {name: value for name, value in given.items() if value is not None}
 
-    def _pages(self, partition: NumbersPartition) -> Iterator[list[dict[str, Any]]]:
+    def _pages(self, partition: NumbersPartition) -> Iterator[list[Any]]:
         wanted = {"until": partition.until, "limit": self._options.fetch_size, **self._filter()}
-        after: int | None = partition.after
-        with self._connect() as connection:
-            while after is not None:
-                reply = connection.call(self._scan.command, after=after, **wanted)
-                if reply[self._scan.field]:
-                    yield reply[self._scan.field]
-                after = reply.get("next")
+        after: int | msgspec.UnsetType = partition.after
+        with self._options.connect() as connection:
+            while after is not msgspec.UNSET:
+                page = connection.ask(self._scan.command(after=after, **wanted))
+                if found := getattr(page, self._scan.field):
+                    yield found
+                after = page.next
 
 
 # -- conditions that the server checks -----------------------------------------------------------------------------
@@ -185,10 +177,20 @@ class _TakesFilters(DataSourceReader):
         usable = ("queue", "state") if self._options.kind == "jobs" else ("queue",)
         for given in filters:
             name = ".".join(given.attribute) if isinstance(given, EqualTo) else ""
-            if isinstance(given, EqualTo) and name in usable and getattr(self._options, name) is None:
+            is_free = name in usable and getattr(self._options, name) is None
+            if isinstance(given, EqualTo) and is_free and _is_name(given.value):
                 self._options = msgspec.structs.replace(self._options, **{name: given.value})
             else:
                 yield given
+
+
+def _is_name(value: Any) -> bool:
+    """Whether the server takes it for the name of a queue: what it would refuse is a condition that no row fulfils."""
+    try:
+        msgspec.convert(value, QueueName)
+    except msgspec.ValidationError:
+        return False
+    return True
 
 
 class FilteringEventsReader(_TakesFilters, EventsReader):

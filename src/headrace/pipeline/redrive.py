@@ -1,8 +1,8 @@
 """Dead letters that run again: chosen by SQL over silver, enqueued as new jobs with their data, once per name.
 
 The lake knows what failed and why, the server has the data: what is enqueued is what both know. The new job's id is
-made from the old id and the name of the redrive, so a redrive that is repeated under its name adds nothing. What was
-sent is written down in `audit/redrive` of the lake.
+made from the old queue and id and the name of the redrive, so a redrive that is repeated under its name adds nothing.
+What was sent is written down in `audit/redrive` of the lake.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 from pyspark.errors import AnalysisException, ParseException
@@ -18,6 +18,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
 from headrace.errors import HeadraceError
+from headrace.model import DAY_MS
 from headrace.pipeline.connection import default_url
 from headrace.pipeline.lake import Lake
 from headrace.pipeline.runs import read_jobs
@@ -25,7 +26,9 @@ from headrace.pipeline.runs import read_jobs
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_SLICE = 1000
+_SLICE: Final = 1000
+_REMEMBERED_MS: Final = 30 * DAY_MS
+"""Longer than dead letters are kept: what is repeated meanwhile must find its ids known."""
 
 
 class Chosen(msgspec.Struct):
@@ -68,32 +71,36 @@ class Redrive:
             f.max_by("error_signature", "finished_at").alias("signature"),
             f.max_by("priority", "finished_at").alias("priority"),
         )
-        return newest.join(letters.select("queue", "job_id", "job_name", "data"), ["queue", "job_id"], "left")
+        data = letters.select("queue", "job_id", "job_name", "data", f.lit(True).alias("is_letter"))
+        return newest.join(data, ["queue", "job_id"], "left")
 
     def counts(self) -> list[Chosen]:
         """How many jobs, by queue and error, and how many of them the server has no data of any more."""
         counted = self._chosen.groupBy("queue", "signature").agg(
-            f.count("*").alias("jobs"), f.sum(f.col("data").isNull().cast("int")).alias("gone")
+            f.count("*").alias("jobs"), f.sum(f.col("is_letter").isNull().cast("int")).alias("gone")
         )
         rows = counted.orderBy(f.desc("jobs"), "queue", "signature").limit(100).collect()
         return [Chosen(row["queue"], row["signature"], row["jobs"], row["gone"]) for row in rows]
 
     def send(self, *, to_queue: str | None, rate: float | None, say: Callable[[str], None]) -> int:
         """Enqueue them, at most `rate` a second; how many."""
-        ready = self._chosen.where(f.col("data").isNotNull()).withColumn(
-            "queue", f.lit(to_queue) if to_queue else f.col("queue")
+        target = f.lit(to_queue) if to_queue else f.col("queue")
+        rows = (
+            self._chosen.where("is_letter")
+            .select(target.alias("queue"), f.col("queue").alias("origin"), "job_id", "job_name", "priority", "data")
+            .orderBy("queue", "origin", "job_id")
         )
-        rows = ready.select("queue", "job_id", "job_name", "priority", "data").orderBy("queue", "job_id")
+        options = {
+            "url": self._url,
+            "idColumns": "origin, job_id",
+            "pipeline": f"redrive:{self._name}",
+            "idTtl": str(_REMEMBERED_MS),
+            "dataColumn": "data",
+        }
         sent = 0
         for part in self._parts(rows, rate):
             began = time.monotonic()
             count = part.count()
-            options = {
-                "url": self._url,
-                "idColumns": "job_id",
-                "pipeline": f"redrive:{self._name}",
-                "dataColumn": "data",
-            }
             part.write.format("headrace").mode("append").options(**options).save()
             sent += count
             if rate is not None:

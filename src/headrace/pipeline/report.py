@@ -19,16 +19,19 @@ import pyarrow.dataset as ds
 
 from headrace import __version__
 from headrace.errors import HeadraceError
-from headrace.notation import duration
+from headrace.notation import counted, duration
 from headrace.pipeline import moments
-from headrace.pipeline.charts import Point, Series, count, heat_map, moment, percent, sparkline, time_chart
-from headrace.pipeline.lake import Lake
+from headrace.pipeline.charts import Point, Series, count, day, heat_map, moment, percent, span, sparkline, time_chart
+from headrace.pipeline.lake import Lake, LakeBusy
 
 MIN_N: Final = 100
 MAX_QUEUES: Final = 12
 _NOTABLE_BACKLOG: Final = 0.05
 """A backlog below this share of what came lately is nothing to speak of."""
 _UNIT_MS: Final = {"minute": 60_000, "hour": 3_600_000, "day": 86_400_000}
+_LONGEST_MS: Final = {"minute": 6 * 3_600_000, "hour": 31 * 86_400_000}
+"""Up to which span charts show windows of this length; beyond the last one they show days."""
+_MAX_COLUMNS: Final = 14 * 24
 _FEW_WINDOWS: Final = 3
 
 Row = dict[str, Any]
@@ -36,7 +39,10 @@ Row = dict[str, Any]
 
 def write_report(lake: Lake, out: Path, *, days: int = 7, queue: str | None = None) -> None:
     """The report of the last `days` days that the lake has facts of."""
-    facts = Facts(lake, days, queue)
+    try:
+        facts = Facts(lake, days, queue)
+    except FileNotFoundError as error:
+        raise LakeBusy(f"{lake.root} changed while it was read: try again ({error.filename})") from error
     out.parent.mkdir(parents=True, exist_ok=True)
     temporary = out.with_name(f".{out.name}.tmp")
     temporary.write_text(Page(facts).html(), encoding="utf-8")
@@ -50,26 +56,32 @@ class Facts:
         newest = _newest_date(lake)
         self.lake = lake
         self.queue = queue
-        self._since = newest - timedelta(days=days - 1)
-        self.by_unit = {unit: self._read(f"queue_{unit}") for unit in _UNIT_MS}
+        self._since = newest - timedelta(days=min(days - 1, newest.toordinal() - 1))
+        self._by_unit: dict[str, list[Row]] = {}
         self.errors = self._read("error_signature_hour")
         self.workers = [] if queue else self._read("worker_minute")
         self.gaps = _read_all(lake.committed("silver/gaps"))
-        minutes = [row["window_start"] for row in self.by_unit["minute"]]
+        minutes = [row["window_start"] for row in self._read("queue_minute", ["window_start"])]
         if not minutes:
             raise HeadraceError(f"{lake.root} has no facts" + (f" of the queue {queue}" if queue else ""))
-        self.start, self.end = min(minutes), max(minutes) + _UNIT_MS["minute"]
-        self.unit = "minute" if self.end - self.start <= 6 * _UNIT_MS["hour"] else "hour"
+        self.start, self.end = minutes[0], minutes[-1] + _UNIT_MS["minute"]
+        self.unit = next((unit for unit, ms in _LONGEST_MS.items() if self.end - self.start <= ms), "day")
         self.step_ms = dict(_UNIT_MS)
         is_short = self.end - self.start <= moments.LONGEST_MS
-        if is_short and 0 < sum(row["added"] for row in self.by_unit["day"]) <= moments.MAX_JOBS:
+        if is_short and 0 < sum(row["added"] for row in self.rows("day")) <= moments.MAX_JOBS:
             self._look_closer()
         totals: dict[str, int] = defaultdict(int)
-        for row in self.by_unit["day"]:
+        for row in self.rows("day"):
             totals[row["queue"]] += row["added"] + row["started"]
         self.queues = sorted(totals, key=lambda name: -totals[name])
 
-    def _read(self, table: str) -> list[Row]:
+    def rows(self, unit: str) -> list[Row]:
+        """All windows of a length, in order of time: read when they are first asked for, as there may be many."""
+        if unit not in self._by_unit:
+            self._by_unit[unit] = self._read(f"queue_{unit}")
+        return self._by_unit[unit]
+
+    def _read(self, table: str, columns: list[str] | None = None) -> list[Row]:
         folder = self.lake.path(f"gold/{table}")
         if next(folder.rglob("*.parquet"), None) is None:
             return []
@@ -77,24 +89,27 @@ class Facts:
         wanted = ds.field("window_date").cast("string") >= self._since.isoformat()
         if self.queue is not None and "queue" in data.schema.names:
             wanted = wanted & (ds.field("queue") == self.queue)
-        rows: list[Row] = data.to_table(filter=wanted).to_pylist()
+        rows: list[Row] = data.to_table(columns=columns, filter=wanted).to_pylist()
         return sorted(map(_in_ms, rows), key=lambda row: row["window_start"])
 
     def _look_closer(self) -> None:
-        """Windows of seconds instead of minutes."""
-        jobs, attempts = moments.read_jobs(self.lake, self.queue), moments.read_attempts(self.lake, self.queue)
+        """Windows of seconds instead of minutes, if the jobs themselves are still there."""
+        jobs = moments.read_jobs(self.lake, self._since, self.queue)
+        attempts = moments.read_attempts(self.lake, self._since, self.queue)
         seconds = [row["window_start"] for row in moments.facts_of(jobs, attempts, 1_000)]
+        if not seconds:
+            return
         self.start, self.end = max(self.start, seconds[0]), min(self.end, seconds[-1] + 1_000)
         step = moments.step_of(self.end - self.start)
         facts = [row for row in moments.facts_of(jobs, attempts, step) if row["window_start"] + step > self.start]
-        self.unit, self.by_unit["moment"], self.step_ms["moment"] = "moment", facts, step
+        self.unit, self._by_unit["moment"], self.step_ms["moment"] = "moment", facts, step
 
     def words(self, unit: str | None = None) -> str:
         unit = unit or self.unit
         return f"per {duration(self.step_ms[unit])}" if unit == "moment" else f"per {unit}"
 
     def of(self, queue: str, unit: str | None = None) -> list[Row]:
-        return [row for row in self.by_unit[unit or self.unit] if row["queue"] == queue]
+        return [row for row in self.rows(unit or self.unit) if row["queue"] == queue]
 
     @property
     def span(self) -> tuple[float, float]:
@@ -167,6 +182,16 @@ def findings(facts: Facts) -> list[str]:
     return told or ["Nothing stands out: all queues kept up, no promise was broken and nothing failed."]
 
 
+def _done(row: Row) -> int:
+    """Jobs that work has ended, one way or the other."""
+    return int(row["completed"] + row["dlq"])
+
+
+def _removed(row: Row) -> int:
+    """Jobs that ended without it: cancelled, dropped by their workflow, cleared away, outlived."""
+    return int(row["removed"] + row["expired"])
+
+
 def _name(queue: str) -> str:
     return f"<b>{escape(queue)}</b>"
 
@@ -177,12 +202,12 @@ def _falling_behind(facts: Facts, queue: str) -> str | None:
     last, middle = level[-1][1] or 0, level[len(level) // 2][1] or 0
     since = level[len(level) // 2][0]
     recent = [row for row in rows if row["window_start"] >= since]
-    came, went = sum(row["added"] for row in recent), sum(row["completed"] + row["dlq"] for row in recent)
+    came, went = sum(row["added"] for row in recent), sum(_done(row) + _removed(row) for row in recent)
     if last < 10 or last <= 1.2 * middle or last < _NOTABLE_BACKLOG * came:
         return None
     return (
         f"{_name(queue)} is falling behind: its backlog rose from {count(middle)} to {count(last)} jobs since "
-        f"{moment(since)}; {count(came)} came in that time and {count(went)} were done."
+        f"{moment(since)}; {count(came)} came in that time and {count(went)} went."
     )
 
 
@@ -221,20 +246,20 @@ def _main_error(facts: Facts) -> str | None:
         return None
     worst, total = max(counts, key=lambda text: counts[text]), sum(counts.values())
     return (
-        f"{count(total)} attempts failed with an error; {percent(counts[worst] / total)} of them say "
+        f"{counted(total, 'attempt')} failed with an error; {percent(counts[worst] / total)} of them say "
         f"<code>{escape(worst[:120])}</code>."
     )
 
 
 def _retries(facts: Facts) -> str | None:
-    rows = facts.by_unit["day"]
+    rows = facts.rows("day")
     started, retried = sum(row["started"] for row in rows), sum(row["retried"] for row in rows)
     dead = sum(row["dlq"] for row in rows)
     if not retried and not dead:
         return None
     return (
         f"{percent(retried / max(1, started))} of all {count(started)} attempts were repetitions, and "
-        f"{count(dead)} jobs became dead letters."
+        f"{counted(dead, 'job')} failed for good."
     )
 
 
@@ -247,14 +272,17 @@ def _busiest_worker(facts: Facts) -> str | None:
         return None
     name = max(busy, key=lambda worker: busy[worker][0] / busy[worker][1])
     used = busy[name][0] / busy[name][1]
-    return f"The busiest of {len(busy)} workers, {_name(name)}, used {percent(used)} of its slots while it had work."
+    which = f"The busiest of {len(busy)} workers" if len(busy) > 1 else "The only worker"
+    return f"{which}, {_name(name)}, used {percent(used)} of its slots while it had work."
 
 
 def _gaps(facts: Facts) -> str | None:
     if not facts.gaps:
         return None
     lost = sum(gap["last_seq"] - gap["first_seq"] + 1 for gap in facts.gaps)
-    return f"The log has {len(facts.gaps)} gaps: {count(lost)} events are missing, and so are the jobs in them."
+    return (
+        f"The log has {counted(len(facts.gaps), 'gap')}: {counted(lost, 'event')} in all are missing, and their jobs."
+    )
 
 
 # -- the page -------------------------------------------------------------------------------------------------------
@@ -267,8 +295,8 @@ class Page:
 
     def html(self) -> str:
         facts = self._facts
-        what = f"Queue {facts.queue}" if facts.queue else f"{len(facts.queues)} queues"
-        title = f"{what}, {moment(facts.start)} to {moment(facts.end)} UTC"
+        what = f"Queue {facts.queue}" if facts.queue else counted(len(facts.queues), "queue")
+        title = f"{what}, {span(facts.start, facts.end)} UTC"
         sections = [
             self._summary(),
             self._multiples("Arrivals, completions and backlog", self._flow),
@@ -289,11 +317,21 @@ class Page:
         return f'<section><h2>What happened</h2><ul class="findings">{lines}</ul>{self._queue_table()}</section>'
 
     def _queue_table(self) -> str:
-        heads = ("Queue", "Added", "Done", "Dead", "Backlog", "Failed attempts", "Course of the backlog")
+        heads = (
+            "Queue",
+            "Added",
+            "Completed",
+            "Dead",
+            "Removed",
+            "Backlog",
+            "Failed attempts",
+            "Course of the backlog",
+        )
         rows = []
         for queue in self._shown:
             days = self._facts.of(queue, "day")
             totals = [sum(row[name] for row in days) for name in ("added", "completed", "dlq")]
+            totals.append(sum(map(_removed, days)))
             ended = sum(row["run_n"] for row in days)
             failed = sum(row["failed_attempts"] + row["stalled"] for row in days)
             level = [value or 0 for _, value in self._facts.carried(queue, "backlog_end")]
@@ -301,9 +339,11 @@ class Page:
             cells = [*map(count, totals), count(level[-1]), rate]
             figures = "".join(f'<td class="n">{cell}</td>' for cell in cells)
             rows.append(f"<tr><th>{escape(queue)}</th>{figures}<td>{sparkline(level, 'waiting')}</td></tr>")
-        head = "".join(f"<th{'' if n in (0, 6) else ' class=n'}>{name}</th>" for n, name in enumerate(heads))
+        head = "".join(
+            f"<th{'' if n in (0, len(heads) - 1) else ' class=n'}>{name}</th>" for n, name in enumerate(heads)
+        )
         more = len(self._facts.queues) - len(self._shown)
-        note = f'<p class="note">{more} smaller queues are left out.</p>' if more > 0 else ""
+        note = f'<p class="note">Left out: {counted(more, "smaller queue")}.</p>' if more > 0 else ""
         return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>{note}"
 
     def _multiples(self, title: str, draw: Callable[[str], str], note: str = "") -> str:
@@ -325,14 +365,15 @@ class Page:
     def _flow(self, queue: str) -> str:
         facts = self._facts
         added = Series("added", "waiting", facts.filled(queue, lambda row: row["added"]))
-        ended = facts.filled(queue, lambda row: row["completed"] + row["dlq"])
-        done = Series("done", "completed", ended, is_area=True)
+        done = Series("done", "completed", facts.filled(queue, _done), is_area=True)
+        removed = Series("removed", "dead", facts.filled(queue, _removed))
+        flow = [done, added, removed] if any(map(_removed, facts.of(queue, "day"))) else [done, added]
         backlog = Series("backlog at the end", "waiting", facts.carried(queue, "backlog_end"), is_area=True)
         total = sum(row["added"] for row in facts.of(queue, "day"))
         caption = f"jobs {facts.words()}, n = {count(total)} added"
-        upper = time_chart([done, added], facts.span, count, height=90)
+        upper = time_chart(flow, facts.span, count, height=90)
         lower = time_chart([backlog], facts.span, count, height=50)
-        return _figure(queue, caption, [added, done, backlog], upper + lower)
+        return _figure(queue, caption, [*flow, backlog], upper + lower)
 
     def _times(self, queue: str, what: str) -> str:
         facts = self._facts
@@ -346,7 +387,7 @@ class Page:
         rule = (float(target), f"promised {duration(target)}") if what == "wait" and target else None
         left_out = sum(0 < row[f"{what}_n"] < MIN_N for row in facts.of(queue, unit))
         caption = f"{facts.words(unit)}, log scale, n = {count(n)}"
-        caption += f"; {left_out} windows with n < {MIN_N} are left out" if left_out else ""
+        caption += f"; without {counted(left_out, 'window')} of n < {MIN_N}" if left_out else ""
         return _figure(queue, caption, lines, time_chart(lines, facts.span, duration, is_log=True, rule=rule))
 
     def _failures(self, queue: str) -> str:
@@ -366,24 +407,25 @@ class Page:
         return _figure(queue, caption, [failed, dead], time_chart([failed, dead], facts.span, count, height=90))
 
     def _waits_by_hour(self) -> str:
-        facts, step = self._facts, _UNIT_MS["hour"]
-        first = facts.start - facts.start % step
-        hours = list(range(first, facts.end, step))
-        if len(hours) < 3:
+        facts = self._facts
+        unit = "hour" if facts.end - facts.start <= _MAX_COLUMNS * _UNIT_MS["hour"] else "day"
+        step = _UNIT_MS[unit]
+        windows = list(range(facts.start - facts.start % step, facts.end, step))
+        if len(windows) < 3:
             return ""
         rows = []
         for queue in self._shown:
-            known = {row["window_start"]: row for row in facts.of(queue, "hour") if row["wait_n"] >= MIN_N}
+            known = {row["window_start"]: row for row in facts.of(queue, unit) if row["wait_n"] >= MIN_N}
             if known:
-                rows.append((queue, [known[at]["wait_p95"] if at in known else None for at in hours]))
+                rows.append((queue, [known[at]["wait_p95"] if at in known else None for at in windows]))
         if not rows:
             return ""
-        labels = [f"{moment(at)[:3]} {moment(at, with_day=False)}" for at in hours]
-        map_ = heat_map(rows, labels, duration, label_every=max(1, -(-len(hours) // 10)))
-        note = (
-            f"p95 wait per queue and hour, darker is longer; empty: fewer than {MIN_N} jobs. Point at a cell to read."
+        labels = [f"{moment(at)[:3]} {moment(at, with_day=False)}" if unit == "hour" else day(at) for at in windows]
+        map_ = heat_map(rows, labels, duration, label_every=max(1, -(-len(windows) // 10)))
+        note = f"p95 wait per queue and {unit}: the stronger the colour, the longer. Empty: fewer than {MIN_N} jobs."
+        return (
+            f'<section><h2>When did jobs wait?</h2><div class="scroll">{map_}</div><p class="note">{note}</p></section>'
         )
-        return f'<section><h2>When did jobs wait?</h2>{map_}<p class="note">{note}</p></section>'
 
     def _error_table(self) -> str:
         grouped: dict[str, list[Row]] = defaultdict(list)
@@ -396,9 +438,12 @@ class Page:
         head = (
             "<tr><th>Error</th><th class=n>Attempts</th><th>Queues</th><th>Course</th><th>First</th><th>Last</th></tr>"
         )
-        note = (
-            f"The {len(worst)} most frequent of {len(grouped)} signatures: numbers, ids and quoted text are left out."
+        which = (
+            f"The {len(worst)} most frequent of {len(grouped)} signatures"
+            if len(grouped) > len(worst)
+            else "Signatures"
         )
+        note = f"{which}: errors without the numbers, ids and quoted texts in them."
         table = f"<table><thead>{head}</thead><tbody>{rows}</tbody></table>"
         return f'<section><h2>Errors by signature</h2>{table}<p class="note">{note}</p></section>'
 
@@ -418,7 +463,7 @@ class Page:
         return (
             f'<tr><td><code title="{sample}">{escape(signature[:160])}</code></td>'
             f'<td class="n">{count(sum(row["count"] for row in rows))}</td><td>{escape(queues)}</td>'
-            f"<td>{line}</td><td>{seen[0]}</td><td>{seen[1]}</td></tr>"
+            f'<td>{line}</td><td class="when">{seen[0]}</td><td class="when">{seen[1]}</td></tr>'
         )
 
     def _worker_table(self) -> str:
@@ -449,8 +494,9 @@ class Page:
     def _origin(self) -> str:
         facts, pointer = self._facts, self._facts.lake.pointer()
         waiting = len(facts.lake.batches_after(pointer.batch))
-        lines = [f"Facts of run {pointer.run}, from {facts.lake.root.name}; up to {moment(facts.end)} UTC."]
-        lines.append(f"{waiting} ingested batches are not in it yet." if waiting else "All ingested batches are in it.")
+        lines = [f"Facts of run {pointer.run}, from {escape(facts.lake.root.name)}; up to {moment(facts.end)} UTC."]
+        missing = f"Not in it yet: {count(waiting)} of the ingested batches."
+        lines.append(missing if waiting else "All ingested batches are in it.")
         lines.append("The log names no gaps." if not facts.gaps else _gaps(facts) or "")
         lines.append("Percentiles are nearest rank. A wait counts when it ends, without the delay that was asked for.")
         return f'<section class="origin"><h2>Where this comes from</h2><p>{" ".join(lines)}</p></section>'

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterable
 from datetime import UTC, date, datetime
 from datetime import time as time_of_day
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -131,6 +132,7 @@ def tell(
     """Silver and gold of everything in bronze that no run has told yet, or of everything (`rebuild`)."""
     with lake.locked("tell"):
         telling = _Telling(spark, lake, sla_ms, rebuild, say)
+        lake.clean_up(telling.before)
         if "silver" in layers:
             telling.make_silver()
         if "gold" in layers:
@@ -151,13 +153,12 @@ class _Telling:
         self.summary = TellSummary(self.before.run, 0)
 
     def make_silver(self) -> None:
-        self.lake.clean_up(self.before)
         batches = self.lake.batches_after(-1 if self.is_rebuild else self.before.batch)
-        if not batches:
+        events = read_batches(self.spark, self.lake, batches.values()) if batches else None
+        facts = [] if events is None else self._look_at(events)
+        if events is None or not facts:  # a batch is empty when all its events were lost, and that was accepted
             self.say("nothing new in bronze")
             return
-        events = self._bronze(list(map(str, batches.values())))
-        facts = self._look_at(events)
         epochs = {str(row["shard"]): int(row["epoch"]) for row in facts}
         if not self.is_rebuild and any(epoch > self.before.epochs.get(s, epoch) for s, epoch in epochs.items()):
             self.say("the log was taken back to an older state: telling everything anew")
@@ -167,18 +168,21 @@ class _Telling:
         self.summary.batches, self.summary.rebuilt = len(batches), self.is_rebuild
         self.summary.events = sum(row["events"] for row in facts)
         since = self._silver(events, has_clearings=any(row["clearings"] for row in facts), facts=facts)
-        after = Pointer(self.before.run + 1, max(batches), {**self.before.epochs, **epochs}, self.before.sla_ms)
-        after.facts_due = EVERYTHING if self.is_rebuild else _earlier(self.before.facts_due, since.isoformat())
-        self.lake.publish(after, replaces_all=self.is_rebuild)
+        run = self.before.run + 1
+        after = Pointer(
+            run=run,
+            batch=max(batches),
+            first_run=run if self.is_rebuild else self.before.first_run,
+            epochs={**self.before.epochs, **epochs},
+            sla_ms=self.before.sla_ms,
+            facts_due=EVERYTHING if self.is_rebuild else _earlier(self.before.facts_due, since.isoformat()),
+        )
+        self.lake.publish(after)
         self.summary.run, self.summary.since = after.run, since
 
     def _timed(self, what: str, began: float) -> None:
         self.summary.seconds[what] = time.monotonic() - began
         self.say(f"{what} in {self.summary.seconds[what]:.1f} s")
-
-    def _bronze(self, paths: list[str]) -> DataFrame:
-        read = self.spark.read.schema(_ddl(BRONZE)).option("basePath", str(self.lake.path("bronze/events")))
-        return read.parquet(*paths)
 
     def _look_at(self, events: DataFrame) -> list[Row]:
         """A glance at the new events, from few columns: how many, of which epochs, since when."""
@@ -248,7 +252,9 @@ class _Telling:
             self.say("no facts are due")
             return
         self._gold(None if due == EVERYTHING else date.fromisoformat(due))
-        self.lake.store_pointer(msgspec.structs.replace(pointer, sla_ms=self.sla_ms, facts_due=None))
+        after = msgspec.structs.replace(pointer, sla_ms=self.sla_ms, facts_due=None)
+        self.lake.store_pointer(after)
+        self.lake.clean_up(after)
 
     def _gold(self, since: date | None) -> None:
         began = time.monotonic()
@@ -293,12 +299,16 @@ def read_silver(
     return union(*frames)
 
 
+def read_batches(spark: SparkSession, lake: Lake, folders: Iterable[Path]) -> DataFrame:
+    """The events of these batches of bronze."""
+    read = spark.read.schema(_ddl(BRONZE)).option("basePath", str(lake.path("bronze/events")))
+    return read.parquet(*map(str, folders))
+
+
 def read_bronze(spark: SparkSession, lake: Lake) -> DataFrame | None:
     """Every event of the lake; None when there is none."""
-    folders = [str(path) for path in lake.numbered("bronze/events").values()]
-    if not folders:
-        return None
-    return spark.read.schema(_ddl(BRONZE)).option("basePath", str(lake.path("bronze/events"))).parquet(*folders)
+    batches = lake.numbered("bronze/events")
+    return read_batches(spark, lake, batches.values()) if batches else None
 
 
 def read_jobs(spark: SparkSession, lake: Lake) -> DataFrame:

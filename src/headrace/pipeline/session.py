@@ -78,6 +78,8 @@ def _settings(master: str | None) -> dict[str, str]:
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.session.timeZone": "UTC",
+        # As Spark writes them by itself (INT96), others than Spark take times for local ones.
+        "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
         "spark.sql.sources.partitionOverwriteMode": "static",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         # A run makes more classes than the hundred that Spark keeps: each run would compile all of them anew, which
@@ -87,7 +89,8 @@ def _settings(master: str | None) -> dict[str, str]:
         "spark.sql.codegen.hugeMethodLimit": "8000",
     }
     if "SPARK_CONF_DIR" not in os.environ:
-        settings["spark.driver.extraJavaOptions"] = f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}"
+        # The default ones: whoever gives extraJavaOptions keeps this.
+        settings["spark.driver.defaultJavaOptions"] = f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}"
     if _is_local(master):
         settings |= {
             "spark.driver.host": "127.0.0.1",

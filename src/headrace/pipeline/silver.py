@@ -193,29 +193,33 @@ def jobs_of(judged_lives: DataFrame) -> DataFrame:
     first, last = f.get("runs", f.lit(0)), f.element_at("runs", -1)
     has_run = f.size("runs") > 0
     ended_at = f.coalesce(last.ended_at, f.col("finished_at"))
-    ms = "coalesce(unix_millis(coalesce(r.ended_at, finished_at)) - unix_millis(r.started_at), 0)"
+    ms = "greatest(0L, unix_millis(coalesce(r.ended_at, finished_at)) - unix_millis(r.started_at))"
     lives = judged_lives.select(
         "*",
         f.when(has_run, first.started_at).alias("first_active_at"),
         f.when(has_run, last.started_at).alias("last_active_at"),
         f.expr("size(filter(runs, r -> not r.outcome <=> 'released'))").alias("attempts"),
-        f.when(has_run, millis_between(ended_at, last.started_at)).alias("run_ms"),
+        f.when(has_run, _lasted(last.started_at, ended_at)).alias("run_ms"),
         f.when(has_run, f.expr(f"aggregate(runs, 0L, (sum, r) -> sum + {ms})")).alias("busy_ms"),
         f.expr("try_element_at(filter(runs.worker, w -> w is not null), -1)").alias("last_worker"),
     )
     return conform(_timed(lives), JOBS)
 
 
+def _lasted(start: Column, end: Column) -> Column:
+    """Null without both, and never negative: clocks are set back at times."""
+    ms = millis_between(end, start)
+    return f.when(ms.isNotNull(), f.greatest(f.lit(0), ms))
+
+
 def _timed(lives: DataFrame) -> DataFrame:
     delay = f.make_dt_interval(secs=f.coalesce(f.col("delay_ms"), f.lit(0)) / 1000)
     ready_at = f.greatest(f.col("added_at") + delay, f.col("unblocked_at"))
-    waited = f.greatest(f.lit(0), millis_between(f.col("first_active_at"), ready_at))
-    lasted = f.greatest(f.lit(0), millis_between(f.col("finished_at"), f.col("added_at")))
     is_whole = f.col("added_at").isNotNull()
     return lives.select(
         "*",
-        f.when(is_whole & f.col("first_active_at").isNotNull(), waited).alias("wait_ms"),
-        f.when(is_whole & f.col("finished_at").isNotNull(), lasted).alias("total_ms"),
+        f.when(is_whole, _lasted(ready_at, f.col("first_active_at"))).alias("wait_ms"),
+        _lasted(f.col("added_at"), f.col("finished_at")).alias("total_ms"),
         signature(f.col("last_error")).alias("error_signature"),
         f.to_date("finished_at").alias("finished_date"),
     )
@@ -238,7 +242,7 @@ def attempts_of(judged_lives: DataFrame) -> DataFrame:
     )  # fmt: skip
     ended = named.select(
         "*",
-        millis_between(f.col("ended_at"), f.col("started_at")).alias("run_ms"),
+        _lasted(f.col("started_at"), f.col("ended_at")).alias("run_ms"),
         signature(f.col("error")).alias("error_signature"),
         f.when(is_over, f.to_date("ended_at")).alias("ended_date"),
     )

@@ -69,6 +69,8 @@ class HeadraceSource(DataSource):
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
         from headrace.pipeline.writer import JobsStreamWriter
 
+        if overwrite:
+            raise BadOption('jobs are added and never replaced: write with outputMode("append") or "update"')
         if self._parsed.on_duplicate == "fail":
             raise BadOption("a stream repeats batches after a break, so duplicates are in order: leave out onDuplicate")
         return JobsStreamWriter(self._parsed, schema)

@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from headrace.errors import HeadraceError
-from headrace.pipeline.eventsource import BEGINNING, Position, open_source
+from headrace.pipeline.eventsource import BEGINNING, Position, open_source, slices_between
 from headrace.pipeline.lake import Lake
 from headrace.pipeline.options import Options, from_offset
 
@@ -38,11 +38,12 @@ def status_of(lake: Lake, source: dict[str, str]) -> Status:
     batches = len(lake.numbered("bronze/events"))
     found = Status(str(lake.root), batches, untold, pointer.run, pointer.facts_due, reached.epoch, reached.seq)
     try:
-        newest = open_source(Options.parse(source).place, _PATIENCE_S).newest()
+        window = open_source(Options.parse(source), _PATIENCE_S).window(reached)
     except HeadraceError as error:
         found.problem = str(error)
     else:
-        found.newest, found.behind = newest.seq, newest.seq - reached.seq if newest > reached else 0
+        found.newest = window.newest.seq
+        found.behind = sum(piece.count for piece in slices_between(window.segments, reached, window.newest))
     return found
 
 

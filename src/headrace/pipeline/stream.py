@@ -21,10 +21,11 @@ from headrace.pipeline.eventsource import (
     Position,
     check_kept,
     farthest,
+    open_source,
     slices_between,
 )
 from headrace.pipeline.options import Options, from_offset, to_offset
-from headrace.pipeline.reader import EventsPartition, open_place, partitions_of, read_events
+from headrace.pipeline.reader import EventsPartition, partitions_of, read_events
 
 
 class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -44,7 +45,7 @@ class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _opened(self) -> EventSource:
         if self._source is None:
-            self._source = open_place(self._options)
+            self._source = open_source(self._options)
         return self._source
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802

@@ -5,10 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from msgspec import UNSET
 from pyspark.sql import Window
 from pyspark.sql import functions as f
 
-from headrace.pipeline.connection import Address, Connection
+from headrace.commands.eventlog import ListEventSegments
+from headrace.commands.monitoring import Metrics
+from headrace.pipeline import silver
+from headrace.pipeline.connection import Connection
 from headrace.pipeline.lake import Lake
 from headrace.pipeline.runs import read_bronze, read_jobs
 
@@ -29,9 +33,10 @@ def examine(spark: SparkSession, lake: Lake, url: str | None) -> Findings:
         found.problems.append(f"{lake.root} has no events: run `headrace pipeline ingest` first")
         return found
     _check_bronze(events, found)
-    _check_silver(spark, lake, events, found)
+    valid = silver.without_retracted(events)
+    _check_silver(spark, lake, valid, found)
     if url is not None:
-        _check_server(events, url, found)
+        _check_server(valid, url, found)
     return found
 
 
@@ -73,21 +78,22 @@ def _check_silver(spark: SparkSession, lake: Lake, events: DataFrame, found: Fin
     found.facts.append("silver: " + ", ".join(f"{count:,} {name or 'open'}" for name, count in outcomes.items()))
     for outcome in ("completed", "dlq"):
         if (told[outcome] or 0) != outcomes.get(outcome, 0):
-            counts = f"{told[outcome]:,} events and {outcomes.get(outcome, 0):,} jobs"
+            counts = f"{told[outcome] or 0:,} events and {outcomes.get(outcome, 0):,} jobs"
             found.problems.append(f"silver: {counts} say {outcome}")
 
 
 def _check_server(events: DataFrame, url: str, found: Findings) -> None:
     """The counters of the server count what was ever completed; so does a lake that has everything."""
-    with Connection(Address.parse(url)) as connection:
-        metrics = connection.call("Metrics")["metrics"]
-        newest = connection.call("EventSegments", limit=0)["last"]
+    with Connection(url) as connection:
+        metrics = connection.ask(Metrics()).metrics
+        newest = connection.ask(ListEventSegments(limit=0)).last
+    assert metrics is not UNSET
     row = events.agg(
         f.max("seq").alias("newest"), f.sum((f.col("event") == "completed").cast("int")).alias("completed")
     ).first()
     assert row is not None
-    found.facts.append(f"server: event {newest:,} is the newest, the lake has them up to {row['newest']:,}")
-    if row["newest"] == newest and row["completed"] != metrics["totalCompleted"]:
-        found.problems.append(
-            f"server: {metrics['totalCompleted']:,} jobs completed in its life, the lake has {row['completed']:,}"
-        )
+    found.facts.append(f"server: event {newest:,} is the newest, the lake has them up to {row['newest'] or 0:,}")
+    completed = row["completed"] or 0
+    if row["newest"] == newest and completed != metrics.total_completed:
+        counts = f"{metrics.total_completed:,.0f} jobs completed in its life, the lake has {completed:,}"
+        found.problems.append(f"server: {counts}")

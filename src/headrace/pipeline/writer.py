@@ -13,13 +13,16 @@ import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import repeat
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
-from headrace.errors import HeadraceError
-from headrace.pipeline.connection import Address, Connection
+from headrace.commands.jobs import PushBatch
+from headrace.commands.monitoring import Ping
+from headrace.commands.queries import FoundJob, GetJobByCustomId
+from headrace.errors import HeadraceError, NotFound
+from headrace.pipeline.connection import Connection
 from headrace.pipeline.options import BadOption, Options
 
 if TYPE_CHECKING:
@@ -35,7 +38,7 @@ JOB_COLUMNS: Final = {
 }
 """Columns that say how the job is run; all others are its data, unless `dataColumn` names the one that is."""
 _BATCH_BYTES: Final = 8 << 20
-_LOOKUPS_AT_ONCE: Final = 200
+_LOOKUPS_AT_ONCE: Final = 100
 _encode_json: Final = msgspec.json.Encoder(enc_hook=str, order="deterministic").encode
 _decode_json: Final = msgspec.json.decode
 
@@ -44,7 +47,13 @@ class _Id(msgspec.Struct):
     id: str = msgspec.field(name="customId")
 
 
+class _Known(msgspec.Struct, rename="camel"):
+    created_at: float
+    data: Any = None
+
+
 _decode_ids: Final = msgspec.msgpack.Decoder(list[_Id]).decode
+_decode_known: Final = msgspec.msgpack.Decoder(_Known, strict=False, ext_hook=lambda code, data: None).decode
 
 
 @dataclass
@@ -85,8 +94,15 @@ class RowsToJobs:
 
     def _ids(self, columns: dict[str, list[Any]]) -> Iterator[str]:
         name = self.options.pipeline
+        if all(None in columns[column] for column in self.ids):
+            self._refuse_nameless(columns)
         for values in zip(*(columns[column] for column in self.ids), strict=True):
             yield hashlib.blake2b(_encode_json([name, *values]), digest_size=16).hexdigest()
+
+    def _refuse_nameless(self, columns: dict[str, list[Any]]) -> None:
+        """Rows without any id would all become the same job."""
+        if any(all(value is None for value in values) for values in zip(*(columns[c] for c in self.ids), strict=True)):
+            raise HeadraceError(f"a row has no id: {', '.join(self.ids)} (idColumns) must not all be null")
 
     def _payloads(self, columns: dict[str, list[Any]]) -> Iterable[Any]:
         column = self.options.data_column
@@ -96,8 +112,8 @@ class RowsToJobs:
             return repeat({})
         return map(_record(tuple(self.data)), *(columns[name] for name in self.data))
 
-    def batches(self, records: Iterable[Any]) -> Iterator[dict[str, Any]]:
-        """PUSHB commands of at most `batchSize` jobs, one queue each."""
+    def batches(self, records: Iterable[Any]) -> Iterator[PushBatch]:
+        """Pushes of at most `batchSize` jobs, to one queue each."""
         waiting: dict[str, list[msgspec.Struct]] = {}
         size = self.options.batch_size
         for batch in records:
@@ -124,15 +140,35 @@ def _record(names: tuple[str, ...]) -> type[msgspec.Struct]:
 
 
 def _plain_values(column: Any) -> list[Any]:
-    """What a job's data may be is what JSON can say: dates, decimals, bytes and the like become text."""
+    """What a job's data may be is what JSON can say: dates, decimals, bytes and the like become text, maps objects."""
     import pyarrow.types as kinds
 
-    values: list[Any] = column.to_pylist()
     kind = column.type
     if kinds.is_integer(kind) or kinds.is_floating(kind) or kinds.is_boolean(kind) or kinds.is_string(kind):
-        return values
+        plain: list[Any] = column.to_pylist()
+        return plain
+    wanted = _in_utc(kind)
+    values = (column if wanted == kind else column.cast(wanted)).to_pylist(maps_as_pydicts="strict")
     decoded: list[Any] = _decode_json(_encode_json(values))
     return decoded
+
+
+def _in_utc(kind: Any) -> Any:
+    """The type with its times in UTC: those of the session's zone would be other text, and another id, elsewhere."""
+    import pyarrow as pa
+    import pyarrow.types as kinds
+
+    if kinds.is_timestamp(kind) and kind.tz is not None:
+        return pa.timestamp(kind.unit, "UTC")
+    if kinds.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_in_utc(kind.value_type)))
+    if kinds.is_struct(kind):
+        return pa.struct([field.with_type(_in_utc(field.type)) for field in kind])
+    if kinds.is_map(kind):
+        return pa.map_(
+            kind.key_field.with_type(_in_utc(kind.key_type)), kind.item_field.with_type(_in_utc(kind.item_type))
+        )
+    return kind
 
 
 def _as_json(value: Any) -> Any:
@@ -150,53 +186,62 @@ def _by_queue(
 ) -> dict[str, list[msgspec.Struct]]:
     if chosen is not None or queues is None:
         return {str(chosen): jobs}
+    if None in queues:
+        raise HeadraceError("a row names no queue: the column queue must not be null")
     shares: dict[str, list[msgspec.Struct]] = {}
     for queue, job in zip(queues, jobs, strict=True):
         shares.setdefault(str(queue), []).append(job)
     return shares
 
 
-def _within_frames(queue: str, jobs: list[msgspec.Struct]) -> Iterator[dict[str, Any]]:
+def _within_frames(queue: str, jobs: list[msgspec.Struct]) -> Iterator[PushBatch]:
     """One command, or several when the data is large."""
     encoded = msgspec.msgpack.encode(jobs)
     if len(encoded) <= _BATCH_BYTES or len(jobs) == 1:
-        yield {"cmd": "PUSHB", "queue": queue, "jobs": msgspec.Raw(encoded)}
+        yield PushBatch(queue=queue, jobs=cast("Any", msgspec.Raw(encoded)))
         return
     half = len(jobs) // 2
     yield from _within_frames(queue, jobs[:half])
     yield from _within_frames(queue, jobs[half:])
 
 
-def connect(options: Options) -> Connection:
-    return Connection(Address.parse(options.place["url"], options.access_token))
-
-
 def send(rows: RowsToJobs, records: Iterator[Any], *, refused_before: float | None = None) -> Written:
     """Make jobs of the records. Those that were jobs before this moment of the server are refused, if it is given."""
     sent = 0
-    with connect(rows.options) as connection, connect(rows.options) as lookup:
-        batches: Iterable[dict[str, Any]] = rows.batches(records)
+    with rows.options.connect() as connection, rows.options.connect() as lookup:
+        batches: Iterable[PushBatch] = rows.batches(records)
         if refused_before is not None:
             batches = _only_new(batches, lookup, refused_before)
         for reply in connection.stream(batches, rows.options.max_in_flight):
-            sent += len(reply["ids"])
+            sent += len(reply.ids)
     return Written(sent)
 
 
-def _only_new(batches: Iterable[dict[str, Any]], lookup: Connection, moment: float) -> Iterator[dict[str, Any]]:
+def _only_new(batches: Iterable[PushBatch], lookup: Connection, moment: float) -> Iterator[PushBatch]:
     """The batches, as long as no job of theirs is older than the moment."""
     for batch in batches:
-        question = {"cmd": "GetJobByCustomId", "queue": batch["queue"]}
-        asked = ({**question, "customId": job.id} for job in _decode_ids(batch["jobs"]))
-        found = [reply["job"] for reply in lookup.answers(asked, _LOOKUPS_AT_ONCE) if reply.get("ok")]
-        known = [job for job in found if job["createdAt"] < moment]
+        asked = (
+            GetJobByCustomId(custom_id=job.id, queue=batch.queue)
+            for job in _decode_ids(cast("msgspec.Raw", batch.jobs))
+        )
+        found = map(_known, lookup.outcomes(asked, _LOOKUPS_AT_ONCE))
+        known = [job for job in found if job is not None and job.created_at < moment]
         if known:
-            sample = ", ".join(_encode_json(job.get("data")).decode()[:80] for job in known[:3])
+            sample = ", ".join(_encode_json(job.data).decode()[:80] for job in known[:3])
             raise HeadraceError(
                 f"{len(known)} rows of a batch are jobs already, such as {sample}. With onDuplicate=ignore they would "
                 "stay as they are, and the rest be written"
             )
         yield batch
+
+
+def _known(outcome: FoundJob | HeadraceError) -> _Known | None:
+    """The job, if there is one; any other refusal is an error."""
+    if isinstance(outcome, NotFound):
+        return None
+    if isinstance(outcome, HeadraceError):
+        raise outcome
+    return _decode_known(outcome.job)
 
 
 class JobsWriter(DataSourceArrowWriter):
@@ -205,8 +250,8 @@ class JobsWriter(DataSourceArrowWriter):
         self._refused_before: float | None = None
         if options.on_duplicate == "fail":
             # A task that is tried again finds rows of its own. They are younger than this, and no reason to fail.
-            with connect(options) as connection:
-                self._refused_before = connection.call("Ping")["data"]["time"]
+            with options.connect() as connection:
+                self._refused_before = connection.ask(Ping()).data.time
 
     def write(self, iterator: Iterator[Any]) -> Written:
         return send(self._rows, iterator, refused_before=self._refused_before)

@@ -1,0 +1,83 @@
+"""Runs over histories that are not as histories should be: empty, without jobs, taken back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from headrace.errors import HeadraceError
+from headrace.pipeline import runs
+from headrace.pipeline.lake import Lake
+from headrace.pipeline.report import write_report
+from headrace.pipeline.verify import examine
+from tests.pipeline.test_silver import event, frame
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def bring(spark: SparkSession, lake: Lake, batch: int, *events: dict[str, Any]) -> None:
+    """A micro-batch of bronze, as `ingest` writes it."""
+    runs._write_batch(lake, frame(spark, list(events)), batch)
+
+
+def outcomes(spark: SparkSession, lake: Lake) -> dict[str, str | None]:
+    return {row.job_id: row.outcome for row in runs.read_jobs(spark, lake).collect()}
+
+
+def test_a_history_without_jobs_is_told_and_has_nothing_to_report(spark: SparkSession, tmp_path: Path) -> None:
+    lake = Lake(tmp_path / "lake")
+    bring(spark, lake, 0, event("", 1, "paused", 0), event("", 2, "resumed", 5))
+    told = runs.tell(spark, lake)
+    assert (told.events, told.jobs, told.open_jobs) == (2, 0, 0)
+    with pytest.raises(HeadraceError, match="has no facts yet"):
+        write_report(lake, tmp_path / "report.html")
+
+
+def test_a_batch_of_lost_events_is_passed_over(spark: SparkSession, tmp_path: Path) -> None:
+    lake = Lake(tmp_path)
+    bring(spark, lake, 0)
+    assert runs.tell(spark, lake).run == 0
+    bring(spark, lake, 1, event("a", 1, "pushed", 0), event("a", 2, "removed", 9, prev="waiting"))
+    assert runs.tell(spark, lake).run == 1
+    bring(spark, lake, 2)
+    assert runs.tell(spark, lake).run == 1
+    assert outcomes(spark, lake) == {"a": "removed"}
+
+
+def test_a_log_that_was_taken_back_is_told_anew_and_is_in_order(spark: SparkSession, tmp_path: Path) -> None:
+    lake = Lake(tmp_path)
+    bring(spark, lake, 0, event("a", 1, "pushed", 0), event("a", 2, "pulled", 5), event("a", 3, "completed", 9))
+    runs.tell(spark, lake)
+    assert outcomes(spark, lake) == {"a": "completed"}
+    failed = event("a", 3, "failed", 20, error="E", terminal=True)
+    bring(spark, lake, 1, {**failed, "epoch": 2}, {**event("b", 4, "pushed", 30), "epoch": 2})
+    told = runs.tell(spark, lake)
+    assert told.rebuilt
+    assert outcomes(spark, lake) == {"a": "dlq", "b": None}
+    assert lake.pointer().first_run == told.run == 2
+    assert examine(spark, lake, None).problems == []
+
+
+def test_a_clock_that_was_set_back_makes_no_negative_times(spark: SparkSession, tmp_path: Path) -> None:
+    lake = Lake(tmp_path)
+    bring(spark, lake, 0, event("a", 1, "pushed", 90), event("a", 2, "pulled", 60), event("a", 3, "completed", 30))
+    runs.tell(spark, lake)
+    (job,) = runs.read_jobs(spark, lake).collect()
+    assert (job.wait_ms, job.run_ms, job.busy_ms, job.total_ms) == (0, 0, 0, 0)
+    (attempt,) = runs.read_attempts(spark, lake).collect()
+    assert attempt.run_ms == 0
+
+
+def test_times_are_moments_for_every_reader(spark: SparkSession, tmp_path: Path) -> None:
+    """A timestamp without a zone would be read as local time."""
+    lake = Lake(tmp_path)
+    bring(spark, lake, 0, event("a", 1, "pushed", 0), event("a", 2, "removed", 9, prev="waiting"))
+    runs.tell(spark, lake)
+    for table, column in (("bronze/events", "ts"), ("silver/jobs", "added_at"), ("gold/queue_minute", "window_start")):
+        for path in lake.path(table).rglob("*.parquet"):
+            assert pq.read_schema(path).field(column).type == pa.timestamp("us", "UTC")

@@ -1,0 +1,118 @@
+"""Reports of lakes that are as small or as large as lakes get. The facts are made up: no Spark needed."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from headrace.errors import HeadraceError
+from headrace.pipeline.lake import Lake, Pointer
+from headrace.pipeline.report import Facts, write_report
+from headrace.pipeline.schemas import FACTS, JOBS, arrow
+
+START = datetime(2026, 3, 29, 0, 30, tzinfo=UTC)  # half an hour later clocks go forward in Berlin
+_COUNTED = ("added", "started", "completed", "failed_attempts", "retried", "dlq", "stalled", "removed", "expired")
+
+
+def fact(at: datetime, queue: str = "mail", **more: Any) -> dict[str, Any]:
+    numbers = dict.fromkeys((*_COUNTED, "backlog_end", "wait_n", "run_n", "total_n", "sla_breaches"), 0)
+    return {"queue": queue, "window_start": at, **numbers, **more}
+
+
+def write(lake: Lake, folder: str, table: str, rows: list[dict[str, Any]]) -> None:
+    """Rows as one file, without the columns that are the names of folders."""
+    schema = arrow(table.rpartition(",")[0])
+    path = lake.path(folder) / "part.parquet"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.Table.from_pylist(rows, schema=schema), path)
+
+
+def lake_of(root: Path, facts: list[dict[str, Any]]) -> Lake:
+    """A lake with these facts of minutes, and the same as facts of hours and days."""
+    lake = Lake(root)
+    lake.store_pointer(Pointer(run=1, first_run=1))
+    lengths = {"minute": timedelta(minutes=1), "hour": timedelta(hours=1), "day": timedelta(days=1)}
+    for unit, length in lengths.items():
+        by_date: dict[str, list[dict[str, Any]]] = {}
+        for row in facts:
+            at = row["window_start"]
+            at -= (at - datetime(1970, 1, 1, tzinfo=UTC)) % length
+            by_date.setdefault(str(at.date()), []).append({**row, "window_start": at})
+        for date, rows in by_date.items():
+            write(lake, f"gold/queue_{unit}/window_date={date}", FACTS, rows)
+    return lake
+
+
+def report_of(lake: Lake, **options: Any) -> str:
+    write_report(lake, lake.root / "report.html", **options)
+    return (lake.root / "report.html").read_text()
+
+
+def test_a_single_event_makes_a_report(tmp_path: Path) -> None:
+    lake = lake_of(tmp_path, [fact(START, added=1, backlog_end=1)])
+    write(lake, "silver/open_jobs/run=1", JOBS, [{"queue": "mail", "job_id": "a", "added_at": START}])
+    text = report_of(lake)
+    assert "1 queues" not in text
+    assert "<h1>1 queue, Sun 29 Mar 2026, 00:30 to 00:30:01 UTC</h1>" in text
+    assert "jobs per 1 s, n = 1 added" in text
+
+
+def test_facts_without_their_jobs_are_shown_by_the_minute(tmp_path: Path) -> None:
+    assert "jobs per minute, n = 1 added" in report_of(lake_of(tmp_path, [fact(START, added=1, backlog_end=1)]))
+
+
+def test_a_year_is_shown_by_the_day_and_stays_small(tmp_path: Path) -> None:
+    days = [START.replace(hour=0, minute=0) + timedelta(days=n) for n in range(400)]
+    waits = {"wait_n": 500, "wait_p50": 10, "wait_p95": 50, "wait_p99": 90}
+    busy = [fact(at, f"q{n}", added=500, started=500, completed=500, **waits) for at in days for n in range(12)]
+    text = report_of(lake_of(tmp_path, busy), days=1_000_000_000)
+    assert "Sun 29 Mar 2026, 00:00 to Sun 02 May 2027, 00:01 UTC" in text
+    assert "jobs per day, n = 200 k added" in text
+    assert "p95 wait per queue and day" in text
+    assert len(text) < 2_000_000
+    axis = re.findall(r'<text class="tick x"[^>]*>([^<]*)</text>', text.partition("<figure>")[2].partition("</svg>")[0])
+    assert 2 <= len(axis) <= 7
+
+
+def test_only_the_wanted_days_are_told_of(tmp_path: Path) -> None:
+    lake = lake_of(tmp_path, [fact(START + timedelta(days=n), added=10**n) for n in range(3)])
+    assert sum(row["added"] for row in Facts(lake, 2, None).rows("day")) == 110
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Europe/Berlin", "America/New_York"])
+def test_times_are_utc_whatever_the_time_zone_of_who_makes_the_report(tmp_path: Path, zone: str) -> None:
+    lake = lake_of(tmp_path, [fact(START + timedelta(minutes=n), added=1) for n in (0, 59, 90)])
+    command = [sys.executable, "-m", "headrace", "pipeline", "report", "--lake", str(lake.root)]
+    out = tmp_path / "report.html"
+    environment = {**os.environ, "TZ": zone}
+    subprocess.run([*command, "--out", str(out)], check=True, capture_output=True, env=environment, timeout=60)
+    assert "<h1>1 queue, Sun 29 Mar 2026, 00:30 to 02:01 UTC</h1>" in out.read_text()
+
+
+def test_names_are_shown_as_they_are_and_are_no_markup(tmp_path: Path) -> None:
+    text = report_of(lake_of(tmp_path / "<i>", [fact(START, "<script>", added=1)]), queue="<script>")
+    assert "<script>" not in text
+    assert "<i>" not in text
+    assert "&lt;script&gt;" in text
+
+
+def test_a_lake_that_changes_while_it_is_read_is_said_to_be_busy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake = lake_of(tmp_path, [fact(START, added=1)])
+
+    def vanish(*_: object, **__: object) -> None:
+        raise FileNotFoundError(2, "gone", "window_date=2026-03-29")
+
+    monkeypatch.setattr("headrace.pipeline.report.ds.dataset", vanish)
+    with pytest.raises(HeadraceError, match="changed while it was read: try again"):
+        write_report(lake, tmp_path / "report.html")

@@ -1,0 +1,54 @@
+"""How rows become jobs, without Spark: batches of Arrow in, commands out."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pytest
+
+from headrace.errors import HeadraceError
+from headrace.pipeline.options import Options
+from headrace.pipeline.writer import RowsToJobs
+
+MOMENT = datetime(2026, 10, 25, 0, 30, tzinfo=UTC)  # the first 2:30 of this night in Berlin
+
+
+def jobs(batch: pa.RecordBatch, **options: str) -> list[tuple[str, dict[str, Any]]]:
+    """The jobs that a batch becomes, each with its queue."""
+    rows = RowsToJobs(Options.parse({"idColumns": "id", **options}), batch.schema.names)
+    return [(command.queue, job) for command in rows.batches([batch]) for job in msgspec.msgpack.decode(command.jobs)]  # type: ignore[arg-type]
+
+
+def test_a_row_is_the_same_job_in_every_time_zone() -> None:
+    found = []
+    for zone in ("UTC", "Europe/Berlin", "America/New_York"):
+        times = pa.array([MOMENT], pa.timestamp("us", zone))
+        nested = pa.StructArray.from_arrays([times, pa.array([[MOMENT]], pa.list_(times.type))], ["at", "all"])
+        batch = pa.record_batch({"id": times, "nested": nested})
+        found.append(jobs(batch, queue="q"))
+    assert found[0] == found[1] == found[2]
+    text = "2026-10-25T00:30:00Z"
+    assert found[0][0][1]["data"] == {"id": text, "nested": {"at": text, "all": [text]}}
+
+
+def test_maps_are_objects() -> None:
+    given = pa.array([[("b", 1), ("a", 2)]], pa.map_(pa.string(), pa.int64()))
+    ((_, job),) = jobs(pa.record_batch({"id": pa.array([1]), "counts": given}), queue="q")
+    assert job["data"] == {"id": 1, "counts": {"a": 2, "b": 1}}
+
+
+def test_rows_without_any_id_are_refused_and_not_taken_for_one_job() -> None:
+    with pytest.raises(HeadraceError, match=r"a row has no id: id \(idColumns\) must not all be null"):
+        jobs(pa.record_batch({"id": pa.array([1, None])}), queue="q")
+    batch = pa.record_batch({"id": pa.array([1, None]), "part": pa.array([None, 2])})
+    assert len({job["customId"] for _, job in jobs(batch, queue="q", idColumns="id,part")}) == 2
+
+
+def test_rows_go_to_the_queue_that_they_name_and_must_name_one() -> None:
+    batch = pa.record_batch({"id": pa.array([1, 2]), "queue": pa.array(["a", "b"])})
+    assert [(queue, job["data"]) for queue, job in jobs(batch)] == [("a", {"id": 1}), ("b", {"id": 2})]
+    with pytest.raises(HeadraceError, match="a row names no queue"):
+        jobs(pa.record_batch({"id": pa.array([1, 2]), "queue": pa.array(["a", None])}))
