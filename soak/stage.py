@@ -22,8 +22,9 @@ import msgspec
 from msgspec import Struct
 from tests.client.proxy import Proxy
 from tests.integration.faultydisk import small_disk
+from tests.ports import free_port
 from tests.serverprocess import ServerProcess
-from tests.valkeyserver import ValkeyServer, free_port
+from tests.valkeyserver import ValkeyServer
 
 from headrace import Headrace
 from soak.ledger import Ledger

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.http.webserver import Http, WebServer, free_port
+from tests.http.webserver import Http, WebServer
+from tests.ports import free_port
 
 
 def request(method: str, path: str, body: bytes = b"", *headers: str) -> bytes:
