@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.protocol.steps import park
 from tests.scale import scaled
 from tests.serverprocess import ServerProcess
 from tests.waiting import eventually
@@ -124,7 +125,7 @@ def test_heartbeats_keep_a_job_with_its_worker(client: Client, other: Client, qu
     job_id = client.ok("PUSH", queue=queue, data=1)["id"]
     lease_ms = 1_000
     pulled = client.ok("PULL", queue=queue, owner="steady", lockTtl=lease_ms)
-    other.send("PULL", queue=queue, timeout=60_000, reqId="thief")
+    park(other, "PULL", queue=queue, timeout=60_000)
 
     def is_kept_for_long() -> bool:
         client.ok("JobHeartbeat", id=job_id, token=pulled["token"])
@@ -142,8 +143,7 @@ def test_a_heartbeat_in_the_socket_of_a_stopped_server_keeps_the_lease(server: S
     with server.client() as client, server.client() as other:
         job_id = client.ok("PUSH", queue=queue, data=1)["id"]
         token = client.ok("PULL", queue=queue, owner="steady", lockTtl=1_000)["token"]
-        other.send("PULL", queue=queue, timeout=20_000, reqId="thief")
-        client.ok("Ping")
+        park(other, "PULL", queue=queue, timeout=20_000)
         os.kill(server.pid, signal.SIGSTOP)
         try:
             client.send("JobHeartbeat", id=job_id, token=token)
@@ -222,8 +222,7 @@ def test_a_detached_pull_survives_its_connection(server: ServerProcess, client: 
 def test_a_long_poll_wakes_within_milliseconds_of_a_push(client: Client, other: Client, queue: str) -> None:
     waits = []
     for number in range(60):
-        other.send("PULL", queue=queue, timeout=10_000)
-        client.ok("Ping")  # the poll is parked: it was sent before this came back
+        park(other, "PULL", queue=queue, timeout=10_000)
         pushed_at = time.perf_counter()
         client.ok("PUSH", queue=queue, data=number)
         job = other.recv()["job"]
@@ -240,9 +239,7 @@ def test_parked_pulls_are_served_in_the_order_in_which_they_came(
 ) -> None:
     workers = [server.client() for _ in range(5)]
     for worker in workers:
-        worker.send("PULL", queue=queue, timeout=10_000)
-        client.ok("Ping")
-        client.ok("Ping")
+        park(worker, "PULL", queue=queue, timeout=10_000)
     for number, worker in enumerate(workers):
         client.ok("PUSH", queue=queue, data=number)
         assert worker.recv()["job"]["data"] == number
@@ -254,7 +251,7 @@ def test_parked_pulls_are_served_in_the_order_in_which_they_came(
 @pytest.mark.alone
 def test_wait_job_answers_when_the_job_ends(client: Client, other: Client, queue: str, ending: str) -> None:
     job_id = client.ok("PUSH", queue=queue, data=1)["id"]
-    other.send("WaitJob", id=job_id, timeout=20_000)
+    park(other, "WaitJob", id=job_id, timeout=20_000)
     if ending != "Cancel":
         client.ok("PULL", queue=queue)
     fields = {"ACK": {"result": {"x": 1}}, "FAIL": {"error": "broke", "unrecoverable": True}, "Cancel": {}}[ending]

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.ports import free_port
+from tests.protocol.steps import park
 from tests.serverprocess import ServerProcess
 from tests.waiting import eventually
 from tests.wireclient import Client
@@ -80,8 +81,8 @@ class TestStopping:
             job_id = client.ok("PUSH", queue="waited", data=1)["id"]
             puller.send("PULL", queue="empty", timeout=60_000, owner="w", reqId="a")
             puller.send("PULLB", queue="empty", timeout=60_000, count=5, reqId="b")
-            waiter.send("WaitJob", id=job_id, timeout=60_000)
-            client.ok("Ping")
+            assert puller.call("Ping", reqId="behind")["reqId"] == "behind"
+            park(waiter, "WaitJob", id=job_id, timeout=60_000)
             stopped_at = time.monotonic()
             server.stop()
             assert time.monotonic() - stopped_at < 3

@@ -14,6 +14,7 @@ import pytest
 
 from tests.integration.eventfolder import assert_dense, jobs_of, read_events
 from tests.integration.faultydisk import FaultyCalls, fill, small_disk
+from tests.protocol.steps import park
 from tests.serverprocess import ServerProcess
 from tests.waiting import eventually
 from tests.wireclient import Client
@@ -329,8 +330,7 @@ class TestInputOutputErrors:
         self, server: ServerProcess, faults: FaultyCalls
     ) -> None:
         with server.client() as worker, server.client() as client:
-            worker.send("PULL", queue=QUEUE, timeout=20_000)
-            client.ok("Ping")
+            park(worker, "PULL", queue=QUEUE, timeout=20_000)
             faults.fail("write")
             assert client.error("PUSH", queue=QUEUE, data={"n": 1}).startswith("Storage error")
             assert worker.recv()["error"].startswith("Storage error")
