@@ -38,14 +38,17 @@ def main() -> int:
     folder = Path(options.folder or tempfile.mkdtemp(prefix="headrace-soak-"))
     crew = (1, 2, 1, 2) if options.small else (2, 3, 2, 3)
     settings = Settings(folder, options.seed, options.rate, options.lease, *crew)
+    print(f"what happens is written down in {folder}", flush=True)
     lines = Soak(settings, options).run()
-    print(f"\nseed {options.seed}, {options.minutes:g} minutes\n{table(lines)}", flush=True)
-    is_kept = all(line.is_kept for line in lines)
-    if is_kept and not options.folder:
+    broken = sum(not line.is_kept for line in lines)
+    print(f"\nseed {options.seed}, {options.minutes:g} minutes\n{table(lines)}\n")
+    if broken:
+        print(f"{broken} of {len(lines)} promises were broken; the logs are in {folder}", flush=True)
+        return 1
+    print(f"all {len(lines)} promises were kept", flush=True)
+    if not options.folder:
         shutil.rmtree(folder)
-    else:
-        print(f"what was written down is in {folder}")
-    return 0 if is_kept else 1
+    return 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -118,7 +121,7 @@ class Soak:
                 list(hands.map(lambda one: FAULTS[one.fault].act(stage, one.target, one.seconds), together))
                 stage.look_for_deaths()
         time.sleep(max(0.0, began + self._seconds - time.monotonic()))
-        ingests.join(_INGEST_LIMIT_S)
+        ingests.join()
 
     def _tell(self, stage: Stage, began: float) -> None:
         while (passed := time.monotonic() - began) < self._seconds:
@@ -136,7 +139,11 @@ class Soak:
 
     def _pipeline(self, *arguments: str) -> str:
         command = [sys.executable, "-m", "headrace", "pipeline", *arguments, "--lake", str(self._folder / "lake")]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_INGEST_LIMIT_S, check=False)
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=_INGEST_LIMIT_S, check=False)
+        except subprocess.TimeoutExpired:
+            self._problems.append(f"pipeline {arguments[0]} did not end within {_INGEST_LIMIT_S:g} s")
+            return ""
         if done.returncode:
             self._problems.append(f"pipeline {arguments[0]} failed: {done.stdout[-300:]} {done.stderr[-500:]}")
         return done.stdout
@@ -155,7 +162,7 @@ class Soak:
 
     def _evidence(self, stage: Stage, watch: Watch, flows: dict[str, Flows], left: list[str]) -> Evidence:
         logs = [*self._folder.glob("*.log")]
-        stage.servers["server"].stop()
+        stage.stop("server", stage.servers["server"])
         events = read_log(stage.capture)
         accounts = {"local": account_of_log(events), "fleet": watch.account}
         sides = [self._side(stage, side, accounts[side], flows[side]) for side in SIDES]
@@ -175,6 +182,7 @@ class Soak:
             account,
             flows.timelines,
             incidents,
+            stage.scheduled_until[side],
         )
 
 

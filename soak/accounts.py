@@ -11,6 +11,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -71,15 +72,17 @@ class Watch:
         self.account = Account(defaultdict(list))
         self._stage = stage
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._watch)
+        self._threads = ThreadPoolExecutor(1)
 
     def __enter__(self) -> Watch:
-        self._thread.start()
+        self._watching = self._threads.submit(self._watch)
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         self._ended.set()
-        self._thread.join(30)
+        self._threads.shutdown()
+        if kind is None:
+            self._watching.result()  # a watch that saw less than all of it proves nothing
 
     def _watch(self) -> None:
         while not self._ended.wait(_LOOK_EVERY):
@@ -149,11 +152,13 @@ def wait_for_quiet(urls: dict[str, str], flows: dict[str, Flows], limit: float) 
     while True:
         left: list[str] = []
         for side, url in urls.items():
-            with suppress(HeadraceError):
+            try:
                 if jobs := unfinished_jobs(url):
                     left.append(f"{jobs} jobs of {side}")
                 if open_flows := flows[side].unfinished():
                     left.append(f"{open_flows} workflows of {side}")
+            except HeadraceError as error:
+                left.append(f"{side} cannot be asked: {error}")
         if not left or time.monotonic() > deadline:
             return left
         time.sleep(0.5)

@@ -38,13 +38,9 @@ def kill_server(stage: Stage, target: str, seconds: float) -> None:
 
 
 def restart_server(stage: Stage, target: str, seconds: float) -> None:
-    """As a deployment does: SIGTERM, and it ends in order."""
     server = stage.servers[target]
     with stage.incident("stop", target, server.pid):
-        try:
-            server.stop()
-        except AssertionError as error:
-            stage.deaths.append(f"{target} did not stop in order: {error}")
+        stage.stop(target, server)
         time.sleep(seconds)
         server.start()
 
@@ -52,7 +48,7 @@ def restart_server(stage: Stage, target: str, seconds: float) -> None:
 def restart_hand(stage: Stage, target: str, seconds: float) -> None:
     hand = stage.hands[target]
     with stage.incident("stop", target, hand.pid):
-        hand.stop(30)
+        stage.stop(target, hand)
     time.sleep(seconds)
     hand.start()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import select
+import signal
 import subprocess
 import sys
 import threading
@@ -22,8 +23,9 @@ import msgspec
 from msgspec import Struct
 from tests.client.proxy import Proxy
 from tests.integration.faultydisk import small_disk
+from tests.ports import free_port
 from tests.serverprocess import ServerProcess
-from tests.valkeyserver import ValkeyServer, free_port
+from tests.valkeyserver import ValkeyServer
 
 from headrace import Headrace
 from soak.ledger import Ledger
@@ -94,14 +96,16 @@ class Hand:
         self.process.kill()
         self.process.communicate(timeout=10)
 
-    def stop(self, timeout: float) -> None:
-        """SIGTERM, and an orderly end within the time."""
+    def stop(self) -> None:
+        """SIGTERM; it must end in order. One that has hardly begun may just die of it."""
         assert self.process is not None
         self.process.terminate()
         try:
-            self.process.communicate(timeout=timeout)
+            self.process.communicate(timeout=_PATIENCE_S)
         except subprocess.TimeoutExpired:
             self.kill()
+            raise AssertionError(f"it was still there after {_PATIENCE_S:g} s") from None
+        assert self.process.returncode in (0, -signal.SIGTERM), f"it left with {self.process.returncode}"
 
 
 class Network:
@@ -146,6 +150,7 @@ class Stage:
         self.deaths: list[str] = []
         self.servers: dict[str, ServerProcess] = {}
         self.http_ports: dict[str, int] = {}
+        self.scheduled_until: dict[str, float] = {}
         self.hands: dict[str, Hand] = {}
         self.network = Network()
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -251,6 +256,7 @@ class Stage:
         self._dismiss("producer")
         for side in ("local", "fleet"):
             with Headrace(self.url_of(side)).sync() as app:
+                self.scheduled_until[side] = time.time()
                 for name in ("interval", "cron"):
                     app.queue(TICKS).unschedule(name)
 
@@ -259,7 +265,14 @@ class Stage:
 
     def _dismiss(self, role: str) -> None:
         for name in [name for name, hand in self.hands.items() if hand.part.role == role]:
-            self.hands.pop(name).stop(_PATIENCE_S)
+            self.stop(name, self.hands.pop(name))
+
+    def stop(self, name: str, one: ServerProcess | Hand) -> None:
+        """As a deployment does: SIGTERM, and it ends in order."""
+        try:
+            one.stop()
+        except (AssertionError, subprocess.TimeoutExpired) as error:
+            self.deaths.append(f"{name} did not stop in order: {error}")
 
     # -- what faults do ------------------------------------------------------------------------------------------------
 

@@ -66,6 +66,8 @@ class Side:
     account: Account
     timelines: Mapping[str, Timeline | None]
     incidents: list[Incident]
+    scheduled_until: float
+    """When its schedules were taken away."""
 
 
 @dataclass
@@ -170,14 +172,14 @@ def nothing_repeats_without_cause(side: Side) -> Line:
 def never_two_at_once(side: Side) -> Line:
     overlaps = [(one, another) for one, another in _consecutive(side.runs) if another.began < one.ended]
     breaches = _unexcused(side, overlaps, side.lease)
-    return Line("never two at once while leased", f"{len(overlaps):,} overlaps after restarts of the server", breaches)
+    return Line("never two at once while leased", f"{len(overlaps):,} overlaps", breaches)
 
 
 Pair = tuple[Execution, Execution]
 
 
 def _consecutive(executions: Sequence[Execution]) -> Iterator[Pair]:
-    """Every two executions of the same job of which one began after the other."""
+    """Each execution of a job and the next one of the same job."""
     by_job: dict[str, list[Execution]] = defaultdict(list)
     for one in executions:
         by_job[one.job].append(one)
@@ -257,6 +259,7 @@ def slots_fire_once(side: Side) -> Line:
             if run.key == name and run.slot is not None:
                 slots[round(run.slot)].add(run.job)
         fired += len(slots)
+        breaches += [] if slots else [f"{name} never fired"]
         breaches += [f"{name} {slot} fired as {sorted(jobs)}" for slot, jobs in slots.items() if len(jobs) > 1]
         breaches += [f"{name} {slot} was missed" for slot in _missed(side, slots, seconds * 1000)]
     return Line("no cron slot fires twice, none is missed", f"{fired:,} slots", breaches)
@@ -264,8 +267,8 @@ def slots_fire_once(side: Side) -> Line:
 
 def _missed(side: Side, slots: Iterable[int], step: int) -> Iterator[int]:
     """Slots that nobody ran though somebody was up: what fell into a restart is left out by design."""
-    down = list(_nobody_was_up(side.incidents))
-    for one, another in pairwise(sorted(slots)):
+    down = [*_nobody_was_up(side.incidents), (side.scheduled_until, float("inf"))]
+    for one, another in pairwise([*sorted(slots), round(side.scheduled_until * 1000)]):
         for slot in range(one + step, another, step):
             if not any(began - 1 <= slot / 1000 <= ended + 1 for began, ended in down):
                 yield slot
@@ -319,7 +322,7 @@ def nothing_is_left(evidence: Evidence) -> Line:
 
 def log_is_whole(evidence: Evidence) -> Line:
     seqs = evidence.log_events
-    breaches = [f"{one} is followed by {another}" for one, another in pairwise(seqs) if another != one + 1]
+    breaches = [f"{one} is followed by {another}" for one, another in pairwise([0, *seqs]) if another != one + 1]
     return Line("the event log has no hole and no repeat", f"{len(seqs):,} events", breaches)
 
 

@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
+from tests.scale import IS_FULL
 from tests.serverprocess import ServerProcess
 from tests.wireclient import Client
 
@@ -26,6 +28,16 @@ LONGEST = (
     "tests/interop/test_bun_client.py",
     "tests/browser/test_watching.py",
 )
+
+# Property tests: the same examples on every machine, however slow it is; at full scale others each time.
+settings.register_profile(
+    "suite",
+    deadline=None,
+    database=None,
+    derandomize=not IS_FULL,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+settings.load_profile("suite")
 
 
 class Scheduling(LoadFileScheduling):

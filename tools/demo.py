@@ -31,6 +31,9 @@ FOLDER = Path("demo")
 PROMISED_MS = 200
 SMALL = ("--conf", "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 """For half a minute of events: Java would take longer to make its code fast than to run it."""
+SLOTS = {"mail": 4, "image": 2, "report": 1, "housekeeping": 1}
+"""The queues of the shop, and how many jobs of each run at once."""
+TELL_EVERY_S = 5.0
 chance = random.Random(7)
 
 
@@ -60,7 +63,9 @@ class Server:
         shown = ("--report", str(FOLDER / "report.html"), "--log-level", "warning")
         self._process = subprocess.Popen(headrace("serve", *ports, *kept, *shown), stdout=subprocess.PIPE, text=True)
         assert self._process.stdout is not None
-        print(self._process.stdout.readline().strip() or "the server did not start")
+        if not (line := self._process.stdout.readline()):
+            sys.exit("demo: the server did not start; what it said is above")
+        print(line.strip())
 
     def stop(self) -> None:
         self._process.send_signal(signal.SIGTERM)
@@ -146,16 +151,29 @@ async def produce(app: Headrace, flows: Workflows, ends: float) -> None:
         await asyncio.sleep(0.1)
 
 
+async def tell(app: Headrace, began: float) -> None:
+    """A line now and then, so that the shift is not silent."""
+    while True:
+        await asyncio.sleep(TELL_EVERY_S)
+        counts = [await app.queue(queue).counts() for queue in SLOTS]
+        done, waiting, failed = (sum(one[state] for one in counts) for state in ("completed", "waiting", "failed"))
+        passed = time.monotonic() - began
+        print(f"{passed:4.0f} s  {done:6,} jobs done, {waiting:4,} waiting, {failed:3,} failed for good", flush=True)
+
+
 async def work(url: str, seconds: float) -> None:
     app, flows = Headrace(url), Workflows(url)
     shop(app, flows)
+    began = time.monotonic()
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(app)
         await stack.enter_async_context(flows)
-        for queue, slots in (("mail", 4), ("image", 2), ("report", 1), ("housekeeping", 1)):
+        for queue, slots in SLOTS.items():
             await stack.enter_async_context(app.worker(queues=[queue], concurrency=slots))
-        await produce(app, flows, time.monotonic() + seconds)
+        telling = asyncio.create_task(tell(app, began))
+        await produce(app, flows, began + seconds)
         await asyncio.sleep(2)  # let the last ones end; some stay, as on any evening
+        telling.cancel()
 
 
 # -- the tour ------------------------------------------------------------------------------------------------------
@@ -184,8 +202,11 @@ def main() -> None:
     say("done")
     print(f"report       {FOLDER / 'report.html'}")
     print(f"tables       {FOLDER / 'lake'} (Parquet: DuckDB, Polars and Spark read it)")
-    print(f"look around  headrace serve --data-path {FOLDER}/headrace.db --report {FOLDER}/report.html")
+    print(f"look around  .venv/bin/headrace serve --data-path {FOLDER}/headrace.db --report {FOLDER}/report.html")
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit(f"\ndemo: stopped; what was made so far is in {FOLDER}")

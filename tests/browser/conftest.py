@@ -7,7 +7,6 @@ requests to other hosts fail the test at its end (`Watch`). Tests that break the
 from __future__ import annotations
 
 import shutil
-import socket
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request, expect, sync_playwright
 
+from tests.ports import free_port
 from tests.serverprocess import ServerProcess
 from tests.wireclient import Client
 
@@ -23,13 +23,10 @@ DESKTOP = {"width": 1280, "height": 900}
 PHONE = {"width": 390, "height": 844}
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking"]
 
+START_LIMIT_MS = 90_000
+"""A browser that was never read from this disk takes its time, at the very beginning of the suite."""
+
 expect.set_options(timeout=15_000)
-
-
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
 
 
 class Site(ServerProcess):
@@ -74,7 +71,7 @@ def browser() -> Iterator[Browser]:
     path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     assert path, "Chromium is missing: `make setup` installs it, or install the package chromium"
     with sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=path, args=FLAGS)
+        started = playwright.chromium.launch(executable_path=path, args=FLAGS, timeout=START_LIMIT_MS)
         yield started
         started.close()
 

@@ -21,6 +21,7 @@ from headrace.client.payloads import encode_payload
 from headrace.client.queue import Queue, SyncQueue
 from headrace.client.verbs import SyncShell, verb
 from headrace.commands import jobs
+from tests.waiting import until
 
 BOUND_S = 10.0
 
@@ -131,18 +132,13 @@ class _SyncEars:
 # -- the part of a worker ----------------------------------------------------------------------------------------------
 
 
-async def until(condition: Callable[[], Any]) -> None:
-    """Wait for a condition, with a bound."""
-    async with asyncio.timeout(BOUND_S):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
-
-
 async def reaches(ask: Callable[[], Awaitable[Any]], wanted: Any) -> None:
-    """Ask until the answer is the one that is wanted, with a bound."""
-    async with asyncio.timeout(BOUND_S):
-        while await ask() != wanted:  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
+    """Ask until the answer is the one that is wanted."""
+
+    async def is_reached() -> bool:
+        return bool(await ask() == wanted)
+
+    await until(is_reached)
 
 
 async def pull(queue: Any) -> tuple[str, str]:

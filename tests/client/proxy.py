@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 
+from tests.ports import free_port
+
 
 class Proxy:
     """Between a client and the server on `target`. Runs on the loop of the test."""
@@ -15,7 +17,7 @@ class Proxy:
         self._passes = asyncio.Event()
         self._passes.set()
         self.connections = 0
-        self.port = 0
+        self.port = free_port()
 
     async def __aenter__(self) -> Proxy:
         await self.open()
@@ -27,7 +29,6 @@ class Proxy:
 
     async def open(self) -> None:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
-        self.port = self._server.sockets[0].getsockname()[1]
 
     async def refuse(self) -> None:
         """Cut everything and let nobody in."""

@@ -14,8 +14,9 @@ from headrace.client.events import QueueEvents
 from headrace.client.queue import Queue
 from headrace.connect import open_client
 from headrace.errors import ClientClosed, InvalidCommand
-from tests.client.faces import bury, complete, pull, until
+from tests.client.faces import bury, complete, pull
 from tests.client.fakeserver import FakeServer, protocol_2
+from tests.waiting import until
 
 
 async def heard_until(ears: Any, last: str) -> list[Any]:

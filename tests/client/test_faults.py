@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import ssl
 import subprocess
 import time
@@ -30,11 +29,13 @@ from headrace.errors import (
     StorageUnavailable,
     Unreachable,
 )
-from tests.client.faces import complete, until
+from tests.client.faces import complete
 from tests.client.proxy import Proxy
 from tests.integration.faultydisk import fill, small_disk
+from tests.ports import free_port
 from tests.scale import scaled
 from tests.serverprocess import ServerProcess
+from tests.waiting import until
 
 T = TypeVar("T")
 
@@ -98,9 +99,7 @@ async def push_under_fire(client: Client, name: str, each: int, fire: Callable[[
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
 async def test_a_server_that_is_not_there_is_reported_at_once(host: str) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     client = open_client(f"headrace://{host}:{port}")
     began = time.monotonic()
     with pytest.raises(Unreachable, match=rf"^Cannot reach {host}:{port}: Connection refused$"):

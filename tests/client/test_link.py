@@ -24,8 +24,8 @@ from headrace.errors import (
     NotAuthenticated,
     Unreachable,
 )
-from tests.client.faces import until
 from tests.client.fakeserver import HELLO_1, FakeServer, protocol_2
+from tests.waiting import until
 
 
 async def ask(channel: Any, command: Any = None, timeout: float = 5.0) -> Any:

@@ -22,7 +22,7 @@ from headrace.backends.base import Ack, Demand
 from headrace.errors import HeadraceError, LeaseLost, NotFound
 from headrace.model import Backoff
 from tests.conformance.rig import KINDS, VALKEY, Rig, spec, unpack
-from tests.scale import IS_FULL, scaled
+from tests.scale import scaled
 from tests.valkeyserver import shared_server
 
 LEASE_MS = 5_000
@@ -538,9 +538,6 @@ def _settings(quick: int, full: int) -> settings:
     return settings(
         max_examples=scaled(quick, full),
         stateful_step_count=50,
-        deadline=None,
-        database=None,
-        derandomize=not IS_FULL,
         suppress_health_check=list(HealthCheck),
     )
 

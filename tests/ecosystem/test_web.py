@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Iterator
@@ -27,7 +25,8 @@ from headrace import Headrace
 from headrace.contrib.asgi import Dashboard, lifespan
 from headrace.errors import ConfigError
 from tests.examples import pages
-from tests.http.webserver import free_port
+from tests.ports import free_port
+from tests.waiting import eventually, until
 
 LIMIT_S = 30.0
 
@@ -56,15 +55,6 @@ class Site:
             self.ask("/openapi.json")
             return True
         return False
-
-
-def eventually(condition: Any) -> Any:
-    deadline = time.monotonic() + LIMIT_S
-    while time.monotonic() < deadline:
-        if found := condition():
-            return found
-        time.sleep(0.02)
-    raise AssertionError("it did not happen in time")
 
 
 @pytest.fixture
@@ -134,8 +124,6 @@ async def test_a_worker_that_cannot_begin_says_so(caplog: pytest.LogCaptureFixtu
     jobs = Headrace("memory://", lifespan=broken)
     web = lifespan(jobs, worker=True)(None)
     await web.__aenter__()
-    async with asyncio.timeout(LIMIT_S):
-        while "works no more: no database" not in caplog.text:  # noqa: ASYNC110 - a log has no event
-            await asyncio.sleep(0.005)
+    await until(lambda: "works no more: no database" in caplog.text)
     with pytest.raises(OSError, match="no database"):
         await web.__aexit__(None, None, None)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
 from uuid import uuid4
 
 import msgspec
@@ -29,19 +28,6 @@ class Verdict(msgspec.Struct):
 placed = event("order.placed", Order)
 check = event("fraud.check", Order, Verdict)
 echo = event("echo", object, object)
-
-
-async def eventually(condition: Callable[[], Any], within: float = 10.0) -> None:
-    async with asyncio.timeout(within):
-        while not condition():  # noqa: ASYNC110 - what is waited for happens in other threads and processes
-            await asyncio.sleep(0.005)
-
-
-async def until(condition: Callable[[], Awaitable[Any]], within: float = 10.0) -> None:
-    """The same for a condition that has to be asked for."""
-    async with asyncio.timeout(within):
-        while not await condition():  # noqa: ASYNC110 - see above
-            await asyncio.sleep(0.005)
 
 
 @pytest.fixture(params=["memory", "sqlite"])

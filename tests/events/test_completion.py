@@ -21,8 +21,8 @@ from headrace.errors import (
 )
 from headrace.events import completion
 from headrace.events.completion import EARLY_SECONDS, MAX_EARLY, CompletionTracker
-from tests.events.conftest import eventually
 from tests.scale import scaled
+from tests.waiting import until
 
 
 class Stream:
@@ -98,7 +98,7 @@ async def test_ew_078_a_failure_reaches_the_error_callback_with_its_reason(track
     await settled()
     assert not seen, "it is tried again"
     say("failed", "j1", error="ValueError: no", terminal=True)
-    await eventually(lambda: seen)
+    await until(lambda: seen)
     assert (seen[0].type_name, seen[0].message) == ("ValueError", "no")
 
 
@@ -131,7 +131,7 @@ async def test_ew_084_096_timeouts_reject_and_clean_up(tracker: CompletionTracke
     seen: list[Any] = []
     tracker.register("q", "a", print, seen.append, timeout=0.02)
     tracker.register("q", "for-ever", print, seen.append, timeout=0)
-    await eventually(lambda: seen)
+    await until(lambda: seen)
     assert isinstance(seen[0], EventTimeoutError)
     assert str(seen[0]) == "Request timeout after 20ms"
     assert not tracker.has_pending("q", "a")
@@ -228,7 +228,7 @@ async def test_a_gap_makes_it_look_at_the_jobs_that_are_waited_for(tracker: Comp
     tracker.map_job_id("q", "never-there", "a")
     await tracker.listening("q")
     say("gap", "")
-    await eventually(lambda: seen)
+    await until(lambda: seen)
     assert isinstance(seen[0], EventCancelledError)
 
 
@@ -253,7 +253,7 @@ async def test_a_look_that_fails_is_taken_again_while_somebody_waits(
     tracker.map_job_id("q", "j1", "a")
     await tracker.listening("q")
     say("gap", "")
-    await eventually(lambda: seen)
+    await until(lambda: seen)
     assert seen == ["at last"]
     await tracker.stop()
 

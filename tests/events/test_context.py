@@ -11,7 +11,8 @@ import pytest
 
 from headrace.errors import RemoteError
 from headrace.events import EventContext, Events, current_meta, event, propagate
-from tests.events.conftest import Order, check, echo, eventually, placed
+from tests.events.conftest import Order, check, echo, placed
+from tests.waiting import until
 
 hop_1 = event("hop.one", int, object)
 hop_2 = event("hop.two", int, object)
@@ -24,7 +25,7 @@ async def test_ew_016_017_the_context_tells_of_the_event_and_is_immutable(events
     async with events:
         with propagate(correlation_id="r"):
             subscription = events.emit(placed, Order("o7"))
-        await eventually(lambda: seen)
+        await until(lambda: seen)
     (ctx,) = seen
     assert (ctx.event_id, ctx.event_name, ctx.data) == (subscription.event_id, "order.placed", Order("o7"))
     assert (ctx.correlation_id, ctx.subscription_id) == ("r", subscription.id)
@@ -56,7 +57,7 @@ async def test_ew_018_the_logger_is_named_after_the_event_and_carries_the_meta(e
     async with events:
         with propagate(tenant="t1"):
             await events.emit(placed, Order())
-        await eventually(lambda: len(seen) == 2)
+        await until(lambda: len(seen) == 2)
     assert {ctx.log.logger.name for ctx in seen} == {"Event:order.placed", "mine"}
     assert all(ctx.log.extra == {"tenant": "t1"} for ctx in seen)
 

@@ -12,7 +12,8 @@ from pydantic import BaseModel
 
 from headrace.errors import InvalidCommand, PayloadError, RemoteError, UnknownEventError
 from headrace.events import Emitter, EventContext, EventRegistry, Events, event
-from tests.events.conftest import Order, Verdict, check, eventually, placed
+from tests.events.conftest import Order, Verdict, check, placed
+from tests.waiting import until
 
 
 def test_ew_030_the_registry_keeps_order_and_may_be_empty() -> None:
@@ -86,7 +87,7 @@ async def test_ew_037_a_late_handler_that_fails_reaches_the_callback(
     events = Events(memory, on_registration_error=told)
     async with events:
         events.on(placed, no_such_option=1)(lambda ctx: None)
-        await eventually(lambda: seen)
+        await until(lambda: seen)
         assert isinstance(seen[0], TypeError)
     assert [record for record in caplog.records if record.levelno == logging.ERROR]
 

@@ -25,8 +25,9 @@ from headrace.events import EventContext, EventMessage, Events, Retry, event, pr
 from headrace.events.groups import GroupRegistry, Subscriber
 from headrace.events.queues import EventWorker
 from headrace.worker.context import JobContext
-from tests.events.conftest import Order, Verdict, check, echo, eventually, placed, until
+from tests.events.conftest import Order, Verdict, check, echo, placed
 from tests.scale import scaled
+from tests.waiting import until
 
 ONE_TRY: Options = {"attempts": 1}
 
@@ -152,7 +153,7 @@ async def test_ew_108_subscribing_makes_a_worker_that_unwraps_the_envelope(event
 
         await events.provider.subscribe("order.placed", handle)
         await events.emit(placed, Order("o7", 3))
-        await eventually(lambda: got)
+        await until(lambda: got)
     assert got == [("order.placed", {"id": "o7", "total": 3}, "event.order.placed", ["event.order.placed"])]
 
 
@@ -185,7 +186,7 @@ async def test_ew_048_093_115_a_delayed_event_comes_after_an_immediate_one_with_
             await events.emit(placed, Order("later"), delay=0.15, key="k")
         for delay in (0, -5):
             await events.emit(placed, Order("now"), delay=delay)
-        await eventually(lambda: len(seen) == 3)
+        await until(lambda: len(seen) == 3)
     assert seen == [("now", None), ("now", None), ("later", "late")]
 
 
@@ -276,7 +277,7 @@ async def test_without_a_default_group_the_one_that_answers_leaves_the_receipt(e
     async with events:
         await events.emit(placed, Order(), key="k")
         await until(lambda: events.provider.has_receipt("order.placed", "k"))
-        await eventually(lambda: len(seen) == 2)
+        await until(lambda: len(seen) == 2)
         assert await events.provider.has_retained_event("order.placed", "k")
         for group in ("billing", "search"):
             await until(lambda group=group: events.provider.queues.get_queue("order.placed", group).clean(0))
@@ -396,7 +397,7 @@ async def test_ew_121_an_expired_request_is_dropped_and_not_run_late(events: Eve
         events.on(placed)(lambda ctx: seen.append(ctx.data.id))
         await events.emit(echo, "in time")
         await events.emit(placed, Order("in time"))
-        await eventually(lambda: len(seen) == 2)
+        await until(lambda: len(seen) == 2)
     assert seen == ["in time"] * 2
 
 
@@ -414,7 +415,7 @@ async def test_ew_046_117_every_group_gets_every_event_and_instances_of_one_shar
         for n in range(20):
             await emitter.emit(placed, Order(str(n)))
         assert await emitter.emit_many(placed, (Order(str(n)) for n in range(20, 30))) == 10
-        await eventually(lambda: len(seen) == 60)
+        await until(lambda: len(seen) == 60)
         assert await stored(emitter, "order.placed") == [], "nobody asked for the default group"
     assert set(seen.values()) == {1}
 
@@ -434,15 +435,15 @@ async def test_ew_046_047_the_default_group_answers_and_others_failing_do_not_ma
     async with events:
         assert await events.emit(echo, 1) == "from the default group"
         assert await events.emit(echo, 1, key="keyed") == "from the default group"
-        await eventually(lambda: len(late) == 2)
+        await until(lambda: len(late) == 2)
 
 
 async def test_without_a_default_group_the_first_that_joined_answers(events: Events) -> None:
     async with events:
         events.on(echo, group="zulu")(lambda ctx: "first")
-        await eventually(lambda: len(events.provider.groups.of("echo")) == 1)
+        await until(lambda: len(events.provider.groups.of("echo")) == 1)
         events.on(echo, group="alpha")(lambda ctx: "second")
-        await eventually(lambda: len(events.provider.groups.of("echo")) == 2)
+        await until(lambda: len(events.provider.groups.of("echo")) == 2)
         assert await events.emit(echo, 1) == "first"
 
 
@@ -497,7 +498,7 @@ async def test_what_is_no_group_among_the_groups_is_left_out(url: str, caplog: p
     await Queue(events.provider.client, "events.groups").add("junk", {"colour": "blue"})
     events.on(echo, group="mail")(lambda ctx: "heard")
     async with asyncio.timeout(10), events:
-        await eventually(lambda: events.provider.groups.of("echo"))
+        await until(lambda: events.provider.groups.of("echo"))
         assert await events.emit(echo, 1) == "heard"
     assert "is no group and left out" in caplog.text
 
@@ -534,7 +535,7 @@ async def test_ew_111_113_instances_share_events_without_loss_or_duplicates(url:
         for n in range(20):
             for kind in kinds:
                 await instances[0].emit(kind, n)
-        await eventually(lambda: len(seen) == 60)
+        await until(lambda: len(seen) == 60)
     assert set(seen.values()) == {1}
     assert len(took_part) > 1
 
@@ -617,8 +618,8 @@ async def test_ew_053_085_110_x8_stopping_settles_every_waiter_in_order(events: 
         running = events.emit(echo, "runs", timeout=0)
         delayed = events.emit(placed, Order(), delay=3600, expects_result=True, timeout=0)
         keyed = events.emit(placed, Order(), delay=3600, key="k", expects_result=True, timeout=0)
-        await eventually(lambda: provider.queues._workers["event.echo"]._running)
-        await eventually(lambda: not provider._enqueuing)
+        await until(lambda: provider.queues._workers["event.echo"]._running)
+        await until(lambda: not provider._enqueuing)
         blocked = events.emit(check, Order(), timeout=0)
         asyncio.get_running_loop().call_later(0.05, may_end.set)
         await events.stop()

@@ -14,11 +14,12 @@ import pytest
 
 from headrace.errors import EventCancelledError, EventTimeoutError, RemoteError
 from headrace.events import EventContext, Events, Retry, propagate
-from tests.events.conftest import Order, Verdict, check, echo, eventually, placed
+from tests.events.conftest import Order, Verdict, check, echo, placed
 from tests.events.consumer import ask, first
 from tests.examples.pages import ROOT
 from tests.serverprocess import ServerProcess
 from tests.valkeyserver import ValkeyServer
+from tests.waiting import until
 
 LEASE = 5.0
 
@@ -156,12 +157,12 @@ async def test_a_core_of_the_cases_holds_on_shared_stores(shared: str) -> None:
         assert same == [Verdict(ok=False)] * 3
         assert runs.count(99) == 1
         await emitter.emit(placed, Order("o1"))
-        await eventually(lambda: sorted(seen) == [("billing", "o1"), ("search", "o1")])
+        await until(lambda: sorted(seen) == [("billing", "o1"), ("search", "o1")])
         late = emitter.emit(echo, 1, delay=3600, key="k", timeout=0)
-        await eventually(lambda: not emitter.provider._enqueuing)
+        await until(lambda: not emitter.provider._enqueuing)
         assert await emitter.cancel(echo, "k") is True
         with pytest.raises(EventCancelledError):
             await late
         await emitter.schedule_event(placed, "tick", every=0.05, payload=Order("tick"))
-        await eventually(lambda: ("search", "tick") in seen)
+        await until(lambda: ("search", "tick") in seen)
         assert await emitter.unschedule_event(placed, "tick") is True

@@ -13,9 +13,9 @@ from headrace.client.client import Client
 from headrace.client.queue import Queue
 from headrace.errors import InvalidCommand
 from headrace.events import EventContext, Events, QueueManager, Retry, event
-from tests.events.conftest import eventually, until
 from tests.scale import IS_FULL, scaled
 from tests.serverprocess import ServerProcess
+from tests.waiting import until
 
 
 async def test_ew_063_064_queues_are_named_after_events_and_reused(client: Client) -> None:
@@ -98,9 +98,9 @@ async def test_ew_072_074_metrics_hooks_are_told_and_cannot_break_a_job(client: 
 
     worker = await manager.register_worker("a", handler)
     await manager.add_job("a", "good")
-    await eventually(lambda: worker.figures.completed == 1)
+    await until(lambda: worker.figures.completed == 1)
     await manager.add_job("a", "bad")
-    await eventually(lambda: worker.figures.failed == 1)
+    await until(lambda: worker.figures.failed == 1)
     assert hooks.told == [("added", "a"), ("completed", True), ("added", "a"), ("failed", "bad")]
     await manager.stop()
 
@@ -115,8 +115,8 @@ async def test_ew_073_nothing_is_kept_per_job_without_metrics(client: Client) ->
 
     worker = await manager.register_worker("a", handler, concurrency=100)
     await manager.add_jobs("a", None, [(n, {}) for n in range(count)])
-    await eventually(lambda: len(done) == count, within=60)
-    await eventually(lambda: not worker._running)
+    await until(lambda: len(done) == count, within=60)
+    await until(lambda: not worker._running)
     sizes = {name: len(value) for name, value in vars(manager).items() if isinstance(value, dict | list | set)}
     assert max(sizes.values()) <= 4, sizes
     await manager.stop()
@@ -149,7 +149,7 @@ async def test_ew_075_the_store_stays_bounded_however_many_events_there_were(tmp
 
         async with events:
             await events.emit_many(note, range(count))
-            await eventually(lambda: len(seen) == count, 500)
+            await until(lambda: len(seen) == count, 500)
             queue = events.provider.queues.get_queue("soak.note")
             await until(partial(_has_at_most, queue, kept))
 

@@ -12,7 +12,8 @@ import pytest
 from headrace.errors import InvalidCommand
 from headrace.events import EventContext, Events, Retry, event
 from headrace.schedules import parse_schedule
-from tests.events.conftest import Order, eventually, placed
+from tests.events.conftest import Order, placed
+from tests.waiting import until
 
 report = event("report.due", Order)
 
@@ -37,7 +38,7 @@ async def test_ew_124_127_132_each_firing_is_an_event_of_its_own_at_its_due_time
     async with Events(events.url) as other, events:
         for scheduler in (events, other):
             await scheduler.schedule_event(report, "tick", every=0.05, payload=Order("r", 7))
-        await eventually(lambda: len(seen) >= 4)
+        await until(lambda: len(seen) >= 4)
         await events.unschedule_event(report, "tick")
     due = [ctx.timestamp for ctx in seen]
     assert [ctx.event_id for ctx in seen] == [f"tick@{at:.0f}" for at in due]
@@ -102,7 +103,7 @@ async def test_a_scheduled_event_reaches_every_group(events: Events) -> None:
         events.on(report, group=group)(lambda ctx, group=group: seen.add(group))
     async with events:
         await events.schedule_event(report, "s", every=0.05, payload=Order())
-        await eventually(lambda: seen == {"a", "b"})
+        await until(lambda: seen == {"a", "b"})
         assert len(await events.get_schedules(report)) == 1
         assert await events.unschedule_event(report, "s") is True
         assert await events.get_schedules(report) == []
@@ -129,7 +130,7 @@ async def test_a_scheduled_event_is_tried_as_often_as_its_handler_wants(events: 
 
     async with events:
         await events.schedule_event(report, "s", every=0.05, payload=Order())
-        await eventually(lambda: 5 in attempts)
+        await until(lambda: 5 in attempts)
         await events.unschedule_event(report, "s")
     assert max(attempts) == 5
 

@@ -16,9 +16,10 @@ import pytest
 from headrace.errors import RemoteError
 from headrace.events import EventContext, Events, Retry
 from tests.events import test_context, test_definitions, test_delivery, test_processes, test_schedules
-from tests.events.conftest import Order, echo, eventually, placed
+from tests.events.conftest import Order, echo, placed
 from tests.serverprocess import ServerProcess
 from tests.valkeyserver import shared_server
+from tests.waiting import until
 
 
 def _is_here(name: str, test: Any) -> bool:
@@ -91,6 +92,6 @@ async def test_a_group_that_joins_in_one_process_gets_what_others_emit() -> None
         joining = Events(url)
         joining.on(placed, group="billing")(lambda ctx: seen.append(ctx.data.id))
         async with joining:
-            await eventually(lambda: emitter.provider.groups.of("order.placed"))
+            await until(lambda: emitter.provider.groups.of("order.placed"))
             await emitter.emit(placed, Order("after"))
-            await eventually(lambda: seen == ["after"])
+            await until(lambda: seen == ["after"])

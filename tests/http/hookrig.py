@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from ipaddress import ip_network
@@ -20,6 +19,7 @@ from headrace.engine.engine import Engine
 from headrace.engine.figures import Deliveries
 from headrace.model import Webhook
 from headrace.server.webhooks import Webhooks
+from tests.waiting import until
 
 OUTSIDE: Final = "127.0.0.2"
 """Stands for an address of the world: allowed by the rules of these tests, while 127.0.0.1 is not."""
@@ -60,10 +60,7 @@ class Rig:
         return job
 
     async def until(self, is_reached: Callable[[Deliveries], bool]) -> None:
-        deadline = time.monotonic() + 10
-        while not is_reached(self.deliveries):
-            assert time.monotonic() < deadline, self.deliveries
-            await asyncio.sleep(0.005)
+        await until(lambda: is_reached(self.deliveries))
 
     async def last_error(self) -> str | None:
         await self.webhooks.stop(asyncio.get_running_loop().time() + 1)

@@ -6,9 +6,9 @@ import asyncio
 import contextlib
 import json
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 import uvicorn
@@ -23,9 +23,9 @@ from websockets.typing import Subprotocol
 from headrace.embedded import EmbeddedEngine
 from headrace.server.asgi import AsgiApp
 from tests.http.test_sse import is_cut_off, never_reading
-from tests.http.webserver import Http, SseClient, free_port
-
-T = TypeVar("T")
+from tests.http.webserver import Http, SseClient
+from tests.ports import free_port
+from tests.waiting import eventually
 
 
 async def hello(_: Request) -> PlainTextResponse:
@@ -79,15 +79,6 @@ class Site:
 
     def http(self) -> Http:
         return Http(self.http_port)
-
-
-def eventually(probe: Callable[[], T], seconds: float = 10.0) -> T:
-    waiting = threading.Event()
-    for _ in range(int(seconds / 0.01)):
-        if found := probe():
-            return found
-        waiting.wait(0.01)
-    raise AssertionError("it did not come true")
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["same-loop", "loop-apart"])

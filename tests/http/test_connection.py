@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.http.webserver import Http, WebServer, free_port
-from tests.protocol.steps import eventually
+from tests.http.webserver import Http, WebServer
+from tests.ports import free_port
+from tests.waiting import eventually
 
 
 def request(method: str, path: str, body: bytes = b"", *headers: str) -> bytes:

@@ -43,14 +43,14 @@ def shown(value: Any) -> Any:
     return json.loads(packed_to_json(packed(value)))
 
 
-@settings(max_examples=scaled(200, 3000), deadline=None)
+@settings(max_examples=scaled(200, 3000))
 @given(VALUES)
 def test_what_came_as_json_goes_as_the_same_json(value: Any) -> None:
     encoded = msgpack.packb(from_json(json.dumps(value).encode()))
     assert json.loads(packed_to_json(encoded)) == value
 
 
-@settings(max_examples=scaled(200, 3000), deadline=None)
+@settings(max_examples=scaled(200, 3000))
 @given(VALUES)
 def test_javascript_can_read_every_number(value: Any) -> None:
     def check(item: Any) -> None:
@@ -66,13 +66,13 @@ def test_javascript_can_read_every_number(value: Any) -> None:
     check(from_json(json.dumps(value).encode()))
 
 
-@settings(max_examples=scaled(300, 5000), deadline=None)
+@settings(max_examples=scaled(300, 5000))
 @given(ANYTHING)
 def test_every_payload_can_be_shown_and_the_slow_way_shows_the_same(value: Any) -> None:
     assert json.loads(packed_to_json(packed(value))) == json.loads(_Renderer(packed(value)).render())
 
 
-@settings(max_examples=scaled(300, 5000), deadline=None)
+@settings(max_examples=scaled(300, 5000))
 @given(st.binary(max_size=60))
 def test_whatever_bytes_hide_in_a_text_the_answer_is_json(data: bytes) -> None:
     json.loads(packed_to_json(b"\x81\xa4data\xd9" + bytes((len(data),)) + data))

@@ -42,7 +42,7 @@ def session() -> Iterator[tuple[str, requests.Session]]:
 
 
 @schema.parametrize()
-@settings(max_examples=scaled(2, 40), deadline=None, suppress_health_check=list(HealthCheck), database=None)
+@settings(max_examples=scaled(2, 40), suppress_health_check=list(HealthCheck))
 def test_what_follows_from_the_description_is_answered_as_described(
     session: tuple[str, requests.Session], case: schemathesis.Case
 ) -> None:

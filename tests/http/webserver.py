@@ -9,6 +9,7 @@ import socket
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tests.ports import free_port
 from tests.serverprocess import ServerProcess
 
 
@@ -25,12 +26,6 @@ class Answer(NamedTuple):
     def error(self) -> str:
         assert self.json["ok"] is False, self.json
         return str(self.json["error"])
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class WebServer(ServerProcess):

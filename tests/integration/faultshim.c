@@ -1,6 +1,7 @@
 /* Makes a disk fail on demand: preloaded into a server, it refuses writes or syncs of files whose path contains
  * FAULT_PATH for as long as the file FAULT_TRIGGER exists. The trigger's text names the calls: "write", "sync", or both;
- * "slow" lets every other sync take 40 ms instead; "die" writes the first half and kills the process there.
+ * "slow" lets every other sync take 40 ms instead, "hold" lets none end; "count" writes a dot beside the trigger for each
+ * sync; "die" writes the first half and kills the process there.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -38,11 +39,26 @@ static int fails(int fd, const char *call)
     return 1;
 }
 
+static void note(void)
+{
+    char path[4096];
+    snprintf(path, sizeof path, "%s.count", getenv("FAULT_TRIGGER"));
+    FILE *file = fopen(path, "ae");
+    if (file) {
+        fputc('.', file);
+        fclose(file);
+    }
+}
+
 static void dawdle(int fd)
 {
     static int turn;
     if (fails(fd, "slow") && turn++ % 2 == 0)
         usleep(40000);
+    while (fails(fd, "hold"))
+        usleep(1000);
+    if (fails(fd, "count"))
+        note();
 }
 
 #define REAL(name, type) ((type)dlsym(RTLD_NEXT, name))

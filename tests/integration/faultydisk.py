@@ -52,5 +52,10 @@ class FaultyCalls:
         staged.write_text(" ".join(calls))
         staged.rename(self._trigger)
 
+    @property
+    def counted(self) -> int:
+        """How many syncs there were since `fail("count")`."""
+        return len(self._trigger.with_suffix(".count").read_text())
+
     def heal(self) -> None:
         self._trigger.unlink(missing_ok=True)

@@ -20,9 +20,10 @@ from tests.integration.test_crash import (
     wait_until_idle,
 )
 from tests.integration.traffic import Ledger, Traffic
-from tests.protocol.steps import complete, eventually, push
+from tests.protocol.steps import complete, push
 from tests.scale import scaled
 from tests.serverprocess import ServerProcess
+from tests.waiting import eventually
 from tests.wireclient import Client
 
 KILLS = scaled(5, 20)

@@ -10,13 +10,16 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.http.webserver import WebServer
-from tests.protocol.steps import eventually
+from tests.ports import free_port
+from tests.protocol.steps import park
 from tests.serverprocess import ServerProcess
+from tests.waiting import eventually
 from tests.wireclient import Client
 
 
@@ -24,11 +27,6 @@ def headrace(*arguments: str, env: dict[str, str] | None = None) -> subprocess.C
     command = [sys.executable, "-m", "headrace", *arguments]
     environment = {**os.environ, **(env or {})}
     return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False, env=environment)
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 class Running:
@@ -56,16 +54,21 @@ class Running:
         assert "Traceback" not in err, err
 
 
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[ServerProcess]:
+    """A server that a test may stop and start again."""
+    with ServerProcess(tmp_path / "headrace.db") as running:
+        yield running
+
+
 class TestStopping:
-    def test_replies_in_flight_leave_and_what_they_say_is_true(self, tmp_path: Path) -> None:
+    def test_replies_in_flight_leave_and_what_they_say_is_true(self, server: ServerProcess) -> None:
         """SIGTERM in the middle of pipelined pushes: every reply that came is in the file, and none is cut off."""
-        server = ServerProcess(tmp_path / "stop.db").start()
         acknowledged: list[int] = []
         with server.client() as client:
             pushing = threading.Thread(target=push_until_closed, args=(client, acknowledged))
             pushing.start()
-            while len(acknowledged) < 200:
-                time.sleep(0.001)
+            eventually(lambda: len(acknowledged) >= 200)
             err = server.stop()
             pushing.join(timeout=10)
         assert "ERROR" not in err, err
@@ -74,16 +77,14 @@ class TestStopping:
             assert stored >= len(acknowledged)
             numbers = [job["data"] for job in client.ok("PULLB", queue="stop", count=1000)["jobs"]]
             assert numbers[: len(acknowledged)] == acknowledged[: len(numbers)]
-        server.stop()
 
-    def test_long_polls_are_answered_before_the_connection_closes(self, tmp_path: Path) -> None:
-        server = ServerProcess(tmp_path / "polls.db").start()
+    def test_long_polls_are_answered_before_the_connection_closes(self, server: ServerProcess) -> None:
         with server.client() as puller, server.client() as waiter, server.client() as client:
             job_id = client.ok("PUSH", queue="waited", data=1)["id"]
             puller.send("PULL", queue="empty", timeout=60_000, owner="w", reqId="a")
             puller.send("PULLB", queue="empty", timeout=60_000, count=5, reqId="b")
-            waiter.send("WaitJob", id=job_id, timeout=60_000)
-            client.ok("Ping")
+            assert puller.call("Ping", reqId="behind")["reqId"] == "behind"
+            park(waiter, "WaitJob", id=job_id, timeout=60_000)
             stopped_at = time.monotonic()
             server.stop()
             assert time.monotonic() - stopped_at < 3
@@ -94,20 +95,16 @@ class TestStopping:
                 with pytest.raises(ConnectionError):
                     connection.recv()
 
-    def test_a_large_batch_that_has_come_is_stored_and_answered(self, tmp_path: Path) -> None:
-        server = ServerProcess(tmp_path / "batch.db").start()
+    def test_a_large_batch_that_has_come_is_stored_and_answered(self, server: ServerProcess) -> None:
         with server.client(timeout=30) as client, server.client() as other:
             client.send("PUSHB", queue="batch", jobs=[{"data": number} for number in range(50_000)])
-            while not other.ok("Count", queue="batch")["count"]:
-                time.sleep(0.001)
+            eventually(lambda: other.ok("Count", queue="batch")["count"], every=0.001)
             server.stop()
             assert len(client.recv()["ids"]) == 50_000
         with server.start().client() as client:
             assert client.ok("Count", queue="batch")["count"] == 50_000
-        server.stop()
 
-    def test_jobs_at_work_wait_again_with_no_attempt_counted(self, tmp_path: Path) -> None:
-        server = ServerProcess(tmp_path / "work.db").start()
+    def test_jobs_at_work_wait_again_with_no_attempt_counted(self, server: ServerProcess) -> None:
         with server.client() as client:
             job_id = client.ok("PUSH", queue="work", data=1)["id"]
             client.ok("PULL", queue="work", owner="w")
@@ -115,7 +112,6 @@ class TestStopping:
         with server.start().client() as client:
             job = client.ok("PULL", queue="work")["job"]
             assert (job["id"], job["attempts"], job["stallCount"]) == (job_id, 0, 0)
-        server.stop()
 
     def test_clients_that_do_not_read_share_the_time_that_a_stop_waits(self, tmp_path: Path) -> None:
         server = WebServer(tmp_path / "slow.db", "--shutdown-timeout-ms", "2000").start()
@@ -131,15 +127,10 @@ class TestStopping:
             assert time.monotonic() - began < 3.5
 
     @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-    def test_an_idle_server_stops_at_once(self, tmp_path: Path, number: signal.Signals) -> None:
-        server = ServerProcess(tmp_path / "idle.db").start()
+    def test_an_idle_server_stops_at_once(self, server: ServerProcess, number: signal.Signals) -> None:
         with server.client() as client:
             client.ok("Ping")
-            assert server.process is not None
-            server.process.send_signal(number)
-            out, err = server.process.communicate(timeout=5)
-        assert server.process.returncode == 0
-        assert (out, "Traceback" in err) == ("", False)
+            assert "ERROR" not in server.stop(timeout=5, number=number)
 
 
 class TestFiles:

@@ -13,6 +13,7 @@ import pytest
 
 from tests.scale import scaled
 from tests.serverprocess import ServerProcess
+from tests.waiting import eventually
 from tests.wireclient import Client
 
 pytestmark = pytest.mark.alone
@@ -53,8 +54,7 @@ class Pinger(threading.Thread):
 
     def __enter__(self) -> Pinger:
         self.start()
-        while not self.count:
-            time.sleep(0.001)
+        eventually(lambda: self.count)
         self.worst_ms = 0.0
         return self
 
@@ -153,13 +153,6 @@ def test_purging_dead_letters(server: ServerProcess, client: Client, queue: str)
     client.ok("Obliterate", queue=queue)
 
 
-def wait_until(is_so: Callable[[], bool], seconds: float = 30.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
-
-
 def test_an_obliterate_whose_client_vanished_is_finished_all_the_same(tmp_path: Path) -> None:
     """Also by a server that is told to stop meanwhile: half a queue that comes back would be worse than either end."""
     with ServerProcess(tmp_path / "vanished.db") as server:
@@ -167,7 +160,7 @@ def test_an_obliterate_whose_client_vanished_is_finished_all_the_same(tmp_path: 
             push_many(client, "doomed", 50_000)
             goner = server.client()
             goner.send("Obliterate", queue="doomed")
-            wait_until(lambda: client.ok("Count", queue="doomed")["count"] == 0)  # it has begun
+            eventually(lambda: client.ok("Count", queue="doomed")["count"] == 0)  # it has begun
             goner.close()
             assert all(q["name"] != "doomed" for q in client.ok("ListQueues")["queues"])
         server.stop()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import select
+import struct
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +14,9 @@ import pytest
 
 from tests.integration.eventfolder import assert_dense, jobs_of, read_events
 from tests.integration.faultydisk import FaultyCalls, fill, small_disk
+from tests.protocol.steps import park
 from tests.serverprocess import ServerProcess
+from tests.waiting import eventually
 from tests.wireclient import Client
 
 QUEUE = "disk"
@@ -326,8 +330,7 @@ class TestInputOutputErrors:
         self, server: ServerProcess, faults: FaultyCalls
     ) -> None:
         with server.client() as worker, server.client() as client:
-            worker.send("PULL", queue=QUEUE, timeout=20_000)
-            client.ok("Ping")
+            park(worker, "PULL", queue=QUEUE, timeout=20_000)
             faults.fail("write")
             assert client.error("PUSH", queue=QUEUE, data={"n": 1}).startswith("Storage error")
             assert worker.recv()["error"].startswith("Storage error")
@@ -382,6 +385,22 @@ class TestDurable:
         server.start()
         with server.client() as client:
             assert {1, 3, 4, 5, 6} <= set(stored_numbers(client))
+
+    def test_pushes_that_arrive_together_share_a_flush_and_other_connections_do_not_wait_for_it(
+        self, server: ServerProcess, faults: FaultyCalls
+    ) -> None:
+        with server.client() as client, server.client() as other:
+            faults.fail("hold")
+            frames = [msgpack.packb({"cmd": "PUSH", "queue": QUEUE, "data": n, "durable": True}) for n in range(20)]
+            client.socket.sendall(b"".join(struct.pack(">I", len(frame)) + frame for frame in frames))
+            eventually(lambda: other.ok("Count", queue=QUEUE)["count"] == 20)
+            job_id = other.ok("PUSH", queue="other", data=1)["id"]
+            assert other.ok("PULL", queue="other")["job"]["id"] == job_id
+            other.ok("ACK", id=job_id)
+            assert select.select([client.socket], [], [], 0)[0] == [], "acknowledged before the flush"
+            faults.fail("count")
+            assert all(client.recv()["ok"] for _ in frames)
+            assert 1 <= faults.counted <= 3
 
     def test_replies_keep_their_order_when_a_later_sync_is_the_faster_one(
         self, server: ServerProcess, faults: FaultyCalls

@@ -6,7 +6,6 @@ import os
 import signal
 import socket
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,53 +15,38 @@ from headrace import Headrace
 from headrace.client.policy import LinkState
 from headrace.commands import jobs
 from headrace.errors import LeaseLost, NotAuthenticated, NotFound, Refused
-from tests.client.faces import bury, complete, pull, until
+from tests.client.faces import bury, complete, pull
+from tests.ports import free_port
+from tests.waiting import eventually, until
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = Path(__file__).parent / "node_modules/bunqueue/dist/main.js"
 
 
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    for one in sockets:
-        one.bind(("127.0.0.1", 0))
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
-
-
-def start(port: int, http_port: int, folder: Path, **env: str) -> subprocess.Popen[bytes]:
+def start(port: int, folder: Path, **env: str) -> subprocess.Popen[bytes]:
     bun = subprocess.run([ROOT / "tools/bun.sh"], capture_output=True, text=True, check=True).stdout.strip()
-    command = [
-        bun,
-        str(PACKAGE),
-        "start",
-        "--host",
-        "127.0.0.1",
-        "--tcp-port",
-        str(port),
-        "--http-port",
-        str(http_port),
-    ]
-    command += ["--data-path", str(folder / "original.db")]
+    command = [bun, str(PACKAGE), "start", "--host", "127.0.0.1", "--tcp-port", str(port)]
+    command += ["--http-port", str(free_port()), "--data-path", str(folder / "original.db")]
     process = subprocess.Popen(
         command, cwd=folder, env={**os.environ, **env}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                return process
-        time.sleep(0.05)
-    process.kill()
-    raise AssertionError("the original server did not start")
+    try:
+        eventually(lambda: _is_listening(port))
+    except AssertionError:
+        process.kill()
+        raise
+    return process
+
+
+def _is_listening(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
-    port, http_port = free_ports(2)
-    process = start(port, http_port, tmp_path_factory.mktemp("original"))
+    port = free_port()
+    process = start(port, tmp_path_factory.mktemp("original"))
     yield port
     process.send_signal(signal.SIGTERM)
     process.wait(15)
@@ -129,8 +113,8 @@ async def test_events_are_heard(original: int, queue: str) -> None:
 
 
 async def test_a_token_is_given_and_a_restart_survived(tmp_path: Path, queue: str) -> None:
-    port, http_port = free_ports(2)
-    process = start(port, http_port, tmp_path, AUTH_TOKENS="secret")
+    port = free_port()
+    process = start(port, tmp_path, AUTH_TOKENS="secret")
     try:
         stranger = Headrace(f"bunqueue://127.0.0.1:{port}?token=wrong")
         with pytest.raises(NotAuthenticated):
@@ -142,7 +126,7 @@ async def test_a_token_is_given_and_a_restart_survived(tmp_path: Path, queue: st
             process.kill()
             process.wait(10)
             await until(lambda: app.client.health[0].state is LinkState.RECONNECTING)
-            process = start(port, http_port, tmp_path, AUTH_TOKENS="secret")
+            process = start(port, tmp_path, AUTH_TOKENS="secret")
             assert await q.count() == 1
     finally:
         process.kill()

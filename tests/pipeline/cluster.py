@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pyspark
 
+from tests.ports import free_port
 from tests.scale import scaled
+from tests.waiting import eventually
 
 LIMIT_S = scaled(150, 600)
 HASTE = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """For Java that lives for seconds: compile little, collect simply."""
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Cluster:
@@ -52,12 +46,13 @@ class Cluster:
         for n in (1, 2):
             worker = ("org.apache.spark.deploy.worker.Worker", self.master, "-c", "1", "-m", "700m")
             self._start(f"worker-{n}", *worker, "-d", str(self._folder / f"work-{n}"))
-        deadline = time.monotonic() + LIMIT_S
-        while "Registering worker" not in self._log("master") or self._log("master").count("Registering worker") < 2:
-            assert time.monotonic() < deadline, self._log("master") + self._log("worker-1")
-            assert all(process.poll() is None for process in self._processes), self._log("master")
-            time.sleep(0.05)
+        eventually(self._is_complete, LIMIT_S)
         return self
+
+    def _is_complete(self) -> bool:
+        log = self._log("master")
+        assert all(process.poll() is None for process in self._processes), log + self._log("worker-1")
+        return log.count("Registering worker") == 2
 
     def _log(self, name: str) -> str:
         path = self._folder / f"{name}.log"

@@ -20,6 +20,7 @@ from headrace.pipeline.lake import Lake
 from tests.pipeline.cluster import LIMIT_S, Cluster, kill_all
 from tests.scale import IS_FULL, scaled
 from tests.serverprocess import ServerProcess
+from tests.waiting import eventually
 from tests.wireclient import Client
 
 if TYPE_CHECKING:
@@ -46,11 +47,11 @@ def capturing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProces
 
 
 def wait_for(driver: subprocess.Popen[bytes], condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while not condition():
+    def is_so() -> object:
         assert driver.poll() is None, "the driver ended by itself"
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+        return condition()
+
+    eventually(is_so, LIMIT_S)
 
 
 def written(client: Client) -> set[tuple[int, int, int]]:

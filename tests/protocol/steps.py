@@ -1,15 +1,11 @@
-"""What many protocol tests do on their way: push, take, bury, wait for a condition, look at the shape of a job."""
+"""What many protocol tests do on their way: push, take, bury, look at the shape of a job."""
 
 from __future__ import annotations
 
 import re
-import time
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 from tests.wireclient import Client
-
-T = TypeVar("T")
 
 UUID7 = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
 NONE = type(None)
@@ -84,15 +80,6 @@ def check_job(job: dict[str, Any], *, queried: bool, **expected: Any) -> dict[st
         assert None not in entry.values()
     assert {key: job.get(key) for key in expected} == expected
     return job
-
-
-def eventually(probe: Callable[[], T], within: float = 5.0, every: float = 0.005) -> T:
-    """What `probe` gives as soon as it is true; a failure when that takes longer than `within` seconds."""
-    deadline = time.monotonic() + within
-    while not (value := probe()):
-        assert time.monotonic() < deadline, f"not within {within} s: {value!r}"
-        time.sleep(every)
-    return value
 
 
 def push(client: Client, queue: str, **fields: Any) -> str:

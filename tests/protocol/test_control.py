@@ -14,7 +14,6 @@ from tests.protocol.steps import (
     check_job,
     complete,
     counts,
-    eventually,
     ids_of,
     job_of,
     park,
@@ -24,6 +23,7 @@ from tests.protocol.steps import (
     take_plain,
 )
 from tests.serverprocess import ServerProcess
+from tests.waiting import eventually
 from tests.wireclient import Client
 
 
@@ -291,9 +291,9 @@ def test_wait_job_gives_up_after_its_timeout_and_when_the_job_is_cancelled(
 
 def test_extend_lock_moves_the_end_of_the_lease(client: Client, queue: str) -> None:
     job_id = push(client, queue)
-    _, token = take(client, queue, lockTtl=150)
+    _, token = take(client, queue, lockTtl=1_000)
     assert client.call("ExtendLock", id=job_id, token=token, duration=60_000) == OK
-    assert client.call("PULL", queue=queue, timeout=700)["job"] is None
+    assert client.call("PULL", queue=queue, timeout=1_500)["job"] is None
     assert state(client, job_id) == "active"
     assert client.call("ExtendLock", id=job_id, duration=50) == OK
     eventually(lambda: state(client, job_id) == "waiting")
@@ -312,7 +312,7 @@ def test_extend_lock_is_refused_without_a_lease_or_with_a_wrong_token(client: Cl
 
 def test_extend_locks_counts_the_leases_it_could_extend(client: Client, queue: str) -> None:
     ids = [push(client, queue) for _ in range(3)]
-    reply = client.ok("PULLB", queue=queue, count=3, owner="w", lockTtl=200)
+    reply = client.ok("PULLB", queue=queue, count=3, owner="w", lockTtl=1_000)
     tokens = [reply["tokens"][0], "wrong", reply["tokens"][2]]
     reply = client.call("ExtendLocks", ids=ids, tokens=tokens, durations=[60_000] * 3)
     assert reply == {"ok": True, "count": 2}

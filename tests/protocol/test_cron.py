@@ -7,8 +7,9 @@ import time
 import msgpack
 import pytest
 
-from tests.protocol.steps import OK, counts, eventually, job_of, push, state, take, take_plain
+from tests.protocol.steps import OK, counts, job_of, push, state, take, take_plain
 from tests.serverprocess import ServerProcess
+from tests.waiting import eventually
 from tests.wireclient import Client
 
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from headrace.commands.dashboard import signature_of
-from tests.protocol.steps import bury, complete, eventually, push, take, take_plain
+from tests.protocol.steps import bury, complete, push, take, take_plain
+from tests.waiting import eventually
 from tests.wireclient import Client
 
 
@@ -121,7 +122,7 @@ def test_the_history_moves_on_with_time(client: Client, queue: str) -> None:
         data = client.call("DashboardHistory", window="15m", queue=queue)["data"]
         return data if any(data["series"]["out"]) else None
 
-    data = eventually(seen, within=15, every=0.1)
+    data = eventually(seen, every=0.1)
     series = data["series"]
     assert any(series["in"])
     assert not any(series["failed"])

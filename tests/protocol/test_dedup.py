@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.protocol.steps import complete, counts, eventually, job_of, push, state, take
+from tests.protocol.steps import complete, counts, job_of, push, state, take
+from tests.waiting import eventually
 from tests.wireclient import Client
 
 

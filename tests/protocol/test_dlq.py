@@ -11,13 +11,13 @@ from tests.protocol.steps import (
     check_job,
     complete,
     counts,
-    eventually,
     ids_of,
     job_of,
     push,
     state,
     take,
 )
+from tests.waiting import eventually
 from tests.wireclient import Client
 
 REASONS = ["explicit_fail", "max_attempts_exceeded", "timeout", "stalled", "ttl_expired", "worker_lost", "unknown"]

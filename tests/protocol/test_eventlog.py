@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import zstandard
 
-from tests.protocol.steps import OK, complete, eventually, push
+from tests.protocol.steps import OK, complete, push
 from tests.serverprocess import ServerProcess
+from tests.waiting import eventually
 from tests.wireclient import Client
 
 

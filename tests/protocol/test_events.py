@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from tests.protocol.steps import OK, complete, eventually, push, state, take, take_plain
+from tests.protocol.steps import OK, complete, push, state, take, take_plain
 from tests.serverprocess import ServerProcess
+from tests.waiting import eventually
 from tests.wireclient import Client
 
 

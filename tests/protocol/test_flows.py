@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from tests.protocol.steps import counts, eventually, push, state, take
+from tests.protocol.steps import counts, push, state, take
 from tests.serverprocess import ServerProcess
+from tests.waiting import eventually
 from tests.wireclient import Client
 
 

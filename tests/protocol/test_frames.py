@@ -17,12 +17,13 @@ from typing import Any
 
 import msgpack
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.protocol.steps import OK, counts, eventually, park, push
+from tests.protocol.steps import OK, counts, park, push
 from tests.scale import scaled
 from tests.serverprocess import ServerProcess
+from tests.waiting import eventually
 from tests.wireclient import Client
 
 FORMAT = {"ok": False, "error": "Invalid command format"}
@@ -88,7 +89,7 @@ def _answers(server: ServerProcess, pieces: list[bytes]) -> list[Any]:
         return [client.recv() for _ in range(REPLIES)]
 
 
-@settings(max_examples=scaled(60, 400), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=scaled(60, 400))
 @given(cuts=st.lists(st.integers(1, len(STREAM) - 1), max_size=12))
 def test_frames_split_at_any_byte_give_the_same_replies(server: ServerProcess, cuts: list[int]) -> None:
     bounds = [0, *sorted(set(cuts)), len(STREAM)]
@@ -176,10 +177,10 @@ def test_a_bomb_costs_little_memory_and_time(server: ServerProcess, client: Clie
     client.ok("Ping")
     before = _memory_mb(server.pid, "VmRSS")
     with server.client() as bomber:
-        began = time.monotonic()
+        began = server.cpu_s
         bomber.send_frame(BOMBS[name])
         reply = bomber.recv()
-        assert time.monotonic() - began < 2
+        assert server.cpu_s - began < 0.5
         assert reply["ok"] is False
         assert reply["error"] in ("Invalid command format", "Invalid command")
         assert bomber.ok("Ping")["data"]["pong"] is True

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.protocol.steps import complete, counts, eventually
+from tests.protocol.steps import complete, counts
 from tests.serverprocess import ServerProcess
+from tests.waiting import eventually
 from tests.wireclient import Client
 
 HOUR = 3_600_000

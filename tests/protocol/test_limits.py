@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from tests.protocol.steps import OK, counts, eventually, park, push, take, take_plain
+from tests.protocol.steps import OK, counts, park, push, take, take_plain
 from tests.serverprocess import ServerProcess
+from tests.waiting import eventually
 from tests.wireclient import Client
 
 

@@ -11,7 +11,6 @@ from tests.protocol.steps import (
     bury,
     complete,
     counts,
-    eventually,
     ids_of,
     job_of,
     park,
@@ -21,6 +20,7 @@ from tests.protocol.steps import (
     take_plain,
 )
 from tests.serverprocess import ServerProcess
+from tests.waiting import eventually
 from tests.wireclient import Client
 
 STALL_DEFAULTS = {"enabled": True, "stallInterval": 30_000, "maxStalls": 3, "gracePeriod": 5_000}
@@ -199,13 +199,15 @@ def test_a_stall_at_the_last_attempt_buries_the_job(client: Client, queue: str) 
 
 
 def test_heartbeats_keep_a_job_from_stalling(client: Client, queue: str) -> None:
-    client.ok("SetStallConfig", queue=queue, config={"stallInterval": 500, "gracePeriod": 0})
+    client.ok("SetStallConfig", queue=queue, config={"stallInterval": 1_000, "gracePeriod": 0})
     job_id = push(client, queue)
-    take_plain(client, queue)
-    until = time.monotonic() + 1.2
-    while time.monotonic() < until:
+    started_at = take_plain(client, queue)["startedAt"]
+
+    def is_kept_for_long() -> bool:
         client.ok("JobHeartbeat", id=job_id)
-        client.call("PULL", queue=queue, timeout=20)
+        return bool(job_of(client, job_id)["lastHeartbeat"] > started_at + 1_500)
+
+    eventually(is_kept_for_long)
     assert state(client, job_id) == "active"
 
 

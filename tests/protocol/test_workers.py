@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.protocol.steps import OK, UUID7, eventually, push, state, take
+from tests.protocol.steps import OK, UUID7, push, state, take
 from tests.serverprocess import ServerProcess
+from tests.waiting import eventually
 from tests.wireclient import Client
 
 

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import functools
 import re
-import statistics
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -277,21 +275,20 @@ def _complaints(stderr: str) -> list[str]:
 
 
 class Onlooker(threading.Thread):
-    """Another connection that only wants its pings answered; how long each took, in ms."""
+    """Another connection, which only wants its pings answered meanwhile."""
 
     def __init__(self, port: int) -> None:
         super().__init__(daemon=True)
         self._client = Client(port)
         self._done = threading.Event()
-        self.times: list[float] = []
+        self.count = 0
         self.error: BaseException | None = None
 
     def run(self) -> None:
         try:
             while not self._done.wait(0.001):
-                began = time.perf_counter()
                 self._client.ok("Ping")
-                self.times.append((time.perf_counter() - began) * 1000)
+                self.count += 1
         except BaseException as error:
             self.error = error
 
@@ -300,9 +297,7 @@ class Onlooker(threading.Thread):
         self.join(10)
         self._client.close()
         assert self.error is None, self.error
-        assert self.times
-        assert statistics.median(self.times) < 10
-        assert statistics.quantiles(self.times, n=20)[-1] < 50 if len(self.times) > 20 else True
+        assert self.count
 
 
 @pytest.fixture(scope="module")
@@ -318,13 +313,17 @@ by_command = pytest.mark.parametrize("spec", list(REGISTRY.values()), ids=lambda
 
 @by_command
 @pytest.mark.usefixtures("onlooker")
-def test_wrong_values_are_refused_by_the_name_of_their_field(client: Client, spec: Spec) -> None:
+def test_wrong_values_are_refused_by_the_name_of_their_field_and_cost_little(
+    server: ServerProcess, client: Client, spec: Spec
+) -> None:
     job_id = push(client, QUEUE)
     wrong = []
     for case in _cases(spec.type, (), ()):
         request = _with({"cmd": spec.name, **_request(spec.type, job_id), "reqId": case.label}, case)
+        before = server.cpu_s
         client.send_value(request)
         reply = client.recv()
+        assert server.cpu_s - before < 0.05, case.label
         assert reply.get("reqId") == case.label, (case.label, reply)
         if reply["ok"] is not False or not _is_named(reply["error"], case, spec):
             wrong.append((case.label, repr(case.value)[:40], reply))

@@ -11,18 +11,29 @@ from soak.faults import FAULTS, plan
 from soak.ledger import Ledger, Push, Run, Start
 from soak.stage import Incident
 from soak.verdict import (
+    FLOW_LEASE,
+    Evidence,
     Execution,
+    Line,
     Side,
+    bronze_is_complete,
     compensation_is_right,
     every_flow_ends,
     every_push_has_one_outcome,
     executions,
+    judge,
+    log_is_whole,
     never_two_at_once,
+    nobody_ended_by_itself,
+    nothing_is_left,
     nothing_repeats_without_cause,
     nothing_runs_after_its_completion,
     one_job_per_id,
     outcomes_are_right,
+    sizes_are_flat,
     slots_fire_once,
+    steps_repeat_only_with_cause,
+    table,
 )
 
 from headrace.model import FlowStatus
@@ -37,7 +48,13 @@ def ran(began: float, ended: float, outcome: str = "done", pid: int = 1, **more:
 
 def side(**known: object) -> Side:
     nothing: dict[str, object] = {"pushes": [], "starts": [], "runs": [], "steps": [], "incidents": [], "timelines": {}}
-    return Side("local", LEASE, **{"account": Account({}), **nothing, **known})  # type: ignore[arg-type]
+    also = {"account": Account({}), "scheduled_until": 0.0}
+    return Side("local", LEASE, **{**also, **nothing, **known})  # type: ignore[arg-type]
+
+
+def evidence(**known: object) -> Evidence:
+    nothing: dict[str, object] = {"sides": [], "sizes": {}, "deaths": [], "logs": [], "left": [], "log_events": []}
+    return Evidence(**{**nothing, **known})  # type: ignore[arg-type]
 
 
 def pushed(kind: str = "plain", attempts: int = 3, key: str = "k") -> Push:
@@ -154,21 +171,83 @@ class TestWorkflows:
         assert not every_flow_ends(self.flow(FlowStatus.RUNNING, "a", "", None)).is_kept
         assert not every_flow_ends(side(timelines={"f": None})).is_kept
 
+    def test_a_step_that_runs_again_needs_a_cause(self) -> None:
+        twice = [ran(1, 2), ran(3, 4)]
+        assert steps_repeat_only_with_cause(side(steps=[ran(1, 2, "failed"), ran(3, 4)])).is_kept
+        assert not steps_repeat_only_with_cause(side(steps=twice)).is_kept
+        frozen = Incident("freeze", "server", 1.5, 1.5 + FLOW_LEASE)
+        assert steps_repeat_only_with_cause(side(steps=twice, incidents=[frozen])).is_kept
+
 
 class TestSchedules:
     @staticmethod
-    def ticks(*slots: int, incidents: tuple[Incident, ...] = ()) -> Side:
+    def ticks(*slots: int, incidents: tuple[Incident, ...] = (), until: float = 5.0) -> Side:
         runs = [Execution(f"j{n}", 1, 1, s, s, "done", "interval", s * 1000.0) for n, s in enumerate(slots)]
-        return side(runs=runs, incidents=list(incidents))
+        runs += [Execution(f"c{s}", 1, 1, s, s, "done", "cron", s * 1000.0) for s in range(0, int(until), 2)]
+        return side(runs=runs, incidents=list(incidents), scheduled_until=until)
 
     def test_a_slot_that_fired_twice_or_not_at_all_is_noticed(self) -> None:
         assert slots_fire_once(self.ticks(1, 2, 3)).is_kept
         assert not slots_fire_once(self.ticks(1, 2, 2, 3)).is_kept
         assert not slots_fire_once(self.ticks(1, 2, 4)).is_kept
 
+    def test_a_schedule_that_stops_firing_or_never_does_is_noticed(self) -> None:
+        assert slots_fire_once(self.ticks(1, 2, 3, 4, until=5.5)).is_kept
+        assert not slots_fire_once(self.ticks(1, 2, 3, until=8)).is_kept
+        assert not slots_fire_once(self.ticks()).is_kept
+
     def test_what_fell_into_a_restart_of_the_server_is_left_out(self) -> None:
         assert slots_fire_once(self.ticks(1, 2, 4, incidents=(Incident("kill", "server", 2.5, 3.5),))).is_kept
         assert not slots_fire_once(self.ticks(1, 2, 4, incidents=(Incident("freeze", "server", 2.5, 3.5),))).is_kept
+
+
+class TestWhole:
+    """What belongs to no side."""
+
+    def test_what_is_left_is_noticed(self) -> None:
+        assert nothing_is_left(evidence()).is_kept
+        assert not nothing_is_left(evidence(left=["2 jobs of local"])).is_kept
+
+    def test_a_process_that_ended_or_stumbled_is_noticed(self, tmp_path: Path) -> None:
+        log = tmp_path / "server.log"
+        log.write_text("WARNING a client went away\n")
+        assert nobody_ended_by_itself(evidence(logs=[log])).is_kept
+        assert not nobody_ended_by_itself(evidence(logs=[log], deaths=["server ended by itself with 1"])).is_kept
+        log.write_text("Traceback (most recent call last):\n")
+        assert not nobody_ended_by_itself(evidence(logs=[log])).is_kept
+
+    @pytest.mark.parametrize(
+        ("seqs", "is_kept"), [([1, 2, 3], True), ([1, 3], False), ([1, 2, 2], False), ([2, 3], False), ([], True)]
+    )
+    def test_a_hole_in_the_log_and_a_repeat_are_noticed(self, seqs: list[int], is_kept: bool) -> None:
+        assert log_is_whole(evidence(log_events=seqs)).is_kept is is_kept
+
+    @pytest.mark.parametrize(
+        ("bronze", "problems", "is_kept"), [(2, [], True), (1, [], False), (3, [], False), (2, ["it failed"], False)]
+    )
+    def test_a_lake_that_is_not_the_log_is_noticed(self, bronze: int, problems: list[str], is_kept: bool) -> None:
+        given = evidence(log_events=[1, 2], bronze_events=bronze, pipeline_problems=problems)
+        (line,) = bronze_is_complete(given)
+        assert line.is_kept is is_kept
+
+    @pytest.mark.parametrize(("last", "is_kept"), [(100, True), (110, True), (140, False)])
+    def test_what_grows_without_end_is_noticed(self, last: int, is_kept: bool) -> None:
+        samples = [(float(at), 1e6 * (100 if at < 30 else last)) for at in range(40)]
+        (line,) = sizes_are_flat(evidence(sizes={"memory of server": samples}))
+        assert line.is_kept is is_kept
+
+    def test_every_promise_of_every_side_has_its_line_and_a_broken_one_says_what_happened(self) -> None:
+        sides = [side(pushes=[pushed()], account=Account({}, {"j"})), side(scheduled_until=0.0)]
+        lines = judge(evidence(sides=sides, bronze_events=0, sizes={"memory of server": []}))
+        assert len(lines) == 2 * 10 + 5
+        assert lines[0] == Line(
+            "local: every acknowledged push has exactly one outcome",
+            "1 acknowledged; 0 completed, 0 dead letters",
+            ["j has no outcome"],
+        )
+        told = table(lines)
+        assert told.startswith("FAIL  local: every acknowledged push")
+        assert "        j has no outcome\n" in told
 
 
 class TestPlan:

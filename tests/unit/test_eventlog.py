@@ -22,7 +22,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import zstandard
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -1012,10 +1012,5 @@ class LogMachine(RuleBasedStateMachine):
         assert (self.log.gap, self.log.retracted, self.log.problems) == (None, None, [])
 
 
-LogMachine.TestCase.settings = settings(
-    max_examples=scaled(100, 600),
-    stateful_step_count=40,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow],
-)
+LogMachine.TestCase.settings = settings(max_examples=scaled(100, 600), stateful_step_count=40)
 test_random_use_and_crashes_agree_with_a_list = LogMachine.TestCase

@@ -120,9 +120,7 @@ class ReadyMachine(RuleBasedStateMachine):
 
 
 TestReadyOrder = ReadyMachine.TestCase
-TestReadyOrder.settings = settings(
-    max_examples=150, stateful_step_count=40, deadline=None, database=None, derandomize=True
-)
+TestReadyOrder.settings = settings(max_examples=150, stateful_step_count=40)
 
 
 class TestCompaction:
@@ -184,7 +182,7 @@ class TestManyAtOnce:
 
 class TestDueOrder:
     @given(st.lists(st.integers(0, 50), max_size=60), st.integers(0, 60))
-    @settings(max_examples=60, deadline=None, database=None, derandomize=True)
+    @settings(max_examples=60)
     def test_jobs_fall_due_in_the_order_of_their_time(self, times: list[int], now: int) -> None:
         due = DueOrder()
         jobs = [make(n, run_at=at) for n, at in enumerate(times)]
@@ -250,7 +248,7 @@ def leased(seq: int) -> Job:
 
 class TestLeaseWheel:
     @given(st.lists(st.integers(0, 5000), min_size=1, max_size=50))
-    @settings(max_examples=60, deadline=None, database=None, derandomize=True)
+    @settings(max_examples=60)
     def test_nobody_is_early_and_nobody_more_than_a_grain_late(self, dues: list[int]) -> None:
         wheel = LeaseWheel(Alarm())
         jobs = {n: leased(n) for n in range(len(dues))}

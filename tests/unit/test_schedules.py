@@ -349,14 +349,14 @@ def collected(schedule: Schedule, start_ms: int, days: int) -> list[int]:
     return found
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(minute=minutes, hour=hours, weekday=weekdays, start=starts)
 def test_in_utc_no_run_is_skipped_or_invented(minute: str, hour: str, weekday: str, start: str) -> None:
     schedule = parse_schedule(f"{minute} {hour} * * {weekday}", "UTC")
     assert collected(schedule, ms(start), 2) == stepped(minute, hour, weekday, "UTC", ms(start), 2)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(minute=minutes, hour=hours, weekday=weekdays, start=starts, zone=zones)
 def test_a_wildcard_runs_in_every_matching_minute_of_real_time(
     minute: str, hour: str, weekday: str, start: str, zone: str
@@ -367,7 +367,7 @@ def test_a_wildcard_runs_in_every_matching_minute_of_real_time(
     assert collected(schedule, ms(start), 3) == stepped(minute, hour, weekday, zone, ms(start), 3)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(minute=number_lists["minute"], hour=number_lists["hour"], start=starts, zone=zones)
 def test_a_fixed_time_runs_exactly_once_for_each_local_date(minute: str, hour: str, start: str, zone: str) -> None:
     schedule = parse_schedule(f"{minute} {hour} * * *", zone)
@@ -392,7 +392,7 @@ def is_skipped(day: object, minute: int, hour: int, zone: str) -> bool:
     return local.astimezone(UTC).astimezone(local.tzinfo).replace(tzinfo=None) != local.replace(tzinfo=None)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(seed=st.integers(0, 2**32), zone=zones)
 def test_runs_are_strictly_increasing_from_any_moment(seed: int, zone: str) -> None:
     rng = random.Random(seed)

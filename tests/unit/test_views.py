@@ -274,7 +274,7 @@ numbers = st.one_of(
 counts = st.integers(0, 2**31 - 1)
 
 
-@settings(max_examples=150, deadline=None, database=None, derandomize=True)
+@settings(max_examples=150)
 @given(
     st.integers(-1_000_000, 1_000_000),
     counts,

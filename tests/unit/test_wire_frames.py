@@ -20,7 +20,7 @@ def stream(parts: list[bytes]) -> bytes:
     return b"".join(struct.pack(">I", len(part)) + part for part in parts)
 
 
-@settings(max_examples=200, deadline=None, database=None, derandomize=True)
+@settings(max_examples=200)
 @given(bodies, st.lists(st.integers(1, 30), min_size=1, max_size=20))
 def test_any_cut_gives_the_same_frames(parts: list[bytes], sizes: list[int]) -> None:
     data, frames, got, turn = stream(parts), Frames(), [], 0

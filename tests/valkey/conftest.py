@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
+from headrace.client.client import Client
+from headrace.connect import open_client
 from tests.conformance.rig import VALKEY, Rig
 from tests.serverprocess import ServerProcess
 from tests.valkey.foreign import Foreign
@@ -22,6 +26,21 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         ServerProcess(":memory:", "--backend", valkey.url) as running,
     ):
         yield running
+
+
+@pytest.fixture
+def prefix() -> str:
+    """Keys that no other test uses."""
+    return f"test-{uuid4()}"
+
+
+@pytest.fixture
+async def clients(prefix: str) -> AsyncIterator[list[Client]]:
+    """Two, as in two processes: the options differ, so they share nothing."""
+    opened = [open_client(f"{shared_server().url}?prefix={prefix}&timeout={n}") for n in (5, 6)]
+    yield opened
+    for client in opened:
+        await asyncio.wrap_future(client.close())
 
 
 @pytest.fixture

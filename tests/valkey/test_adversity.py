@@ -22,7 +22,7 @@ from tests.conformance.rig import Rig, spec, unpack
 from tests.serverprocess import ServerProcess
 from tests.valkey.foreign import Foreign
 from tests.valkeyserver import ValkeyServer, shared_server
-from tests.worker.steps import eventually
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -112,7 +112,7 @@ class TestDemotion:
             async with proxied(server.port) as (proxy, url), opened(url) as backend:
                 await backend.insert_one("q", spec(1))
                 promoted.client().replicaof("127.0.0.1", server.port)
-                await eventually(lambda: promoted.client().info("replication")["master_link_status"] == "up")
+                await until(lambda: promoted.client().info("replication")["master_link_status"] == "up")
                 promoted.client().replicaof("NO", "ONE")
                 server.client().replicaof("127.0.0.1", promoted.port)
                 proxy.to = promoted.port
@@ -165,10 +165,10 @@ class TestLostAnswers:
             client, producer = open_client(f"{url}?timeout=5"), open_client(f"{shared_server().url}?timeout=6")
             try:
                 async with Worker(client, "q", handle, concurrency=1):
-                    await eventually(lambda: shared_server().client().hget("glide:{q}:meta", "hrParked"))
+                    await until(lambda: shared_server().client().hget("glide:{q}:meta", "hrParked"))
                     proxy.lost_with = b"precious"
                     await Queue(producer, "q").add("precious")
-                    await eventually(lambda: ran, 15)
+                    await until(lambda: ran, 15)
                 assert proxy.lost == 1
                 assert ran == [1], "an attempt was counted that never began"
             finally:

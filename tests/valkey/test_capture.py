@@ -6,8 +6,7 @@ import json
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import pytest
 from headrace.pipeline.eventsource import BEGINNING, CaptureFolder
 from tests.serverprocess import ServerProcess
 from tests.valkeyserver import ValkeyServer
+from tests.waiting import eventually
 
 
 @pytest.fixture(scope="module")
@@ -50,13 +50,6 @@ def has_captured(folder: Path, job: str) -> bool:
     return (folder / "shard=0").is_dir() and any(event["job"] == job for event in captured(folder))
 
 
-def wait_for(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 def test_a_job_on_valkey_has_a_history_that_the_pipeline_understands(url: str, tmp_path: Path) -> None:
     with ServerProcess(":memory:", "--backend", url) as server, server.client() as client:
         client.ok("PUSH", queue="mail", data={}, name="send")
@@ -81,7 +74,7 @@ def test_nothing_comes_twice_when_it_is_started_again_or_killed(url: str, valkey
             total += 1
             client.xadd(f"{prefix}:{{q}}:events", {"event": "added", "jobId": str(total), "name": "n"})
         running = subprocess.Popen(command(url, tmp_path, "--segment-ms", "100"), stdout=subprocess.PIPE)
-        wait_for(lambda last=str(total): has_captured(tmp_path, last))
+        eventually(lambda last=str(total): has_captured(tmp_path, last))
         running.send_signal(signal.SIGKILL)
         running.communicate(timeout=10)
         (tmp_path / "streams.json").unlink()  # as if it had died before they were stored: the log knows

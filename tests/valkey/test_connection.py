@@ -12,7 +12,7 @@ from headrace.backends.valkey import wakes
 from headrace.backends.valkey.connection import Connection, Unreachable
 from headrace.backends.valkey.url import parse_url
 from headrace.errors import StorageUnavailable
-from tests.worker.steps import eventually
+from tests.waiting import until
 
 SECONDS = 0.4
 
@@ -65,13 +65,13 @@ async def test_a_connection_whose_greeting_is_not_answered_is_not_left_open() ->
             with pytest.raises(Unreachable):
                 await connection.call("PING")
         assert len(peer.writers) == 2
-        await eventually(lambda: peer.open == 0)
+        await until(lambda: peer.open == 0)
 
 
 async def test_calls_that_wait_for_a_connection_hear_that_it_was_closed() -> None:
     async with served(answers=0) as (peer, connection), asyncio.timeout(10):
         calling = asyncio.create_task(connection.call("PING"))
-        await eventually(lambda: peer.open == 1)
+        await until(lambda: peer.open == 1)
         await connection.close()
         with pytest.raises(StorageUnavailable, match="closed"):
             await calling
@@ -105,9 +105,9 @@ async def test_news_are_heard_again_after_a_server_that_was_loading_its_data(mon
     port = server.sockets[0].getsockname()[1]
     news = wakes.Wakes(parse_url(f"valkey://127.0.0.1:{port}"), ["news"], lambda *_: None, lambda: None)
     await news.open()
-    await eventually(lambda: loading.refused)
+    await until(lambda: loading.refused)
     before = loading.subscribed
     loading.writers[-1].transport.abort()
-    await eventually(lambda: loading.subscribed > before)
+    await until(lambda: loading.subscribed > before)
     await news.close()
     server.close()

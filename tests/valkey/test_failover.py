@@ -10,8 +10,8 @@ import pytest
 from valkey.crc import key_slot
 
 from tests.serverprocess import ServerProcess
-from tests.valkey.test_fleet import until
 from tests.valkeyserver import ValkeyCluster
+from tests.waiting import eventually
 from tests.wireclient import Client
 
 LAST_SLOT_OF_FIRST = 5460
@@ -56,7 +56,7 @@ def test_brokers_go_on_with_the_replica_and_nothing_replicated_is_lost(cluster: 
         assert [job["id"] for job in held["jobs"]] == ids
         waiting.send("PULL", queue=queue, timeout=30_000)
         primary = cluster.nodes[0].client()
-        until(lambda: primary.hexists(f"glide:{{{queue}}}:meta", "hrParked"), 10)
+        eventually(lambda: primary.hexists(f"glide:{{{queue}}}:meta", "hrParked"), 10)
         assert primary.wait(1, 5000) == 1  # the replica has all of it
         cluster.nodes[0].kill()
         errors = push_until_taken(client, queue)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -16,13 +16,7 @@ from tests.serverprocess import ServerProcess
 from tests.valkey.chaos import Chaos
 from tests.valkey.foreign import Foreign
 from tests.valkeyserver import ValkeyServer
-
-
-def until(condition: Callable[[], object], seconds: float = 10.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come about in time"
-        time.sleep(0.01)
+from tests.waiting import eventually
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +43,7 @@ class TestOneTruth:
             here.ok("ACK", id=job_id, token=pulled["token"], result="done")
             assert there.ok("GetResult", id=job_id)["result"] == "done"
 
+    @pytest.mark.alone
     def test_a_long_poll_wakes_for_a_push_at_the_other_broker(self, brokers: list[ServerProcess], queue: str) -> None:
         with brokers[0].client() as here, brokers[1].client() as there:
             waits = []
@@ -91,7 +86,7 @@ class TestOneTruth:
             holder = brokers[1].client()
             assert len(holder.ok("PULLB", queue=queue, count=3, owner="w")["jobs"]) == 3
             holder.socket.close()
-            until(lambda: here.ok("GetJobCounts", queue=queue)["counts"]["waiting"] == 3, 3)
+            eventually(lambda: here.ok("GetJobCounts", queue=queue)["counts"]["waiting"] == 3, 3)
             assert here.ok("PULL", queue=queue)["job"]["attempts"] == 0
 
     def test_a_pause_and_a_concurrency_limit_hold_at_both(self, brokers: list[ServerProcess], queue: str) -> None:
@@ -140,10 +135,11 @@ class TestOneTruth:
             fields = {"queue": queue, "data": {}, "repeatEvery": 50, "preventOverlap": False, "maxLimit": 30}
             here.ok("Cron", name=queue, **fields)
             names = lambda: [entry["name"] for entry in there.ok("CronList")["crons"]]  # noqa: E731
-            until(lambda: queue not in names(), 15)
+            eventually(lambda: queue not in names(), 15)
             assert here.ok("GetJobCounts", queue=queue)["counts"]["waiting"] == 30
 
 
+@pytest.mark.alone
 class TestForeignProducers:
     """Jobs of programs that call the functions themselves reach a worker that waits at a broker."""
 
@@ -204,7 +200,7 @@ class TestDeath:
                 client.ok("Cron", name=queue, queue=queue, data={}, repeatEvery=1500, preventOverlap=False)
             doomed.kill()
             with survivor.client() as client:
-                until(lambda: client.ok("GetJobCounts", queue=queue)["counts"]["waiting"] >= 1, 10)
+                eventually(lambda: client.ok("GetJobCounts", queue=queue)["counts"]["waiting"] >= 1, 10)
                 client.ok("CronDelete", name=queue)
 
     def test_a_broker_goes_on_when_valkey_comes_back(self, tmp_path: Path) -> None:
@@ -217,7 +213,7 @@ class TestDeath:
                 valkey.kill()
                 assert "Valkey" in client.error("PUSH", queue="q", data="lost")
                 valkey.start()
-                until(lambda: client.call("PUSH", queue="q", data="again").get("ok"), 15)
+                eventually(lambda: client.call("PUSH", queue="q", data="again").get("ok"), 15)
                 pulled = client.ok("PULLB", queue="q", count=1000)["jobs"]
                 assert [job["id"] for job in pulled[:20]] == ids
                 assert [job["data"] for job in pulled[20:22]] == ["sure", "again"]

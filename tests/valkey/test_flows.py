@@ -8,7 +8,6 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from typing import Any
-from uuid import uuid4
 
 import pytest
 
@@ -16,25 +15,16 @@ from headrace.backends.valkey.backend import ValkeyBackend
 from headrace.backends.valkey.keys import Keys
 from headrace.client.client import Client
 from headrace.commands import REGISTRY
-from headrace.connect import open_client
 from headrace.errors import Conflict
 from headrace.model import FlowStatus
 from tests.conformance.rig import Rig
 from tests.valkeyserver import shared_server
+from tests.waiting import until
 
 
 @pytest.fixture
-def url() -> str:
-    return f"{shared_server().url}?prefix=flows-{uuid4()}"
-
-
-@pytest.fixture
-async def clients(url: str) -> AsyncIterator[list[Client]]:
-    """Two, as in two processes: the options differ, so they share nothing."""
-    opened = [open_client(f"{url}&timeout={n}") for n in (5, 6)]
-    yield opened
-    for client in opened:
-        await asyncio.wrap_future(client.close())
+def url(prefix: str) -> str:
+    return f"{shared_server().url}?prefix={prefix}"
 
 
 @pytest.fixture
@@ -54,9 +44,7 @@ async def ask(client: Client, name: str, **fields: Any) -> Any:
 async def waiting(client: Client, queue: str, url: str) -> None:
     """Return when others know that somebody waits for a flow of this queue."""
     plain, key = shared_server().client(), Keys(url.rpartition("=")[2]).meta(queue)
-    async with asyncio.timeout(5):
-        while not plain.hget(key, "hrWatched"):  # noqa: ASYNC110 - the other program says so
-            await asyncio.sleep(0.005)
+    await until(lambda: plain.hget(key, "hrWatched"))
 
 
 async def test_who_waits_hears_of_changes_and_of_the_end_at_another_broker(clients: list[Client], url: str) -> None:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
 from typing import Any
-from uuid import uuid4
 
 import pytest
 
@@ -14,7 +12,6 @@ from headrace.client.channel import EventView
 from headrace.client.client import Client
 from headrace.client.events import QueueEvents
 from headrace.commands import REGISTRY
-from headrace.connect import open_client
 from tests.conformance.rig import pack, unpack
 from tests.http.webserver import SseClient, WebServer
 from tests.valkeyserver import shared_server
@@ -32,20 +29,6 @@ async def push(client: Client, data: Any = None, queue: str = "q", **options: An
 async def take(client: Client, queue: str = "q") -> tuple[str, str]:
     reply = await ask(client, "PULL", queue=queue, owner="w", timeout=5000)
     return unpack(reply.job)["id"], reply.token
-
-
-@pytest.fixture
-def prefix() -> str:
-    return f"listening-{uuid4()}"
-
-
-@pytest.fixture
-async def clients(prefix: str) -> AsyncIterator[list[Client]]:
-    """Two, as in two processes: the options differ, so they share nothing."""
-    opened = [open_client(f"{shared_server().url}?prefix={prefix}&timeout={n}") for n in (5, 6)]
-    yield opened
-    for client in opened:
-        await asyncio.wrap_future(client.close())
 
 
 async def hear(events: QueueEvents, until: str, job_id: str = "") -> list[EventView]:

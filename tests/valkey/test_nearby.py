@@ -21,7 +21,7 @@ from headrace.nearby import Door, Nearby
 from headrace.worker.context import JobContext
 from headrace.worker.worker import Worker
 from tests.valkeyserver import ValkeyServer
-from tests.worker.steps import eventually
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ async def opened(client: Client, name: str = "q") -> Queue:
     queue = Queue(client, name)
     for n in range(2):
         await queue.add("job", n)
-    await eventually(lambda: door_of(client).is_open)
+    await until(lambda: door_of(client).is_open)
     return queue
 
 
@@ -100,7 +100,7 @@ async def test_jobs_of_one_loop_keep_their_order_from_the_first_on(client: Clien
         ran.append(job.id)
 
     async with Worker(client, "q", handle, concurrency=1):
-        await eventually(lambda: len(ran) == 600)
+        await until(lambda: len(ran) == 600)
     assert ran == [added.result().id for added in adding]
 
 
@@ -112,7 +112,7 @@ async def handled(client: Client, count: int) -> list[Any]:
         ran.append(job.data)
 
     async with Worker(client, "q", handle, concurrency=1):
-        await eventually(lambda: len(ran) == count)
+        await until(lambda: len(ran) == count)
     return ran
 
 
@@ -156,7 +156,7 @@ async def test_who_listens_in_the_same_process_hears_of_each_job_once(client: Cl
 
     own = await asyncio.wrap_future(client.line.run(listen))
     added = [(await queue.add("job", n)).id for n in range(5)]
-    await eventually(lambda: len(heard) >= 5)
+    await until(lambda: len(heard) >= 5)
     await asyncio.wrap_future(client.line.run(own.close))
     assert [event.job_id for event in heard if event.event_type == "pushed"] == added
 
@@ -200,7 +200,7 @@ def test_the_door_is_closed_with_its_loop_and_with_its_client(valkey: ValkeyServ
     async def use_and_close() -> None:
         await opened(client)
         await asyncio.wrap_future(client.close())
-        await eventually(lambda: connections(valkey) == 0)
+        await until(lambda: connections(valkey) == 0)
 
     during = asyncio.run(use())
     assert connections(valkey) == during - 1
@@ -221,7 +221,7 @@ async def test_a_client_that_is_closed_while_its_door_opens_leaves_nothing_behin
     door.close()
     await adding
     await asyncio.wrap_future(client.close())
-    await eventually(lambda: connections(valkey) == 0)
+    await until(lambda: connections(valkey) == 0)
     assert not door.is_open
     gc.collect()
     assert "never retrieved" not in caplog.text

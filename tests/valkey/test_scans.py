@@ -110,12 +110,6 @@ def test_jobs_that_have_ended_are_scanned_and_others_refused_by_name(rig: Rig) -
         rig.scan_jobs(ALL)
 
 
-def spec_of(n: int) -> Any:
-    from tests.conformance.rig import spec
-
-    return spec(n)
-
-
 def test_partitions_of_a_data_frame_share_out_the_results_of_a_broker(
     server: ServerProcess, client: Client, queue: str
 ) -> None:

@@ -14,9 +14,10 @@ import valkey
 from headrace.connect import open_client
 from headrace.errors import StorageUnavailable
 from tests.conformance.rig import pack
+from tests.ports import free_port
 from tests.serverprocess import ServerProcess
 from tests.valkey.test_without_broker import command
-from tests.valkeyserver import ValkeyServer, free_port, redis_binary
+from tests.valkeyserver import ValkeyServer, redis_binary
 
 
 class TlsServer(ValkeyServer):

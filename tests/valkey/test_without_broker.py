@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
@@ -23,8 +22,10 @@ from headrace.server.ticker import Ticker
 from headrace.worker.context import JobContext
 from headrace.worker.worker import Worker
 from tests.conformance.rig import pack
+from tests.ports import free_port
 from tests.valkey.foreign import Foreign
-from tests.valkeyserver import free_port, shared_server
+from tests.valkeyserver import shared_server
+from tests.waiting import until
 
 
 def command(name: str, **fields: Any) -> Any:
@@ -37,13 +38,10 @@ async def still_waits(task: asyncio.Task[Any]) -> bool:
 
 
 @pytest.fixture
-async def clients() -> AsyncIterator[list[Client]]:
-    """Two, as in two processes: the options differ, so they share nothing."""
+def prefix() -> str:
+    """The default one, which other programs look below; nothing is there yet."""
     shared_server().client().flushall()
-    opened = [open_client(f"{shared_server().url}?timeout={n}") for n in (5, 6)]
-    yield opened
-    for client in opened:
-        await asyncio.wrap_future(client.close())
+    return "glide"
 
 
 async def test_one_process_adds_and_the_other_works(clients: list[Client]) -> None:
@@ -93,9 +91,7 @@ async def test_a_client_that_was_closed_during_a_sweep_sweeps_no_more(
         return peer.home.ticker  # type: ignore[no-any-return]
 
     ticker = await asyncio.wrap_future(clients[0].line.run(close_during_a_sweep))
-    async with asyncio.timeout(10):
-        while ticker._is_sweeping:  # noqa: ASYNC110 - it ends by itself
-            await asyncio.sleep(0.01)
+    await until(lambda: not ticker._is_sweeping)
     assert ticker._timer is None or ticker._timer.cancelled()
     assert "sweep" not in caplog.text
 
@@ -107,9 +103,7 @@ async def test_who_waits_for_a_job_learns_of_its_end_though_the_message_is_lost(
     pulled = await there.ask(command("PULL", queue="q", owner="w"))
     job_id = msgspec.msgpack.decode(pulled.job)["id"]
     waiting = asyncio.create_task(here.ask(command("WaitJob", id=job_id, timeout=500), 10))
-    async with asyncio.timeout(5):
-        while not plain.hget("glide:{q}:meta", "hrAwaited"):  # noqa: ASYNC110 - the other program says so
-            await asyncio.sleep(0.005)
+    await until(lambda: plain.hget("glide:{q}:meta", "hrAwaited"))
     plain.hdel("glide:{q}:meta", "hrAwaited")
     await there.ask(command("ACK", id=job_id, token=pulled.token, result=pack("r")))
     waited = await waiting
@@ -135,6 +129,7 @@ async def test_who_waits_for_a_job_that_is_cancelled_before_others_know_of_it_is
     assert waited.completed is False
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("adder", ["our client", "our library"])
 async def test_an_idle_worker_begins_urgent_last_in_and_delayed_jobs_at_once(clients: list[Client], adder: str) -> None:
     """Weakness 2: a worker of Node's sees these up to five seconds late."""

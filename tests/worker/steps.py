@@ -1,28 +1,26 @@
-"""Waiting for things to become so, and reading what jobs wrote while they ran."""
+"""Reading what jobs wrote while they ran, and whether they keep their leases."""
 
 from __future__ import annotations
 
-import asyncio
-import inspect
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
+import msgspec
 
-async def eventually(is_so: Callable[[], Any], seconds: float = 10.0) -> None:
-    """Wait until a condition holds; it may be a coroutine function."""
-    deadline = time.monotonic() + seconds
-    while True:
-        found = is_so()
-        if inspect.isawaitable(found):
-            found = await found
-        if found:
-            return
-        assert time.monotonic() < deadline, f"{inspect.getsource(is_so).strip()} did not come true in {seconds} s"
-        await asyncio.sleep(0.01)
+from headrace.client.client import Client
+from headrace.commands.queries import GetJob
+from tests.waiting import until
 
 
 def lines(path: Path) -> list[str]:
     """What jobs appended to a file, each a whole line."""
     return path.read_text().splitlines() if path.exists() else []
+
+
+async def is_held_for(client: Client, job_id: str, seconds: float) -> None:
+    """Wait until the lease of a running job has been renewed so long after it began, by the clock of its store."""
+
+    async def is_renewed() -> bool:
+        job = msgspec.msgpack.decode((await client.ask(GetJob(id=job_id))).job)
+        return bool(job["lastHeartbeat"] >= job["startedAt"] + seconds * 1000)
+
+    await until(is_renewed)

@@ -15,8 +15,8 @@ import pytest
 from headrace import Headrace, JobContext, Worker
 from headrace.client.job import Job
 from headrace.worker.attendant import Attendant, Holding
+from tests.waiting import until
 from tests.worker.conftest import MakeApp
-from tests.worker.steps import eventually
 
 JOBS = 200
 SLOW = JOBS // 2
@@ -53,7 +53,7 @@ async def test_one_slot_runs_short_jobs_in_order_and_one_at_a_time_with_few_ques
 
     await short.enqueue_many([{"n": n} for n in range(JOBS)])
     async with app.worker(concurrency=1) as worker:
-        await eventually(lambda: worker.figures.completed == JOBS)
+        await until(lambda: worker.figures.completed == JOBS)
     assert most == 1
     assert ran == list(range(JOBS))
     assert len(asked) < JOBS / 2
@@ -69,7 +69,7 @@ async def test_one_quick_job_among_long_ones_takes_no_others_along(app: Headrace
     queue = app.queue()
     await queue.add_many([("job", n) for n in range(20)])
     async with Worker(app.client, queue.name, handle, concurrency=1) as worker:
-        await eventually(lambda: worker.figures.completed == 20)
+        await until(lambda: worker.figures.completed == 20)
     assert set(asked) == {1}
 
 
@@ -87,9 +87,9 @@ async def test_jobs_behind_one_that_takes_long_go_to_an_idle_worker(app: Headrac
 
     await queue.add_many([("job", {"n": n}) for n in range(JOBS)])
     async with Worker(app.client, queue.name, first, concurrency=1):
-        await eventually(lambda: ran["first"] == SLOW + 1)
+        await until(lambda: ran["first"] == SLOW + 1)
         async with Worker(other.client, queue.name, second, concurrency=1):
-            await eventually(lambda: ran.total() == JOBS)
+            await until(lambda: ran.total() == JOBS)
         release.set()
     assert ran == {"first": SLOW + 1, "second": JOBS - SLOW - 1}
 
@@ -108,7 +108,7 @@ async def test_the_outcome_of_a_job_is_told_while_the_next_one_blocks_the_loop(s
 
     async def work() -> None:
         async with app.worker(concurrency=1):
-            await eventually(lambda: len(ran) == JOBS, 30)
+            await until(lambda: len(ran) == JOBS, 30)
 
     async def is_waiting(job: Job[Any]) -> bool:
         return bool(await job.state() == "waiting")
@@ -118,7 +118,7 @@ async def test_the_outcome_of_a_job_is_told_while_the_next_one_blocks_the_loop(s
     try:
         assert await jobs[slow - 1].wait(timeout=10)
         assert await jobs[slow].state() == "active"
-        await eventually(lambda: is_waiting(jobs[slow + 1]))
+        await until(lambda: is_waiting(jobs[slow + 1]))
     finally:
         release.set()
         await working
@@ -145,7 +145,7 @@ async def test_a_job_that_is_lost_before_it_takes_its_first_step_gives_its_slot_
     async with Headrace(f"memory://{tmp_path.name}") as app, Hasty(app.client, "q", handle, concurrency=1):
         for n in (0, 2, 3):
             await app.queue("q").add("job", n)
-        await eventually(lambda: {2, 3} <= set(ran))
+        await until(lambda: {2, 3} <= set(ran))
 
 
 async def test_what_a_job_tells_goes_out_before_its_outcome_even_if_the_line_looks_just_then(tmp_path: Path) -> None:
@@ -190,9 +190,9 @@ async def test_what_comes_after_the_stop_is_not_seen_where_handlers_run(tmp_path
         attendant = worker._attendant
         assert attendant is not None
         attendant._ready = Watched()
-        await eventually(lambda: bool(attendant._asked))
+        await until(lambda: bool(attendant._asked))
         worker.stop_pulling()
         job = await app.queue("q").add("job")
-        await eventually(lambda: worker.figures.pulled == 1 and not attendant._held)
+        await until(lambda: worker.figures.pulled == 1 and not attendant._held)
         assert await job.state() == "waiting"
     assert not seen

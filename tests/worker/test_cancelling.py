@@ -10,7 +10,7 @@ import pytest
 from headrace import Headrace, JobContext, Worker
 from headrace.frames import encode_frame
 from tests.client.fakeserver import HELLO_2, FakeServer, protocol_2
-from tests.worker.steps import eventually
+from tests.waiting import until
 
 
 async def _cancel_until_it_ends(task: asyncio.Task[Any]) -> None:
@@ -45,7 +45,7 @@ async def test_a_worker_that_is_cancelled_while_it_ends_keeps_no_job_and_takes_n
         jobs = [await first.info(), await second.info()]
         return not await app.queue().workers() and [job.state for job in jobs] == ["waiting"] * 2
 
-    await eventually(is_gone)
+    await until(is_gone)
     assert ends == ["first"]
     assert (await first.info()).attempts == 0
 
@@ -64,14 +64,14 @@ async def test_a_worker_that_is_cancelled_while_it_begins_asks_for_nothing(is_an
 
     async with FakeServer(answer) as server, Headrace(f"headrace://127.0.0.1:{server.port}?pool_size=1") as app:
         running = asyncio.create_task(Worker(app.client, "q", handle).run(handle_signals=False))
-        await eventually(lambda: len(greetings) == 2)
+        await until(lambda: len(greetings) == 2)
         link = server.connections[1]
         running.cancel()
         if is_answered_late:
             link.write(encode_frame({**HELLO_2, "reqId": greetings[1]["reqId"]}))
         with pytest.raises(asyncio.CancelledError):
             await running
-        await eventually(lambda: link.is_closing())
+        await until(lambda: link.is_closing())
     assert "PULLB" not in {command["cmd"] for command in server.asked}
 
 
@@ -81,10 +81,10 @@ async def test_a_listener_that_is_cancelled_while_it_begins_leaves_no_connection
 
     async with FakeServer(answer) as server, Headrace(f"headrace://127.0.0.1:{server.port}?pool_size=1") as app:
         listening = asyncio.create_task(app.events("q").__aenter__())
-        await eventually(lambda: server.asked[-1]["cmd"] == "SubscribeEvents")
+        await until(lambda: server.asked[-1]["cmd"] == "SubscribeEvents")
         listening.cancel()
         wish = server.asked[-1]
         server.connections[1].write(encode_frame({"ok": True, "reqId": wish["reqId"]}))
         with pytest.raises(asyncio.CancelledError):
             await listening
-        await eventually(lambda: server.connections[1].is_closing(), 5)
+        await until(lambda: server.connections[1].is_closing(), 5)

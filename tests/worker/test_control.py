@@ -15,9 +15,11 @@ import psutil
 import pytest
 
 from headrace import Headrace, JobContext, JobFailed, Worker
+from headrace.commands.queries import GetState
+from tests.waiting import eventually, until
 from tests.worker import handlers
 from tests.worker.conftest import MakeApp
-from tests.worker.steps import eventually, lines
+from tests.worker.steps import is_held_for, lines
 
 
 @pytest.fixture
@@ -48,7 +50,7 @@ async def test_an_async_handler_over_its_time_is_cancelled(app: Headrace) -> Non
         job = await overlong.enqueue()
         with pytest.raises(JobFailed, match=r"it ran longer than 0\.2 s|Job timeout exceeded"):
             await job.result(timeout=10)
-        await eventually(lambda: ends == ["cancelled"])
+        await until(lambda: ends == ["cancelled"])
     assert await job.state() == "failed"
 
 
@@ -80,7 +82,7 @@ async def test_a_process_over_its_time_is_killed(process_app: Headrace, tmp_path
         job = await handlers.overlong.enqueue(str(marks))
         with pytest.raises(JobFailed, match=r"longer than 0\.5 s and was killed|Job timeout exceeded"):
             await job.result(timeout=20)
-        await eventually(lambda: _is_gone(marks))
+        await until(lambda: _is_gone(marks))
 
 
 def _is_gone(marks: Path) -> bool:
@@ -104,13 +106,14 @@ async def test_a_job_timed_out_by_its_server_is_not_brought_back_by_its_worker(a
 
     async def handle(job: JobContext) -> None:
         runs.append(job.id)
-        time.sleep(0.5)  # noqa: ASYNC251 - the loop is blocked, so the limit here fires after that of the server
+        # The loop is blocked, so that the limit here fires after that of the server.
+        eventually(lambda: app.client.ask_blocking(GetState(id=job.id)).state == "failed")
         await asyncio.Event().wait()
 
     async with Worker(app.client, queue, handle, lease=1):
         job = await app.queue().add("j", timeout=0.2, attempts=1)
         assert await job.wait(timeout=10)
-        await eventually(lambda: _has_ended_here(app, queue))
+        await until(lambda: _has_ended_here(app, queue))
         assert await job.state() == "failed"
     assert await job.state() == "failed"
     assert len(runs) == 1
@@ -144,16 +147,16 @@ async def test_a_running_job_is_cancelled_by_force(app: Headrace) -> None:
     worker = app.worker(lease=0.6)
     async with worker:
         job = await on_loop.enqueue()
-        await eventually(began.is_set)
+        await until(began.is_set)
         assert await job.cancel() is False
         assert await job.cancel(force=True) is True
-        await eventually(lambda: ends == ["cancelled"])
+        await until(lambda: ends == ["cancelled"])
         began.clear()
         job = await in_thread.enqueue()
-        await eventually(began.is_set)
+        await until(began.is_set)
         assert await job.cancel(force=True) is True
-        await eventually(flagged.is_set)
-        await eventually(lambda: worker.figures.lost == 2)
+        await until(flagged.is_set)
+        await until(lambda: worker.figures.lost == 2)
     assert await job.state() == "unknown"
     assert await app.queue().count() == 0
 
@@ -162,9 +165,9 @@ async def test_a_cancelled_job_in_a_process_is_killed(process_app: Headrace, tmp
     marks = tmp_path / "marks"
     async with process_app.worker(lease=0.6):
         job = await handlers.slow.enqueue(str(marks))
-        await eventually(lambda: len(lines(marks)) > 2)
+        await until(lambda: len(lines(marks)) > 2)
         assert await job.cancel(force=True)
-        await eventually(lambda: _is_gone(marks))
+        await until(lambda: _is_gone(marks))
 
 
 async def test_a_job_cancelled_out_of_a_batch_leaves_the_others_running(app: Headrace, queue: str) -> None:
@@ -178,9 +181,9 @@ async def test_a_job_cancelled_out_of_a_batch_leaves_the_others_running(app: Hea
     jobs = await app.queue().add_many([("j", n) for n in range(3)])
     worker = Worker(app.client, queue, handle, batch=3, lease=0.6)
     async with worker:
-        await eventually(lambda: worker.figures.pulled == 3)
+        await until(lambda: worker.figures.pulled == 3)
         assert await jobs[1].cancel(force=True)
-        await eventually(lambda: worker.figures.lost == 1)
+        await until(lambda: worker.figures.lost == 1)
         gate.set()
         assert await jobs[0].wait(timeout=10)
         assert await jobs[2].wait(timeout=10)
@@ -195,9 +198,9 @@ async def test_a_long_job_keeps_its_lease_and_runs_once(app: Headrace, queue: st
 
     async def handle(job: JobContext) -> None:
         runs.append(job.attempt)
-        await asyncio.sleep(1.2)
+        await is_held_for(app.client, job.id, 1.5)
 
-    async with Worker(app.client, queue, handle, lease=0.3), Worker(app.client, queue, handle, lease=0.3):
+    async with Worker(app.client, queue, handle, lease=1), Worker(app.client, queue, handle, lease=1):
         job = await app.queue().add("j")
         assert await job.wait(timeout=10)
     assert runs == [1]
@@ -213,7 +216,7 @@ async def test_row_06_a_handler_that_blocks_the_loop_keeps_its_job_and_is_named(
     @server_app.task()
     async def greedy() -> None:
         runs.append("greedy")
-        time.sleep(2.5)  # noqa: ASYNC251 - that is the point
+        eventually(lambda: time.monotonic() - began > 2.5)  # the loop is blocked: that is the point
         sated.set()
 
     @server_app.task()
@@ -221,17 +224,18 @@ async def test_row_06_a_handler_that_blocks_the_loop_keeps_its_job_and_is_named(
         await sated.wait()
 
     with caplog.at_level(logging.WARNING, "headrace.worker"):
-        async with server_app.worker(lease=0.6):
+        async with server_app.worker(lease=1):
+            began = time.monotonic()
             jobs = [await patient.enqueue(), await greedy.enqueue()]
             for job in jobs:
                 assert await job.wait(timeout=20)
-        await eventually(lambda: "blocked" in caplog.text)
+        await until(lambda: "blocked" in caplog.text)
     assert runs == ["greedy"]
     assert (await jobs[1].info()).stall_count == 0
     (warning,) = [record.getMessage() for record in caplog.records if "blocked" in record.getMessage()]
     assert "greedy" in warning.split(";")[0]
     assert "patient" not in warning.split(";")[0]
-    assert "time.sleep(2.5)" in warning
+    assert "eventually(lambda: time.monotonic() - began > 2.5)" in warning
 
 
 async def test_a_job_that_finds_no_slot_goes_to_a_worker_that_has_one(make_app: MakeApp, queue: str) -> None:
@@ -251,9 +255,9 @@ async def test_a_job_that_finds_no_slot_goes_to_a_worker_that_has_one(make_app: 
     names = [f"{queue}.a", f"{queue}.b"]
     first = Worker(app.client, names, busy, concurrency=1)
     async with first:
-        await eventually(lambda: _waits(app, names))
+        await until(lambda: _waits(app, names))
         await app.queue(names[0]).add("j")
-        await eventually(lambda: first.figures.pulled == 1)
+        await until(lambda: first.figures.pulled == 1)
         job = await app.queue(names[1]).add("j")
         async with Worker(app.client, names[1], idle):
             assert await job.wait(timeout=5)
@@ -279,7 +283,7 @@ async def test_groups_take_turns_in_a_fair_worker(app: Headrace, queue: str) -> 
         for _ in range(20 if group == "loud" else 3):
             await app.queue().add("j", group=group)
     async with Worker(app.client, queue, handle, concurrency=1, fair=True):
-        await eventually(lambda: len(order) == 23)
+        await until(lambda: len(order) == 23)
     assert order[:6].count("quiet") == 3
 
 
@@ -341,7 +345,7 @@ async def test_no_queue_of_many_starves(app: Headrace, queue: str, concurrency: 
     for name in names[:2]:
         await app.queue(name).add_many([("j", None)] * 300)
     async with Worker(app.client, names, handle, concurrency=concurrency, drain=0.1):
-        await eventually(lambda: len(order) > 40)
+        await until(lambda: len(order) > 40)
         job = await app.queue(names[2]).add("j")
         assert await job.wait(timeout=10)
         assert len(order) < 400
@@ -379,12 +383,12 @@ async def test_processes_are_kept_and_renewed_after_so_many_jobs(process_app: He
     async with process_app.worker(concurrency=1, max_jobs_per_child=2):
         pids = [await (await handlers.process_id.enqueue()).result(timeout=20) for _ in range(5)]
     assert pids[0] == pids[1] != pids[2] == pids[3] != pids[4]
-    await eventually(lambda: not any(psutil.pid_exists(pid) for pid in pids))
+    await until(lambda: not any(psutil.pid_exists(pid) for pid in pids))
 
 
 async def test_a_process_that_was_killed_while_it_was_idle_costs_no_job_an_attempt(process_app: Headrace) -> None:
     async with process_app.worker(concurrency=1):
         pid = await (await handlers.process_id.enqueue()).result(timeout=20)
         os.kill(pid, signal.SIGKILL)
-        await eventually(lambda: psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+        await until(lambda: psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
         assert await (await handlers.process_id.options(attempts=1).enqueue()).result(timeout=20) != pid

@@ -23,8 +23,8 @@ from headrace import (
     current_job,
 )
 from headrace.errors import InvalidCommand
+from tests.waiting import until
 from tests.worker import handlers
-from tests.worker.steps import eventually
 
 
 async def test_an_async_handler_runs_on_the_loop_and_its_result_comes_back(app: Headrace, queue: str) -> None:
@@ -100,7 +100,7 @@ async def test_a_log_line_that_is_refused_is_told_where_the_worker_runs(
 
     async with Worker(app.client, queue, handle):
         assert await (await app.queue().add("j")).wait(timeout=10)
-        await eventually(lambda: "a log line of a job was refused" in caplog.text)
+        await until(lambda: "a log line of a job was refused" in caplog.text)
 
 
 async def test_what_a_process_could_not_find_is_refused_at_once(app: Headrace, queue: str) -> None:
@@ -176,7 +176,7 @@ async def test_a_job_out_of_attempts_is_a_dead_letter_with_reason_and_stack(app:
 async def test_a_handler_may_say_when_the_next_attempt_is_due(app: Headrace, queue: str, run_in: Any) -> None:
     async with Worker(app.client, queue, handlers.come_back_in_an_hour, run_in=run_in):
         job = await app.queue().add("j", attempts=2, backoff=Backoff("fixed", 0.001))
-        await eventually(lambda: _is_delayed(job))
+        await until(lambda: _is_delayed(job))
     info = await job.info()
     assert (info.attempts, info.failed_reason) == (1, "the bank is closed")
     assert 3_500_000 < info.run_at - info.created_at < 3_700_000
@@ -269,7 +269,7 @@ async def test_large_results_come_back_from_many_jobs_at_once(app: Headrace, que
     jobs = await app.queue().add_many([("j", None)] * 4)
     worker = Worker(app.client, queue, handle)
     async with worker:
-        await eventually(lambda: worker.figures.pulled == 4)
+        await until(lambda: worker.figures.pulled == 4)
         gate.set()
         assert [len(await job.result(timeout=20)) for job in jobs] == [size] * 4
 
@@ -289,7 +289,7 @@ async def test_progress_and_logs_are_seen_before_the_job_ends(app: Headrace, que
             info = await job.info()
             return (info.state, info.progress, info.progress_message) == ("active", 40, "reading")
 
-        await eventually(is_half_way)
+        await until(is_half_way)
         assert [(log.message, log.level) for log in await job.logs()] == [("opened", "warn")]
         gate.set()
         assert await job.wait(timeout=10)
@@ -307,7 +307,7 @@ async def test_a_worker_shows_itself_and_is_gone_when_it_leaves(app: Headrace, q
         return [worker.name for worker in await app.queue().workers()]
 
     async with Worker(app.client, queue, handle, name="mailer"):
-        await eventually(lambda: names())
+        await until(lambda: names())
         assert await names() == ["mailer"]
     assert await names() == []
 
@@ -331,7 +331,7 @@ async def test_a_job_taken_in_the_moment_of_the_stop_gets_its_time_to_end(app: H
     for _ in range(10):
         async with Worker(app.client, queue, handle, concurrency=7):
             before = ended
-            await eventually(lambda before=before: ended >= before + 10)  # type: ignore[misc]
+            await until(lambda before=before: ended >= before + 10)  # type: ignore[misc]
         assert begun == ended
 
 

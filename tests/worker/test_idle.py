@@ -15,7 +15,7 @@ from headrace.worker.attendant import Attendant
 from tests.client.proxy import Proxy
 from tests.scale import scaled
 from tests.serverprocess import ServerProcess
-from tests.worker.steps import eventually
+from tests.waiting import until
 from tests.worker.workerprocess import Marks, WorkerProcess
 
 
@@ -67,8 +67,8 @@ async def test_short_jobs_in_a_row_share_their_outcomes(
         began = time.monotonic()
         for n in range(300):
             await app.queue(queue).add("j", n)
-        await eventually(lambda: len(ended) == 300, 20)
-        await eventually(lambda: worker.figures.completed == 300, 20)
+        await until(lambda: len(ended) == 300, 20)
+        await until(lambda: worker.figures.completed == 300, 20)
         elapsed_ms = (time.monotonic() - began) * 1000
     assert 0 < spoken <= elapsed_ms + 10
 
@@ -98,8 +98,8 @@ async def test_row_22_an_idle_worker_says_nothing_but_that_it_lives(
     async with CountingProxy(server.port) as proxy:
         queues = ",".join(f"{queue}.{n}" for n in range(3))
         with WorkerProcess(f"headrace://127.0.0.1:{proxy.port}", marks, "--queues", queues) as worker:
-            await eventually(lambda: "works on" in worker.said(), 20)
-            await eventually(lambda: time.monotonic() - proxy.last_at > 0.5)  # it has said what it says on arrival
+            await until(lambda: "works on" in worker.said(), 20)
+            await until(lambda: time.monotonic() - proxy.last_at > 0.5)  # it has said what it says on arrival
             process = psutil.Process(worker.pid)
             cpu, chunks = sum(process.cpu_times()[:2]), proxy.chunks
             await asyncio.sleep(seconds)

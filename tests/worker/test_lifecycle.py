@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,8 +16,8 @@ from headrace import Headrace
 from headrace.cli.main import _parser
 from headrace.cli.worker import _for_one
 from tests.serverprocess import ServerProcess
+from tests.waiting import until
 from tests.worker import program
-from tests.worker.steps import eventually
 from tests.worker.workerprocess import ROOT, Marks, WorkerProcess
 
 
@@ -37,13 +36,9 @@ async def add(producer: Headrace, n: int, seconds: float = 0.0, task: str = "wor
 
 
 async def test_a_worker_started_before_its_server_waits_for_it(tmp_path: Path, marks: Marks) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    with WorkerProcess(f"headrace://127.0.0.1:{port}", marks) as worker:
-        await eventually(lambda: "trying again" in worker.said())
-        server = ServerProcess(tmp_path / "late.db")
-        server.port = port
+    server = ServerProcess(tmp_path / "late.db")
+    with WorkerProcess(url_of(server), marks) as worker:
+        await until(lambda: "trying again" in worker.said())
         with server:
             async with Headrace(url_of(server), queue=marks.queue) as app:
                 job = await app.queue().add("work", {"args": [1]})
@@ -53,7 +48,7 @@ async def test_a_worker_started_before_its_server_waits_for_it(tmp_path: Path, m
 
 async def test_a_worker_whose_server_never_comes_can_be_stopped(marks: Marks) -> None:
     with WorkerProcess("headrace://127.0.0.1:1", marks) as worker:
-        await eventually(lambda: "trying again" in worker.said())
+        await until(lambda: "trying again" in worker.said())
         assert worker.stop(timeout=10) == 0
         assert "Traceback" not in worker.said()
 
@@ -65,7 +60,7 @@ async def test_a_stop_lets_running_jobs_end_and_takes_no_more(
     with WorkerProcess(url_of(server), marks, "--concurrency", "2") as worker:
         for n in range(4):
             await add(producer, n, 0.7)
-        await eventually(lambda: len(marks.begun()) == 2)
+        await until(lambda: len(marks.begun()) == 2)
         worker.signal(number)
         assert worker.wait(20) == 0
     assert sorted(marks.ended()) == [0, 1]
@@ -80,7 +75,7 @@ async def test_what_runs_after_the_drain_is_given_back_at_once(
     """The lease has 30 s to run: only a release explains that the next worker gets the job at once."""
     with WorkerProcess(url_of(server), marks, "--drain", "300ms") as worker:
         job_id = await add(producer, 1, 25.0, task)
-        await eventually(lambda: marks.begun() == [1], 20)
+        await until(lambda: marks.begun() == [1], 20)
         began = time.monotonic()
         assert worker.stop() == 0
         assert time.monotonic() - began < 5
@@ -89,7 +84,7 @@ async def test_what_runs_after_the_drain_is_given_back_at_once(
     assert (info.state, info.attempts, info.stall_count) == ("waiting", 0, 0)
     assert not psutil.pid_exists(marks.all()[0].pid)
     with WorkerProcess(url_of(server), marks):
-        await eventually(lambda: marks.begun() == [1, 1], 20)
+        await until(lambda: marks.begun() == [1, 1], 20)
     assert [mark.attempt for mark in marks.all()] == [1, 1]
 
 
@@ -99,7 +94,7 @@ async def test_a_signal_to_all_processes_of_a_worker_lets_a_handler_end_in_its_o
     """As systemd stops a service, and Ctrl-C a foreground job."""
     with WorkerProcess(url_of(server), marks) as worker:
         job_id = await add(producer, 1, 1.0, "work_in_process")
-        await eventually(lambda: marks.begun() == [1], 20)
+        await until(lambda: marks.begun() == [1], 20)
         for number in (signal.SIGTERM, signal.SIGINT):
             psutil.Process(marks.all()[0].pid).send_signal(number)
         assert worker.stop() == 0
@@ -111,7 +106,7 @@ async def test_processes_of_a_supervisor_are_told_to_stop_once(server: ServerPro
     """A second signal would end them in the midst of their goodbyes."""
     app = "tests.worker.program:app_with_lifespan"
     with WorkerProcess(url_of(server), marks, "--processes", "2", app=app) as supervisor:
-        await eventually(lambda: len(marks.begun()) == 2, 20)
+        await until(lambda: len(marks.begun()) == 2, 20)
         assert supervisor.stop() == 0
     assert len(marks.ended()) == 2
 
@@ -126,7 +121,7 @@ async def test_a_supervisor_replaces_a_process_that_was_killed_and_stops_all(
         return len(await pids()) == 2
 
     with WorkerProcess(url_of(server), marks, "--processes", "2", "--lease", "1s") as supervisor:
-        await eventually(are_two, 20)
+        await until(are_two, 20)
         before = await pids()
         assert before == {child.pid for child in supervisor.children}
         victim = next(iter(before))
@@ -136,10 +131,10 @@ async def test_a_supervisor_replaces_a_process_that_was_killed_and_stops_all(
             now = await pids()
             return len(now) == 2 and victim not in now
 
-        await eventually(is_replaced, 20)
+        await until(is_replaced, 20)
         assert f"worker process {victim} ended with code -9" in supervisor.said()
         await add(producer, 1)
-        await eventually(lambda: marks.ended() == [1])
+        await until(lambda: marks.ended() == [1])
         children = await pids()
         assert supervisor.stop() == 0
         assert not any(psutil.pid_exists(pid) for pid in children)
@@ -150,9 +145,9 @@ async def test_processes_of_handlers_end_with_a_worker_that_is_killed(
 ) -> None:
     with WorkerProcess(url_of(server), marks) as worker:
         await add(producer, 1, 25.0, "work_in_process")
-        await eventually(lambda: marks.begun() == [1], 20)
+        await until(lambda: marks.begun() == [1], 20)
         worker.kill()
-        await eventually(lambda: not psutil.pid_exists(marks.all()[0].pid))
+        await until(lambda: not psutil.pid_exists(marks.all()[0].pid))
 
 
 # -- the command -------------------------------------------------------------------------------------------------------

@@ -151,7 +151,7 @@ groups_of_names = st.lists(st.integers(1, 4), max_size=5).map(
 )
 
 
-@settings(max_examples=scaled(200, 5000), deadline=None)
+@settings(max_examples=scaled(200, 5000))
 @given(groups=groups_of_names, seed=st.integers(0, 2**32), has_timeout=st.booleans())
 def test_whatever_happens_a_flow_keeps_its_promises(groups: list[list[str]], seed: int, has_timeout: bool) -> None:
     made = tuple(tuple(StepPlan(name) for name in group) for group in groups)
@@ -161,7 +161,7 @@ def test_whatever_happens_a_flow_keeps_its_promises(groups: list[list[str]], see
     world.check_end()
 
 
-@settings(max_examples=scaled(50, 1000), deadline=None)
+@settings(max_examples=scaled(50, 1000))
 @given(groups=groups_of_names, seed=st.integers(0, 2**32))
 def test_without_failures_a_flow_completes_with_all_results(groups: list[list[str]], seed: int) -> None:
     made = tuple(tuple(StepPlan(name) for name in group) for group in groups)
@@ -174,7 +174,7 @@ def test_without_failures_a_flow_completes_with_all_results(groups: list[list[st
     }
 
 
-@settings(max_examples=scaled(50, 1000), deadline=None)
+@settings(max_examples=scaled(50, 1000))
 @given(groups=groups_of_names, seed=st.integers(0, 2**32))
 def test_the_log_read_bit_by_bit_is_the_log_read_at_once(groups: list[list[str]], seed: int) -> None:
     made = tuple(tuple(StepPlan(name) for name in group) for group in groups)

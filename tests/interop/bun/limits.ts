@@ -58,7 +58,7 @@ await check('a freed slot wakes a waiting worker', async () => {
   await eventually(async () => (await queue.getWorkersCount()) === 1, 'worker registered');
   const start = Date.now();
   await queue.moveJobToCompleted(String(first.id), null, first.token);
-  holds((await done.promise) - start < 2_000, 'woken soon');
+  holds((await done.promise) - start < 7_000, 'woken long before its poll ends');
 });
 
 await check('a rate limit spreads the jobs over time', async () => {
@@ -99,10 +99,10 @@ await check('removing the rate limit sets the workers free', async () => {
 
 await check('a rate limit for a while clears itself', async () => {
   const queue = openQueue(queueName('while'));
-  await queue.rateLimit(300);
+  await queue.rateLimit(1_500);
   const ttl = await queue.getRateLimitTtl();
-  holds(ttl > 0 && ttl <= 300, `ttl: ${ttl}`);
-  await eventually(async () => (await queue.getGlobalRateLimit()) === null, 'limit is gone', 4_000);
+  holds(ttl > 0 && ttl <= 1_500, `ttl: ${ttl}`);
+  await eventually(async () => (await queue.getGlobalRateLimit()) === null, 'limit is gone');
 });
 
 finish();
