@@ -3,8 +3,8 @@
 # on it (the marker `alone`) one test at a time. Arguments go to pytest in both; the first phase failing does not keep the
 # second from running, and a selection that has tests in one phase only is fine.
 #
-# With HEADRACE_TEST_AGAIN=1 what failed in the second phase is named and tried once more: those tests hold real processes
-# to bounds in time, and a machine that stalls breaks them. What fails in the first phase has failed.
+# With HEADRACE_TEST_AGAIN=1 what failed is named and tried once more, one test at a time: tests hold real processes to
+# bounds in time, and a machine that stalls breaks them. What fails twice has failed, and so has a phase that was cut short.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
@@ -22,13 +22,14 @@ together=$?
 case $together in 0 | "$SOME_FAILED" | "$NOTHING_SELECTED") ;; *) exit "$together" ;; esac
 phase -m alone "$@"
 alone=$?
-if [ "$alone" -eq "$SOME_FAILED" ] && [ -n "${HEADRACE_TEST_AGAIN:-}" ]; then
-    printf '\ntest: some tests that measure have failed; trying those once more\n\n'
-    phase -m alone --last-failed "$@"
-    alone=$?
-fi
 
-[ "$together" -eq "$NOTHING_SELECTED" ] && exit "$alone"
-[ "$alone" -eq "$NOTHING_SELECTED" ] && exit "$together"
+[ "$together" -eq "$NOTHING_SELECTED" ] && together=$alone
+[ "$alone" -eq "$NOTHING_SELECTED" ] && alone=$together
 # The worse of the two: a phase that was cut short (2 and more) is more than a test that failed in the other.
-exit "$((together > alone ? together : alone))"
+outcome=$((together > alone ? together : alone))
+if [ "$outcome" -eq "$SOME_FAILED" ] && [ -n "${HEADRACE_TEST_AGAIN:-}" ]; then
+    printf '\ntest: some tests failed (named above); trying those once more, one at a time\n\n'
+    phase --last-failed --last-failed-no-failures=none "$@"
+    outcome=$?
+fi
+exit "$outcome"
