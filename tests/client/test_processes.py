@@ -27,9 +27,10 @@ from headrace.commands._base import Reply
 from headrace.commands.monitoring import Ping
 from headrace.connect import open_client, release_client
 from headrace.errors import ClientClosed, InvalidCommand, StorageUnavailable
-from tests.client.faces import reaches, until
+from tests.client.faces import reaches
 from tests.scale import scaled
 from tests.serverprocess import ServerProcess
+from tests.waiting import until
 
 PROLOGUE = """
 import asyncio, os, sys, threading
