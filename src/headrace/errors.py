@@ -317,9 +317,14 @@ class StepNotFoundError(WorkflowError, LookupError):
 def message_of(error: BaseException) -> str:
     """What an error says, whoever wrote its class: what failed has failed, even if it cannot tell why."""
     try:
-        return str(error)
+        return encodable(str(error))
     except Exception:
         return "its message cannot be read"
+
+
+def encodable(text: str) -> str:
+    """The text as UTF-8 can hold it. Names of files that are no UTF-8 come with lone surrogates, which it cannot."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def error_of(code: str | None, text: str) -> HeadraceError:

@@ -28,7 +28,7 @@ from msgspec import Struct
 
 from headrace.client.options import Backoff, Options
 from headrace.durations import Duration
-from headrace.errors import InvalidCommand, RemoteError, message_of
+from headrace.errors import InvalidCommand, RemoteError, encodable, message_of
 
 PropagationMeta = Mapping[str, Any]
 
@@ -148,7 +148,7 @@ class ErrorReport(Struct, rename="camel", omit_defaults=True, kw_only=True):
                 attempt=error.attempt or attempt,
                 traceback=error.remote_traceback,
             )
-        text = "".join(_traceback(error))
+        text = encodable("".join(_traceback(error)))
         return cls(
             type=type(error).__name__,
             message=message_of(error)[:_MAX_MESSAGE],

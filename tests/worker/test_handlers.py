@@ -383,3 +383,15 @@ async def test_a_worker_that_could_not_work_is_refused(app: Headrace, queue: str
     options = {"queues": queue, **wrong}
     with pytest.raises(InvalidCommand):
         Worker(app.client, options.pop("queues"), handlers.double, **options)
+
+
+async def test_a_failure_is_told_even_if_its_text_is_no_text(app: Headrace, queue: str) -> None:
+    """Python hands names of files that are no UTF-8 on as lone surrogates, and errors name their files."""
+
+    def handle(job: JobContext) -> None:
+        raise FileNotFoundError(b"invoice-\xff.pdf".decode(errors="surrogateescape"))
+
+    async with Worker(app.client, queue, handle):
+        job = await app.queue().add("read", {}, attempts=1)
+        with pytest.raises(JobFailed, match=r"invoice-\\udcff\.pdf"):
+            await job.result(timeout=10)

@@ -6,7 +6,7 @@ import traceback
 from typing import Final
 
 from headrace.durations import Duration, milliseconds
-from headrace.errors import InvalidCommand, message_of
+from headrace.errors import InvalidCommand, encodable, message_of
 
 _MAX_REASON: Final = 2000
 _MAX_LINES: Final = 50
@@ -53,4 +53,4 @@ def stack_of(error: BaseException) -> list[str]:
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if "/headrace/worker/" not in frame.filename] or frames
     lines = [f"{frame.filename}:{frame.lineno} in {frame.name}: {frame.line or ''}".rstrip(": ") for frame in own]
-    return [*lines[-_MAX_LINES:], reason_of(error)]
+    return [*map(encodable, lines[-_MAX_LINES:]), reason_of(error)]
