@@ -120,6 +120,6 @@ def test_partitions_of_a_data_frame_share_out_the_results_of_a_broker(
     url = f"headrace://127.0.0.1:{server.port}"
     given = {"kind": "results", "url": url, "queue": queue, "numPartitions": "3", "fetchSize": "7"}
     reader = ScanReader(Options.parse(given))
-    parts = [[row["id"] for page in reader._pages(part) for row in page] for part in reader.partitions()]
+    parts = [[row.id for page in reader._pages(part) for row in page] for part in reader.partitions()]
     assert sorted(itertools.chain(*parts)) == sorted(ids)
     assert all(parts)
