@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -34,8 +33,9 @@ def cpu_s(code: str, cache: Path) -> float:
 @pytest.mark.parametrize("code", [CLIENT, APP], ids=["client", "app"])
 def test_importing_costs_little_more_than_what_it_stands_on(code: str, tmp_path: Path) -> None:
     run(f"{BASE}\n{code}", tmp_path)
-    extra = [cpu_s(f"{BASE}\n{code}", tmp_path) - cpu_s(BASE, tmp_path) for _ in range(ROUNDS)]
-    assert statistics.median(extra) <= MAX_CPU_S, extra
+    pairs = [(cpu_s(f"{BASE}\n{code}", tmp_path), cpu_s(BASE, tmp_path)) for _ in range(ROUNDS)]
+    whole, base = map(min, zip(*pairs, strict=True))  # whatever else the machine does only adds to either
+    assert whole - base <= MAX_CPU_S, pairs
 
 
 @pytest.mark.parametrize("code", [CLIENT, APP], ids=["client", "app"])
