@@ -143,9 +143,16 @@ async def test_who_waits_for_a_link_that_is_closed_meanwhile_is_told_so() -> Non
             await waiting
 
 
-async def test_something_that_is_no_server_is_named() -> None:
-    async with FakeServer(lambda command: b"HTTP/1.1 400 Bad Request\r\n\r\n") as server, linked(server) as link:
-        with pytest.raises(Unreachable, match=r"Cannot reach .*: Frame too large"):
+@pytest.mark.parametrize(
+    ("says", "error"),
+    [
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "That port speaks HTTP; the port for clients is 6789"),
+        (b"220 mail.example.com ESMTP\r\n", "Frame too large"),
+    ],
+)
+async def test_something_that_is_no_server_is_named(says: bytes, error: str) -> None:
+    async with FakeServer(lambda command: says) as server, linked(server) as link:
+        with pytest.raises(Unreachable, match=rf"Cannot reach .*: {error}"):
             await ask(link)
 
 

@@ -224,6 +224,8 @@ class Conversation:
         for frame in self._frames.feed(data):
             self._hear(frame)
         if self._frames.violation is not None:
+            if data.startswith(b"HTTP/"):
+                raise ProtocolViolation("That port speaks HTTP; the port for clients is 6789 unless it was changed")
             raise self._frames.violation
 
     def _hear(self, frame: bytes) -> None:
