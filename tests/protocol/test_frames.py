@@ -567,6 +567,29 @@ def test_five_wrong_tokens_are_all_that_one_connection_may_try(guarded: ServerPr
         assert _is_closed(client)
 
 
+def test_who_shows_no_token_in_time_is_sent_away(guarded: ServerProcess, server: ServerProcess) -> None:
+    with (
+        guarded.client(timeout=15) as silent,
+        guarded.client(timeout=15) as talking,
+        guarded.client(timeout=1) as deaf,
+        guarded.client(timeout=15) as known,
+        server.client() as welcome,  # where there are no tokens, nobody has to show one
+    ):
+        began = time.monotonic()
+        known.ok("Auth", token="first-token")
+        with contextlib.suppress(TimeoutError):
+            while True:  # until the replies that it does not read are in the way
+                deaf.socket.sendall(_command("Ping") * 1000)
+        assert talking.error("Ping") == "Not authenticated"
+        for stranger in (silent, talking):
+            assert stranger.recv() == {"ok": False, "error": "Not authenticated within 10 seconds"}
+            assert _is_closed(stranger)
+        assert 9 < time.monotonic() - began < 14
+        eventually(lambda: known.ok("Health")["connections"]["tcp"] == 1)
+        assert known.ok("Ping")["data"]["pong"] is True
+        assert welcome.ok("Ping")["data"]["pong"] is True
+
+
 @pytest.mark.alone
 def test_guessing_tokens_becomes_slower_and_ends_the_connection(tmp_path: Path) -> None:
     with _serving(tmp_path, "--auth-tokens", "right") as server, server.client() as client:
