@@ -42,6 +42,8 @@ Listener = Callable[[list[Event], dict[int, bytes]], None]
 
 _FLOW_CHANGES: Final = frozenset(word for word in EVENT_WORDS.values() if word.startswith("flow-"))
 _FLOW_ENDS: Final = frozenset(("flow-completed", "flow-failed", "flow-cancelled"))
+_MASS_REMOVALS: Final = frozenset(("drained", "obliterated"))
+"""Their jobs have no events of their own."""
 _MAINTAIN_EVERY_MS: Final = 1000
 _PROBE_EVERY_MS: Final = 250
 _STOP_S: Final = 2.0
@@ -244,8 +246,18 @@ class Engine:
             if event.event in _FLOW_CHANGES:
                 self.waiters.finish_flow(event.job, event.event in _FLOW_ENDS)
             elif event.event in JOB_ENDS:
-                for waiter in self.waiters.take_job(event.job):
-                    waiter.finish(self._outcome(event))
+                self._finish_job(event.job, self._outcome(event))
+            elif event.event in _MASS_REMOVALS and self.backend.is_local:
+                self._dismiss_waiters_of_removed()
+
+    def _dismiss_waiters_of_removed(self) -> None:
+        for job_id in self.waiters.awaited_jobs():
+            if run_now(self.backend.state(job_id)) == "unknown":
+                self._finish_job(job_id, Outcome("removed"))
+
+    def _finish_job(self, job_id: str, outcome: Outcome) -> None:
+        for waiter in self.waiters.take_job(job_id):
+            waiter.finish(outcome)
 
     def _outcome(self, event: Event) -> Outcome:
         body = self.backend.body_of(event)
