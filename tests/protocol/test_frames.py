@@ -392,6 +392,18 @@ def test_a_reply_above_64_mb_becomes_an_error_that_says_what_to_do(server: Serve
         client.ok("Obliterate", queue="huge")
 
 
+def test_clean_removes_no_more_than_its_reply_can_list(server: ServerProcess) -> None:
+    with server.client(timeout=60) as client:
+        for batch in range(17):  # ids are counted in characters; these have 4 KB each
+            ids = [f"{batch}-{n}-".ljust(1024, "\N{ROCKET}") for n in range(1000)]
+            client.ok("PUSHF", jobs=[{"id": job_id, "queue": "huge", "input": {"data": 1}} for job_id in ids])
+        removed = client.ok("Clean", queue="huge", grace=0, limit=100_000)
+        assert removed["count"] == len(removed["ids"])
+        assert 16_000 < removed["count"] < 17_000
+        assert counts(client, "huge") == {"waiting": 17_000 - removed["count"]}
+        assert client.ok("Clean", queue="huge", grace=0, limit=100_000)["count"] == 17_000 - removed["count"]
+
+
 @pytest.mark.parametrize("owner", [{}, {"owner": "w"}], ids=["plain", "leased"])
 def test_a_batch_pull_takes_no_more_than_a_reply_can_hold(server: ServerProcess, owner: dict[str, str]) -> None:
     with server.client(timeout=60) as client:

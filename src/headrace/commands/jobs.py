@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field, msgpack, structs
 
 from headrace.backends.base import Ack, Claim, Demand, GroupDemand
+from headrace.backends.listing import REPLY_ROOM
 from headrace.commands._base import Alike, BurstReplies, Command, Flag, Reply, command, short_form
 from headrace.errors import HeadraceError, InvalidCommand, Refused
 from headrace.model import (
     MAX_DATA_BYTES,
-    MAX_FRAME_BYTES,
     MAX_OUTBOX_BYTES,
     MAX_SAFE_INTEGER,
     NIL,
@@ -346,7 +346,6 @@ class _Identified(Struct):
 
 
 _identify = msgpack.Decoder(_Identified).decode
-_REPLY_ROOM = MAX_FRAME_BYTES - 65_536
 
 
 async def _fitting(engine: Engine, claims: list[Claim], room: int) -> list[Claim]:
@@ -444,7 +443,7 @@ class PullBatch(Command[PulledBatch], tag="PULLB"):
         group = self.group.demand() if self.group is not None else None
         holder = None if self.detach else peer.held
         demand = Demand(self.count, self.owner or None, self.lock_ttl, holder, group)
-        claims = await _fitting(engine, await engine.pull(self.queue, demand, self.timeout), _REPLY_ROOM)
+        claims = await _fitting(engine, await engine.pull(self.queue, demand, self.timeout), REPLY_ROOM)
         tokens = [claim.token for claim in claims] if self.owner else UNSET
         return PulledBatch(jobs=[Raw(claim.job) for claim in claims], tokens=tokens)
 
