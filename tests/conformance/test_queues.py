@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from headrace.backends import listing
 from headrace.backends.base import Ack
 from headrace.backends.local import slices
 from headrace.backends.local.slices import Breath, run_now
@@ -198,6 +199,17 @@ class TestObliterate:
         assert local_rig.count() == {"waiting": 1}
         assert local_rig.look(again)["data"] == "new"
         assert local_rig.state("c2") == "unknown"
+
+
+def test_clean_removes_no_more_than_one_reply_can_list(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listing, "REPLY_ROOM", 100)
+    kept = set(rig.push_many(*[spec(n) for n in range(10)]))
+    while kept:
+        removed = rig.clean("q", 0, None, 1000)
+        assert len(removed) == min(3, len(kept))  # 39 bytes each, and the last one begins below the limit
+        assert kept >= set(removed)
+        kept -= set(removed)
+        assert set(rig.ids_in("waiting")) == kept
 
 
 def _all_delayed(rig: Rig) -> None:

@@ -235,6 +235,16 @@ def test_a_job_of_10_mb_passes_and_a_larger_one_is_refused(http: Http, queue: st
     assert (answer.status, answer.error) == (400, "Job data too large (max 10MB)")
 
 
+def test_a_batch_pull_takes_no_more_than_its_answer_can_hold(web: WebServer, queue: str) -> None:
+    long_as_json = "\x01" * (5 * 1024 * 1024)  # six characters each
+    with web.client(timeout=60) as client, web.http(timeout=60) as http:
+        ids = [client.ok("PUSH", queue=queue, data=long_as_json)["id"] for _ in range(3)]
+        path, asked = f"/queues/{queue}/jobs/pull-batch", {"count": 3, "owner": "w"}
+        assert [job["id"] for job in http.ok("POST", path, asked)["jobs"]] == ids[:2]
+        assert [(job["id"], job["attempts"]) for job in http.ok("POST", path, asked)["jobs"]] == [(ids[2], 0)]
+        client.ok("Obliterate", queue=queue)
+
+
 def test_a_request_that_does_not_end_times_out() -> None:
     with WebServer(":memory:", "--http-request-timeout-ms", "300") as web:
         for beginning in (b"GET /ping HTT", request("POST", "/gc", b"", "Content-Length: 10") + b"{"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 
 import pytest
@@ -75,6 +76,26 @@ class TestTokens:
                 began = time.monotonic()
                 assert other.get("/stats").status == 200
                 assert time.monotonic() - began < 0.2
+
+    def test_wrong_tokens_are_logged_and_counted_on_every_wire(self) -> None:
+        wrong = {"Authorization": "Bearer psst-wrong"}
+        with WebServer(":memory:", "--auth-tokens", "sesame", "--log-format", "json") as web:
+            with web.http() as http, web.client() as client:
+                assert http.get("/stats", **wrong).status == 401
+                assert http.get("/events", **wrong).status == 401
+                assert http.call("GET", "/ws", headers={**UPGRADE, **wrong}).status == 401
+                assert client.error("Auth", token="psst-wrong") == "Invalid token"
+                assert client.error("Auth", token="psst-wrong" * 10_000) == "Invalid token"
+                assert http.get("/stats").status == 401  # without any token: nobody guessed
+            with web.http("sesame") as http:
+                assert b"\nbunqueue_auth_failures_total 5\n" in http.get("/prometheus").body
+            log = web.stop()
+        assert "psst" not in log
+        assert "sesame" not in log
+        told = [line for line in map(json.loads, log.splitlines()) if "refused" in line]
+        assert sum(line["refused"] for line in told) == 5
+        assert len(told) <= 4
+        assert {(line["level"], line["address"]) for line in told} == {("warning", "127.0.0.1")}
 
     def test_metrics_may_be_closed_too(self) -> None:
         with WebServer(":memory:", "--auth-tokens", "sesame", env={"METRICS_AUTH": "true"}) as web, web.http() as http:

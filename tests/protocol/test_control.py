@@ -286,6 +286,44 @@ def test_wait_job_gives_up_after_its_timeout_and_when_the_job_is_cancelled(
         assert waiter.recv() == {"ok": True, "completed": False, "reqId": "parked"}
 
 
+@pytest.mark.parametrize("removal", ["Drain", "Obliterate", "Clean"])
+def test_wait_job_answers_at_once_when_the_job_goes_with_its_queue(
+    server: ServerProcess, client: Client, queue: str, removal: str
+) -> None:
+    elsewhere = push(client, f"{queue}-kept")
+    with server.client() as waiter, server.client() as patient:
+        for options in ({}, {"delay": 60_000}):
+            park(waiter, "WaitJob", id=push(client, queue, **options), timeout=10_000)
+            park(patient, "WaitJob", id=elsewhere, timeout=1_000)
+            began = time.monotonic()
+            client.ok(removal, queue=queue, **({"grace": 0} if removal == "Clean" else {}))
+            assert waiter.recv() == {"ok": True, "completed": False, "reqId": "parked"}
+            assert time.monotonic() - began < 5
+            assert patient.recv()["completed"] is False
+            assert time.monotonic() - began > 0.9
+    assert client.error("WaitJob", id=push_and_drain(client, queue)) == "Job not found"
+
+
+def push_and_drain(client: Client, queue: str) -> str:
+    job_id = push(client, queue)
+    client.ok("Drain", queue=queue)
+    return job_id
+
+
+def test_wait_job_answers_at_once_when_an_active_job_is_obliterated(
+    server: ServerProcess, client: Client, queue: str
+) -> None:
+    job_id = push(client, queue)
+    take(client, queue)
+    with server.client() as waiter:
+        park(waiter, "WaitJob", id=job_id, timeout=10_000)
+        client.ok("Drain", queue=queue)  # nothing that waits: who waits for the active job waits on
+        client.ok("Obliterate", queue=queue)
+        began = time.monotonic()
+        assert waiter.recv() == {"ok": True, "completed": False, "reqId": "parked"}
+        assert time.monotonic() - began < 2
+
+
 # -- leases --------------------------------------------------------------------------------------------------
 
 

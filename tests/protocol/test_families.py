@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.protocol.steps import OK, check_job, complete, counts, ids_of, job_of, push, state, take
+from tests.serverprocess import ServerProcess
 from tests.wireclient import Client
 
 
@@ -31,6 +32,16 @@ def _flow(queue: str, *, children: int = 1, **child_options: Any) -> list[dict[s
 
 
 # -- PUSHF ---------------------------------------------------------------------------------------------------
+
+
+def test_a_family_whose_reply_would_be_too_large_is_not_added(server: ServerProcess, queue: str) -> None:
+    data = "x" * 66_700  # a thousand of these fit into one command, and with the rest of their jobs into no reply
+    jobs = [{"id": f"{queue}-{n}", "queue": queue, "input": {"data": data}} for n in range(1000)]
+    with server.client(timeout=60) as client:
+        assert client.error("PUSHF", jobs=jobs) == "flow too large: its reply would exceed 64 MB"
+        assert counts(client, queue) == {}
+        assert len(client.ok("PUSHF", jobs=jobs[:950])["data"]["jobs"]) == 950
+        client.ok("Obliterate", queue=queue)
 
 
 def test_a_flow_is_stored_whole_and_answers_with_its_jobs(client: Client, queue: str) -> None:

@@ -392,6 +392,18 @@ def test_a_reply_above_64_mb_becomes_an_error_that_says_what_to_do(server: Serve
         client.ok("Obliterate", queue="huge")
 
 
+def test_clean_removes_no_more_than_its_reply_can_list(server: ServerProcess) -> None:
+    with server.client(timeout=60) as client:
+        for batch in range(17):  # ids are counted in characters; these have 4 KB each
+            ids = [f"{batch}-{n}-".ljust(1024, "\N{ROCKET}") for n in range(1000)]
+            client.ok("PUSHF", jobs=[{"id": job_id, "queue": "huge", "input": {"data": 1}} for job_id in ids])
+        removed = client.ok("Clean", queue="huge", grace=0, limit=100_000)
+        assert removed["count"] == len(removed["ids"])
+        assert 16_000 < removed["count"] < 17_000
+        assert counts(client, "huge") == {"waiting": 17_000 - removed["count"]}
+        assert client.ok("Clean", queue="huge", grace=0, limit=100_000)["count"] == 17_000 - removed["count"]
+
+
 @pytest.mark.parametrize("owner", [{}, {"owner": "w"}], ids=["plain", "leased"])
 def test_a_batch_pull_takes_no_more_than_a_reply_can_hold(server: ServerProcess, owner: dict[str, str]) -> None:
     with server.client(timeout=60) as client:
@@ -565,6 +577,29 @@ def test_five_wrong_tokens_are_all_that_one_connection_may_try(guarded: ServerPr
         client.socket.sendall(b"".join(_command("Auth", token=token, reqId=token) for token in guesses))
         assert client.recv()["ok"] is False
         assert _is_closed(client)
+
+
+def test_who_shows_no_token_in_time_is_sent_away(guarded: ServerProcess, server: ServerProcess) -> None:
+    with (
+        guarded.client(timeout=15) as silent,
+        guarded.client(timeout=15) as talking,
+        guarded.client(timeout=1) as deaf,
+        guarded.client(timeout=15) as known,
+        server.client() as welcome,  # where there are no tokens, nobody has to show one
+    ):
+        began = time.monotonic()
+        known.ok("Auth", token="first-token")
+        with contextlib.suppress(TimeoutError):
+            while True:  # until the replies that it does not read are in the way
+                deaf.socket.sendall(_command("Ping") * 1000)
+        assert talking.error("Ping") == "Not authenticated"
+        for stranger in (silent, talking):
+            assert stranger.recv() == {"ok": False, "error": "Not authenticated within 10 seconds"}
+            assert _is_closed(stranger)
+        assert 9 < time.monotonic() - began < 14
+        eventually(lambda: known.ok("Health")["connections"]["tcp"] == 1)
+        assert known.ok("Ping")["data"]["pong"] is True
+        assert welcome.ok("Ping")["data"]["pong"] is True
 
 
 @pytest.mark.alone

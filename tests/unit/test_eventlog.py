@@ -87,6 +87,16 @@ def roll_now(log: EventLog) -> None:
     roll.run()
 
 
+def keep_newest(log: EventLog, segments: int) -> int:
+    """Retention, as after a roll, with room for so many closed segments; how many events went."""
+    limits, before = log.limits, log._sealed
+    kept_bytes = sum(sealed.file_bytes for sealed in before[max(0, len(before) - segments) :])
+    log.limits = msgspec.structs.replace(limits, keep_bytes=kept_bytes)
+    log._retain()
+    log.limits = limits
+    return sum(sealed.count for sealed in before if sealed not in log._sealed)
+
+
 def shard(root: Path) -> Path:
     return root / "shard=0"
 
@@ -415,7 +425,7 @@ def test_a_gap_is_named_again_until_its_event_is_committed(tmp_path: Path, befor
     assert log.gap == (before + 1, 12)
     append(log, 1, "gap")
     roll_now(log)
-    log.trim_before(100)
+    keep_newest(log, 0)
     log.close()
     assert open_log(tmp_path, 13).gap is None
 
@@ -437,7 +447,7 @@ def test_a_log_trimmed_to_nothing_is_not_a_gap(tmp_path: Path) -> None:
     log = open_log(tmp_path, 0)
     append(log, 4)
     roll_now(log)
-    assert log.trim_before(5) == 4
+    assert keep_newest(log, 0) == 4
     log.close()
     log = open_log(tmp_path, 4)
     assert (log.gap, log.problems, log.last_seq, log.first_seq) == (None, [], 4, 5)
@@ -708,7 +718,7 @@ def test_a_corrupt_closed_segment_is_set_aside_and_named(tmp_path: Path, content
     assert f".corrupt-{bad}" in names(tmp_path)
     assert any(problem.startswith(bad) for problem in log.problems)
     assert "events 31..60 are missing" in log.problems
-    assert log.trim_before(91) == 60
+    assert keep_newest(log, 0) == 60
     assert f".corrupt-{bad}" not in names(tmp_path)
 
 
@@ -784,9 +794,9 @@ def test_nothing_above_the_lowest_position_goes_until_the_cap_wins(tmp_path: Pat
     log.close()
     log = open_log(tmp_path, 50, limits=log.limits)
     assert log.positions == {"lake": 15, "audit": 40}
-    assert log.trim_before(50) == 0
+    assert keep_newest(log, 0) == 0
     log.set_position("lake", 30)
-    assert log.trim_before(50) == 20
+    assert keep_newest(log, 0) == 20
     assert log.problems == []
     fill(log, 6)
     assert log.first_seq > 31
@@ -812,14 +822,14 @@ def test_unreadable_positions_hold_everything_back(tmp_path: Path) -> None:
     assert log.first_seq == 41
 
 
-def test_trim_drops_whole_closed_segments_only(tmp_path: Path) -> None:
+def test_where_all_else_was_dropped_nothing_uncommitted_is_read(tmp_path: Path) -> None:
     log = open_log(tmp_path, 0)
-    fill(log, 3)
-    append(log, 5)
-    assert log.trim_before(11) == 10
-    assert log.trim_before(20) == 0
-    assert log.trim_before(1_000) == 20
-    assert (log.first_seq, seqs(log)) == (31, [31, 32, 33, 34, 35])
+    fill(log, 2)
+    assert keep_newest(log, 0) == 20
+    append(log, 1, commit=False)
+    assert seqs(log) == []
+    log.committed = log.last_seq
+    assert seqs(log) == [21]
 
 
 def test_close_seals_everything_and_can_be_repeated(tmp_path: Path) -> None:
@@ -846,11 +856,7 @@ def test_the_memory_log_keeps_the_last_events_and_the_same_rules() -> None:
     assert (log.first_seq, seqs(log)) == (3, [3, 4, 5, 6, 7, 8, 9, 10, 11, 12])
     with pytest.raises(ValueError, match="committed"):
         log.undo()
-    log.set_position("lake", 6)
-    assert log.trim_before(100) == 4
-    log.forget_position("lake")
-    assert log.trim_before(9) == 2
-    assert (log.first_seq, log.roll(), log.due(10**15)) == (9, None, False)
+    assert (log.roll(), log.due(10**15)) == (None, False)
 
 
 # -- kill -9 -----------------------------------------------------------------------------------------------
@@ -978,9 +984,9 @@ class LogMachine(RuleBasedStateMachine):
             for step in STEPS[:steps]:
                 getattr(roll, step)()
 
-    @rule(back=st.integers(0, 20))
-    def trim(self, back: int) -> None:
-        self.trimmed += self.log.trim_before(self.log.committed - back)
+    @rule(segments=st.integers(0, 4))
+    def retain(self, segments: int) -> None:
+        self.trimmed += keep_newest(self.log, segments)
 
     @rule(torn=st.integers(0, 40))
     def crash(self, torn: int) -> None:

@@ -16,6 +16,7 @@ from headrace.commands.jobs import PushEntry
 from headrace.commands.workers import RegisterWorker
 from headrace.engine.crons import Crons
 from headrace.engine.figures import BOUNDS, Figures, escaped, resident_bytes
+from headrace.engine.guessing import Guesses
 from headrace.engine.workers import WorkerRegistry
 from headrace.ids import IdSource
 
@@ -30,7 +31,9 @@ class Server:
         self.backend = LocalBackend(clock=self.clock)
         self.workers = WorkerRegistry(self.clock, IdSource(self.clock))
         self.crons = Crons(self.backend, self.clock, self.workers)
-        self.figures = Figures(self.backend, self.clock, self.workers, self.crons, lambda: 3, max_queues)
+        self.guesses = Guesses(self.clock)
+        figured = (self.backend, self.clock, self.workers, self.crons, self.guesses)
+        self.figures = Figures(*figured, lambda: 3, max_queues)
 
     async def push(self, queue: str = "q", count: int = 1, **options: object) -> None:
         await self.backend.insert(queue, [PushEntry(data=NIL, **options) for _ in range(count)])  # type: ignore[arg-type]
@@ -137,6 +140,13 @@ async def test_the_text_is_valid_and_says_what_is_there(server: Server) -> None:
     assert await server.value("bunqueue_connections", transport="tcp") == 3
     assert await server.value("bunqueue_storage_degraded") == 0
     assert await server.value("process_resident_memory_bytes") > 5_000_000
+
+
+async def test_wrong_tokens_are_counted(server: Server) -> None:
+    assert await server.value("bunqueue_auth_failures_total") == 0
+    for _ in range(3):
+        server.guesses.note("10.0.0.1")
+    assert await server.value("bunqueue_auth_failures_total") == 3
 
 
 async def test_every_series_is_declared_once(server: Server) -> None:

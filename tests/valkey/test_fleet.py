@@ -17,6 +17,7 @@ from tests.valkey.chaos import Chaos
 from tests.valkey.foreign import Foreign
 from tests.valkeyserver import ValkeyServer
 from tests.waiting import eventually
+from tests.wireclient import Client
 
 
 @pytest.fixture(scope="module")
@@ -29,6 +30,12 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ValkeyServer]:
 def brokers(store: ValkeyServer) -> Iterator[list[ServerProcess]]:
     with ExitStack() as stack:
         yield [stack.enter_context(ServerProcess(":memory:", "--backend", store.url)) for _ in range(2)]
+
+
+def await_end(client: Client, store: ValkeyServer, queue: str, job_id: str) -> None:
+    """Send a WaitJob, and return when all brokers know that somebody waits for jobs of the queue."""
+    client.send("WaitJob", id=job_id, timeout=10_000)
+    eventually(lambda: store.client().hget(f"glide:{{{queue}}}:meta", "hrAwaited"))
 
 
 class TestOneTruth:
@@ -67,16 +74,28 @@ class TestOneTruth:
             assert 0.29 < time.monotonic() - began < 0.8
 
     def test_who_waits_for_the_end_of_a_job_hears_of_it_from_the_other_broker(
-        self, brokers: list[ServerProcess], queue: str
+        self, brokers: list[ServerProcess], store: ValkeyServer, queue: str
     ) -> None:
         with brokers[0].client() as here, brokers[1].client() as there:
             job_id = here.ok("PUSH", queue=queue, data=1, removeOnComplete=True)["id"]
             pulled = there.ok("PULL", queue=queue, owner="w")
-            here.send("WaitJob", id=job_id, timeout=10_000)
-            time.sleep(0.05)
+            await_end(here, store, queue, job_id)
             there.ok("ACK", id=job_id, token=pulled["token"], result={"sum": 3})
             reply = here.recv()
             assert (reply["completed"], reply["result"]) == (True, {"sum": 3})
+
+    @pytest.mark.parametrize("broker", [0, 1])
+    @pytest.mark.parametrize("removal", ["Drain", "Obliterate", "Clean", "Cancel"])
+    def test_who_waits_for_a_job_that_is_removed_hears_of_it_from_either_broker(
+        self, brokers: list[ServerProcess], store: ValkeyServer, queue: str, removal: str, broker: int
+    ) -> None:
+        with brokers[0].client() as here, brokers[broker].client() as other:
+            job_id = here.ok("PUSH", queue=queue, data=1)["id"]
+            await_end(here, store, queue, job_id)
+            began = time.monotonic()
+            other.ok(removal, **({"id": job_id} if removal == "Cancel" else {"queue": queue, "grace": 0}))
+            assert here.recv()["completed"] is False
+            assert time.monotonic() - began < 2
 
     def test_jobs_of_a_connection_that_breaks_wait_again_at_once(
         self, brokers: list[ServerProcess], queue: str

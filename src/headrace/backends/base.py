@@ -510,7 +510,8 @@ class Backend(Protocol):
         """Remove the queue with everything in it; limits and configs return to defaults. *Sliced.*"""
 
     async def clean(self, queue: str, grace_ms: float, state: str | None, limit: int) -> list[str]:
-        """Remove jobs older than `grace_ms`; ids of those removed. Never touches active jobs. *Sliced.*"""
+        """Remove jobs older than `grace_ms`; ids of those removed, no more than one reply can list. Never touches
+        active jobs. *Sliced.*"""
 
     # -- dead letters and completed jobs ---------------------------------------------------------------------------
     async def dead_letters(self, queue: str, wanted: DlqFilter, count: int | None) -> list[DeadLetter]: ...

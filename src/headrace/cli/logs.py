@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 from typing import Any, Final
 
-_JOB_FIELDS: Final = ("job_id", "queue", "task", "attempt", "trace_id")
-"""What the worker adds to its records, and handlers to theirs (see headrace.worker.logs)."""
+_FIELDS: Final = ("job_id", "queue", "task", "attempt", "trace_id", "address", "refused")
+"""What the worker adds to its records, and handlers to theirs (see headrace.worker.logs); what the server adds when it
+refuses tokens (see headrace.engine.guessing)."""
 
 
 class JsonLines(logging.Formatter):
@@ -25,7 +26,7 @@ class JsonLines(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        shown |= {name: value for name in _JOB_FIELDS if (value := getattr(record, name, None)) is not None}
+        shown |= {name: value for name in _FIELDS if (value := getattr(record, name, None)) is not None}
         if record.exc_info:
             shown["exception"] = self.formatException(record.exc_info)
         return self._dumps(shown, ensure_ascii=False)

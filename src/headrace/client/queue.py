@@ -172,7 +172,10 @@ class QueueVerbs(Shell, Generic[JobType]):
 
     @verb
     async def clean(self, older_than: Duration = 0, state: State | None = None, limit: int = 1000) -> list[str]:
-        """Remove jobs that are older than this; the ids of those that went. Active ones stay."""
+        """Remove jobs that are older than this; the ids of those that went. Active ones stay.
+
+        No more go at once than one reply can list (64 MB of ids): ask again for the rest.
+        """
         grace = milliseconds(older_than, "older_than")
         return (await self._ask(commands.queues.Clean(queue=self.name, grace=grace, state=state, limit=limit))).ids
 

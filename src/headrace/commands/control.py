@@ -195,7 +195,7 @@ class Waited(Reply):
     errors=("Job not found", "timeout must be at most 600000"),
 )
 class WaitJob(Command[Waited], tag="WaitJob"):
-    """Wait for a job to end, at most `timeout` ms. `completed` is false when it failed or time ran out."""
+    """Wait for a job to end, at most `timeout` ms. `completed` is false when it failed, was removed or time ran out."""
 
     id: JobId
     timeout: Annotated[float, Meta(ge=0, le=600_000)] = 30_000

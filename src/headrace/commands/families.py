@@ -7,11 +7,12 @@ never decoded.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from msgspec import Raw, Struct
+from msgspec import Raw, Struct, msgpack
 
 from headrace.backends.base import FamilyNode
+from headrace.backends.listing import REPLY_ROOM
 from headrace.commands._base import Command, Flag, Ok, Reply, command
 from headrace.commands.control import TOKEN_ERRORS
 from headrace.commands.jobs import PushEntry, checked_data
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
     from headrace.engine.peer import Peer
 
 MAX_FAMILY_JOBS = 10_000
+_SHOWN_BYTES = 1024
+"""By how much the map of a job in the reply may be longer than the job in the command, generously."""
+_TOO_LARGE = "flow too large: its reply would exceed 64 MB"
+_encode: Final = msgpack.Encoder().encode
 
 
 class FamilyEntry(Struct):
@@ -48,6 +53,8 @@ def check_family(entries: list[FamilyEntry]) -> None:
     """Refuse a family that is not a clean graph: every edge known on both sides, no cycle."""
     if len(entries) > MAX_FAMILY_JOBS:
         raise InvalidCommand(f"flow exceeds the {MAX_FAMILY_JOBS} job limit")
+    if len(_encode(entries)) + _SHOWN_BYTES * len(entries) > REPLY_ROOM:
+        raise InvalidCommand(_TOO_LARGE)
     family: dict[str, PushEntry] = {}
     for entry in entries:
         _check_member_id(entry, family)
@@ -146,6 +153,7 @@ def _check_acyclic(family: dict[str, PushEntry]) -> None:
     flags=Flag.WRITE | Flag.BULK,
     errors=(
         f"flow exceeds the {MAX_FAMILY_JOBS} job limit",
+        _TOO_LARGE,
         "duplicate flow job id: <id>",
         "flow dependency not found: <id>",
         "flow contains a dependency cycle",

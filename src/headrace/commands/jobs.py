@@ -11,18 +11,18 @@ a unit test keeps the two equal.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field, msgpack, structs
+from msgspec import UNSET, Meta, MsgspecError, Raw, Struct, UnsetType, field, json, msgpack, structs
 
 from headrace.backends.base import Ack, Claim, Demand, GroupDemand
+from headrace.backends.listing import REPLY_ROOM
 from headrace.commands._base import Alike, BurstReplies, Command, Flag, Reply, command, short_form
 from headrace.errors import HeadraceError, InvalidCommand, Refused
 from headrace.model import (
     MAX_DATA_BYTES,
-    MAX_FRAME_BYTES,
     MAX_OUTBOX_BYTES,
     MAX_SAFE_INTEGER,
     NIL,
@@ -346,14 +346,25 @@ class _Identified(Struct):
 
 
 _identify = msgpack.Decoder(_Identified).decode
-_REPLY_ROOM = MAX_FRAME_BYTES - 65_536
+_JSON_GROWTH: Final = 6
+"""At most: `false` with its comma, or a control character, is one byte as MessagePack."""
 
 
-async def _fitting(engine: Engine, claims: list[Claim], room: int) -> list[Claim]:
+def _json_size(job: bytes | Raw) -> int:
+    """How long it is as JSON, for HTTP; where that is hard to say, how long it may be."""
+    try:
+        return len(json.encode(msgpack.decode(job))) + 1
+    except (MsgspecError, TypeError, ValueError, RecursionError):
+        return _JSON_GROWTH * len(job)
+
+
+async def _fitting(engine: Engine, claims: list[Claim], room: int, *, as_json: bool = False) -> list[Claim]:
     """As many of these jobs as have room, one at least; the others wait again."""
-    if sum([len(claim.job) for claim in claims]) <= room:
+    growth = _JSON_GROWTH if as_json else 1
+    if sum([len(claim.job) for claim in claims]) * growth <= room:
         return claims
-    sizes = itertools.accumulate(len(claim.job) for claim in claims)
+    size_of: Callable[[bytes | Raw], int] = _json_size if as_json else len
+    sizes = itertools.accumulate(size_of(claim.job) for claim in claims)
     fitting = max(1, sum(size <= room for size in sizes))
     for claim in claims[fitting:]:
         await engine.backend.move_to_wait(_identify(claim.job).id, claim.token)
@@ -444,7 +455,8 @@ class PullBatch(Command[PulledBatch], tag="PULLB"):
         group = self.group.demand() if self.group is not None else None
         holder = None if self.detach else peer.held
         demand = Demand(self.count, self.owner or None, self.lock_ttl, holder, group)
-        claims = await _fitting(engine, await engine.pull(self.queue, demand, self.timeout), _REPLY_ROOM)
+        pulled = await engine.pull(self.queue, demand, self.timeout)
+        claims = await _fitting(engine, pulled, REPLY_ROOM, as_json=peer.held is None)
         tokens = [claim.token for claim in claims] if self.owner else UNSET
         return PulledBatch(jobs=[Raw(claim.job) for claim in claims], tokens=tokens)
 

@@ -104,7 +104,10 @@ class Cleaned(Reply):
 
 @command(Cleaned, category="Control", flags=Flag.WRITE | Flag.BULK, http="POST /queues/{queue}/clean")
 class Clean(Command[Cleaned], tag="Clean"):
-    """Remove jobs older than `grace` ms, of one state or of all but active; at most `limit`."""
+    """Remove jobs older than `grace` ms, of one state or of all but active; at most `limit`.
+
+    It removes no more than one reply can list (64 MB of ids, about 1.7 million): ask again for the rest.
+    """
 
     queue: QueueName
     grace: Annotated[float, Meta(ge=0, le=100 * YEAR_MS)]

@@ -25,6 +25,7 @@ from headrace.clock import Clock
 from headrace.engine.brokers import Brokers
 from headrace.engine.crons import Crons
 from headrace.engine.figures import MAX_QUEUES, Figures
+from headrace.engine.guessing import Guesses
 from headrace.engine.history import History
 from headrace.engine.peer import Peer
 from headrace.engine.waiters import Waiter, Waiters
@@ -41,13 +42,13 @@ Listener = Callable[[list[Event], dict[int, bytes]], None]
 
 _FLOW_CHANGES: Final = frozenset(word for word in EVENT_WORDS.values() if word.startswith("flow-"))
 _FLOW_ENDS: Final = frozenset(("flow-completed", "flow-failed", "flow-cancelled"))
+_MASS_REMOVALS: Final = frozenset(("drained", "obliterated"))
+"""Their jobs have no events of their own."""
 _MAINTAIN_EVERY_MS: Final = 1000
 _PROBE_EVERY_MS: Final = 250
 _STOP_S: Final = 2.0
 MAX_AUTH_FAILURES: Final = 5
 """Wrong tokens of one connection, after which none is looked at any more: the connection is about to be closed."""
-_GUESSING_WINDOW_MS: Final = 60_000
-_MAX_GUESSERS: Final = 10_000
 
 
 class Engine:
@@ -76,7 +77,8 @@ class Engine:
         self._tasks: set[asyncio.Task[None]] = set()
         self.workers = WorkerRegistry(clock, self.ids, worker_timeout_ms)
         self.crons = Crons(backend, clock, self.workers)
-        self.figures = Figures(backend, clock, self.workers, self.crons, connections, metrics_max_queues)
+        self.guesses = Guesses(clock)
+        self.figures = Figures(backend, clock, self.workers, self.crons, self.guesses, connections, metrics_max_queues)
         self.history = History(backend, clock)
         self.unattended: set[Peer] = set()
         """Peers that are gone while a command of theirs is under way; a server does not stop before it has ended."""
@@ -87,7 +89,6 @@ class Engine:
         self.told_already: set[int] = set()
         """Numbers of the events of this tick of which listeners heard before, by the stream that all brokers write."""
         self._body_readers = 0
-        self._wrong_tokens: dict[str, tuple[int, int]] = {}
         self._started_mono = clock.monotonic_ms()
         self._next_maintenance = 0
         self._is_stopping = False
@@ -103,6 +104,7 @@ class Engine:
 
     async def stop(self) -> None:
         """What nobody waits for has a moment to end: most of all jobs that go back to their queues."""
+        self.guesses.tell(is_last=True)
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=_STOP_S)
         for task in list(self._tasks):
@@ -244,8 +246,18 @@ class Engine:
             if event.event in _FLOW_CHANGES:
                 self.waiters.finish_flow(event.job, event.event in _FLOW_ENDS)
             elif event.event in JOB_ENDS:
-                for waiter in self.waiters.take_job(event.job):
-                    waiter.finish(self._outcome(event))
+                self._finish_job(event.job, self._outcome(event))
+            elif event.event in _MASS_REMOVALS and self.backend.is_local:
+                self._dismiss_waiters_of_removed()
+
+    def _dismiss_waiters_of_removed(self) -> None:
+        for job_id in self.waiters.awaited_jobs():
+            if run_now(self.backend.state(job_id)) == "unknown":
+                self._finish_job(job_id, Outcome("removed"))
+
+    def _finish_job(self, job_id: str, outcome: Outcome) -> None:
+        for waiter in self.waiters.take_job(job_id):
+            waiter.finish(outcome)
 
     def _outcome(self, event: Event) -> Outcome:
         body = self.backend.body_of(event)
@@ -287,6 +299,7 @@ class Engine:
         mono = self.clock.monotonic_ms()
         for waiter in self.waiters.expired(mono):
             waiter.finish(None)
+        self.guesses.tell()
         if self.backend.is_degraded:
             if mono >= self._next_maintenance:
                 self._next_maintenance = mono + _PROBE_EVERY_MS
@@ -317,7 +330,7 @@ class Engine:
             return
         if peer.auth_failures >= MAX_AUTH_FAILURES or not self.knows(token):
             peer.auth_failures += 1
-            await self.waiters.park_until(self.clock.monotonic_ms() + self._guessing_penalty_ms(peer.address))
+            await self.waiters.park_until(self.clock.monotonic_ms() + self.guesses.note(peer.address))
             raise NotAuthenticated("Invalid token")
         peer.is_authenticated = True
 
@@ -332,17 +345,6 @@ class Engine:
         """How many connections are open, by transport."""
         counts = {transport: count() for transport, count in self.figures.transports.items()}
         return {"tcp": counts["tcp"], "ws": counts.get("websocket", 0), "sse": counts.get("sse", 0)}
-
-    def _guessing_penalty_ms(self, address: str) -> int:
-        """Every wrong token from one address within a minute doubles the wait for its refusal, up to two seconds."""
-        now = self.clock.monotonic_ms()
-        since, count = self._wrong_tokens.get(address, (now, 0))
-        if now - since > _GUESSING_WINDOW_MS:
-            since, count = now, 0
-        if len(self._wrong_tokens) >= _MAX_GUESSERS:
-            self._wrong_tokens.clear()
-        self._wrong_tokens[address] = (since, count + 1)
-        return int(min(2000, 25 * 2 ** min(count, 7)))
 
     async def release(self, peer: Peer) -> None:
         """The connection closed: its jobs wait again, its workers are gone."""

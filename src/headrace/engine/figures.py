@@ -1,7 +1,7 @@
 """What the server can say about itself in numbers: Stats, Metrics and the Prometheus text.
 
-Counters are plain integers that others keep (backend totals, figures of queues, worker registry); this module reads
-them when asked. Only durations of ticks are collected here (`observe_tick`, `observe_lag`), and a few samples of the
+Counters are plain integers that others keep (backend, queues, worker registry, wrong tokens); this module reads them
+when asked. Only durations of ticks are collected here (`observe_tick`, `observe_lag`), and a few samples of the
 counters for rates (`sample`). Who delivers webhooks counts in `deliveries`, who accepts connections of another kind
 tells how many there are in `transports`.
 
@@ -28,6 +28,7 @@ from headrace.backends.base import Backend, Counts, QueueFigures, QueueSummary
 from headrace.clock import Clock
 from headrace.commands.monitoring import ServerMetrics, ServerStats
 from headrace.engine.crons import Crons
+from headrace.engine.guessing import Guesses
 from headrace.engine.workers import WorkerRegistry
 
 WINDOW_MS: Final = 10_000
@@ -88,6 +89,7 @@ class Figures:
         clock: Clock,
         workers: WorkerRegistry,
         crons: Crons,
+        guesses: Guesses,
         connections: Callable[[], int],
         max_queues: int = MAX_QUEUES,
     ) -> None:
@@ -95,6 +97,7 @@ class Figures:
         self._clock = clock
         self._workers = workers
         self._crons = crons
+        self._guesses = guesses
         self.transports: dict[str, Callable[[], int]] = {"tcp": connections}
         """How many connections there are, by the kind of transport."""
         self.deliveries = Deliveries()
@@ -289,6 +292,7 @@ class Figures:
         text.labelled("gauge", "bunqueue_build_info", "Version of this server", "version", [(__version__, 1)])
         open_now = [(transport, count()) for transport, count in self.transports.items()]
         text.labelled("gauge", "bunqueue_connections", "Open connections", "transport", open_now)
+        text.counter("bunqueue_auth_failures_total", "Wrong tokens that were refused", self._guesses.count)
 
 
 class _Text:

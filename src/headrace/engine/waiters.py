@@ -13,7 +13,7 @@ import heapq
 import itertools
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
-from typing import Any
+from typing import Any, Final
 
 from headrace.backends.base import Claim, Demand
 from headrace.clock import Alarm
@@ -46,6 +46,9 @@ class Waiter:
             resume(value)
         else:
             self.value = value
+
+
+_FLOW_KEYS: Final = (":flow:", ":flow-change:")
 
 
 def _flow_key(flow_id: str) -> str:
@@ -136,6 +139,10 @@ class Waiters:
     @property
     def has_jobs(self) -> bool:
         return bool(self._jobs)
+
+    def awaited_jobs(self) -> list[str]:
+        """Jobs for whose end somebody waits."""
+        return [key for key in self._jobs if not key.startswith(_FLOW_KEYS)]
 
     def take_job(self, job_id: str) -> list[Waiter]:
         return self._jobs.pop(job_id, [])

@@ -235,6 +235,8 @@ class Session(Driver[bytes | Raw]):
 
     def _start_or_refuse(self, command: Command[Any] | Undecodable) -> None:
         if isinstance(command, Undecodable):
+            if command.name == "Auth" and self._engine.tokens:
+                self._engine.guesses.note(self.address)  # no token at all, or none that could be one
             self._refuse(self._without_hints(command), command.req_id)
         else:
             self._start(command, command.req_id)

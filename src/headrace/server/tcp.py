@@ -11,7 +11,7 @@ from typing import Final
 
 from headrace.config import Settings
 from headrace.engine.engine import Engine
-from headrace.errors import Refused, StorageUnavailable
+from headrace.errors import NotAuthenticated, Refused, StorageUnavailable
 from headrace.server.listener import Listener
 from headrace.server.session import MAX_BACKLOG, Session
 from headrace.server.ticker import Parcels, Release, Ticker
@@ -21,6 +21,9 @@ from headrace.wire import encode_error
 
 log: Final = logging.getLogger("headrace.server")
 
+AUTH_WITHIN_S: Final = 10
+"""Where there are tokens: how long a connection may be open without having shown one."""
+
 
 class Connection(asyncio.Protocol):
     """Feeds a session from a socket and a socket from a session."""
@@ -29,6 +32,7 @@ class Connection(asyncio.Protocol):
         self._server = server
         self._transport: asyncio.Transport | None = None
         self._partial_timer: asyncio.TimerHandle | None = None
+        self._stranger_timer: asyncio.TimerHandle | None = None
         self._valve = Valve(MAX_BACKLOG)
         self._parcels = Parcels(self._write)
         self.session: Session
@@ -52,6 +56,8 @@ class Connection(asyncio.Protocol):
         if server.is_full:
             self._transport.write(encode_error(Refused("Too many connections"), b""))  # type: ignore[union-attr]
             self._transport.close()  # type: ignore[union-attr]
+        elif server.engine.tokens:
+            self._stranger_timer = server.loop.call_later(AUTH_WITHIN_S, self._end_stranger)
 
     def data_received(self, data: bytes) -> None:
         session = self.session
@@ -77,6 +83,18 @@ class Connection(asyncio.Protocol):
             self.abort()
         else:
             self._watch_partial()  # it is we who do not read
+
+    def _end_stranger(self) -> None:
+        """Places are few, and who shows no token could take them all. Who does not read is not waited for, either."""
+        transport = self._transport
+        if transport is None or self.session.is_authenticated:
+            return
+        self.session.is_closing = True
+        transport.write(encode_error(NotAuthenticated(f"Not authenticated within {AUTH_WITHIN_S} seconds"), b""))
+        if transport.get_write_buffer_size():
+            transport.abort()
+        else:
+            transport.close()
 
     def abort(self) -> None:
         if self._transport is not None:
@@ -144,6 +162,8 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if self._partial_timer is not None:
             self._partial_timer.cancel()
+        if self._stranger_timer is not None:
+            self._stranger_timer.cancel()
         self._transport = None
         self.session.close()
         self._server.left(self)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
@@ -9,6 +10,7 @@ import msgspec
 from msgspec import Raw
 
 from headrace.backends.base import QueueLimits
+from headrace.backends.listing import Listing
 from headrace.backends.local.delivery import Delivery
 from headrace.backends.local.index import Queue, QueueConfig
 from headrace.backends.local.job import Ended, Job
@@ -337,7 +339,7 @@ class Control(Delivery):
             return []
         now = self._clock.now_ms()
         before, states = now - grace_ms, _CLEANABLE.get(state, ())
-        removed: list[str] = []
+        removed = Listing()
 
         def clean(job: Job) -> bool:
             at = job.finished if job.finished is not None else job.created
@@ -345,11 +347,12 @@ class Control(Delivery):
                 return False
             self._emit(EventName.REMOVED, job, now).prev = job.state.word
             self._take_away(job, f"queue {queue} was cleaned", now)
-            removed.append(job.id)
+            removed.add(job.id)
             return True
 
-        await self._for_each([job for s in states for job in q.jobs_in(s)], states, clean, most=limit)
-        return removed
+        jobs = [job for s in states for job in q.jobs_in(s)]
+        await self._for_each(itertools.takewhile(lambda _: removed.has_room, jobs), states, clean, most=limit)
+        return removed.ids
 
     async def _for_each(
         self, jobs: Iterable[Job], states: Sequence[State], do: Callable[[Job], bool], most: int | None = None

@@ -298,6 +298,8 @@ class EventLog:
         while limit > 0 and seq <= stop and (found := self._find(seq)) is not None:
             first, last, path, lines = found
             seq = max(seq, first)
+            if seq > stop:
+                return  # all that is committed was dropped, and what follows it is of a tick that is not over
             end = min(last, stop, seq + limit - 1)
             try:
                 for line in lines(seq):
@@ -391,13 +393,6 @@ class EventLog:
             self.problems.append(f"positions.json: unreadable ({error}); keeping everything up to the cap")
             return {UNREADABLE_POSITIONS: 0}
 
-    def trim_before(self, seq: int) -> int:
-        """Drop sealed segments that lie wholly below `seq` and below every consumer's position."""
-        lowest = min(self._positions.values(), default=seq)
-        with self._catalog:
-            count = sum(1 for sealed in self._sealed if sealed.last < seq and sealed.last <= lowest)
-            return self._drop_oldest(count)
-
     def _retain(self) -> None:
         with self._catalog:
             count, capped_to = self._excess()
@@ -428,10 +423,10 @@ class EventLog:
     def _newest_sealed_ts(self) -> int:
         return self._sealed[-1].max_ts if self._sealed else 0
 
-    def _drop_oldest(self, count: int) -> int:
+    def _drop_oldest(self, count: int) -> None:
         """Delist, then delete: a listed file that is missing must mean that something went wrong."""
         if not count:
-            return 0
+            return
         dropped, kept = self._sealed[:count], self._sealed[count:]
         segments.rewrite_manifest(self.folder, kept)
         self._sealed = kept
@@ -440,7 +435,6 @@ class EventLog:
             (self.folder / segments.raw_name(sealed.first)).unlink(missing_ok=True)
             (self.folder / sealed.name).unlink(missing_ok=True)
         segments.remove_corrupt(self.folder, upto=dropped[-1].last)
-        return sum(sealed.count for sealed in dropped)
 
     def _note(self, problem: str) -> None:
         if problem not in self.problems:
@@ -568,13 +562,6 @@ class MemoryLog:
 
     def sealed_chunk(self, first: int, offset: int, size: int) -> tuple[bytes, int] | None:
         return None
-
-    def trim_before(self, seq: int) -> int:
-        bound = min([seq, self.committed + 1, *(position + 1 for position in self.positions.values())])
-        count = max(0, min(bound - self.first_seq, len(self._lines)))
-        for _ in range(count):
-            self._lines.popleft()
-        return count
 
     def set_position(self, name: str, seq: int) -> None:
         self.positions[name] = seq

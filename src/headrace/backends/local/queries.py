@@ -25,17 +25,17 @@ from headrace.backends.base import (
     SearchPage,
     Totals,
 )
+from headrace.backends.listing import REPLY_ROOM
 from headrace.backends.local.control import Control
 from headrace.backends.local.eventlog import Log
 from headrace.backends.local.index import Queue
 from headrace.backends.local.job import Job
 from headrace.backends.local.search import Needle
 from headrace.errors import NotFound, ReplyTooLarge
-from headrace.model import DAY_MS, MAX_FRAME_BYTES, DlqFilter, EventName
+from headrace.model import DAY_MS, DlqFilter, EventName
 from headrace.states import WORDS, State
 
 _BY_WORD: Final[dict[str, State]] = {word: state for state, word in WORDS.items() if state is not State.REMOVED}
-_REPLY_ROOM: Final = MAX_FRAME_BYTES - 65_536
 _SORTED_AT_MOST: Final = 5_000
 """Up to so many jobs are sorted for a page; in longer queues jobs are taken in the order of their arrival."""
 _SEARCHED_JOBS: Final = 50_000
@@ -86,7 +86,7 @@ class Queries(Control):
         for job in self._page(q, states, offset, limit, asc):
             raw = self._show_whole(job)
             size += len(bytes(raw))
-            if size > _REPLY_ROOM:
+            if size > REPLY_ROOM:
                 raise ReplyTooLarge(_TOO_LARGE)
             shown.append(raw)
         return shown
@@ -248,7 +248,7 @@ class Queries(Control):
         for job in self._chosen_letters(queue, wanted, count):
             letter = self._letter(job)
             size += 2 * len(bytes(letter.job))
-            if size > _REPLY_ROOM:
+            if size > REPLY_ROOM:
                 raise ReplyTooLarge(_TOO_LARGE.replace("limit", "count"))
             shown.append(letter)
         return shown

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
@@ -9,6 +10,7 @@ import msgspec
 from msgspec import Raw
 
 from headrace.backends.base import QueueLimits
+from headrace.backends.listing import Listing
 from headrace.backends.valkey.arguments import Text, plain
 from headrace.backends.valkey.delivery import Delivery
 from headrace.backends.valkey.hashes import MAX_PAYLOAD_BYTES, StoredJob, to_fields
@@ -167,9 +169,11 @@ class Control(Delivery):
         jobs = [job for word in states for job in await self._jobs_in(queue, [word]) if _age_of(job) <= before]
         if state == "prioritized":
             jobs = [job for job in jobs if job.priority > 0]
-        chosen = [job.id for job in jobs[:limit]]
+        chosen = Listing()
+        for job in itertools.takewhile(lambda _: chosen.has_room, jobs[:limit]):
+            chosen.add(job.id)
         why = f"queue {queue} was cleaned"
-        removed = await self._remove(queue, ",".join(states), chosen, is_told=True, why=why) if chosen else []
+        removed = await self._remove(queue, ",".join(states), chosen.ids, is_told=True, why=why)
         if removed:
             await self._call("announce", queue, "cleaned", str(len(removed)))
         return removed

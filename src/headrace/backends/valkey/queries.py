@@ -19,12 +19,12 @@ from headrace.backends.base import (
     QueueSummary,
     Totals,
 )
+from headrace.backends.listing import REPLY_ROOM
 from headrace.backends.valkey.control import STATES, Control
 from headrace.backends.valkey.hashes import Buried, StoredJob, letter, show_whole
 from headrace.errors import NotFound, ReplyTooLarge
-from headrace.model import DAY_MS, MAX_FRAME_BYTES, DlqFilter
+from headrace.model import DAY_MS, DlqFilter
 
-_REPLY_ROOM: Final = MAX_FRAME_BYTES - 65_536
 _TOO_LARGE: Final = "Reply exceeds 64 MB: ask for fewer jobs with a lower limit"
 _ENTRIES_AT_ONCE: Final = 5000
 _RANK_LENGTH: Final = 60
@@ -124,7 +124,7 @@ class Queries(Control):
         for job in page:
             raw = show_whole(job)
             size += len(bytes(raw))
-            if size > _REPLY_ROOM:
+            if size > REPLY_ROOM:
                 raise ReplyTooLarge(_TOO_LARGE)
             shown.append(raw)
         return shown
@@ -180,7 +180,7 @@ class Queries(Control):
         for job in await self._chosen_letters(queue, wanted, count):
             one = letter(job)
             size += 2 * len(bytes(one.job))
-            if size > _REPLY_ROOM:
+            if size > REPLY_ROOM:
                 raise ReplyTooLarge(_TOO_LARGE.replace("limit", "count"))
             shown.append(one)
         return shown

@@ -301,13 +301,18 @@ do
   end)
 
   -- Remove the given jobs while they are in one of the given states (comma list, or `any`); ids of those removed.
-  -- `why` is for workflows that wait for their end.
+  -- `why` is for workflows that wait for their end. Jobs that are not told of have no events; who waits for them hears
+  -- of it all the same.
   verb('remove', 'states isTold why id*', function(queue, args)
     local states, is_told, removed = args[2], args[3] == '1', {}
     for i = 5, #args do
       local job = find(queue, args[i])
       if job and (states == 'any' or string.find(',' .. states .. ',', ',' .. word(job) .. ',', 1, true)) then
-        if is_told then tell('removed', job, { prev = word(job) }) end
+        if is_told then
+          tell('removed', job, { prev = word(job) })
+        else
+          publish_end({ event = 'removed', queue = queue.name }, job)
+        end
         if not has_ended(job) then tell_flow_of_removal(job, args[4]) end
         remove(job)
         removed[#removed + 1] = job.id
