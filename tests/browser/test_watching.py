@@ -22,9 +22,9 @@ def push(client: Client, queue: str, count: int = 1, **fields: Any) -> list[str]
     return [str(client.ok("PUSH", queue=queue, **fields)["id"]) for _ in range(count)]
 
 
-def fail_one(client: Client, queue: str, error: str = "mail server refused") -> str:
+def fail_one(client: Client, queue: str, error: str = "mail server refused", **fields: Any) -> str:
     """A job that has failed for good."""
-    push(client, queue, maxAttempts=1)
+    push(client, queue, maxAttempts=1, **fields)
     pulled = client.ok("PULL", queue=queue, timeout=2000)
     job_id = str(pulled["job"]["id"])
     client.ok("FAIL", id=job_id, error=error, stack=STACK, token=pulled.get("token"))
@@ -342,3 +342,22 @@ def test_a_dashboard_that_an_application_has_mounted_works_below_its_path(browse
         expect(page.get_by_role("heading", name="Dashboard")).to_be_visible()
         page.close()
         assert [problem for problem in watch.problems if not problem.endswith("/queue")] == []
+
+
+def test_lists_show_jobs_whatever_they_carry(site: Site, client: Client, queue: str, open_page: OpenPage) -> None:
+    portrait = {"of": "Ada", "image": "x" * 3_000_000}
+    for _ in range(12):
+        fail_one(client, queue, data=portrait)
+    push(client, queue, 13, data=portrait)
+    page, _ = open_page(site, f"#/queue/{queue}")
+    expect(page.locator("tr[data-row]")).to_have_count(25)
+    expect(row(page, "of: Ada")).to_have_count(13)
+    # One search looks through 64 MB.
+    for asked, found in (("", 25), ("&state=failed", 12), ("&find=portrait", 0), ("&find=Ada", 23)):
+        page.goto(site.url(f"#/jobs?queue={queue}{asked}"))
+        expect(page.locator("tr[data-row]")).to_have_count(found)
+    page.goto(site.url(f"#/failures?queue={queue}"))
+    expect(page.locator("details.group")).to_contain_text("12 jobs")
+    expect(row(page, "of: Ada").first).to_be_visible()
+    page.goto(site.url())
+    expect(row(page, "mail server refused").locator(".excerpt")).to_contain_text("of: Ada")

@@ -78,6 +78,7 @@ def _page(client: Client, arguments: argparse.Namespace) -> list[Raw]:
         limit=arguments.limit,
         offset=arguments.offset,
         asc=not arguments.newest,
+        brief=not arguments.as_json,
     )
     return client.ask_blocking(asked).jobs
 
@@ -90,7 +91,12 @@ def _search(client: Client, arguments: argparse.Namespace) -> Iterator[Raw]:
     while left > 0:
         limit = min(left, _MAX_FOUND)
         asked = SearchJobs(
-            queue=arguments.queue, text=arguments.search, state=arguments.state, limit=limit, cursor=cursor
+            queue=arguments.queue,
+            text=arguments.search,
+            state=arguments.state,
+            limit=limit,
+            cursor=cursor,
+            brief=not arguments.as_json,
         )
         page = client.ask_blocking(asked)
         yield from page.jobs
