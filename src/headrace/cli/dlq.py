@@ -32,15 +32,15 @@ if TYPE_CHECKING:
 _PAGE: Final = 500
 _GROUPS: Final = (
     Column("COUNT", is_number=True),
-    Column("LAST", is_number=True),
-    Column("ERROR", gives_way=True),
+    Column("LAST", is_number=True, spared=1),
+    Column("ERROR", gives_way=12),
 )
 _EACH: Final = (
-    Column("AGE", is_number=True),
-    Column("TRIES", is_number=True),
-    Column("NAME", gives_way=True),
-    Column("ERROR", gives_way=True),
-    Column("ID"),
+    Column("AGE", is_number=True, spared=2),
+    Column("TRIES", is_number=True, spared=3),
+    Column("NAME", gives_way=8),
+    Column("ERROR", gives_way=8),
+    Column("ID", spared=4),
 )
 
 

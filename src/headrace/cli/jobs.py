@@ -22,11 +22,11 @@ _MAX_FOUND: Final = 500
 """Jobs that one search may find."""
 _COLUMNS: Final = (
     Column("STATE"),
-    Column("AGE", is_number=True),
-    Column("TRY", is_number=True),
-    Column("NAME", gives_way=True),
-    Column("ABOUT", gives_way=True),
-    Column("ID"),
+    Column("AGE", is_number=True, spared=2),
+    Column("TRY", is_number=True, spared=3),
+    Column("NAME", gives_way=8),
+    Column("ABOUT", gives_way=8, spared=1),
+    Column("ID", spared=4),
 )
 
 
