@@ -361,3 +361,26 @@ def test_lists_show_jobs_whatever_they_carry(site: Site, client: Client, queue: 
     expect(row(page, "of: Ada").first).to_be_visible()
     page.goto(site.url())
     expect(row(page, "mail server refused").locator(".excerpt")).to_contain_text("of: Ada")
+
+
+def test_a_queue_in_which_nothing_happens_says_so(open_page: OpenPage, tmp_path: Any) -> None:
+    quiet = Site(tmp_path / "quiet.db")
+    with quiet, quiet.client() as client:
+        push(client, "imports")
+    with quiet:  # figures begin with the server
+        page, _ = open_page(quiet, "#/queue/imports")
+        expect(page.locator(".chart-empty").first).to_have_text("No job has come or gone in the last hour.")
+        page.close()
+
+
+def test_what_is_wrong_with_a_queue_is_not_cut_on_a_phone(open_page: OpenPage, tmp_path: Any) -> None:
+    with Site(tmp_path / "stuck.db") as site:
+        assert isinstance(site, Site)
+        with site.client() as client:
+            long_ago = client.ok("Ping")["data"]["time"] - 600_000
+            push(client, "newsletter-weekly", timestamp=long_ago)
+        page, _ = open_page(site, "#/queues", viewport=PHONE)
+        cell = row(page, "newsletter-weekly").locator("td.main")
+        expect(cell).to_contain_text("stands still")
+        assert cell.evaluate("cell => cell.scrollWidth <= cell.clientWidth")
+        page.close()
