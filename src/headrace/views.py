@@ -185,6 +185,7 @@ _NAME: Final = _key("name")
 _STATE: Final = _key("state")
 _RETURN: Final = _key("returnvalue")
 _REASON: Final = _key("failedReason")
+_DATA_BYTES: Final = _key("dataBytes")
 _FIXED_COUNT: Final = 11 + _SETTINGS_COUNT + _LINKS_COUNT + _HISTORY_COUNT
 
 _PLAIN_HISTORY: Final = (
@@ -228,6 +229,11 @@ def plain_history(first_state: str, created: float, started: float | None, compl
 
 def rich_history(view: HistoryView) -> bytes:
     return _body(view)[1]
+
+
+def brief_history(children_completed: int, progress: float, message: str | None) -> bytes:
+    """History as a list of many jobs shows it: how far each is, not how it got there."""
+    return rich_history(HistoryView(children_completed, progress, message, None, []))
 
 
 class JobRecord(Protocol):
@@ -318,8 +324,12 @@ def encode_job(
     state: str | None = None,
     result: bytes | None = None,
     failed_reason: str | None = None,
+    data_bytes: int | None = None,
 ) -> Raw:
-    """The wire map of a job; `queue`, `data`, `history` and `result` come encoded, the last three are for queries."""
+    """The wire map of a job; `queue`, `data`, `history` and `result` come encoded.
+
+    The last four are for queries; `data_bytes` is the length of the payload where `data` may be but its beginning.
+    """
     extra = b""
     count = _FIXED_COUNT
     if job.name is not None:
@@ -334,6 +344,9 @@ def encode_job(
         if failed_reason is not None:
             count += 1
             extra += _REASON + _encode(failed_reason)
+        if data_bytes is not None:
+            count += 1
+            extra += _DATA_BYTES + _encode(data_bytes)
     started, finished = job.started, job.finished
     return Raw(
         b"".join(

@@ -22,9 +22,9 @@ def push(client: Client, queue: str, count: int = 1, **fields: Any) -> list[str]
     return [str(client.ok("PUSH", queue=queue, **fields)["id"]) for _ in range(count)]
 
 
-def fail_one(client: Client, queue: str, error: str = "mail server refused") -> str:
+def fail_one(client: Client, queue: str, error: str = "mail server refused", **fields: Any) -> str:
     """A job that has failed for good."""
-    push(client, queue, maxAttempts=1)
+    push(client, queue, maxAttempts=1, **fields)
     pulled = client.ok("PULL", queue=queue, timeout=2000)
     job_id = str(pulled["job"]["id"])
     client.ok("FAIL", id=job_id, error=error, stack=STACK, token=pulled.get("token"))
@@ -342,3 +342,45 @@ def test_a_dashboard_that_an_application_has_mounted_works_below_its_path(browse
         expect(page.get_by_role("heading", name="Dashboard")).to_be_visible()
         page.close()
         assert [problem for problem in watch.problems if not problem.endswith("/queue")] == []
+
+
+def test_lists_show_jobs_whatever_they_carry(site: Site, client: Client, queue: str, open_page: OpenPage) -> None:
+    portrait = {"of": "Ada", "image": "x" * 3_000_000}
+    for _ in range(12):
+        fail_one(client, queue, data=portrait)
+    push(client, queue, 13, data=portrait)
+    page, _ = open_page(site, f"#/queue/{queue}")
+    expect(page.locator("tr[data-row]")).to_have_count(25)
+    expect(row(page, "of: Ada")).to_have_count(13)
+    # One search looks through 64 MB.
+    for asked, found in (("", 25), ("&state=failed", 12), ("&find=portrait", 0), ("&find=Ada", 23)):
+        page.goto(site.url(f"#/jobs?queue={queue}{asked}"))
+        expect(page.locator("tr[data-row]")).to_have_count(found)
+    page.goto(site.url(f"#/failures?queue={queue}"))
+    expect(page.locator("details.group")).to_contain_text("12 jobs")
+    expect(row(page, "of: Ada").first).to_be_visible()
+    page.goto(site.url())
+    expect(row(page, "mail server refused").locator(".excerpt")).to_contain_text("of: Ada")
+
+
+def test_a_queue_in_which_nothing_happens_says_so(open_page: OpenPage, tmp_path: Any) -> None:
+    quiet = Site(tmp_path / "quiet.db")
+    with quiet, quiet.client() as client:
+        push(client, "imports")
+    with quiet:  # figures begin with the server
+        page, _ = open_page(quiet, "#/queue/imports")
+        expect(page.locator(".chart-empty").first).to_have_text("No job has come or gone in the last hour.")
+        page.close()
+
+
+def test_what_is_wrong_with_a_queue_is_not_cut_on_a_phone(open_page: OpenPage, tmp_path: Any) -> None:
+    with Site(tmp_path / "stuck.db") as site:
+        assert isinstance(site, Site)
+        with site.client() as client:
+            long_ago = client.ok("Ping")["data"]["time"] - 600_000
+            push(client, "newsletter-weekly", timestamp=long_ago)
+        page, _ = open_page(site, "#/queues", viewport=PHONE)
+        cell = row(page, "newsletter-weekly").locator("td.main")
+        expect(cell).to_contain_text("stands still")
+        assert cell.evaluate("cell => cell.scrollWidth <= cell.clientWidth")
+        page.close()

@@ -295,3 +295,14 @@ def test_a_reader_that_leaves_early_is_no_fault(cli: Cli, client: Client, queue:
     assert process.stderr is not None
     assert process.stderr.read() == ""
     assert process.wait(20) == 1
+
+
+def test_jobs_and_dead_letters_are_listed_whatever_they_carry(cli: Cli, client: Client, queue: str) -> None:
+    image = {"of": "Ada", "image": "x" * 5_000_000}
+    for _ in range(14):
+        bury(client, queue, "too large", name="shrink", data=image)
+    assert "Reply exceeds 64 MB" in cli("jobs", queue, "--json").err
+    assert cli.ok("jobs", queue).out.count("too large") == 14
+    assert cli.ok("dlq", queue, "--each").out.count("too large") == 14
+    assert cli.ok("dlq", queue, "retry", "--error", "too large").out == f"retried 14 dead letters of {queue}\n"
+    assert cli.ok("jobs", queue, "--search", "Ada").out.count("shrink") == 14

@@ -76,6 +76,8 @@ def test_pause_resume_and_limits_are_set_and_shown(cli: Cli, client: Client, que
     ("flags", "said"),
     [
         ((), "limit what?"),
+        (("--rate", "0/s"), "--rate 0/s would let no job through"),
+        (("--concurrency", "0"), "to lift the limit: --concurrency off"),
         (("--rate", "fast"), "--rate 'fast' is not understood"),
         (("--rate", "5/fortnight"), "is not understood"),
         (("--concurrency", "many"), "not a whole number"),
@@ -235,3 +237,30 @@ def test_schedules_are_added_listed_and_deleted(cli: Cli, client: Client, queue:
 def test_a_completed_job_shows_in_the_counts(cli: Cli, client: Client, queue: str) -> None:
     complete(client, queue)
     assert row(cli, queue)["completed"] == 1
+
+
+@pytest.mark.parametrize("columns", [40, 60, 80, 120])
+def test_a_narrow_terminal_costs_columns_but_not_names(cli: Cli, client: Client, queue: str, columns: int) -> None:
+    name = "payments.refunds.europe-west"
+    client.ok("PUSH", queue=name, name="refund", data={"n": 1})
+    client.ok("RegisterWorker", name="mailer-europe", queues=["emails", name], hostname="mail-1.example.net")
+    client.ok("Cron", name="nightly-report", queue=name, schedule="0 3 * * *", data={}, timezone="Europe/Vienna")
+    client.ok("FlowStart", id="0199aaaa-bbbb-7ccc-8ddd-eeeeffff0000", workflow="order-fulfilment", queue="flows")
+    asked = {
+        ("queues",): "payments.refund",
+        ("jobs", name): "refund",
+        ("workers",): "mailer-",
+        ("cron", "list"): "nightly-report",
+        ("flow", "list"): "order-ful",
+    }
+    try:
+        for words, recognised in asked.items():
+            with cli.on_terminal(*words, columns=columns) as terminal:
+                assert terminal.end() == 0
+            table, _, note = terminal.text.partition("left out, as the terminal is narrow: ")
+            assert recognised in table, terminal.text
+            assert max(map(len, table.splitlines())) <= columns
+            assert not (note and columns == 120), terminal.text
+    finally:
+        client.ok("CronDelete", name="nightly-report")
+        client.ok("Obliterate", queue=name)

@@ -64,6 +64,8 @@ def test_a_single_event_makes_a_report(tmp_path: Path) -> None:
     assert "1 queues" not in text
     assert "<h1>1 queue, Sun 29 Mar 2026, 00:30 to 00:30:01 UTC</h1>" in text
     assert "jobs per 1 s, n = 1 added" in text
+    assert "those whose time has not come yet included" in text
+    assert "backlog, delayed jobs included" in text
 
 
 def test_facts_without_their_jobs_are_shown_by_the_minute(tmp_path: Path) -> None:

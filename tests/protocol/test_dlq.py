@@ -174,3 +174,17 @@ def test_dead_letters_can_be_paged(client: Client, queue: str) -> None:
     assert page["total"] == 3
     assert [entry["error"] for entry in page["entries"]] == ["error 1", "error 2"]
     assert client.ok("DlqPage", queue=f"{queue}-empty") == {"ok": True, "entries": [], "total": 0}
+
+
+def test_dead_letters_in_brief_are_listed_whatever_they_carry(client: Client, queue: str) -> None:
+    ids = [bury(client, queue, "boom", data={"image": "x" * 4_000_000, "of": "Ada"}) for _ in range(12)]
+    assert client.error("DlqPage", queue=queue).startswith("Reply exceeds 64 MB")
+    assert client.error("DashboardQueue", queue=queue).startswith("Reply exceeds 64 MB")
+    page = client.ok("DlqPage", queue=queue, brief=True)
+    assert page["total"] == 12
+    assert [entry["job"]["id"] for entry in page["entries"]] == ids
+    entry = page["entries"][0]
+    assert (entry["error"], entry["attempts"], entry["job"]["data"]["of"]) == ("boom", [], "Ada")
+    assert entry["job"]["dataBytes"] > 4_000_000
+    preview = client.ok("DashboardQueue", queue=queue, brief=True)["data"]["dlqPreview"]
+    assert [letter["data"]["of"] for letter in preview] == ["Ada"] * 10

@@ -178,3 +178,36 @@ def test_queue_names_are_checked_everywhere(client: Client, cmd: str) -> None:
     assert client.error(cmd, queue="") == "Queue name is required"
     assert client.error(cmd, queue="q" * 257) == "Queue name too long (max 256 characters)"
     assert client.error(cmd, queue="ä") == "Queue name contains invalid characters"
+
+
+BIG = 3_000_000
+IN_BRIEF = 25
+"""Jobs of 3 MB: more than one reply holds."""
+
+
+def test_jobs_in_brief_are_listed_whatever_they_carry(client: Client, queue: str) -> None:
+    ids = [push(client, queue, data={"image": "x" * BIG, "of": "Ada"}) for _ in range(IN_BRIEF)]
+    assert client.error("GetJobs", queue=queue).startswith("Reply exceeds 64 MB")
+    listed = client.ok("GetJobs", queue=queue, brief=True)["jobs"]
+    assert ids_of(listed) == ids
+    for job in (listed[0], client.ok("GetJob", id=ids[0], brief=True)["job"]):
+        check_job({key: job[key] for key in job if key != "dataBytes"}, queried=True, state="waiting")
+        assert job["data"]["image"].startswith("xxx")
+        assert job["data"]["of"] == "Ada"
+        assert len(str(job["data"])) < 1000
+        assert job["dataBytes"] > BIG
+    found = client.ok("SearchJobs", queue=queue, text="Ada", brief=True)
+    assert ids_of(found["jobs"])[0] == ids[-1]
+    assert len(str(found)) < 100_000
+    shown = client.ok("DashboardQueue", queue=queue, includeJobs=True, jobsLimit=50)["data"]["jobs"]["waiting"]
+    assert [job["id"] for job in shown] == ids
+
+
+def test_a_job_in_brief_has_neither_result_nor_the_history_of_its_failures(client: Client, queue: str) -> None:
+    jobs = _one_of_each(client, queue)
+    for word, job_id in jobs.items():
+        job = client.ok("GetJob", id=job_id, brief=True)["job"]
+        assert (job["state"], job["timeline"], job["stacktrace"]) == (word, [], None)
+        assert "returnvalue" not in job
+        assert ("failedReason" in job) == (word == "failed")
+        assert job["data"] == client.ok("GetJob", id=job_id)["job"]["data"]

@@ -419,7 +419,9 @@ class Backend(Protocol):
         `force`. False when the job is not active or the token is wrong."""
 
     # -- queries ---------------------------------------------------------------------------------------------------
-    async def job(self, job_id: str) -> Raw:
+    # What is asked for in brief has the beginning of the payload, its length in `dataBytes`, and neither returnvalue,
+    # stack trace, timeline nor attempts: any number of jobs fits one frame, whatever they carry.
+    async def job(self, job_id: str, brief: bool = False) -> Raw:
         """The job with state, returnvalue and failedReason. NotFound: Job not found."""
 
     async def job_by_custom_id(self, custom_id: str, queue: str | None = None) -> Raw:
@@ -442,14 +444,16 @@ class Backend(Protocol):
     async def scan_dlq(self, wanted: JobScan) -> ScanPage:
         """`DeadLetter`s. *Sliced.*"""
 
-    async def jobs(self, queue: str, states: Sequence[str] | None, offset: int, limit: int, asc: bool) -> list[Raw]:
+    async def jobs(
+        self, queue: str, states: Sequence[str] | None, offset: int, limit: int, asc: bool, brief: bool = False
+    ) -> list[Raw]:
         """Jobs by creation; a list of states is a union. ReplyTooLarge when they would not fit one frame.
 
         In a long queue the order may be that of arrival, which differs where clients gave a `timestamp`.
         """
 
     async def search(
-        self, queue: str, text: str, states: Sequence[str] | None, limit: int, before: int | None
+        self, queue: str, text: str, states: Sequence[str] | None, limit: int, before: int | None, brief: bool = False
     ) -> SearchPage:
         """Jobs with `text` in id, name, tags, error or payload, newest first; sliced.
 
@@ -514,7 +518,9 @@ class Backend(Protocol):
         active jobs. *Sliced.*"""
 
     # -- dead letters and completed jobs ---------------------------------------------------------------------------
-    async def dead_letters(self, queue: str, wanted: DlqFilter, count: int | None) -> list[DeadLetter]: ...
+    async def dead_letters(
+        self, queue: str, wanted: DlqFilter, count: int | None, brief: bool = False
+    ) -> list[DeadLetter]: ...
 
     async def retry_dlq(self, queue: str, job_id: str | None, count: int | None, wanted: DlqFilter | None) -> int:
         """How many wait again. *Sliced.*"""

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 IN_FLIGHT: Final = 100
 _COLUMNS: Final = (
     Column("WHAT"),
-    Column("JOBS", is_number=True),
+    Column("JOBS", is_number=True, spared=4),
     Column("JOBS/S", is_number=True),
-    Column("P50", is_number=True),
-    Column("P95", is_number=True),
-    Column("P99", is_number=True),
+    Column("P50", is_number=True, spared=2),
+    Column("P95", is_number=True, spared=1),
+    Column("P99", is_number=True, spared=3),
 )
 
 

@@ -11,8 +11,8 @@ from headrace.cli.session import BULK_S, Exit, UsageError, add_client_flags, adv
 if TYPE_CHECKING:
     from headrace.commands import Spec
 
-_COMMANDS: Final = (Column("ABOUT"), Column("COMMAND"), Column("WHAT IT DOES", gives_way=True))
-_FIELDS: Final = (Column("FIELD"), Column("TYPE", gives_way=True), Column("DEFAULT", gives_way=True))
+_COMMANDS: Final = (Column("ABOUT", spared=1), Column("COMMAND"), Column("WHAT IT DOES", gives_way=12))
+_FIELDS: Final = (Column("FIELD"), Column("TYPE", gives_way=8), Column("DEFAULT", gives_way=8, spared=1))
 
 
 def prepare(parser: argparse.ArgumentParser) -> None:

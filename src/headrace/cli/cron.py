@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from headrace.schedules import Schedule
 
 _COLUMNS: Final = (
-    Column("NAME", gives_way=True),
-    Column("QUEUE", gives_way=True),
-    Column("SCHEDULE"),
-    Column("ZONE"),
-    Column("NEXT", is_number=True),
-    Column("RUNS", is_number=True),
+    Column("NAME", gives_way=12),
+    Column("QUEUE", gives_way=8, spared=3),
+    Column("SCHEDULE", gives_way=11, spared=2),
+    Column("ZONE", spared=5),
+    Column("NEXT", is_number=True, spared=1),
+    Column("RUNS", is_number=True, spared=4),
 )
 
 

@@ -32,15 +32,15 @@ if TYPE_CHECKING:
 _PAGE: Final = 500
 _GROUPS: Final = (
     Column("COUNT", is_number=True),
-    Column("LAST", is_number=True),
-    Column("ERROR", gives_way=True),
+    Column("LAST", is_number=True, spared=1),
+    Column("ERROR", gives_way=12),
 )
 _EACH: Final = (
-    Column("AGE", is_number=True),
-    Column("TRIES", is_number=True),
-    Column("NAME", gives_way=True),
-    Column("ERROR", gives_way=True),
-    Column("ID"),
+    Column("AGE", is_number=True, spared=2),
+    Column("TRIES", is_number=True, spared=3),
+    Column("NAME", gives_way=8),
+    Column("ERROR", gives_way=8),
+    Column("ID", spared=4),
 )
 
 
@@ -78,7 +78,9 @@ def show(arguments: argparse.Namespace, queue: SyncQueue) -> int:
     limit = 20 if arguments.limit is None else arguments.limit
     total = queue.dlq.stats().total
     if arguments.each:
-        return _show_each(arguments, list(islice(_letters(queue, arguments.error), limit)), total)
+        return _show_each(
+            arguments, list(islice(_letters(queue, arguments.error, brief=not arguments.as_json), limit)), total
+        )
     from headrace.commands.dashboard import DashboardFailures
 
     found = queue.call(DashboardFailures(queue=queue.name, limit=limit)).data
@@ -127,10 +129,10 @@ def _row(letter: DeadLetter, now_ms: float) -> list[Cell]:
     ]
 
 
-def _letters(queue: SyncQueue, error: str | None) -> Iterator[DeadLetter]:
+def _letters(queue: SyncQueue, error: str | None, *, brief: bool = True) -> Iterator[DeadLetter]:
     """All dead letters, or those whose error has this text in it, page by page."""
     offset = 0
-    while page := queue.dlq.list(_PAGE, offset):
+    while page := queue.dlq.list(_PAGE, offset, brief=brief):
         yield from (letter for letter in page if error is None or error in (letter.error or ""))
         offset += len(page)
 

@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 
 Action = Callable[["Workflows", argparse.Namespace], Awaitable[None]]
 _COLUMNS: Final = (
-    Column("ID"),
-    Column("WORKFLOW", gives_way=True),
+    Column("ID", gives_way=12),
+    Column("WORKFLOW", gives_way=12),
     Column("STATUS"),
-    Column("AGE", is_number=True),
-    Column("TOOK", is_number=True),
+    Column("AGE", is_number=True, spared=1),
+    Column("TOOK", is_number=True, spared=2),
 )
 _STYLES: Final = {"running": "bright_blue", "compensating": "magenta", "cancelled": "bright_black"}
 _WIDTH: Final = 40

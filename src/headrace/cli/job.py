@@ -164,9 +164,9 @@ def _print_error(job: JobInfo) -> None:
 _TIMELINE: Final = (
     Column("  AT"),
     Column("STATE"),
-    Column("TOOK", is_number=True),
-    Column("ATTEMPT", is_number=True),
-    Column("ERROR", gives_way=True),
+    Column("TOOK", is_number=True, spared=1),
+    Column("ATTEMPT", is_number=True, spared=2),
+    Column("ERROR", gives_way=12),
 )
 
 

@@ -22,11 +22,11 @@ _MAX_FOUND: Final = 500
 """Jobs that one search may find."""
 _COLUMNS: Final = (
     Column("STATE"),
-    Column("AGE", is_number=True),
-    Column("TRY", is_number=True),
-    Column("NAME", gives_way=True),
-    Column("ABOUT", gives_way=True),
-    Column("ID"),
+    Column("AGE", is_number=True, spared=2),
+    Column("TRY", is_number=True, spared=3),
+    Column("NAME", gives_way=8),
+    Column("ABOUT", gives_way=8, spared=1),
+    Column("ID", spared=4),
 )
 
 
@@ -78,6 +78,7 @@ def _page(client: Client, arguments: argparse.Namespace) -> list[Raw]:
         limit=arguments.limit,
         offset=arguments.offset,
         asc=not arguments.newest,
+        brief=not arguments.as_json,
     )
     return client.ask_blocking(asked).jobs
 
@@ -90,7 +91,12 @@ def _search(client: Client, arguments: argparse.Namespace) -> Iterator[Raw]:
     while left > 0:
         limit = min(left, _MAX_FOUND)
         asked = SearchJobs(
-            queue=arguments.queue, text=arguments.search, state=arguments.state, limit=limit, cursor=cursor
+            queue=arguments.queue,
+            text=arguments.search,
+            state=arguments.state,
+            limit=limit,
+            cursor=cursor,
+            brief=not arguments.as_json,
         )
         page = client.ask_blocking(asked)
         yield from page.jobs

@@ -36,6 +36,10 @@ STATE_STYLES: Final = {
 }
 
 
+_GAP: Final = 2
+"""Spaces between columns."""
+
+
 class Styled(NamedTuple):
     text: str
     style: str
@@ -47,8 +51,10 @@ Cell = str | Styled
 class Column(NamedTuple):
     title: str
     is_number: bool = False
-    gives_way: bool = False
-    """Is cut first when the terminal is too narrow."""
+    gives_way: int = 0
+    """Is cut when the terminal is too narrow, but not below so many characters while other columns can be spared."""
+    spared: int = 0
+    """Is left out when cutting is not enough, the highest number first; 0: never."""
 
 
 def state_cell(state: str) -> Styled:
@@ -84,8 +90,10 @@ def print_line(text: str = "", style: str = "") -> None:
 def print_table(columns: Sequence[Column], rows: Sequence[Sequence[Cell]]) -> None:
     if is_terminal():
         console().print(table_of(columns, rows))
+        if left_out := [column.title for column in columns if column not in _fitting(columns, rows)]:
+            note(f"left out, as the terminal is narrow: {', '.join(left_out)}")
         return
-    cells = [[column.title for column in columns], *([str(_text(cell)) for cell in row] for row in rows)]
+    cells = _texts(columns, rows)
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     for line in cells:
         fitted = [
@@ -95,17 +103,38 @@ def print_table(columns: Sequence[Column], rows: Sequence[Sequence[Cell]]) -> No
         print("  ".join(fitted).rstrip())
 
 
-def table_of(columns: Sequence[Column], rows: Iterable[Sequence[Cell]]) -> Any:
-    """The table as rich draws it."""
+def _fitting(columns: Sequence[Column], rows: Sequence[Sequence[Cell]]) -> list[Column]:
+    """Those columns for which there is room."""
+    from rich.cells import cell_len
+
+    wide = [max(map(cell_len, column)) for column in zip(*_texts(columns, rows), strict=True)]
+    least = {c: min(width, c.gives_way or width) for c, width in zip(columns, wide, strict=True)}
+    shown = list(columns)
+    while sum(least[c] for c in shown) + _GAP * (len(shown) - 1) > console().width:
+        spared = max(shown, key=lambda column: column.spared)
+        if not spared.spared:
+            break
+        shown.remove(spared)
+    return shown
+
+
+def _texts(columns: Sequence[Column], rows: Sequence[Sequence[Cell]]) -> list[list[str]]:
+    return [[column.title for column in columns], *([_text(cell) for cell in row] for row in rows)]
+
+
+def table_of(columns: Sequence[Column], rows: Sequence[Sequence[Cell]]) -> Any:
+    """The table as rich draws it, with the columns for which the terminal has room."""
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bright_black")
-    for column in columns:
+    table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bright_black")
+    shown = _fitting(columns, rows)
+    for column in shown:
         justify: Any = "right" if column.is_number else "left"
         table.add_column(column.title, justify=justify, no_wrap=not column.gives_way, overflow="ellipsis")
     for row in rows:
-        table.add_row(*(Text(_text(cell), _style(cell), no_wrap=True, overflow="ellipsis") for cell in row))
+        cells = [cell for column, cell in zip(columns, row, strict=True) if column in shown]
+        table.add_row(*(Text(_text(cell), _style(cell), no_wrap=True, overflow="ellipsis") for cell in cells))
     return table
 
 

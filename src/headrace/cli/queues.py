@@ -75,15 +75,15 @@ def _add(actions: Any, name: str, run: Callable[[argparse.Namespace], int], summ
 # -- looking -----------------------------------------------------------------------------------------------------------
 
 _COLUMNS: Final = (
-    Column("QUEUE", gives_way=True),
+    Column("QUEUE", gives_way=16),
     Column("WAITING", is_number=True),
-    Column("ACTIVE", is_number=True),
-    Column("DELAYED", is_number=True),
-    Column("BLOCKED", is_number=True),
-    Column("FAILED", is_number=True),
-    Column("DONE", is_number=True),
-    Column("OLDEST", is_number=True),
-    Column(""),
+    Column("ACTIVE", is_number=True, spared=3),
+    Column("DELAYED", is_number=True, spared=6),
+    Column("BLOCKED", is_number=True, spared=7),
+    Column("FAILED", is_number=True, spared=1),
+    Column("DONE", is_number=True, spared=5),
+    Column("OLDEST", is_number=True, spared=4),
+    Column("STATE", spared=2),
 )
 
 
@@ -223,9 +223,18 @@ def _rate(text: str | None) -> Any:
     number, slash, span = text.partition("/")
     try:
         per = seconds(span if span[:1].isdigit() else f"1{span}") if slash else 1.0
-        return RateLimit(float(number), per)
+        limit = RateLimit(float(number), per)
     except (ValueError, InvalidCommand):
         raise UsageError(f"--rate {text!r} is not understood: write for example 100/s, 30/m or {OFF}") from None
+    if not limit.max:
+        raise _nothing_at_all(f"--rate {text}", "--rate")
+    return limit
+
+
+def _nothing_at_all(given: str, flag: str) -> Exception:
+    """A limit of 0 looks like none at all and means the opposite: the server would hold every job back, in silence."""
+    advice = f"to hold its jobs back: `headrace queues pause NAME`; to lift the limit: {flag} {OFF}"
+    return advised(UsageError(f"{given} would let no job through"), advice)
 
 
 def _concurrency(text: str | None) -> int | None:
@@ -233,6 +242,8 @@ def _concurrency(text: str | None) -> int | None:
         return None
     if not text.isdecimal():
         raise UsageError(f"--concurrency {text!r} is not a whole number; {OFF} lifts the limit")
+    if not int(text):
+        raise _nothing_at_all(f"--concurrency {text}", "--concurrency")
     return int(text)
 
 

@@ -102,15 +102,15 @@ def look(client: Client) -> Picture:
 
 def _columns(unit: str) -> list[Column]:
     return [
-        Column("QUEUE", gives_way=True),
+        Column("QUEUE", gives_way=16),
         Column("WAITING", is_number=True),
-        Column("TREND"),
-        Column("ACTIVE", is_number=True),
-        Column("DELAYED", is_number=True),
-        Column("FAILED", is_number=True),
-        Column(f"IN/{unit}", is_number=True),
-        Column(f"OUT/{unit}", is_number=True),
-        Column("OLDEST", is_number=True),
+        Column("TREND", spared=5),
+        Column("ACTIVE", is_number=True, spared=3),
+        Column("DELAYED", is_number=True, spared=8),
+        Column("FAILED", is_number=True, spared=1),
+        Column(f"IN/{unit}", is_number=True, spared=7),
+        Column(f"OUT/{unit}", is_number=True, spared=6),
+        Column("OLDEST", is_number=True, spared=4),
     ]
 
 
@@ -142,7 +142,7 @@ def _sparks(picture: Picture, width: int) -> Iterator[tuple[str, str, str]]:
 
 def _print(picture: Picture) -> None:
     print_line(f"{picture.sentence.glyph} {picture.sentence.text}", picture.sentence.style)
-    for name, bars, newest in _sparks(picture, 60):
+    for name, bars, newest in _sparks(picture, min(60, console().width - 16) if is_terminal() else 60):
         print_line(f"{name:4}{bars}  {newest}")
     print_line()
     print_table(_columns(picture.unit), [_row(queue, picture.unit) for queue in picture.queues])

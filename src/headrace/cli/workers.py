@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from headrace.commands.workers import WorkerView
 
 COLUMNS: Final = (
-    Column("WORKER", gives_way=True),
-    Column("QUEUES", gives_way=True),
-    Column("BUSY", is_number=True),
-    Column("DONE", is_number=True),
-    Column("FAILED", is_number=True),
-    Column("HEARD", is_number=True),
-    Column("WHERE", gives_way=True),
+    Column("WORKER", gives_way=12),
+    Column("QUEUES", gives_way=8, spared=3),
+    Column("BUSY", is_number=True, spared=1),
+    Column("DONE", is_number=True, spared=5),
+    Column("FAILED", is_number=True, spared=4),
+    Column("HEARD", is_number=True, spared=2),
+    Column("WHERE", gives_way=8, spared=6),
 )
 
 

@@ -297,9 +297,10 @@ class DlqVerbs(Shell):
         self.queue = queue
 
     @verb
-    async def list(self, limit: int = 100, offset: int = 0) -> list[DeadLetter]:
-        """Dead letters with their reasons, a page at a time."""
-        return (await self._ask(commands.dlq.PageDeadLetters(queue=self.queue, limit=limit, offset=offset))).entries
+    async def list(self, limit: int = 100, offset: int = 0, *, brief: bool = False) -> list[DeadLetter]:
+        """Dead letters with their reasons, a page at a time. In brief: the beginning of their data, no attempts."""
+        asked = commands.dlq.PageDeadLetters(queue=self.queue, limit=limit, offset=offset, brief=brief)
+        return (await self._ask(asked)).entries
 
     @verb
     async def stats(self) -> DlqStats:

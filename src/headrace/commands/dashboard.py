@@ -188,15 +188,19 @@ _dead_letter = msgpack.Decoder(DeadLetterSummary).decode
 
 @command(QueueDetailReply, category="Dashboard", http="GET /dashboard/queues/{queue} lift=data")
 class DashboardQueue(Command[QueueDetailReply], tag="DashboardQueue"):
-    """One queue in detail: counts, priorities, the newest dead letters and, if asked for, the next jobs."""
+    """One queue in detail: counts, priorities, the newest dead letters and, if asked for, the next jobs.
+
+    With `brief` the dead letters have but the beginning of their payloads, as in GetJob.
+    """
 
     queue: QueueName
     include_jobs: bool = False
     jobs_limit: Annotated[int, Meta(ge=1, le=50)] = 10
+    brief: bool = False
 
     async def run(self, engine: Engine, peer: Peer) -> QueueDetailReply:
         backend = engine.backend
-        dead_letters = await backend.dead_letters(self.queue, DlqFilter(), DLQ_PREVIEW)
+        dead_letters = await backend.dead_letters(self.queue, DlqFilter(), DLQ_PREVIEW, self.brief)
         detail = QueueDetail(
             name=self.queue,
             counts=job_counts(await backend.counts(self.queue)),
@@ -210,7 +214,7 @@ class DashboardQueue(Command[QueueDetailReply], tag="DashboardQueue"):
 
     async def jobs(self, engine: Engine) -> QueueJobs:
         waiting, active, delayed = [
-            [_summary(job) for job in await engine.backend.jobs(self.queue, [state], 0, self.jobs_limit, True)]
+            [_summary(job) for job in await engine.backend.jobs(self.queue, [state], 0, self.jobs_limit, True, True)]
             for state in ("waiting", "active", "delayed")
         ]
         return QueueJobs(waiting, active, delayed)

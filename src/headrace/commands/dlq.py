@@ -52,15 +52,19 @@ class DeadLetterPage(Reply):
 
 @command(DeadLetterPage, category="DLQ", http="GET /queues/{queue}/dlq")
 class PageDeadLetters(Command[DeadLetterPage], tag="DlqPage"):
-    """The dead letters of a queue, a page at a time."""
+    """The dead letters of a queue, a page at a time.
+
+    With `brief` their jobs are shown as GetJob shows them with `brief`, and `attempts` is empty.
+    """
 
     queue: QueueName
     limit: Count = 100
     offset: Count = 0
+    brief: bool = False
 
     async def run(self, engine: Engine, peer: Peer) -> DeadLetterPage:
         wanted = DlqFilter(limit=self.limit, offset=self.offset)
-        entries = await engine.backend.dead_letters(self.queue, wanted, None)
+        entries = await engine.backend.dead_letters(self.queue, wanted, None, self.brief)
         return DeadLetterPage(entries=entries, total=(await engine.backend.dlq_stats(self.queue)).total)
 
 

@@ -96,12 +96,17 @@ def job_counts(counts: Counts) -> JobCounts:
 
 @command(FoundJob, category="Query", http="GET /jobs/{id} fail=404", errors=("Job not found",))
 class GetJob(Command[FoundJob], tag="GetJob"):
-    """A job in whatever state it is, with its result or the reason of its failure."""
+    """A job in whatever state it is, with its result or the reason of its failure.
+
+    With `brief` it has no `returnvalue`, stack trace and timeline, and of a payload of more than 1,000 bytes only the
+    beginning; `dataBytes` says how long it is.
+    """
 
     id: JobId
+    brief: bool = False
 
     async def run(self, engine: Engine, peer: Peer) -> FoundJob:
-        return FoundJob(job=await engine.backend.job(self.id))
+        return FoundJob(job=await engine.backend.job(self.id, self.brief))
 
 
 @command(JobState, category="Query", http="GET /jobs/{id}/state fail=404")
@@ -127,17 +132,22 @@ class GetResult(Command[JobResult], tag="GetResult"):
 
 @command(JobList, category="Query", http="GET /queues/{queue}/jobs/list alias=status:state,states:state")
 class GetJobs(Command[JobList], tag="GetJobs"):
-    """Jobs of a queue in order of creation, a page at a time. Several states give the union."""
+    """Jobs of a queue in order of creation, a page at a time. Several states give the union.
+
+    With `brief` each is shown as GetJob shows it with `brief`: large payloads do not fill the reply.
+    """
 
     queue: QueueName
     state: ShortText | Many[ShortText] | None = None
     limit: Count = 100
     offset: Count = 0
     asc: bool = True
+    brief: bool = False
 
     async def run(self, engine: Engine, peer: Peer) -> JobList:
         states = [self.state] if isinstance(self.state, str) else self.state
-        return JobList(jobs=await engine.backend.jobs(self.queue, states, self.offset, self.limit, self.asc))
+        jobs = await engine.backend.jobs(self.queue, states, self.offset, self.limit, self.asc, self.brief)
+        return JobList(jobs=jobs)
 
 
 class JobsFound(Reply):
@@ -153,7 +163,7 @@ class SearchJobs(Command[JobsFound], tag="SearchJobs"):
     """Jobs of a queue with a text or number in their id, name, tags, error or data, the newest first.
 
     One request looks at a bounded number of jobs; `cursor` of the reply, given in the next one, goes on from there.
-    Without a text all jobs are found.
+    Without a text all jobs are found. `brief` as in GetJobs.
     """
 
     queue: QueueName
@@ -161,10 +171,11 @@ class SearchJobs(Command[JobsFound], tag="SearchJobs"):
     state: ShortText | Many[ShortText] | None = None
     limit: Annotated[int, Meta(ge=1, le=500)] = 25
     cursor: Count | None = None
+    brief: bool = False
 
     async def run(self, engine: Engine, peer: Peer) -> JobsFound:
         states = [self.state] if isinstance(self.state, str) else self.state
-        page = await engine.backend.search(self.queue, self.text, states, self.limit, self.cursor)
+        page = await engine.backend.search(self.queue, self.text, states, self.limit, self.cursor, self.brief)
         return JobsFound(jobs=page.jobs, examined=page.examined, cursor=page.cursor)
 
 

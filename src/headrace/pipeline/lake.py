@@ -10,6 +10,7 @@
         pointer.json                          the last run that counts
         open_events/run=N/                    events that are told again by the next run
         checkpoint/                           of the stream into bronze
+        consumer                              the name under which servers keep events for this lake
 
 Rules. A run writes everything to `staging/` first. It counts from the moment at which `pointer.json` names it; folders
 move into place just before, and what it replaces goes just after. Whatever a run that died has left is removed by the
@@ -41,6 +42,8 @@ REPLACED: Final = ("silver/open_jobs", "silver/open_attempts", "state/open_event
 GOLD: Final = ("queue_minute", "queue_hour", "queue_day", "error_signature_hour", "worker_minute")
 
 EVERYTHING: Final = ""
+_FORMER_CONSUMER: Final = "lake"
+"""What lakes were called that were begun before they had names of their own: there the server holds their events."""
 _NUMBERED: Final = re.compile(r"(?:run|batch)=(\d+)")
 
 
@@ -89,13 +92,20 @@ class Lake:
             raise HeadraceError(f"{self._pointer_path} is unreadable ({error}): {advice}") from error
 
     def store_pointer(self, pointer: Pointer) -> None:
-        self._pointer_path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = self._pointer_path.with_suffix(".tmp")
-        with temporary.open("wb") as file:
-            file.write(msgspec.json.format(msgspec.json.encode(pointer)))
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(self._pointer_path)
+        _store(self._pointer_path, msgspec.json.format(msgspec.json.encode(pointer)))
+
+    def consumer(self) -> str:
+        """The name under which servers keep events for this lake.
+
+        It is the lake's own: with one name for two lakes, what the faster one has taken would go before the slower
+        one has read it.
+        """
+        path = self.root / "state" / "consumer"
+        if not path.exists():
+            if self.checkpoint.exists():
+                return _FORMER_CONSUMER
+            _store(path, f"lake-{uuid4().hex[:12]}".encode())
+        return path.read_text()
 
     @contextmanager
     def locked(self, what: str) -> Iterator[None]:
@@ -186,6 +196,17 @@ class Lake:
 def _counting(table: str, pointer: Pointer) -> range:
     """The runs whose folders of a table count."""
     return range(pointer.run if table in REPLACED else pointer.first_run, pointer.run + 1)
+
+
+def _store(path: Path, content: bytes) -> None:
+    """Write a file that is there as a whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(".tmp")
+    with temporary.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
 
 
 def _has_rows(folder: Path) -> bool:

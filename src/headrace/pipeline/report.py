@@ -28,6 +28,7 @@ MIN_N: Final = 100
 MAX_QUEUES: Final = 12
 _NOTABLE_BACKLOG: Final = 0.05
 """A backlog below this share of what came lately is nothing to speak of."""
+_BACKLOG: Final = "Backlog: jobs that had come and not gone, those whose time has not come yet included."
 _UNIT_MS: Final = {"minute": 60_000, "hour": 3_600_000, "day": 86_400_000}
 _LONGEST_MS: Final = {"minute": 6 * 3_600_000, "hour": 31 * 86_400_000}
 """Up to which span charts show windows of this length; beyond the last one they show days."""
@@ -206,8 +207,8 @@ def _falling_behind(facts: Facts, queue: str) -> str | None:
     if last < 10 or last <= 1.2 * middle or last < _NOTABLE_BACKLOG * came:
         return None
     return (
-        f"{_name(queue)} is falling behind: its backlog rose from {count(middle)} to {count(last)} jobs since "
-        f"{moment(since)}; {count(came)} came in that time and {count(went)} went."
+        f"{_name(queue)} is falling behind: its backlog, delayed jobs included, rose from {count(middle)} to "
+        f"{count(last)} jobs since {moment(since)}; {count(came)} came in that time and {count(went)} went."
     )
 
 
@@ -343,7 +344,8 @@ class Page:
             f"<th{'' if n in (0, len(heads) - 1) else ' class=n'}>{name}</th>" for n, name in enumerate(heads)
         )
         more = len(self._facts.queues) - len(self._shown)
-        note = f'<p class="note">Left out: {counted(more, "smaller queue")}.</p>' if more > 0 else ""
+        left_out = f" Left out: {counted(more, 'smaller queue')}." if more > 0 else ""
+        note = f'<p class="note">{_BACKLOG}{left_out}</p>'
         return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>{note}"
 
     def _multiples(self, title: str, draw: Callable[[str], str], note: str = "") -> str:
@@ -368,7 +370,7 @@ class Page:
         done = Series("done", "completed", facts.filled(queue, _done), is_area=True)
         removed = Series("removed", "dead", facts.filled(queue, _removed))
         flow = [done, added, removed] if any(map(_removed, facts.of(queue, "day"))) else [done, added]
-        backlog = Series("backlog at the end", "waiting", facts.carried(queue, "backlog_end"), is_area=True)
+        backlog = Series("backlog, delayed jobs included", "waiting", facts.carried(queue, "backlog_end"), is_area=True)
         total = sum(row["added"] for row in facts.of(queue, "day"))
         caption = f"jobs {facts.words()}, n = {count(total)} added"
         upper = time_chart(flow, facts.span, count, height=90)

@@ -62,7 +62,7 @@ def start_ingest(
         summary.events += count
         say(f"batch {number}: {count:,} events in {time.monotonic() - began:.1f} s")
 
-    stream = spark.readStream.format("headrace").options(**{"consumer": "lake", **source}).load()
+    stream = spark.readStream.format("headrace").options(**{"consumer": lake.consumer(), **source}).load()
     writer = stream.writeStream.foreachBatch(keep).option("checkpointLocation", str(lake.checkpoint))
     writer = writer.queryName("headrace-ingest")
     pause = f"{int((interval_s or 0) * 1000)} milliseconds"

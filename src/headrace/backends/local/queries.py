@@ -52,8 +52,9 @@ class Queries(Control):
 
     # -- one job -------------------------------------------------------------------------------------------------------
 
-    async def job(self, job_id: str) -> Raw:
-        return self._show_whole(self._get(job_id))
+    async def job(self, job_id: str, brief: bool = False) -> Raw:
+        job = self._get(job_id)
+        return self._show_brief(job) if brief else self._show_whole(job)
 
     async def job_by_custom_id(self, custom_id: str, queue: str | None = None) -> Raw:
         job = self._find(custom_id) if queue is None else None
@@ -78,13 +79,15 @@ class Queries(Control):
 
     # -- lists and counts ----------------------------------------------------------------------------------------------
 
-    async def jobs(self, queue: str, states: Sequence[str] | None, offset: int, limit: int, asc: bool) -> list[Raw]:
+    async def jobs(
+        self, queue: str, states: Sequence[str] | None, offset: int, limit: int, asc: bool, brief: bool = False
+    ) -> list[Raw]:
         q = self._queues.get(queue)
         if q is None or limit <= 0:
             return []
-        shown, size = [], 0
+        show, shown, size = self._show_brief if brief else self._show_whole, [], 0
         for job in self._page(q, states, offset, limit, asc):
-            raw = self._show_whole(job)
+            raw = show(job)
             size += len(bytes(raw))
             if size > REPLY_ROOM:
                 raise ReplyTooLarge(_TOO_LARGE)
@@ -119,7 +122,7 @@ class Queries(Control):
         return found[offset:] if len(found) in (last, total) else None
 
     async def search(
-        self, queue: str, text: str, states: Sequence[str] | None, limit: int, before: int | None
+        self, queue: str, text: str, states: Sequence[str] | None, limit: int, before: int | None, brief: bool = False
     ) -> SearchPage:
         q = self._queues.get(queue)
         if q is None:
@@ -135,7 +138,7 @@ class Queries(Control):
             examined += 1
             size += job.size
             if needle.is_in_head(job, self._failed_reason(job)) or needle.is_in_data(self._data(job)):
-                found.append(self._show_whole(job))
+                found.append(self._show_brief(job) if brief else self._show_whole(job))
             if len(found) == limit or examined == _SEARCHED_JOBS or size > _SEARCHED_BYTES:
                 return SearchPage(found, examined, job.seq)
         return SearchPage(found, examined, None)
@@ -243,10 +246,12 @@ class Queries(Control):
 
     # -- dead letters --------------------------------------------------------------------------------------------------
 
-    async def dead_letters(self, queue: str, wanted: DlqFilter, count: int | None) -> list[DeadLetter]:
+    async def dead_letters(
+        self, queue: str, wanted: DlqFilter, count: int | None, brief: bool = False
+    ) -> list[DeadLetter]:
         shown, size = [], 0
         for job in self._chosen_letters(queue, wanted, count):
-            letter = self._letter(job)
+            letter = self._brief_letter(job) if brief else self._letter(job)
             size += 2 * len(bytes(letter.job))
             if size > REPLY_ROOM:
                 raise ReplyTooLarge(_TOO_LARGE.replace("limit", "count"))
@@ -278,6 +283,9 @@ class Queries(Control):
             next_retry_at=burial.next_retry_at,
             expires_at=burial.expires_at,
         )
+
+    def _brief_letter(self, job: Job) -> DeadLetter:
+        return msgspec.structs.replace(self._letter(job), job=self._show_brief(job), attempts=[])
 
     async def retry_dlq(self, queue: str, job_id: str | None, count: int | None, wanted: DlqFilter | None) -> int:
         q = self._queues.get(queue)

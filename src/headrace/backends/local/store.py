@@ -19,15 +19,16 @@ from msgspec import Raw
 from headrace.backends.base import QueueFigures, Totals
 from headrace.backends.collection import Collection
 from headrace.backends.local.index import DueOrder, Group, LeaseWheel, Queue, QueueConfig
-from headrace.backends.local.job import Job, Lease
+from headrace.backends.local.job import History, Job, Lease
 from headrace.backends.local.journal import Journal
 from headrace.backends.local.slices import Slices
+from headrace.briefs import brief, brief_text
 from headrace.clock import Alarm, Clock
 from headrace.errors import NotFound
 from headrace.ids import IdSource
 from headrace.model import EVENT_WORDS, MAX_TIMELINE, Event, EventName, TimelineEntry
 from headrace.states import State, Verb, advance
-from headrace.views import HistoryView, encode, encode_job, plain_history, rich_history
+from headrace.views import HistoryView, brief_history, encode, encode_job, plain_history, rich_history
 
 MAX_SATISFIED: Final = 100_000
 
@@ -314,6 +315,19 @@ class Store(Collection):
             state=job.state.word,
             result=self._result(job),
             failed_reason=self._failed_reason(job),
+        )
+
+    def _show_brief(self, job: Job) -> Raw:
+        """The job as a list of many shows it."""
+        data, past = self._data(job), job.history or History()
+        return encode_job(
+            job,
+            job.queue.encoded_name,
+            brief(data),
+            brief_history(past.children_completed, past.progress, brief_text(past.message)),
+            state=job.state.word,
+            failed_reason=brief_text(self._failed_reason(job)),
+            data_bytes=len(data),
         )
 
     @staticmethod

@@ -18,6 +18,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from headrace.backends.base import DeadLetter
+from headrace.briefs import brief, brief_text
 from headrace.errors import InvalidCommand
 from headrace.model import (
     DEFAULT_SETTINGS,
@@ -29,7 +30,7 @@ from headrace.model import (
     TimelineEntry,
     intern_settings,
 )
-from headrace.views import HistoryView, encode, encode_job, plain_history, rich_history
+from headrace.views import HistoryView, brief_history, encode, encode_job, plain_history, rich_history
 
 MAX_PAYLOAD_BYTES: Final = 1_048_576
 _MAX_NUMBER: Final = 2**53
@@ -364,8 +365,26 @@ def show_whole(job: StoredJob) -> Raw:
     )
 
 
+def show_brief(job: StoredJob) -> Raw:
+    """The job as a list of many shows it."""
+    past = job.past or Past()
+    return encode_job(
+        _renamed(job),
+        encode(job.queue),
+        brief(job.data),
+        brief_history(past.children_completed, past.progress, brief_text(past.message)),
+        state=job.state,
+        failed_reason=brief_text(job.failed_reason),
+        data_bytes=len(job.data),
+    )
+
+
 def _renamed(job: StoredJob) -> StoredJob:
     return job if job.is_ours else msgspec.structs.replace(job, id=job.shown_id())
+
+
+def brief_letter(job: StoredJob) -> DeadLetter:
+    return msgspec.structs.replace(letter(job), job=show_brief(job), attempts=[])
 
 
 def letter(job: StoredJob) -> DeadLetter:

@@ -21,7 +21,7 @@ from headrace.backends.base import (
 )
 from headrace.backends.listing import REPLY_ROOM
 from headrace.backends.valkey.control import STATES, Control
-from headrace.backends.valkey.hashes import Buried, StoredJob, letter, show_whole
+from headrace.backends.valkey.hashes import Buried, StoredJob, brief_letter, letter, show_brief, show_whole
 from headrace.errors import NotFound, ReplyTooLarge
 from headrace.model import DAY_MS, DlqFilter
 
@@ -33,8 +33,9 @@ _RANK_LENGTH: Final = 60
 class Queries(Control):
     # -- one job -------------------------------------------------------------------------------------------------------
 
-    async def job(self, job_id: str) -> Raw:
-        return show_whole(await self._get(job_id))
+    async def job(self, job_id: str, brief: bool = False) -> Raw:
+        job = await self._get(job_id)
+        return show_brief(job) if brief else show_whole(job)
 
     async def job_by_custom_id(self, custom_id: str, queue: str | None = None) -> Raw:
         job = await self._find(custom_id) if queue is None else None
@@ -115,14 +116,16 @@ class Queries(Control):
             ids.update(dict.fromkeys(await self._ids_in(queue, state)))
         return [job for job in await self._read_many(queue, list(ids)) if job.state in states]
 
-    async def jobs(self, queue: str, states: Sequence[str] | None, offset: int, limit: int, asc: bool) -> list[Raw]:
+    async def jobs(
+        self, queue: str, states: Sequence[str] | None, offset: int, limit: int, asc: bool, brief: bool = False
+    ) -> list[Raw]:
         if limit <= 0:
             return []
         chosen = await self._chosen(queue, STATES if states is None else states)
         page = sorted(chosen, key=lambda job: job.order, reverse=not asc)[offset : offset + limit]
         shown, size = [], 0
         for job in page:
-            raw = show_whole(job)
+            raw = show_brief(job) if brief else show_whole(job)
             size += len(bytes(raw))
             if size > REPLY_ROOM:
                 raise ReplyTooLarge(_TOO_LARGE)
@@ -175,10 +178,12 @@ class Queries(Control):
 
     # -- dead letters --------------------------------------------------------------------------------------------------
 
-    async def dead_letters(self, queue: str, wanted: DlqFilter, count: int | None) -> list[DeadLetter]:
+    async def dead_letters(
+        self, queue: str, wanted: DlqFilter, count: int | None, brief: bool = False
+    ) -> list[DeadLetter]:
         shown, size = [], 0
         for job in await self._chosen_letters(queue, wanted, count):
-            one = letter(job)
+            one = brief_letter(job) if brief else letter(job)
             size += 2 * len(bytes(one.job))
             if size > REPLY_ROOM:
                 raise ReplyTooLarge(_TOO_LARGE.replace("limit", "count"))

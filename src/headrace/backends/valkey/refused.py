@@ -11,7 +11,7 @@ from headrace.backends.valkey.scans import Scans
 
 class Refused(Scans):
     async def search(
-        self, queue: str, text: str, states: Sequence[str] | None, limit: int, before: int | None
+        self, queue: str, text: str, states: Sequence[str] | None, limit: int, before: int | None, brief: bool = False
     ) -> SearchPage:
         refuse("search")
 

@@ -150,7 +150,7 @@ export async function history(span, { queue, top = 0 } = {}) {
 export const failures = (limit = 6) => get("/dashboard/failures", { limit });
 
 /** {name, counts, paused, priorityCounts} */
-export const queue = (name) => get(`/dashboard/queues/${encodeURIComponent(name)}`);
+export const queue = (name) => get(`/dashboard/queues/${encodeURIComponent(name)}`, { brief: true });
 
 export const queueSettings = async (name) => {
   const [stall, dlq, limits] = await Promise.all(
@@ -159,27 +159,30 @@ export const queueSettings = async (name) => {
   return { stall: stall.config, dlq: dlq.config, limits: limits.data.limits };
 };
 
+// Lists ask for jobs in brief: each payload may be megabytes long, and a row shows its beginning.
 export const jobs = async (name, { state, limit = 25, offset = 0, asc = false } = {}) =>
-  (await get(`${q(name)}/jobs/list`, { state, limit, offset, asc })).jobs;
+  (await get(`${q(name)}/jobs/list`, { state, limit, offset, asc, brief: true })).jobs;
 
 /** {jobs, examined, cursor}: the newest jobs with the text in them; `cursor` is where to search further, or null. */
 export const search = (name, { text, state, limit = 25, cursor } = {}) =>
-  get(`${q(name)}/jobs/search`, { text, state, limit, cursor });
+  get(`${q(name)}/jobs/search`, { text, state, limit, cursor, brief: true });
 
 export const job = async (id) => (await get(j(id))).job;
 
 /** The job's state; "unknown" instead of an error when there is none. */
 export const stateOf = async (id) => (await get(`${j(id)}/state`)).state;
 
+/** One row of a list, or null when there is no such job. */
 export async function jobIfKept(id) {
-  return (await stateOf(id)) === "unknown" ? null : job(id).catch(() => null);
+  if ((await stateOf(id)) === "unknown") return null;
+  return (await get(j(id), { brief: true }).catch(() => ({ job: null }))).job;
 }
 
 export const logs = async (id) => (await get(`${j(id)}/logs`)).data.logs;
 
 /** The newest dead letters of a queue that holds `total` of them; the server lists the oldest first. */
 export async function deadLetters(name, total, most = 100) {
-  const { entries } = await get(`${q(name)}/dlq`, { limit: most, offset: Math.max(0, total - most) });
+  const { entries } = await get(`${q(name)}/dlq`, { limit: most, offset: Math.max(0, total - most), brief: true });
   return entries.map((entry) => ({ ...entry, queue: name })).reverse();
 }
 

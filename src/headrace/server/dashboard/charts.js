@@ -23,13 +23,16 @@ const CLOCK = [
 ];
 export const roundUpTime = (ms) => CLOCK.find((step) => step >= ms * 0.999) ?? roundUp(ms / 3600e3) * 3600e3;
 
+const SOON = "Figures follow in a moment.";
+
 /**
  * One chart. lines: [{values, class, area?, bars?}]; format writes a value of the axis; top gives the axis end.
+ * empty: what to say while there is nothing to draw.
  * pointed: index of the moment under the pointer, or null; onpoint(index | null) follows it.
  */
-export function chart({ label, start, step, lines, width, format, top, pointed, onpoint }) {
+export function chart({ label, start, step, lines, width, format, top, empty = SOON, pointed, onpoint }) {
   const size = lines[0].values.length;
-  if (!size) return h("div", { class: "chart-empty" }, "Figures follow in a moment.");
+  if (!size) return h("div", { class: "chart-empty" }, empty);
   const end = top(Math.max(0, ...lines.flatMap((line) => line.values.filter((v) => v !== null))));
   const inner = Math.max(40, width - LEFT - 4);
   const x = (i) => LEFT + (size < 2 ? inner : (i / (size - 1)) * inner);

@@ -133,6 +133,8 @@ function figures({ queue, hour }, ctx) {
     start: hour.start,
     step: hour.step,
     width,
+    // The server keeps no figures of a queue in which nothing happens.
+    empty: queue.in || queue.out ? undefined : "No job has come or gone in the last hour.",
     pointed: ctx.ui.pointed ?? null,
     onpoint: (index) => {
       ctx.ui.pointed = index;
