@@ -19,9 +19,9 @@ import pyarrow.dataset as ds
 
 from headrace import __version__
 from headrace.errors import HeadraceError
-from headrace.notation import counted, duration
+from headrace.notation import count, counted, duration
 from headrace.pipeline import moments
-from headrace.pipeline.charts import Point, Series, count, day, heat_map, moment, percent, span, sparkline, time_chart
+from headrace.pipeline.charts import Point, Series, day, heat_map, moment, percent, span, sparkline, time_chart
 from headrace.pipeline.lake import Lake, LakeBusy
 
 MIN_N: Final = 100
@@ -364,11 +364,11 @@ class Page:
 
     def _flow(self, queue: str) -> str:
         facts = self._facts
-        added = Series("added", "waiting", facts.filled(queue, lambda row: row["added"]))
+        added = Series("added", "came", facts.filled(queue, lambda row: row["added"]))
         done = Series("done", "completed", facts.filled(queue, _done), is_area=True)
         removed = Series("removed", "dead", facts.filled(queue, _removed))
         flow = [done, added, removed] if any(map(_removed, facts.of(queue, "day"))) else [done, added]
-        backlog = Series("backlog at the end", "waiting", facts.carried(queue, "backlog_end"), is_area=True)
+        backlog = Series("backlog at the end, below", "waiting", facts.carried(queue, "backlog_end"), is_area=True)
         total = sum(row["added"] for row in facts.of(queue, "day"))
         caption = f"jobs {facts.words()}, n = {count(total)} added"
         upper = time_chart(flow, facts.span, count, height=90)
@@ -435,9 +435,8 @@ class Page:
             return ""
         worst = sorted(grouped.items(), key=lambda item: -sum(row["count"] for row in item[1]))[:15]
         rows = "".join(self._error_row(signature, found) for signature, found in worst)
-        head = (
-            "<tr><th>Error</th><th class=n>Attempts</th><th>Queues</th><th>Course</th><th>First</th><th>Last</th></tr>"
-        )
+        course = "<th>Course</th>" if self._has_course(_UNIT_MS["hour"]) else ""
+        head = f"<tr><th>Error</th><th class=n>Attempts</th><th>Queues</th>{course}<th>First</th><th>Last</th></tr>"
         which = (
             f"The {len(worst)} most frequent of {len(grouped)} signatures"
             if len(grouped) > len(worst)
@@ -459,11 +458,11 @@ class Page:
         times = min(row["first_seen"] for row in rows), max(row["last_seen"] for row in rows)
         seen = [moment(at - at % exact) for at in times]
         sample = escape(f"{rows[0]['sample_error']}\njob {rows[0]['sample_job_id']}")
-        line = sparkline(course, "failed") if len(course) > 1 else ""
+        line = f"<td>{sparkline(course, 'failed')}</td>" if self._has_course(step) else ""
         return (
             f'<tr><td><code title="{sample}">{escape(signature[:160])}</code></td>'
             f'<td class="n">{count(sum(row["count"] for row in rows))}</td><td>{escape(queues)}</td>'
-            f'<td>{line}</td><td class="when">{seen[0]}</td><td class="when">{seen[1]}</td></tr>'
+            f'{line}<td class="when">{seen[0]}</td><td class="when">{seen[1]}</td></tr>'
         )
 
     def _worker_table(self) -> str:
@@ -474,7 +473,8 @@ class Page:
             return ""
         by_work = sorted(grouped.items(), key=lambda item: -sum(row["busy_ms"] for row in item[1]))[:20]
         rows = "".join(self._worker_row(worker, found) for worker, found in by_work)
-        head = "<tr><th>Worker</th><th class=n>Busy</th><th class=n>Slots</th><th class=n>Used</th><th>Course</th></tr>"
+        course = "<th>Course</th>" if self._has_course(_UNIT_MS["minute"]) else ""
+        head = f"<tr><th>Worker</th><th class=n>Busy</th><th class=n>Slots</th><th class=n>Used</th>{course}</tr>"
         note = "Slots: the most jobs that a worker had at once on a day. Used: of its slots, in minutes with work."
         table = f"<table><thead>{head}</thead><tbody>{rows}</tbody></table>"
         return f'<section><h2>Workers</h2>{table}<p class="note">{note}</p></section>'
@@ -488,8 +488,12 @@ class Page:
             course[max(0, row["window_start"] - self._facts.start) // step] += row["busy_ms"]
         cells = (duration(busy), str(max(row["slots"] for row in rows)), percent(busy / room))
         figures = "".join(f'<td class="n">{cell}</td>' for cell in cells)
-        line = sparkline(course, "active") if len(course) > _FEW_WINDOWS else ""
-        return f"<tr><th>{escape(worker)}</th>{figures}<td>{line}</td></tr>"
+        line = f"<td>{sparkline(course, 'active')}</td>" if self._has_course(_UNIT_MS["minute"]) else ""
+        return f"<tr><th>{escape(worker)}</th>{figures}{line}</tr>"
+
+    def _has_course(self, step_ms: int) -> bool:
+        """Whether there are enough windows of this length to draw what came of something over time."""
+        return (self._facts.end - self._facts.start) // step_ms >= _FEW_WINDOWS
 
     def _origin(self) -> str:
         facts, pointer = self._facts, self._facts.lake.pointer()
