@@ -68,7 +68,9 @@ def test_a_single_event_makes_a_report(tmp_path: Path) -> None:
 
 def test_every_line_of_a_chart_has_a_colour_of_its_own(tmp_path: Path) -> None:
     text = report_of(lake_of(tmp_path, [fact(START, added=1, backlog_end=1)]))
-    keys = re.findall(r'<span class="key (\w+)">([^<]*)</span>', text.partition("<figure>")[2].partition("</figure>")[0])
+    keys = re.findall(
+        r'<span class="key (\w+)">([^<]*)</span>', text.partition("<figure>")[2].partition("</figure>")[0]
+    )
     assert keys == [("completed", "done"), ("came", "added"), ("waiting", "backlog at the end, below")]
 
 

@@ -12,8 +12,6 @@ from datetime import UTC, datetime
 from html import escape
 from typing import Final, NamedTuple
 
-from headrace import notation
-
 WIDTH: Final = 520
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 8, 8, 22
 _MINUTE_MS: Final = 60_000

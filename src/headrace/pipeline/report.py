@@ -493,7 +493,7 @@ class Page:
 
     def _has_course(self, step_ms: int) -> bool:
         """Whether there are enough windows of this length to draw what came of something over time."""
-        return (self._facts.end - self._facts.start) // step_ms >= _FEW_WINDOWS
+        return bool((self._facts.end - self._facts.start) // step_ms >= _FEW_WINDOWS)
 
     def _origin(self) -> str:
         facts, pointer = self._facts, self._facts.lake.pointer()
