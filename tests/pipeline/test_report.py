@@ -92,6 +92,16 @@ def test_a_table_has_a_column_for_the_course_when_there_is_one_to_show(
         assert len(re.findall("<th[ >]", heads)) == len(re.findall("<t[hd][ >]", first))
 
 
+def test_a_queue_that_nobody_works_on_is_found(tmp_path: Path) -> None:
+    told = [fact(START, "orders", added=1000, backlog_end=1000)]
+    told += [fact(START + timedelta(minutes=n), added=20, started=20, completed=20, backlog_end=15) for n in range(20)]
+    (found,) = re.findall("<li>(.*?)</li>", report_of(lake_of(tmp_path, told)))
+    assert found == (
+        "Nobody works on <b>orders</b>: no job was started since Sun 29 Mar 00:40, and its backlog is 1,000 jobs, "
+        "those with a delay included."
+    )
+
+
 def test_facts_without_their_jobs_are_shown_by_the_minute(tmp_path: Path) -> None:
     assert "jobs per minute, n = 1 added" in report_of(lake_of(tmp_path, [fact(START, added=1, backlog_end=1)]))
 

@@ -26,6 +26,7 @@ from headrace.pipeline.lake import Lake, LakeBusy
 
 MIN_N: Final = 100
 MAX_QUEUES: Final = 12
+_MIN_BACKLOG: Final = 10
 _NOTABLE_BACKLOG: Final = 0.05
 """A backlog below this share of what came lately is nothing to speak of."""
 _UNIT_MS: Final = {"minute": 60_000, "hour": 3_600_000, "day": 86_400_000}
@@ -174,7 +175,7 @@ def _in_ms(row: Row) -> Row:
 
 def findings(facts: Facts) -> list[str]:
     """Sentences with numbers, worst first. HTML."""
-    found = [_falling_behind(facts, queue) for queue in facts.queues]
+    found = [_falling_behind(facts, queue) or _standing_still(facts, queue) for queue in facts.queues]
     found += [_broken_promise(facts, queue) for queue in facts.queues]
     found += [_slowest_hour(facts, queue) for queue in facts.queues]
     found += [_main_error(facts), _retries(facts), _busiest_worker(facts), _gaps(facts)]
@@ -203,11 +204,23 @@ def _falling_behind(facts: Facts, queue: str) -> str | None:
     since = level[len(level) // 2][0]
     recent = [row for row in rows if row["window_start"] >= since]
     came, went = sum(row["added"] for row in recent), sum(_done(row) + _removed(row) for row in recent)
-    if last < 10 or last <= 1.2 * middle or last < _NOTABLE_BACKLOG * came:
+    if last < _MIN_BACKLOG or last <= 1.2 * middle or last < _NOTABLE_BACKLOG * came:
         return None
     return (
         f"{_name(queue)} is falling behind: its backlog rose from {count(middle)} to {count(last)} jobs since "
         f"{moment(since)}; {count(came)} came in that time and {count(went)} went."
+    )
+
+
+def _standing_still(facts: Facts, queue: str) -> str | None:
+    level = facts.carried(queue, "backlog_end")
+    since = level[len(level) // 2][0]
+    backlog = level[-1][1] or 0
+    if backlog < _MIN_BACKLOG or any(row["started"] for row in facts.of(queue) if row["window_start"] >= since):
+        return None
+    return (
+        f"Nobody works on {_name(queue)}: no job was started since {moment(since)}, and its backlog is "
+        f"{count(backlog)} jobs, those with a delay included."
     )
 
 
