@@ -102,6 +102,17 @@ def test_a_queue_that_nobody_works_on_is_found(tmp_path: Path) -> None:
     )
 
 
+def test_a_queue_that_nobody_has_worked_on_for_minutes_is_found(tmp_path: Path) -> None:
+    late = START + timedelta(minutes=4)
+    lake = lake_of(tmp_path, [fact(START, "orders", added=20, backlog_end=20), fact(late, added=1, backlog_end=1)])
+    jobs = [{"queue": "orders", "job_id": str(n), "added_at": START} for n in range(20)]
+    jobs.append({"queue": "mail", "job_id": "late", "added_at": late})
+    write(lake, "silver/open_jobs/run=1", JOBS, jobs)
+    text = report_of(lake)
+    assert re.search(r"jobs per \d+ s, n = 20 added", text)
+    assert "Nobody works on <b>orders</b>: no job was started since Sun 29 Mar 00:32" in text
+
+
 def test_facts_without_their_jobs_are_shown_by_the_minute(tmp_path: Path) -> None:
     assert "jobs per minute, n = 1 added" in report_of(lake_of(tmp_path, [fact(START, added=1, backlog_end=1)]))
 

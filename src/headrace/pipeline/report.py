@@ -216,7 +216,9 @@ def _standing_still(facts: Facts, queue: str) -> str | None:
     level = facts.carried(queue, "backlog_end")
     since = level[len(level) // 2][0]
     backlog = level[-1][1] or 0
-    if backlog < _MIN_BACKLOG or any(row["started"] for row in facts.of(queue) if row["window_start"] >= since):
+    unit = "minute" if facts.unit == "moment" else facts.unit  # what is counted from the jobs does not have it
+    recent = [row for row in facts.of(queue, unit) if row["window_start"] + facts.step_ms[unit] > since]
+    if backlog < _MIN_BACKLOG or any(row["started"] for row in recent):
         return None
     return (
         f"Nobody works on {_name(queue)}: no job was started since {moment(since)}, and its backlog is "
