@@ -39,9 +39,9 @@ def count(value: float | None) -> str:
     return f"{_short(value / 1e6)} M" if value < 999.5e6 else f"{_short(value / 1e9)} G"
 
 
-def counted(number: int, what: str) -> str:
+def counted(number: int, what: str, many: str | None = None) -> str:
     """The full number, for sentences that must say exactly how many."""
-    return f"{number:,} {what if number == 1 else f'{what}s'}"
+    return f"{number:,} {what if number == 1 else many or f'{what}s'}"
 
 
 def jobs(number: int) -> str:

@@ -479,6 +479,7 @@ def test_a_receiver_that_is_not_there_counts_as_failed(client: Client, hook: Cal
     assert "refused" in shown["lastError"]
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(60)
 def test_a_receiver_that_never_answers_is_given_ten_seconds_and_holds_up_nobody(
     tmp_path: Path, receiver: Receiver
@@ -498,9 +499,10 @@ def test_a_receiver_that_never_answers_is_given_ten_seconds_and_holds_up_nobody(
             push(client, "q")
         receiver.wait_for(12)
         prompt.wait_for(51)
+        assert time.monotonic() - began < 8
         assert view(client, stuck[0])["failureCount"] == 0
         shown = view_when(client, stuck[0], lambda shown: shown["failureCount"] >= 1)
-        assert time.monotonic() - began >= 9.9
+        assert 9.9 <= time.monotonic() - began < 13
         assert shown["lastError"] == "no answer within 10 s"
 
 

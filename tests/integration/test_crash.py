@@ -86,7 +86,7 @@ def pull_in_flight(server: ServerProcess, in_flight: set[int], started: float) -
 
 def wait_until_idle(client: Client) -> None:
     """The jobs of a connection that was closed are given back."""
-    eventually(lambda: not client.ok("GetJobCounts", queue=QUEUE)["counts"]["active"])
+    eventually(lambda: not client.ok("GetJobCounts", queue=QUEUE)["counts"]["active"], within=5)
 
 
 @pytest.mark.alone

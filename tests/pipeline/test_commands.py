@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from headrace import notation
 from headrace.backends.local.segments import Sealed, rewrite_manifest
 from headrace.errors import HeadraceError
 from headrace.pipeline import charts
@@ -343,14 +344,25 @@ def test_a_report_of_one_queue_is_about_that_queue(chronicle: Chronicle, tmp_pat
         write_report(chronicle.lake, tmp_path / "x.html", queue="nobody")
 
 
-@pytest.mark.parametrize(("value", "text"), [(0, "0"), (1234, "1,234"), (12_340, "12.3 k"), (0.5, "0.5")])
-def test_counts_are_written_as_on_the_dashboard_with_fractions_at_an_axis(value: float, text: str) -> None:
-    assert charts.count(value) == text
+@pytest.mark.parametrize(
+    ("most", "ticks"),
+    [
+        (0, ["0", "1"]),
+        (1, ["0", "1"]),
+        (2, ["0", "1", "2"]),
+        (7, ["0", "5", "10"]),
+        (70, ["0", "25", "50", "75"]),
+        (30_000, ["0", "10 k", "20 k", "30 k"]),
+    ],
+)
+def test_an_axis_of_counts_has_whole_numbers_as_the_dashboard_writes_them(most: int, ticks: list[str]) -> None:
+    drawn = charts.time_chart([charts.Series("a", "active", [(0, most), (1, 0)])], (0, 1), notation.count)
+    assert re.findall(r'<text class="tick y"[^>]*>([^<]*)</text>', drawn) == ticks
 
 
 def test_a_line_has_gaps_where_nothing_is_known() -> None:
     points = [(0, 1.0), (1, None), (2, 3.0), (3, 4.0)]
-    drawn = charts.time_chart([charts.Series("a", "active", points)], (0, 3), charts.count)
+    drawn = charts.time_chart([charts.Series("a", "active", points)], (0, 3), notation.count)
     assert drawn.count("<polyline") == 1
     assert drawn.count("<circle") == 1
 

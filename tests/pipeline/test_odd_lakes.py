@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from headrace.errors import HeadraceError
 from headrace.pipeline import runs
 from headrace.pipeline.lake import Lake
 from headrace.pipeline.report import write_report
+from headrace.pipeline.status import lines, status_of
 from headrace.pipeline.verify import examine
 from tests.pipeline.test_silver import event, frame
 
@@ -36,6 +38,17 @@ def test_a_history_without_jobs_is_told_and_has_nothing_to_report(spark: SparkSe
     assert (told.events, told.jobs, told.open_jobs) == (2, 0, 0)
     with pytest.raises(HeadraceError, match="has no facts yet"):
         write_report(lake, tmp_path / "report.html")
+
+
+def test_a_run_says_what_it_does_before_it_does_it(spark: SparkSession, tmp_path: Path) -> None:
+    """Spark takes its time, of which nothing can be seen."""
+    lake = Lake(tmp_path)
+    bring(spark, lake, 0, event("a", 1, "pushed", 0))
+    said: list[str] = []
+    runs.tell(spark, lake, say=said.append)
+    steps = [re.sub(r"[\d.]+ s$", "n s", line) for line in said]
+    assert steps == ["making jobs and attempts of 1 event", "silver in n s", "making facts", "gold in n s"]
+    assert "bronze     1 batch, 0 not told yet" in list(lines(status_of(lake, {"path": str(tmp_path / "nowhere")})))
 
 
 def test_a_batch_of_lost_events_is_passed_over(spark: SparkSession, tmp_path: Path) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import duckdb
 import pytest
 
+from headrace.errors import HeadraceError
 from headrace.pipeline import runs
 from headrace.pipeline.lake import Lake
 from tests.serverprocess import ServerProcess
@@ -63,6 +65,16 @@ def test_a_dry_run_counts_by_queue_and_signature_and_sends_nothing(spark: SparkS
         ["2", "mail", "Refused"],
     ]
     assert waiting(wreck, "mail") == []
+
+
+@pytest.mark.parametrize(("where", "word"), [("quue = 'mail'", "`quue`"), ("queue = = 1", "at or near '='")])
+def test_a_wrong_condition_is_named_in_one_line(spark: SparkSession, tmp_path: Path, where: str, word: str) -> None:
+    from headrace.pipeline.redrive import Redrive
+
+    with pytest.raises(HeadraceError, match="is not a condition on the columns of silver/jobs") as caught:
+        Redrive(spark, Lake(tmp_path), "wrong", where, None)
+    assert word in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 def test_a_redrive_keeps_its_rate_comes_once_per_name_and_is_written_down(spark: SparkSession, wreck: Wreck) -> None:

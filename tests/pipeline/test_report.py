@@ -17,7 +17,7 @@ import pytest
 from headrace.errors import HeadraceError
 from headrace.pipeline.lake import Lake, Pointer
 from headrace.pipeline.report import Facts, write_report
-from headrace.pipeline.schemas import FACTS, JOBS, arrow
+from headrace.pipeline.schemas import ERRORS, FACTS, JOBS, WORKERS, arrow
 
 START = datetime(2026, 3, 29, 0, 30, tzinfo=UTC)  # half an hour later clocks go forward in Berlin
 _COUNTED = ("added", "started", "completed", "failed_attempts", "retried", "dlq", "stalled", "removed", "expired")
@@ -65,7 +65,54 @@ def test_a_single_event_makes_a_report(tmp_path: Path) -> None:
     assert "<h1>1 queue, Sun 29 Mar 2026, 00:30 to 00:30:01 UTC</h1>" in text
     assert "jobs per 1 s, n = 1 added" in text
     assert "those whose time has not come yet included" in text
-    assert "backlog, delayed jobs included" in text
+    assert "backlog below, delayed jobs included" in text
+
+
+def test_every_line_of_a_chart_has_a_colour_of_its_own(tmp_path: Path) -> None:
+    text = report_of(lake_of(tmp_path, [fact(START, added=1, backlog_end=1)]))
+    keys = re.findall(
+        r'<span class="key (\w+)">([^<]*)</span>', text.partition("<figure>")[2].partition("</figure>")[0]
+    )
+    assert keys == [("completed", "done"), ("came", "added"), ("waiting", "backlog below, delayed jobs included")]
+
+
+@pytest.mark.parametrize(("hours", "courses"), [(0, 0), (2, 1), (4, 2)])
+def test_a_table_has_a_column_for_the_course_when_there_is_one_to_show(
+    tmp_path: Path, hours: int, courses: int
+) -> None:
+    lake = lake_of(tmp_path, [fact(START + timedelta(hours=n), added=1) for n in range(hours + 1)])
+    about = {"window_start": START, "count": 1, "first_seen": START, "last_seen": START}
+    error = {"queue": "mail", "signature": "E", "sample_error": "E", "sample_job_id": "j", **about}
+    write(lake, "gold/error_signature_hour/window_date=2026-03-29", ERRORS, [error])
+    worker = {"worker": "w", "window_start": START, "busy_ms": 10, "slots": 1}
+    write(lake, "gold/worker_minute/window_date=2026-03-29", WORKERS, [worker])
+    text = report_of(lake)
+    assert text.count("<th>Course</th>") == courses
+    for table in text.split("<table>")[1:]:
+        heads, _, rows = table.partition("</thead>")
+        first = rows.partition("</tr>")[0]
+        assert len(re.findall("<th[ >]", heads)) == len(re.findall("<t[hd][ >]", first))
+
+
+def test_a_queue_that_nobody_works_on_is_found(tmp_path: Path) -> None:
+    told = [fact(START, "orders", added=1000, backlog_end=1000)]
+    told += [fact(START + timedelta(minutes=n), added=20, started=20, completed=20, backlog_end=15) for n in range(20)]
+    (found,) = re.findall("<li>(.*?)</li>", report_of(lake_of(tmp_path, told)))
+    assert found == (
+        "Nobody works on <b>orders</b>: no job was started since Sun 29 Mar 00:40, and its backlog is 1,000 jobs, "
+        "those with a delay included."
+    )
+
+
+def test_a_queue_that_nobody_has_worked_on_for_minutes_is_found(tmp_path: Path) -> None:
+    late = START + timedelta(minutes=4)
+    lake = lake_of(tmp_path, [fact(START, "orders", added=20, backlog_end=20), fact(late, added=1, backlog_end=1)])
+    jobs = [{"queue": "orders", "job_id": str(n), "added_at": START} for n in range(20)]
+    jobs.append({"queue": "mail", "job_id": "late", "added_at": late})
+    write(lake, "silver/open_jobs/run=1", JOBS, jobs)
+    text = report_of(lake)
+    assert re.search(r"jobs per \d+ s, n = 20 added", text)
+    assert "Nobody works on <b>orders</b>: no job was started since Sun 29 Mar 00:32" in text
 
 
 def test_facts_without_their_jobs_are_shown_by_the_minute(tmp_path: Path) -> None:

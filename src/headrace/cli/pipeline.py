@@ -57,7 +57,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     _add_source(run)
     _add_facts(run, "silver", "gold")
     run.set_defaults(max_events=2_000_000, continuous=None, accept_loss=False)
-    report = _job(jobs, "report", _report, "write a report as one HTML file")
+    report = _job(jobs, "report", _report, "write a report as one HTML file; needs no Spark")
     report.add_argument("--out", metavar="FILE", default="report.html", help="(default: report.html)")
     report.add_argument("--days", metavar="N", type=_at_least_one, default=7, help="how far back (default: 7)")
     report.add_argument("--queue", metavar="NAME", help="one queue only")
@@ -153,6 +153,7 @@ def _session(arguments: argparse.Namespace) -> Iterator[SparkSession]:
     # The dates of a lake are those of UTC, whatever anybody sets.
     settings["spark.sql.session.timeZone"] = "UTC"
     spark = start_session("headrace pipeline", master=arguments.master, settings=settings)
+    _say(f"Spark {spark.version} is ready")
     try:
         yield spark
     except HeadraceError:
@@ -192,9 +193,9 @@ def _tell_plan(arguments: argparse.Namespace, *, with_source: bool) -> int:
     if with_source and status.problem is not None:
         raise HeadraceError(status.problem)
     if with_source:
-        _say(f"{status.behind:,} events would be ingested")
+        _say(f"{notation.counted(status.behind or 0, 'event')} would be ingested")
     batches = status.batches if getattr(arguments, "rebuild", False) else status.untold
-    _say(f"{batches:,} batches of bronze would be told" + (", and those events" if with_source else ""))
+    _say(f"{_batches(batches)} of bronze would be told" + (", and those events" if with_source else ""))
     return _tell_machines(arguments, behind=status.behind if with_source else None, batches=batches)
 
 
@@ -211,9 +212,14 @@ def _ingest_with(spark: SparkSession, arguments: argparse.Namespace) -> IngestSu
 
     source = {**_source(arguments), "maxEventsPerTrigger": str(arguments.max_events)}
     source["failOnDataLoss"] = str(not arguments.accept_loss).lower()
+    _say("reading new events")
     summary = ingest(spark, _lake(arguments), source, interval_s=arguments.continuous, say=_say)
-    _say(f"{summary.events:,} events in {summary.batches} batches")
+    _say(f"ingested {notation.counted(summary.events, 'event')} in {_batches(summary.batches)}")
     return summary
+
+
+def _batches(number: int) -> str:
+    return notation.counted(number, "batch", "batches")
 
 
 def _facts(arguments: argparse.Namespace) -> int:
@@ -230,7 +236,8 @@ def _facts_with(spark: SparkSession, arguments: argparse.Namespace) -> TellSumma
     promises, layers = _promises(arguments.sla), arguments.layers
     summary = tell(spark, _lake(arguments), sla_ms=promises, rebuild=arguments.rebuild, layers=layers, say=_say)
     if summary.since is not None:
-        _say(f"run {summary.run}: {summary.events:,} events, the oldest of {summary.since}")
+        told = f"{notation.jobs(summary.jobs)} from {notation.counted(summary.events, 'event')}"
+        _say(f"run {summary.run}: {told}, since {summary.since}")
     return summary
 
 
@@ -240,6 +247,7 @@ def _run(arguments: argparse.Namespace) -> int:
     with _session(arguments) as spark:
         ingested = _ingest_with(spark, arguments)
         told = _facts_with(spark, arguments)
+    _say(f"`headrace pipeline report --lake {arguments.lake}` shows what there is")
     return _tell_machines(arguments, ingested=ingested, told=told)
 
 
@@ -276,6 +284,7 @@ def _redrive(arguments: argparse.Namespace) -> int:
         from headrace.pipeline.redrive import Redrive, lines
 
         plan = Redrive(spark, _lake(arguments), arguments.name, arguments.where, arguments.url)
+        _say("choosing from the dead letters of the lake and of the server")
         counts, sent = plan.counts(), 0
         for line in [] if arguments.as_json else lines(counts):
             print(f"  {line}")

@@ -12,8 +12,6 @@ from datetime import UTC, datetime
 from html import escape
 from typing import Final, NamedTuple
 
-from headrace import notation
-
 WIDTH: Final = 520
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 8, 8, 22
 _MINUTE_MS: Final = 60_000
@@ -33,11 +31,6 @@ class Series(NamedTuple):
     kind: str
     points: Sequence[Point]
     is_area: bool = False
-
-
-def count(value: float) -> str:
-    """As everywhere, but for the fractions that stand at an axis."""
-    return notation.count(value) if float(value).is_integer() or abs(value) >= 10 else f"{value:.1f}"
 
 
 def percent(share: float) -> str:
@@ -67,7 +60,7 @@ def day(ms: float) -> str:
 
 
 class Scale:
-    """Values to pixels, upwards: linear from zero, or milliseconds by decades."""
+    """Values to pixels, upwards: counts linearly from zero, or milliseconds by decades."""
 
     def __init__(self, values: Sequence[float], height: float, *, is_log: bool) -> None:
         self.is_log = is_log
@@ -93,8 +86,10 @@ class Scale:
 
 
 def _nice_step(rough: float) -> float:
-    power = 10.0 ** math.floor(math.log10(max(rough, 1e-9)))
-    return next(nice * power for nice in (1, 2, 2.5, 5, 10) if nice * power >= rough * 0.999)
+    """A round number of jobs: there are no halves of them."""
+    power = 10.0 ** math.floor(math.log10(max(rough, 1)))
+    nices = (1, 2, 2.5, 5, 10) if power > 1 else (1, 2, 5, 10)
+    return next(nice * power for nice in nices if nice * power >= rough * 0.999)
 
 
 def _time_ticks(start: float, end: float) -> list[float]:

@@ -49,6 +49,12 @@ def lines(counts: list[Chosen]) -> Iterator[str]:
         yield "no dead letter fits"
 
 
+def _reason(error: Exception) -> str:
+    """What Spark has against it, without its plan, which is a page for every query."""
+    first = next((line for line in str(error).splitlines() if line.strip()), "Spark does not say why")
+    return first.partition(" SQLSTATE: ")[0]
+
+
 class Redrive:
     """One redrive: what it would take, and doing it."""
 
@@ -64,7 +70,7 @@ class Redrive:
         try:
             wanted = failed.where(where)
         except (AnalysisException, ParseException) as error:
-            raise HeadraceError(f"--where is no condition on the columns of silver jobs: {error}") from None
+            raise HeadraceError(f"--where is not a condition on the columns of silver/jobs: {_reason(error)}") from None
         letters = self._spark.read.format("headrace").options(kind="dlq", url=self._url).load()
         newest = wanted.groupBy("queue", "job_id").agg(
             f.max("finished_at").alias("failed_at"),

@@ -19,13 +19,14 @@ import pyarrow.dataset as ds
 
 from headrace import __version__
 from headrace.errors import HeadraceError
-from headrace.notation import counted, duration
+from headrace.notation import count, counted, duration
 from headrace.pipeline import moments
-from headrace.pipeline.charts import Point, Series, count, day, heat_map, moment, percent, span, sparkline, time_chart
+from headrace.pipeline.charts import Point, Series, day, heat_map, moment, percent, span, sparkline, time_chart
 from headrace.pipeline.lake import Lake, LakeBusy
 
 MIN_N: Final = 100
 MAX_QUEUES: Final = 12
+_MIN_BACKLOG: Final = 10
 _NOTABLE_BACKLOG: Final = 0.05
 """A backlog below this share of what came lately is nothing to speak of."""
 _BACKLOG: Final = "Backlog: jobs that had come and not gone, those whose time has not come yet included."
@@ -175,7 +176,7 @@ def _in_ms(row: Row) -> Row:
 
 def findings(facts: Facts) -> list[str]:
     """Sentences with numbers, worst first. HTML."""
-    found = [_falling_behind(facts, queue) for queue in facts.queues]
+    found = [_falling_behind(facts, queue) or _standing_still(facts, queue) for queue in facts.queues]
     found += [_broken_promise(facts, queue) for queue in facts.queues]
     found += [_slowest_hour(facts, queue) for queue in facts.queues]
     found += [_main_error(facts), _retries(facts), _busiest_worker(facts), _gaps(facts)]
@@ -204,11 +205,25 @@ def _falling_behind(facts: Facts, queue: str) -> str | None:
     since = level[len(level) // 2][0]
     recent = [row for row in rows if row["window_start"] >= since]
     came, went = sum(row["added"] for row in recent), sum(_done(row) + _removed(row) for row in recent)
-    if last < 10 or last <= 1.2 * middle or last < _NOTABLE_BACKLOG * came:
+    if last < _MIN_BACKLOG or last <= 1.2 * middle or last < _NOTABLE_BACKLOG * came:
         return None
     return (
         f"{_name(queue)} is falling behind: its backlog, delayed jobs included, rose from {count(middle)} to "
         f"{count(last)} jobs since {moment(since)}; {count(came)} came in that time and {count(went)} went."
+    )
+
+
+def _standing_still(facts: Facts, queue: str) -> str | None:
+    level = facts.carried(queue, "backlog_end")
+    since = level[len(level) // 2][0]
+    backlog = level[-1][1] or 0
+    unit = "minute" if facts.unit == "moment" else facts.unit  # what is counted from the jobs does not have it
+    recent = [row for row in facts.of(queue, unit) if row["window_start"] + facts.step_ms[unit] > since]
+    if backlog < _MIN_BACKLOG or any(row["started"] for row in recent):
+        return None
+    return (
+        f"Nobody works on {_name(queue)}: no job was started since {moment(since)}, and its backlog is "
+        f"{count(backlog)} jobs, those with a delay included."
     )
 
 
@@ -366,11 +381,13 @@ class Page:
 
     def _flow(self, queue: str) -> str:
         facts = self._facts
-        added = Series("added", "waiting", facts.filled(queue, lambda row: row["added"]))
+        added = Series("added", "came", facts.filled(queue, lambda row: row["added"]))
         done = Series("done", "completed", facts.filled(queue, _done), is_area=True)
         removed = Series("removed", "dead", facts.filled(queue, _removed))
         flow = [done, added, removed] if any(map(_removed, facts.of(queue, "day"))) else [done, added]
-        backlog = Series("backlog, delayed jobs included", "waiting", facts.carried(queue, "backlog_end"), is_area=True)
+        backlog = Series(
+            "backlog below, delayed jobs included", "waiting", facts.carried(queue, "backlog_end"), is_area=True
+        )
         total = sum(row["added"] for row in facts.of(queue, "day"))
         caption = f"jobs {facts.words()}, n = {count(total)} added"
         upper = time_chart(flow, facts.span, count, height=90)
@@ -437,9 +454,8 @@ class Page:
             return ""
         worst = sorted(grouped.items(), key=lambda item: -sum(row["count"] for row in item[1]))[:15]
         rows = "".join(self._error_row(signature, found) for signature, found in worst)
-        head = (
-            "<tr><th>Error</th><th class=n>Attempts</th><th>Queues</th><th>Course</th><th>First</th><th>Last</th></tr>"
-        )
+        course = "<th>Course</th>" if self._has_course(_UNIT_MS["hour"]) else ""
+        head = f"<tr><th>Error</th><th class=n>Attempts</th><th>Queues</th>{course}<th>First</th><th>Last</th></tr>"
         which = (
             f"The {len(worst)} most frequent of {len(grouped)} signatures"
             if len(grouped) > len(worst)
@@ -461,11 +477,11 @@ class Page:
         times = min(row["first_seen"] for row in rows), max(row["last_seen"] for row in rows)
         seen = [moment(at - at % exact) for at in times]
         sample = escape(f"{rows[0]['sample_error']}\njob {rows[0]['sample_job_id']}")
-        line = sparkline(course, "failed") if len(course) > 1 else ""
+        line = f"<td>{sparkline(course, 'failed')}</td>" if self._has_course(step) else ""
         return (
             f'<tr><td><code title="{sample}">{escape(signature[:160])}</code></td>'
             f'<td class="n">{count(sum(row["count"] for row in rows))}</td><td>{escape(queues)}</td>'
-            f'<td>{line}</td><td class="when">{seen[0]}</td><td class="when">{seen[1]}</td></tr>'
+            f'{line}<td class="when">{seen[0]}</td><td class="when">{seen[1]}</td></tr>'
         )
 
     def _worker_table(self) -> str:
@@ -476,7 +492,8 @@ class Page:
             return ""
         by_work = sorted(grouped.items(), key=lambda item: -sum(row["busy_ms"] for row in item[1]))[:20]
         rows = "".join(self._worker_row(worker, found) for worker, found in by_work)
-        head = "<tr><th>Worker</th><th class=n>Busy</th><th class=n>Slots</th><th class=n>Used</th><th>Course</th></tr>"
+        course = "<th>Course</th>" if self._has_course(_UNIT_MS["minute"]) else ""
+        head = f"<tr><th>Worker</th><th class=n>Busy</th><th class=n>Slots</th><th class=n>Used</th>{course}</tr>"
         note = "Slots: the most jobs that a worker had at once on a day. Used: of its slots, in minutes with work."
         table = f"<table><thead>{head}</thead><tbody>{rows}</tbody></table>"
         return f'<section><h2>Workers</h2>{table}<p class="note">{note}</p></section>'
@@ -490,8 +507,12 @@ class Page:
             course[max(0, row["window_start"] - self._facts.start) // step] += row["busy_ms"]
         cells = (duration(busy), str(max(row["slots"] for row in rows)), percent(busy / room))
         figures = "".join(f'<td class="n">{cell}</td>' for cell in cells)
-        line = sparkline(course, "active") if len(course) > _FEW_WINDOWS else ""
-        return f"<tr><th>{escape(worker)}</th>{figures}<td>{line}</td></tr>"
+        line = f"<td>{sparkline(course, 'active')}</td>" if self._has_course(_UNIT_MS["minute"]) else ""
+        return f"<tr><th>{escape(worker)}</th>{figures}{line}</tr>"
+
+    def _has_course(self, step_ms: int) -> bool:
+        """Whether there are enough windows of this length to draw what came of something over time."""
+        return bool((self._facts.end - self._facts.start) // step_ms >= _FEW_WINDOWS)
 
     def _origin(self) -> str:
         facts, pointer = self._facts, self._facts.lake.pointer()

@@ -21,6 +21,7 @@ from pyspark.sql import DataFrame, Observation, Row
 from pyspark.sql import functions as f
 from pyspark.storagelevel import StorageLevel
 
+from headrace.notation import counted
 from headrace.pipeline import gold, silver
 from headrace.pipeline.bronze import bronze_of
 from headrace.pipeline.lake import EVERYTHING, GOLD, Lake, Pointer
@@ -60,7 +61,7 @@ def start_ingest(
         count = _write_batch(lake, batch, number)
         summary.batches += 1
         summary.events += count
-        say(f"batch {number}: {count:,} events in {time.monotonic() - began:.1f} s")
+        say(f"batch {number}: {counted(count, 'event')} in {time.monotonic() - began:.1f} s")
 
     stream = spark.readStream.format("headrace").options(**{"consumer": lake.consumer(), **source}).load()
     writer = stream.writeStream.foreachBatch(keep).option("checkpointLocation", str(lake.checkpoint))
@@ -167,6 +168,7 @@ class _Telling:
             return
         self.summary.batches, self.summary.rebuilt = len(batches), self.is_rebuild
         self.summary.events = sum(row["events"] for row in facts)
+        self.say(f"making jobs and attempts of {counted(self.summary.events, 'event')}")
         since = self._silver(events, has_clearings=any(row["clearings"] for row in facts), facts=facts)
         run = self.before.run + 1
         after = Pointer(
@@ -251,6 +253,7 @@ class _Telling:
         if due is None or not pointer.run:
             self.say("no facts are due")
             return
+        self.say("making facts")
         self._gold(None if due == EVERYTHING else date.fromisoformat(due))
         after = msgspec.structs.replace(pointer, sla_ms=self.sla_ms, facts_due=None)
         self.lake.store_pointer(after)

@@ -9,6 +9,7 @@ from typing import Final
 import msgspec
 
 from headrace.errors import HeadraceError
+from headrace.notation import counted
 from headrace.pipeline.eventsource import BEGINNING, Position, open_source, slices_between
 from headrace.pipeline.lake import Lake
 from headrace.pipeline.options import Options, from_offset
@@ -55,11 +56,11 @@ def lines(status: Status) -> Iterator[str]:
     if status.problem is not None:
         yield f"source     {status.problem}"
     else:
-        yield f"source     up to event {status.newest:,}: the lake is {status.behind:,} events behind"
+        yield f"source     up to event {status.newest:,}: the lake is {counted(status.behind or 0, 'event')} behind"
 
 
 def _layers(status: Status) -> Iterator[str]:
-    yield f"bronze     {status.batches} batches, {status.untold} not told yet"
+    yield f"bronze     {counted(status.batches, 'batch', 'batches')}, {status.untold:,} not told yet"
     yield f"silver     run {status.run}" if status.run else "silver     nothing yet: run `headrace pipeline facts`"
     if status.facts_due is not None:
         yield f"gold       facts since {status.facts_due or 'the beginning'} are due: run `headrace pipeline facts`"
