@@ -36,6 +36,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return asked
 
 
+@pytest.mark.alone  # how far a worker asks ahead depends on how long jobs take
 async def test_one_slot_runs_short_jobs_in_order_and_one_at_a_time_with_few_questions(
     app: Headrace, asked: list[int]
 ) -> None:

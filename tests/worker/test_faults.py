@@ -145,12 +145,14 @@ async def test_an_embedded_engine_that_is_killed_goes_on_where_it_was(tmp_path: 
     url = f"sqlite:///{tmp_path}/jobs.db"
     async with Headrace(url, queue=marks.queue) as app:
         await add(app, jobs, 0.02)
-    with WorkerProcess(url, marks, "--concurrency", "5", "--log-level", "error") as worker:
+    with WorkerProcess(url, marks, "--concurrency", "5") as worker:
         for kill in range(kills):
             share = jobs * (kill + 1) // (kills + 2)
             await until(lambda share=share: len(set(marks.ended())) >= share, 60)  # type: ignore[misc]
             worker.kill()
+            starts = worker.said().count("works on")
             worker.start()
+        await until(lambda: worker.said().count("works on") > starts, 60)  # all may have ended before the last kill
         await until(lambda: set(marks.ended()) == set(range(jobs)), 60)
         assert worker.stop() == 0
     async with Headrace(url, queue=marks.queue) as app:
