@@ -144,24 +144,28 @@ class Delivery(Settlement):
 
     async def announce_waiting(self, queue: str, timeout_ms: float) -> bool:
         """Tell other brokers that a pull waits for jobs of the queue; False when they know already."""
-        return await self._announce(queue, queue, "hrParked", timeout_ms)
+        return await self._announce(queue, "hrParked", timeout_ms)
 
     async def announce_awaited(self, job_id: str, timeout_ms: float) -> bool:
         """Tell other brokers that somebody waits for the end of a job."""
         queue, _ = await self._locate(job_id)
-        return await self._announce(f"!{queue}", queue, "hrAwaited", timeout_ms)
+        return await self._announce(queue, "hrAwaited", timeout_ms)
 
-    async def _announce(self, what: str, queue: str, field: str, timeout_ms: float) -> bool:
+    async def _announce(self, queue: str, field: str, timeout_ms: float) -> bool:
         now = self._clock.now_ms()
-        if self._waiting_until.get(what, 0) >= now + timeout_ms:
+        if self._waiting_until.get((queue, field), 0) >= now + timeout_ms:
             return False
         await self._listen()
         until = now + int(timeout_ms) + _ANNOUNCE_MS
         reply = await self._call("announceWaiting", queue, field, str(until))
-        self._waiting_until[what] = until
+        self._waiting_until[queue, field] = until
         if reply[0]:
             await self._register(queue)
         return True
+
+    def _forget_announcements(self, queue: str) -> None:
+        """They went with the settings of the queue: who waits from now on has to be announced again."""
+        self._waiting_until = {what: until for what, until in self._waiting_until.items() if what[0] != queue}
 
     async def _listen(self) -> None:
         """Hear from other brokers from now on."""

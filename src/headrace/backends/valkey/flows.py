@@ -236,7 +236,7 @@ class Flows(Records):
 
     async def announce_watched(self, queue: str, timeout_ms: float) -> None:
         """Tell other brokers that somebody waits for a flow of this queue."""
-        await self._announce(f"~{queue}", queue, "hrWatched", timeout_ms)
+        await self._announce(queue, "hrWatched", timeout_ms)
 
     async def retire_flows(self) -> None:
         mono = self._clock.monotonic_ms()

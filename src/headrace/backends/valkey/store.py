@@ -84,8 +84,8 @@ class Store(Collection):
         self._epoch = 1
         self._watched: dict[str, int] = {}
         self.wants_bodies = False
-        self._waiting_until: dict[str, int] = {}
-        """Until when other brokers know that somebody waits here: for jobs of a queue, or (with !) for ends of jobs."""
+        self._waiting_until: dict[tuple[str, str], int] = {}
+        """Until when other brokers know that somebody waits here, by queue and by what for."""
         self._totals = Totals()
         self._counted: dict[str, Counts] = {}
         """Jobs of each queue by state, as the slow round last saw them."""
