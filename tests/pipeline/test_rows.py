@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from decimal import Decimal
 from typing import Any
 
 import msgspec
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from headrace.errors import HeadraceError
 from headrace.pipeline.options import Options
@@ -32,6 +35,15 @@ def test_a_row_is_the_same_job_in_every_time_zone() -> None:
     assert found[0] == found[1] == found[2]
     text = "2026-10-25T00:30:00Z"
     assert found[0][0][1]["data"] == {"id": text, "nested": {"at": text, "all": [text]}}
+
+
+@given(st.integers(1, 38).flatmap(lambda digits: st.tuples(st.just(digits), st.integers(0, digits))), st.data())
+def test_a_decimal_is_the_text_that_python_makes_of_it(size: tuple[int, int], data: st.DataObject) -> None:
+    digits, places = size
+    units = data.draw(st.lists(st.integers(1 - 10**digits, 10**digits - 1), min_size=1))
+    amounts = [Decimal((unit < 0, tuple(map(int, str(abs(unit)))), -places)) for unit in units]
+    batch = pa.record_batch({"id": pa.array(amounts, pa.decimal128(digits, places))})
+    assert [job["data"]["id"] for _, job in jobs(batch, queue="q")] == list(map(str, amounts))
 
 
 def test_maps_are_objects() -> None:

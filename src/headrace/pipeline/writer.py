@@ -141,8 +141,11 @@ def _record(names: tuple[str, ...]) -> type[msgspec.Struct]:
 
 def _plain_values(column: Any) -> list[Any]:
     """What a job's data may be is what JSON can say: dates, decimals, bytes and the like become text, maps objects."""
+    import pyarrow as pa
     import pyarrow.types as kinds
 
+    if kinds.is_decimal(column.type):  # the same text that Python makes of it, for a tenth of the work
+        column = column.cast(pa.string())
     kind = column.type
     if kinds.is_integer(kind) or kinds.is_floating(kind) or kinds.is_boolean(kind) or kinds.is_string(kind):
         plain: list[Any] = column.to_pylist()
