@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from headrace.backends.local import slices
+from headrace.backends.local import queries, slices
 from headrace.backends.local.slices import Breath, run_now
 from tests.conformance.rig import Rig, spec, unpack
 
@@ -68,6 +68,29 @@ class TestSearch:
             local_rig.push(data={"word": "odd"})  # what comes later is not in the way
         assert seen == ids[::-1][::2]
         assert examined == 50
+
+    def test_a_page_has_no_more_jobs_than_one_reply_can_hold_with_their_results(
+        self, local_rig: Rig, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(queries, "REPLY_ROOM", 10_000)
+        ids = [local_rig.push(data=n) for n in range(5)]
+        for _ in ids:
+            local_rig.run(result="y" * 4000)
+        first = local_rig.search("q", "", None, 100, None)
+        assert [unpack(raw)["id"] for raw in first.jobs] == ids[:2:-1]
+        second = local_rig.search("q", "", None, 100, first.cursor)
+        assert [unpack(raw)["id"] for raw in second.jobs] == ids[2:0:-1]
+        third = local_rig.search("q", "", None, 100, second.cursor)
+        assert [unpack(raw)["id"] for raw in third.jobs] == ids[:1]
+        assert (first.examined, second.examined, third.examined, third.cursor) == (2, 2, 1, None)
+
+    def test_a_search_of_large_payloads_gives_way(self, local_rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(slices, "SLICE_SECONDS", -1)
+        ids = [local_rig.push(data="needle " * 5000) for _ in range(3)]
+        work = local_rig.backend.search("q", "needle", None, 10, None)
+        for _ in ids:
+            assert isinstance(work.send(None), Breath)
+        assert [unpack(raw)["id"] for raw in run_now(work).jobs] == ids[::-1]
 
     def test_a_long_search_gives_way(self, local_rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(slices, "SLICE_SECONDS", -1)

@@ -448,6 +448,7 @@ class Backend(Protocol):
         self, queue: str, states: Sequence[str] | None, offset: int, limit: int, asc: bool, brief: bool = False
     ) -> list[Raw]:
         """Jobs by creation; a list of states is a union. ReplyTooLarge when they would not fit one frame.
+        *Sliced* where payloads have to be read: jobs that go meanwhile are left out.
 
         In a long queue the order may be that of arrival, which differs where clients gave a `timestamp`.
         """
@@ -520,7 +521,8 @@ class Backend(Protocol):
     # -- dead letters and completed jobs ---------------------------------------------------------------------------
     async def dead_letters(
         self, queue: str, wanted: DlqFilter, count: int | None, brief: bool = False
-    ) -> list[DeadLetter]: ...
+    ) -> list[DeadLetter]:
+        """Those that `wanted` describes, `count` at most. ReplyTooLarge and slices as of `jobs`."""
 
     async def retry_dlq(self, queue: str, job_id: str | None, count: int | None, wanted: DlqFilter | None) -> int:
         """How many wait again. *Sliced.*"""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field, msgpack
 
 from headrace.backends.base import Failure, QueueSummary
-from headrace.commands._base import Command, Reply, command
+from headrace.commands._base import Command, Flag, Reply, command
 from headrace.commands.cron import CronView, cron_view
 from headrace.commands.monitoring import ServerMetrics, ServerStats, StorageHealth, storage_health
 from headrace.commands.queries import JobCounts, job_counts
@@ -186,7 +186,7 @@ _summary = msgpack.Decoder(JobSummary).decode
 _dead_letter = msgpack.Decoder(DeadLetterSummary).decode
 
 
-@command(QueueDetailReply, category="Dashboard", http="GET /dashboard/queues/{queue} lift=data")
+@command(QueueDetailReply, category="Dashboard", flags=Flag.BULK, http="GET /dashboard/queues/{queue} lift=data")
 class DashboardQueue(Command[QueueDetailReply], tag="DashboardQueue"):
     """One queue in detail: counts, priorities, the newest dead letters and, if asked for, the next jobs.
 

@@ -30,7 +30,7 @@ class DeadLetters(Reply):
     entries: list[DeadLetter]
 
 
-@command(DeadLetters, category="DLQ")
+@command(DeadLetters, category="DLQ", flags=Flag.BULK)
 class ListDeadLetters(Command[DeadLetters], tag="Dlq"):
     """The dead letters of a queue, all or those that `filter` describes."""
 
@@ -50,7 +50,7 @@ class DeadLetterPage(Reply):
     total: int
 
 
-@command(DeadLetterPage, category="DLQ", http="GET /queues/{queue}/dlq")
+@command(DeadLetterPage, category="DLQ", flags=Flag.BULK, http="GET /queues/{queue}/dlq")
 class PageDeadLetters(Command[DeadLetterPage], tag="DlqPage"):
     """The dead letters of a queue, a page at a time.
 

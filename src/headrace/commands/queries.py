@@ -130,7 +130,9 @@ class GetResult(Command[JobResult], tag="GetResult"):
         return JobResult(id=self.id, result=UNSET if result is None else Raw(result))
 
 
-@command(JobList, category="Query", http="GET /queues/{queue}/jobs/list alias=status:state,states:state")
+@command(
+    JobList, category="Query", flags=Flag.BULK, http="GET /queues/{queue}/jobs/list alias=status:state,states:state"
+)
 class GetJobs(Command[JobList], tag="GetJobs"):
     """Jobs of a queue in order of creation, a page at a time. Several states give the union.
 

@@ -30,6 +30,7 @@ from headrace.backends.local.control import Control
 from headrace.backends.local.eventlog import Log
 from headrace.backends.local.index import Queue
 from headrace.backends.local.job import Job
+from headrace.backends.local.journal import LARGE_BYTES
 from headrace.backends.local.search import Needle
 from headrace.errors import NotFound, ReplyTooLarge
 from headrace.model import DAY_MS, DlqFilter, EventName
@@ -86,13 +87,22 @@ class Queries(Control):
         if q is None or limit <= 0:
             return []
         show, shown, size = self._show_brief if brief else self._show_whole, [], 0
+        self._slices.begin()
         for job in self._page(q, states, offset, limit, asc):
+            if not await self._is_at_hand(job):
+                continue
             raw = show(job)
             size += len(bytes(raw))
             if size > REPLY_ROOM:
                 raise ReplyTooLarge(_TOO_LARGE)
             shown.append(raw)
         return shown
+
+    async def _is_at_hand(self, job: Job) -> bool:
+        """Before a job of a list is shown: a payload that has to be read from disk gives way. False if it went then."""
+        if job.size > LARGE_BYTES:
+            await self._slices.breathe()
+        return job.state is not State.REMOVED
 
     def _page(self, q: Queue, states: Sequence[str] | None, offset: int, limit: int, asc: bool) -> list[Job]:
         wanted = list(WORDS.values()) if states is None else states
@@ -128,17 +138,23 @@ class Queries(Control):
         if q is None:
             return SearchPage([], 0, None)
         is_wanted = _chooser(list(WORDS.values()) if states is None else states)
-        needle, found, examined, size = Needle(text), [], 0, 0
+        show = self._show_brief if brief else self._show_whole
+        found: list[Raw] = []
+        needle, examined, size, room = Needle(text), 0, 0, REPLY_ROOM
         self._slices.begin()
         for n, job in enumerate(reversed(list(self._jobs.values()))):
-            if n & 63 == 63:
+            if n & 63 == 63 or job.size > LARGE_BYTES:
                 await self._slices.breathe()
             if job.queue is not q or not is_wanted(job) or (before is not None and job.seq >= before):
                 continue
             examined += 1
             size += job.size
             if needle.is_in_head(job, self._failed_reason(job)) or needle.is_in_data(self._data(job)):
-                found.append(self._show_brief(job) if brief else self._show_whole(job))
+                raw = show(job)
+                room -= len(raw)
+                if room < 0:  # results are large, too
+                    return SearchPage(found, examined - 1, job.seq + 1)
+                found.append(raw)
             if len(found) == limit or examined == _SEARCHED_JOBS or size > _SEARCHED_BYTES:
                 return SearchPage(found, examined, job.seq)
         return SearchPage(found, examined, None)
@@ -250,8 +266,11 @@ class Queries(Control):
         self, queue: str, wanted: DlqFilter, count: int | None, brief: bool = False
     ) -> list[DeadLetter]:
         shown, size = [], 0
+        self._slices.begin()
         for job in self._chosen_letters(queue, wanted, count):
-            letter = self._brief_letter(job) if brief else self._letter(job)
+            if not await self._is_at_hand(job) or job.state is not State.FAILED:
+                continue
+            letter = self._letter(job, brief)
             size += 2 * len(bytes(letter.job))
             if size > REPLY_ROOM:
                 raise ReplyTooLarge(_TOO_LARGE.replace("limit", "count"))
@@ -268,24 +287,21 @@ class Queries(Control):
         limits = [n for n in (count, wanted.limit) if n is not None]
         return list(itertools.islice(matching, start, start + min(limits) if limits else None))
 
-    def _letter(self, job: Job) -> DeadLetter:
+    def _letter(self, job: Job, brief: bool = False) -> DeadLetter:
         assert job.history is not None
         assert job.history.burial is not None
         burial = job.history.burial
         return DeadLetter(
-            job=self._show(job),
+            job=self._show_brief(job) if brief else self._show(job),
             entered_at=burial.entered_at,
             reason=burial.reason,
             error=burial.error,
-            attempts=list(job.history.failures),
+            attempts=[] if brief else list(job.history.failures),
             retry_count=burial.retry_count,
             last_retry_at=burial.last_retry_at,
             next_retry_at=burial.next_retry_at,
             expires_at=burial.expires_at,
         )
-
-    def _brief_letter(self, job: Job) -> DeadLetter:
-        return msgspec.structs.replace(self._letter(job), job=self._show_brief(job), attempts=[])
 
     async def retry_dlq(self, queue: str, job_id: str | None, count: int | None, wanted: DlqFilter | None) -> int:
         q = self._queues.get(queue)

@@ -383,22 +383,18 @@ def _renamed(job: StoredJob) -> StoredJob:
     return job if job.is_ours else msgspec.structs.replace(job, id=job.shown_id())
 
 
-def brief_letter(job: StoredJob) -> DeadLetter:
-    return msgspec.structs.replace(letter(job), job=show_brief(job), attempts=[])
-
-
-def letter(job: StoredJob) -> DeadLetter:
+def letter(job: StoredJob, is_brief: bool = False) -> DeadLetter:
     past = job.past or Past()
     burial = past.burial or Buried(float(job.finished or 0), "unknown", job.failed_reason)
     attempts = [
         AttemptRecord(a.attempt, a.started_at, a.failed_at, a.reason, a.error, a.duration) for a in past.failures
     ]
     return DeadLetter(
-        job=show(job),
+        job=show_brief(job) if is_brief else show(job),
         entered_at=burial.entered_at,
         reason=burial.reason,
         error=burial.error,
-        attempts=list(attempts),
+        attempts=[] if is_brief else list(attempts),
         retry_count=burial.retry_count,
         last_retry_at=burial.last_retry_at,
         next_retry_at=burial.next_retry_at,

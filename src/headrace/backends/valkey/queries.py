@@ -21,7 +21,7 @@ from headrace.backends.base import (
 )
 from headrace.backends.listing import REPLY_ROOM
 from headrace.backends.valkey.control import STATES, Control
-from headrace.backends.valkey.hashes import Buried, StoredJob, brief_letter, letter, show_brief, show_whole
+from headrace.backends.valkey.hashes import Buried, StoredJob, letter, show_brief, show_whole
 from headrace.errors import NotFound, ReplyTooLarge
 from headrace.model import DAY_MS, DlqFilter
 
@@ -183,7 +183,7 @@ class Queries(Control):
     ) -> list[DeadLetter]:
         shown, size = [], 0
         for job in await self._chosen_letters(queue, wanted, count):
-            one = brief_letter(job) if brief else letter(job)
+            one = letter(job, brief)
             size += 2 * len(bytes(one.job))
             if size > REPLY_ROOM:
                 raise ReplyTooLarge(_TOO_LARGE.replace("limit", "count"))
