@@ -182,7 +182,7 @@ def test_queue_names_are_checked_everywhere(client: Client, cmd: str) -> None:
 
 BIG = 1_000_000
 IN_BRIEF = 70
-"""Jobs of 3 MB: more than one reply holds."""
+"""Jobs of 1 MB: more than one reply holds."""
 
 
 def test_jobs_in_brief_are_listed_whatever_they_carry(client: Client, queue: str) -> None:

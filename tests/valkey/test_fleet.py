@@ -97,6 +97,27 @@ class TestOneTruth:
             assert here.recv()["completed"] is False
             assert time.monotonic() - began < 2
 
+    def test_who_waits_is_known_also_after_another_broker_obliterated_the_queue(
+        self, brokers: list[ServerProcess], store: ValkeyServer, queue: str
+    ) -> None:
+        meta = f"glide:{{{queue}}}:meta"
+        with brokers[0].client() as here, brokers[0].client() as parked, brokers[1].client() as there:
+            await_end(here, store, queue, here.ok("PUSH", queue=queue, data=1)["id"])
+            there.ok("Pause", queue=queue)
+            parked.send("PULL", queue=queue, timeout=20_000, owner="w")
+            eventually(lambda: store.client().hget(meta, "hrParked"))
+            there.ok("Obliterate", queue=queue)
+            assert here.recv()["completed"] is False
+            assert set(store.client().hgetall(meta)) == {"hrAwaited", "hrParked"}
+            job_id = there.ok("PUSH", queue=queue, data=2)["id"]
+            pulled = parked.recv()
+            assert pulled["job"]["id"] == job_id
+            await_end(here, store, queue, job_id)
+            there.ok("ACK", id=job_id, token=pulled["token"], result=3)
+            began = time.monotonic()
+            assert here.recv()["result"] == 3
+            assert time.monotonic() - began < 5
+
     def test_jobs_of_a_connection_that_breaks_wait_again_at_once(
         self, brokers: list[ServerProcess], queue: str
     ) -> None:

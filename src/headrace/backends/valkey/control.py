@@ -160,7 +160,6 @@ class Control(Delivery):
             self._know(self._registered - {queue})
         self._dues.pop(queue, None)
         self._figures.pop(queue, None)
-        self._forget_announcements(queue)
         for kind in ("completed", "failed"):
             self._minutes.pop((queue, kind), None)
 

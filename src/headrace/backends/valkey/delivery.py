@@ -163,10 +163,6 @@ class Delivery(Settlement):
             await self._register(queue)
         return True
 
-    def _forget_announcements(self, queue: str) -> None:
-        """They went with the settings of the queue: who waits from now on has to be announced again."""
-        self._waiting_until = {what: until for what, until in self._waiting_until.items() if what[0] != queue}
-
     async def _listen(self) -> None:
         """Hear from other brokers from now on."""
         raise NotImplementedError

@@ -346,12 +346,27 @@ do
     return call('XLEN', queue.k.stream) > 0
   end
 
+  -- Forget all settings but who waits: brokers that announced it would not do so again.
+  local function unlink_settings(queue)
+    local waiting = {}
+    for _, field in ipairs({ 'hrParked', 'hrAwaited', 'hrWatched' }) do
+      local ends = meta(queue)[field]
+      if ends and tonumber(ends) > NOW then
+        waiting[#waiting + 1] = field
+        waiting[#waiting + 1] = ends
+      end
+    end
+    unlink_all(queue, SETTINGS)
+    if #waiting > 0 then call('HSET', queue.p .. ':meta', unpack(waiting)) end
+    queue.meta = nil
+  end
+
   -- The end of an obliteration, when `count` jobs were removed. Jobs that came meanwhile stay, in a queue without
   -- settings; whether there are none.
   verb('obliterate', 'count', function(queue, args)
     announce(queue, 'obliterated', args[2])
     tell_queue('obliterated', queue, { bytes = tonumber(args[2]) })
-    unlink_all(queue, SETTINGS)
+    unlink_settings(queue)
     if has_jobs(queue) then return { 0 } end
     for _, key in ipairs(call('HKEYS', queue.p .. ':ordering')) do
       call('UNLINK', queue.p .. ':group:' .. key, queue.p .. ':groupq:' .. key) -- sequences begin anew
