@@ -9,7 +9,7 @@ from headrace.backends.base import Ack
 from headrace.backends.local import slices
 from headrace.backends.local.slices import Breath, run_now
 from headrace.errors import NotFound
-from headrace.model import DlqConfig, StallConfig
+from headrace.model import DlqConfig, Event, StallConfig
 from tests.conformance.rig import Held, Rig, spec
 
 
@@ -269,6 +269,43 @@ def test_what_is_done_to_many_jobs_is_done_in_slices(
     done = run_now(work)
     local_rig.settle()
     assert (len(done) if isinstance(done, list) else done) == 299
+
+
+@pytest.mark.parametrize("verb", ["drain", "obliterate"])
+def test_who_reads_the_log_knows_who_is_left_whatever_happened_while_a_queue_was_emptied(
+    local_rig: Rig, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    monkeypatch.setattr(slices, "SLICE_SECONDS", -1)
+    local_rig.is_checking = False
+    local_rig.push_many(*(spec(n, delay=1000) for n in range(300)))
+    local_rig.push_many(*(spec(n) for n in range(300)))
+    work = getattr(local_rig.backend, verb)("q")
+    assert isinstance(work.send(None), Breath)
+    if verb == "drain":
+        local_rig.pull(count=20, holder=(given_back := {}))
+        local_rig.release(given_back)
+        kept = local_rig.take().id
+    local_rig.advance(1000)  # the delayed ones are told of as promoted
+    new = local_rig.push(delay=5)
+    run_now(work)
+    local_rig.is_checking = True
+    local_rig.settle()
+    left = {new, kept} if verb == "drain" else {new}
+    assert left_by_the_log(local_rig.events) == left == set(local_rig.ids_in(None))
+
+
+def left_by_the_log(events: list[Event]) -> set[str]:
+    """As the data pipeline sees it."""
+    newest: dict[str, Event] = {}
+    for event in events:
+        if event.last is not None:
+            spared = ("pulled",) if event.event == "drained" else ()
+            newest = {job: told for job, told in newest.items() if told.seq > event.last or told.event in spared}
+        elif event.event == "removed":
+            del newest[event.job]
+        elif event.job:
+            newest[event.job] = event
+    return set(newest)
 
 
 def test_settings_of_an_obliterated_queue_do_not_come_back(kept: Rig) -> None:

@@ -293,6 +293,8 @@ class LocalBackend(Flows):
     def _end_tick(self) -> None:
         if self._closing_batches:
             self._closing_batches = []
+        for clearing in self._clearings:
+            clearing.look_at(self._events)
         self._events = []
         self._claimed = []
         self._ended_leases = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final
 
 import msgspec
@@ -14,6 +15,7 @@ from headrace.backends.listing import Listing
 from headrace.backends.local.delivery import Delivery
 from headrace.backends.local.index import Queue, QueueConfig
 from headrace.backends.local.job import Ended, Job
+from headrace.backends.local.store import Clearing
 from headrace.errors import LeaseLost, NotFound, Refused, StorageUnavailable
 from headrace.model import (
     DeadLetterReason,
@@ -267,17 +269,33 @@ class Control(Delivery):
         q = self._queues.get(queue)
         if q is None:
             return 0
-        newest, now = self._event_seq, self._clock.now_ms()
+        now = self._clock.now_ms()
+        with self._clearing(queue) as clearing:
 
-        def drain(job: Job) -> bool:
-            self._take_away(job, f"queue {queue} was drained", now)
-            return True
+            def drain(job: Job) -> bool:
+                self._clear_away(clearing, job, f"queue {queue} was drained", now)
+                return True
 
-        count = await self._for_each(_from_the_end([*q.delayed.values(), *q.ready.live()]), _QUEUED, drain)
+            count = await self._for_each(_from_the_end([*q.delayed.values(), *q.ready.live()]), _QUEUED, drain)
         if count:
             event = self._emit_queue(EventName.DRAINED, queue, self._clock.now_ms())
-            event.bytes, event.last = count, newest
+            event.bytes, event.last = count, clearing.since
         return count
+
+    @contextmanager
+    def _clearing(self, queue: str) -> Iterator[Clearing]:
+        clearing = Clearing(queue, self._event_seq)
+        self._clearings.append(clearing)
+        try:
+            yield clearing
+        finally:
+            self._clearings.remove(clearing)
+
+    def _clear_away(self, clearing: Clearing, job: Job, why: str, now: int) -> None:
+        clearing.look_at(self._events)
+        if job.id in clearing.newly_told:
+            self._emit(EventName.REMOVED, job, now).prev = job.state.word
+        self._take_away(job, why, now)
 
     async def obliterate(self, queue: str) -> None:
         q = self._queues.pop(queue, None)
@@ -293,24 +311,24 @@ class Control(Delivery):
         self._journal.drop_record("queue", queue)
         self._touched_queues.add(queue)
         self._slices.begin()
-        newest = self._event_seq
         why, now = f"queue {queue} was obliterated", self._clock.now_ms()
         doomed: list[Job] = [job for state in _PLACES for job in q.jobs_in(state)]
         count = len(doomed)
         try:
-            for n in range(count):
-                job = doomed.pop()  # newest first and freed slice by slice: see _from_the_end
-                if job.state is not State.REMOVED:  # time may have removed it between two slices
-                    self._take_away(job, why, now)
-                if n % 128 == 0:
-                    await self._slices.breathe()
+            with self._clearing(queue) as clearing:
+                for n in range(count):
+                    job = doomed.pop()  # newest first and freed slice by slice: see _from_the_end
+                    if job.state is not State.REMOVED:  # time may have removed it between two slices
+                        self._clear_away(clearing, job, why, now)
+                    if n % 128 == 0:
+                        await self._slices.breathe()
         except StorageUnavailable:
             if q.is_dead:  # else it was raised with the tick in which it died
                 self._raise(q)
             raise
         q.clear()
         event = self._emit_queue(EventName.OBLITERATED, queue, self._clock.now_ms())
-        event.bytes, event.last = count, newest
+        event.bytes, event.last = count, clearing.since
 
     def _raise(self, queue: Queue) -> None:
         """Its obliteration was stopped: the rest of the queue is there again, with what came under its name since."""

@@ -45,6 +45,31 @@ def group_of(job: Job) -> str:
     return UNGROUPED if job.links is None or job.links.group_id is None else job.links.group_id
 
 
+class Clearing:
+    """A queue is being emptied in slices, and one event at the end tells of all jobs without an event `since` it began.
+
+    A job that has a newer one (its delay was over, a worker gave it back) goes with an event of its own: for who reads
+    the log, nothing else sets it apart from those that came while the queue was emptied.
+    """
+
+    __slots__ = ("_queue", "_seen", "newly_told", "since")
+
+    def __init__(self, queue: str, since: int) -> None:
+        self.since = self._seen = since
+        self.newly_told: set[str] = set()
+        self._queue = queue
+
+    def look_at(self, events: list[Event]) -> None:
+        """Notice what was told by now: `events` are those of the tick so far."""
+        for event in reversed(events):
+            if event.seq <= self._seen:
+                break
+            if event.queue == self._queue:
+                self.newly_told.add(event.job)
+        if events:
+            self._seen = events[-1].seq
+
+
 class Store(Collection):
     def __init__(self, journal: Journal, clock: Clock, rng: Callable[[], float]) -> None:
         super().__init__()
@@ -83,6 +108,7 @@ class Store(Collection):
         self._ended_leases: list[tuple[int, Lease, int | None]] = []
         self._touched_queues: set[str] = set()
         self._obliterated: list[Queue] = []
+        self._clearings: list[Clearing] = []
         self._event_seq = 0
         self._epoch = 1
         self.wants_bodies = False
