@@ -38,6 +38,26 @@ def await_end(client: Client, store: ValkeyServer, queue: str, job_id: str) -> N
     eventually(lambda: store.client().hget(f"glide:{{{queue}}}:meta", "hrAwaited"))
 
 
+@pytest.mark.alone
+def test_a_page_of_a_queue_costs_no_memory_for_the_rest_of_it(store: ValkeyServer, queue: str) -> None:
+    with ServerProcess(":memory:", "--backend", store.url) as broker, broker.client(timeout=60) as client:
+        for n in range(400):
+            client.ok("PUSH", queue=queue, data={"n": n, "image": "x" * 900_000})
+        before = peak_mb(broker.pid)
+        (shown,) = client.ok("GetJobs", queue=queue, limit=1, asc=False)["jobs"]
+        assert (shown["data"]["n"], len(shown["data"]["image"])) == (399, 900_000)
+        client.ok("DashboardQueue", queue=queue, includeJobs=True, jobsLimit=1, brief=True)
+        assert client.ok("Clean", queue=queue, grace=0, limit=1)["count"] == 1
+        assert peak_mb(broker.pid) - before < 300
+        client.ok("Obliterate", queue=queue)
+
+
+def peak_mb(pid: int) -> float:
+    """The most memory that a process has had."""
+    (line,) = [line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmHWM")]
+    return int(line.split()[1]) / 1024
+
+
 class TestOneTruth:
     def test_a_job_pushed_here_is_pulled_there_and_done_everywhere(
         self, brokers: list[ServerProcess], queue: str

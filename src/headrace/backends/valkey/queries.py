@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Final, TypeVar
 
 from msgspec import Raw
 
@@ -23,10 +24,14 @@ from headrace.backends.listing import REPLY_ROOM
 from headrace.backends.valkey.control import STATES, Control
 from headrace.backends.valkey.hashes import Buried, StoredJob, letter, show_brief, show_whole
 from headrace.errors import NotFound, ReplyTooLarge
-from headrace.model import DAY_MS, DlqFilter
+from headrace.model import DAY_MS, NIL, DlqFilter
+
+T = TypeVar("T")
 
 _TOO_LARGE: Final = "Reply exceeds 64 MB: ask for fewer jobs with a lower limit"
 _ENTRIES_AT_ONCE: Final = 5000
+_JOBS_AT_ONCE: Final = 100
+"""Each may carry a megabyte, and its result another."""
 _RANK_LENGTH: Final = 60
 
 
@@ -111,10 +116,32 @@ class Queries(Control):
             after = f"({entries[-1][0].decode()}"
 
     async def _jobs_in(self, queue: str, states: Sequence[str]) -> list[StoredJob]:
-        ids: dict[str, None] = {}
+        """All of them, and so without what they carry: data and results of a whole queue may be more than fits here."""
+        known: dict[str, None] = {}
         for state in states:
-            ids.update(dict.fromkeys(await self._ids_in(queue, state)))
-        return [job for job in await self._read_many(queue, list(ids)) if job.state in states]
+            known.update(dict.fromkeys(await self._ids_in(queue, state)))
+        ids, found = list(known), list[StoredJob]()
+        for start in range(0, len(ids), _JOBS_AT_ONCE):
+            for job in await self._read_many(queue, ids[start : start + _JOBS_AT_ONCE]):
+                if job.state in states:
+                    job.data, job.result = NIL, None
+                    found.append(job)
+        return found
+
+    async def _show_all(
+        self, jobs: Sequence[StoredJob], show: Callable[[StoredJob], T], size_of: Callable[[T], int], too_large: str
+    ) -> list[T]:
+        """These jobs of one queue with what they carry, but for those that are gone or something else by now."""
+        shown, size = list[T](), 0
+        for start in range(0, len(jobs), _JOBS_AT_ONCE):
+            states = {job.id: job.state for job in jobs[start : start + _JOBS_AT_ONCE]}
+            for job in await self._read_many(jobs[0].queue, list(states)):
+                if job.state == states[job.id]:
+                    shown.append(show(job))
+                    size += size_of(shown[-1])
+                    if size > REPLY_ROOM:
+                        raise ReplyTooLarge(too_large)
+        return shown
 
     async def jobs(
         self, queue: str, states: Sequence[str] | None, offset: int, limit: int, asc: bool, brief: bool = False
@@ -123,14 +150,7 @@ class Queries(Control):
             return []
         chosen = await self._chosen(queue, STATES if states is None else states)
         page = sorted(chosen, key=lambda job: job.order, reverse=not asc)[offset : offset + limit]
-        shown, size = [], 0
-        for job in page:
-            raw = show_brief(job) if brief else show_whole(job)
-            size += len(bytes(raw))
-            if size > REPLY_ROOM:
-                raise ReplyTooLarge(_TOO_LARGE)
-            shown.append(raw)
-        return shown
+        return await self._show_all(page, show_brief if brief else show_whole, len, _TOO_LARGE)
 
     async def _chosen(self, queue: str, words: Sequence[str]) -> list[StoredJob]:
         states = {word for word in words if word in STATES}
@@ -181,14 +201,9 @@ class Queries(Control):
     async def dead_letters(
         self, queue: str, wanted: DlqFilter, count: int | None, brief: bool = False
     ) -> list[DeadLetter]:
-        shown, size = [], 0
-        for job in await self._chosen_letters(queue, wanted, count):
-            one = letter(job, brief)
-            size += 2 * len(bytes(one.job))
-            if size > REPLY_ROOM:
-                raise ReplyTooLarge(_TOO_LARGE.replace("limit", "count"))
-            shown.append(one)
-        return shown
+        chosen = await self._chosen_letters(queue, wanted, count)
+        too_large = _TOO_LARGE.replace("limit", "count")
+        return await self._show_all(chosen, partial(letter, is_brief=brief), lambda one: 2 * len(one.job), too_large)
 
     async def _letters(self, queue: str) -> list[StoredJob]:
         return await self._jobs_in(queue, ["failed"])
