@@ -66,6 +66,19 @@ def test_a_job_on_valkey_has_a_history_that_the_pipeline_understands(url: str, t
     assert [event["seq"] for event in events] == list(range(1, len(events) + 1))
 
 
+@pytest.mark.parametrize(("verb", "word"), [("Drain", "drained"), ("Obliterate", "obliterated")])
+def test_a_queue_that_was_emptied_is_told_as_such(url: str, tmp_path: Path, verb: str, word: str) -> None:
+    with ServerProcess(":memory:", "--backend", url) as server, server.client() as client:
+        for n in range(3):
+            client.ok("PUSH", queue=word, data=n)
+        client.ok(verb, queue=word)
+    capture_once(url, tmp_path)
+    *pushed, cleared = [event for event in captured(tmp_path) if event["queue"] == word]
+    assert [event["event"] for event in pushed] == ["pushed"] * 3
+    assert (cleared["event"], cleared.get("job", "")) == (word, "")
+    assert cleared["last"] >= pushed[-1]["seq"]
+
+
 def test_nothing_comes_twice_when_it_is_started_again_or_killed(url: str, valkey: ValkeyServer, tmp_path: Path) -> None:
     prefix = url.partition("prefix=")[2]
     client, total = valkey.client(), 0

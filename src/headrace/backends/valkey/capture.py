@@ -48,9 +48,11 @@ _WORDS: Final = {
     "paused": "paused",
     "resumed": "resumed",
     "drained": "drained",
+    "obliterated": "obliterated",
 }
 """What an entry is called in the log; all others are `updated`, with their own word as `action`."""
-_ABOUT_QUEUE: Final = ("paused", "resumed", "drained", "cleaned", "retried")
+_CLEARING: Final = ("drained", "obliterated")
+_ABOUT_QUEUE: Final = ("paused", "resumed", *_CLEARING, "cleaned", "retried")
 _ENDS_ATTEMPT: Final = ("completed", "retrying", "failed")
 
 
@@ -240,7 +242,7 @@ class Capture:
                 event = CapturedEvent(seq=seq, ts=ts, event=word, epoch=EPOCH, queue=entry.queue, job=entry.job)
                 for name, value in particulars.items():
                     setattr(event, name, value)
-                if word == "drained":
+                if word in _CLEARING:
                     event.last = seq
                 events.append(event)
             events[-1].entry = entry.id
