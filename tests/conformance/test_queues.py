@@ -294,6 +294,39 @@ def test_who_reads_the_log_knows_who_is_left_whatever_happened_while_a_queue_was
     assert left_by_the_log(local_rig.events) == left == set(local_rig.ids_in(None))
 
 
+@pytest.mark.parametrize("verb", ["drain", "obliterate"])
+@pytest.mark.parametrize("turns", [1, 4])
+def test_emptying_a_queue_goes_on_after_a_crash(
+    kept: Rig, monkeypatch: pytest.MonkeyPatch, verb: str, turns: int
+) -> None:
+    """The log must not go on to show jobs that are gone, nor a queue come back half and without its pause."""
+    monkeypatch.setattr(slices, "SLICE_SECONDS", -1)
+    kept.is_checking = False
+    kept.push_many(*(spec(n, delay=1000) for n in range(300)))
+    kept.push()
+    at_work = kept.take().id
+    kept.push_many(*(spec(n) for n in range(600)))
+    kept.pause("q")
+    work = getattr(kept.backend, verb)("q")
+    for _ in range(turns):
+        assert isinstance(work.send(None), Breath)
+        kept.settle()
+    kept.advance(1000)  # the delayed ones are told of as promoted
+    new = kept.push()
+    kept.is_checking = True
+    kept.reopen()
+    left = set(kept.ids_in(None))
+    assert left_by_the_log(kept.events) == left
+    assert new in left
+    if verb == "drain":
+        assert at_work in left
+        assert kept.is_paused("q")
+    else:
+        assert left == {new}
+    kept.reopen()
+    assert set(kept.ids_in(None)) == left
+
+
 def left_by_the_log(events: list[Event]) -> set[str]:
     """As the data pipeline sees it."""
     newest: dict[str, Event] = {}

@@ -189,6 +189,28 @@ def test_a_segment_that_cannot_be_sealed_disturbs_nobody(tmp_path: Path) -> None
         assert "segment" in server.stop()
 
 
+@pytest.mark.parametrize(("command", "word"), [("Drain", "drained"), ("Obliterate", "obliterated")])
+def test_emptying_a_queue_goes_on_after_kill_9(tmp_path: Path, command: str, word: str) -> None:
+    with ServerProcess(tmp_path / "emptied.db") as server:
+        with server.client(timeout=60) as client:
+            client.ok("Pause", queue=QUEUE)
+            for _ in range(10):
+                client.ok("PUSHB", queue=QUEUE, jobs=[{"data": 1}] * 10_000)
+            before = client.ok("Count", queue=QUEUE)["count"]
+            with server.client() as other:
+                client.send(command, queue=QUEUE)
+                eventually(lambda: other.ok("Count", queue=QUEUE)["count"] < before)
+                server.kill()
+        assert word not in {event["event"] for event in read_events(tmp_path / "emptied.db")}, "it was done before"
+        server.start()
+        with server.client() as client:
+            assert client.ok("Count", queue=QUEUE)["count"] == 0
+            assert client.ok("IsPaused", queue=QUEUE)["paused"] is (command == "Drain")
+        events = read_events(tmp_path / "emptied.db")
+        assert_dense(events)
+        assert [event["last"] for event in events if event["event"] == word] == [100_001]
+
+
 class Told:
     """A server that was told everything it can be told; `check` asks whether it still knows."""
 

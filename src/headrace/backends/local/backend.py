@@ -19,11 +19,13 @@ from typing import Any, Final, Literal
 import msgspec
 
 from headrace.backends.base import SegmentInfo, StorageStatus
+from headrace.backends.local.control import PLACES, QUEUED
 from headrace.backends.local.eventlog import MAX_READ_BYTES, EventLog, LogLimits, MemoryLog, Roll, decode_events
 from headrace.backends.local.flows import Flows
 from headrace.backends.local.index import KeyHolder, QueueConfig
 from headrace.backends.local.job import History, Job, Lease
 from headrace.backends.local.journal import LARGE_BYTES, Journal, Row, describe, is_full
+from headrace.backends.local.store import Clearing
 from headrace.clock import Clock, SystemClock
 from headrace.errors import NotFound, Refused, StorageUnavailable
 from headrace.model import (
@@ -49,6 +51,7 @@ BOUNDED_LOG: Final = LogLimits(segment_bytes=8 << 20, segment_ms=3_600_000, keep
 
 SEGMENT_CHUNK_BYTES: Final = 2 << 20
 MAX_CONSUMERS: Final = 1000
+_EVENTS_AT_ONCE: Final = 10_000
 
 
 class LocalBackend(Flows):
@@ -86,6 +89,9 @@ class LocalBackend(Flows):
         try:
             self._open()
             self.commit()
+            self._finish_clearings()
+            with suppress(StorageUnavailable):  # a full disk: it is tried again when there is room
+                self.commit()
         except BaseException:
             await self.close()  # who asks again shall hear the same, and not that the file is in use
             raise
@@ -255,6 +261,51 @@ class LocalBackend(Flows):
         if not history.pending:
             self._unblock(job, self._clock.now_ms(), quiet=True)
 
+    def _finish_clearings(self) -> None:
+        """Go on emptying queues where a crash or a failing disk stopped it: what is gone already was not told yet."""
+        under_way = {(clearing.queue, clearing.since) for clearing in self._clearings}
+        for event, name, since, last, spared in self._journal.clearings():
+            clearing = Clearing(event, name, since)
+            if (name, since) in under_way:
+                continue
+            if since + 1 < self._log.first_seq:
+                self.problems.append(
+                    f"{clearing.why} in part only: the event log does not reach back to where it began"
+                )
+                self._journal.close_clearing(event, name, since)
+                continue
+            doomed = self._left_to_clear(clearing, last, set(spared))
+            for job in reversed(doomed):
+                self._clear_away(clearing, job, self._clock.now_ms())
+            self._tell_cleared(clearing, len(doomed))
+            self._forget_unused(name)
+
+    def _left_to_clear(self, clearing: Clearing, last: int, spared: set[int]) -> list[Job]:
+        """Of a queue that is drained, what was told since may have come back from a worker or from the dead letters:
+        it stays. Of one that is obliterated nothing stays but what was pushed since."""
+        told = self._told_after(clearing.since, clearing.queue)
+        clearing.newly_told.update(told)
+        is_drained = clearing.event is EventName.DRAINED
+        stays = {job_id for job_id, word in told.items() if is_drained or word == "pushed"}
+        queue = self._queue(clearing.queue)
+        jobs = [job for state in (QUEUED if is_drained else PLACES) for job in queue.jobs_in(state)]
+        return [job for job in jobs if job.seq <= last and job.seq not in spared and job.id not in stays]
+
+    def _told_after(self, seq: int, queue: str) -> dict[str, str]:
+        """The jobs of a queue with events after this one, and what the first of these says."""
+        told: dict[str, str] = {}
+        while events := self.read_events(seq, _EVENTS_AT_ONCE):
+            for event in events:
+                if event.queue == queue:
+                    told.setdefault(event.job, event.event)
+            seq = events[-1].seq
+        return told
+
+    def _forget_unused(self, name: str) -> None:
+        queue = self._queues[name]
+        if not any(queue.counts) and not queue.watchers and queue.config == QueueConfig():
+            del self._queues[name]
+
     async def close(self) -> None:
         self._log.close()
         self._journal.close()
@@ -391,6 +442,7 @@ class LocalBackend(Flows):
             return False
         self._trouble = None
         self.is_degraded = self._slices.is_broken = False
+        self._finish_clearings()
         return True
 
     def storage_status(self) -> StorageStatus:

@@ -28,7 +28,7 @@ from headrace.model import (
 from headrace.states import State, Verb
 
 UNSTARTED: Final = (State.WAITING, State.DELAYED, State.WAITING_CHILDREN)
-_QUEUED: Final = (State.WAITING, State.DELAYED)
+QUEUED: Final = (State.WAITING, State.DELAYED)
 _ENDED: Final = (State.COMPLETED, State.FAILED)
 _CLEANABLE: Final[dict[str | None, tuple[State, ...]]] = {
     None: (State.WAITING, State.DELAYED, State.COMPLETED, State.FAILED),
@@ -41,7 +41,7 @@ _CLEANABLE: Final[dict[str | None, tuple[State, ...]]] = {
     "failed": (State.FAILED,),
     "waiting-children": (State.WAITING_CHILDREN,),
 }
-_PLACES: Final = tuple(state for state in State if state is not State.REMOVED)
+PLACES: Final = tuple(state for state in State if state is not State.REMOVED)
 
 
 class Control(Delivery):
@@ -122,7 +122,7 @@ class Control(Delivery):
 
     async def change_priority(self, job_id: str, priority: int, lifo: bool | None) -> None:
         job = self._get(job_id, "Job not found or not in queue")
-        if job.state not in _QUEUED:
+        if job.state not in QUEUED:
             raise Refused("Job not found or not in queue")
         self._leave(job)
         job.priority = priority
@@ -267,35 +267,42 @@ class Control(Delivery):
 
     async def drain(self, queue: str) -> int:
         q = self._queues.get(queue)
-        if q is None:
+        doomed = [] if q is None else [*q.delayed.values(), *q.ready.live()]
+        if q is None or not doomed:
             return 0
-        now = self._clock.now_ms()
-        with self._clearing(queue) as clearing:
+        with self._clearing(EventName.DRAINED, q) as clearing:
+            now = self._clock.now_ms()
 
             def drain(job: Job) -> bool:
-                self._clear_away(clearing, job, f"queue {queue} was drained", now)
+                self._clear_away(clearing, job, now)
                 return True
 
-            count = await self._for_each(_from_the_end([*q.delayed.values(), *q.ready.live()]), _QUEUED, drain)
-        if count:
-            event = self._emit_queue(EventName.DRAINED, queue, self._clock.now_ms())
-            event.bytes, event.last = count, clearing.since
+            count = await self._for_each(_from_the_end(doomed), QUEUED, drain)
+            self._tell_cleared(clearing, count)
         return count
 
     @contextmanager
-    def _clearing(self, queue: str) -> Iterator[Clearing]:
-        clearing = Clearing(queue, self._event_seq)
+    def _clearing(self, event: EventName, q: Queue) -> Iterator[Clearing]:
+        """While a queue is emptied. If that is stopped half way, `LocalBackend._finish_clearings` goes on with it."""
+        clearing = Clearing(event, q.name, self._event_seq)
+        spared = [job.seq for job in q.active.values()] if event is EventName.DRAINED else []
+        self._journal.open_clearing(event, q.name, clearing.since, self._job_seq, spared)
         self._clearings.append(clearing)
         try:
             yield clearing
         finally:
             self._clearings.remove(clearing)
 
-    def _clear_away(self, clearing: Clearing, job: Job, why: str, now: int) -> None:
+    def _clear_away(self, clearing: Clearing, job: Job, now: int) -> None:
         clearing.look_at(self._events)
         if job.id in clearing.newly_told:
             self._emit(EventName.REMOVED, job, now).prev = job.state.word
-        self._take_away(job, why, now)
+        self._take_away(job, clearing.why, now)
+
+    def _tell_cleared(self, clearing: Clearing, count: int) -> None:
+        event = self._emit_queue(clearing.event, clearing.queue, self._clock.now_ms())
+        event.bytes, event.last = count, clearing.since
+        self._journal.close_clearing(clearing.event, clearing.queue, clearing.since)
 
     async def obliterate(self, queue: str) -> None:
         q = self._queues.pop(queue, None)
@@ -311,24 +318,23 @@ class Control(Delivery):
         self._journal.drop_record("queue", queue)
         self._touched_queues.add(queue)
         self._slices.begin()
-        why, now = f"queue {queue} was obliterated", self._clock.now_ms()
-        doomed: list[Job] = [job for state in _PLACES for job in q.jobs_in(state)]
+        now = self._clock.now_ms()
+        doomed: list[Job] = [job for state in PLACES for job in q.jobs_in(state)]
         count = len(doomed)
         try:
-            with self._clearing(queue) as clearing:
+            with self._clearing(EventName.OBLITERATED, q) as clearing:
                 for n in range(count):
                     job = doomed.pop()  # newest first and freed slice by slice: see _from_the_end
                     if job.state is not State.REMOVED:  # time may have removed it between two slices
-                        self._clear_away(clearing, job, why, now)
+                        self._clear_away(clearing, job, now)
                     if n % 128 == 0:
                         await self._slices.breathe()
+                q.clear()
+                self._tell_cleared(clearing, count)
         except StorageUnavailable:
             if q.is_dead:  # else it was raised with the tick in which it died
                 self._raise(q)
             raise
-        q.clear()
-        event = self._emit_queue(EventName.OBLITERATED, queue, self._clock.now_ms())
-        event.bytes, event.last = count, clearing.since
 
     def _raise(self, queue: Queue) -> None:
         """Its obliteration was stopped: the rest of the queue is there again, with what came under its name since."""
@@ -338,7 +344,7 @@ class Control(Delivery):
         self._ready.add(queue.name)
         if successor is not None:
             queue.config, queue.watchers = successor.config, successor.watchers
-            for job in [job for state in _PLACES for job in successor.jobs_in(state)]:
+            for job in [job for state in PLACES for job in successor.jobs_in(state)]:
                 lease, started = job.lease, job.started
                 self._leave(job)
                 job.queue = queue

@@ -29,7 +29,7 @@ import msgspec
 from headrace.backends.base import Totals
 from headrace.backends.local.job import Job
 from headrace.errors import StorageUnavailable
-from headrace.model import DEFAULT_SETTINGS
+from headrace.model import DEFAULT_SETTINGS, EventName
 from headrace.states import State
 
 LARGE_BYTES: Final = 16_384
@@ -283,6 +283,20 @@ class Journal:
             self.db.execute(f"DELETE FROM completion WHERE {_IDLE}")
         (last,) = next(self.db.execute("SELECT max(last) FROM completion"))
         return last or 0
+
+    def open_clearing(self, event: EventName, queue: str, since: int, last: int, spared: list[int]) -> None:
+        if self.keeps_jobs:
+            row = (queue, int(event), since, last, _encode(spared))
+            self.later("INSERT OR REPLACE INTO clearing VALUES (?,?,?,?,?)", *row)
+
+    def close_clearing(self, event: EventName, queue: str, since: int) -> None:
+        if self.keeps_jobs:
+            self.later("DELETE FROM clearing WHERE queue=? AND event=? AND since=?", queue, int(event), since)
+
+    def clearings(self) -> list[tuple[EventName, str, int, int, list[int]]]:
+        """What `open_clearing` was told of those that are open."""
+        rows = self.db.execute("SELECT event, queue, since, last, spared FROM clearing")
+        return [(EventName(event), *rest, msgspec.msgpack.decode(spared)) for event, *rest, spared in rows]
 
     def _is_new(self, job: Job) -> bool:
         """Whether the job has no row yet; it is no longer plain then, as something happened to it."""

@@ -52,19 +52,24 @@ class Clearing:
     the log, nothing else sets it apart from those that came while the queue was emptied.
     """
 
-    __slots__ = ("_queue", "_seen", "newly_told", "since")
+    __slots__ = ("_seen", "event", "newly_told", "queue", "since")
 
-    def __init__(self, queue: str, since: int) -> None:
+    def __init__(self, event: EventName, queue: str, since: int) -> None:
+        self.event = event
+        self.queue = queue
         self.since = self._seen = since
         self.newly_told: set[str] = set()
-        self._queue = queue
+
+    @property
+    def why(self) -> str:
+        return f"queue {self.queue} was {EVENT_WORDS[self.event]}"
 
     def look_at(self, events: list[Event]) -> None:
         """Notice what was told by now: `events` are those of the tick so far."""
         for event in reversed(events):
             if event.seq <= self._seen:
                 break
-            if event.queue == self._queue:
+            if event.queue == self.queue:
                 self.newly_told.add(event.job)
         if events:
             self._seen = events[-1].seq
