@@ -233,7 +233,7 @@ def _tell_plan(arguments: argparse.Namespace, *, with_source: bool) -> int:
     if with_source:
         _say(f"{notation.counted(status.behind or 0, 'event')} would be ingested")
     batches = status.batches if getattr(arguments, "rebuild", False) else status.untold
-    _say(f"{_batches(batches)} of bronze would be told" + (", and those events" if with_source else ""))
+    _say(f"{_batches(batches)} of bronze would go into the tables" + (", and those events" if with_source else ""))
     return _tell_machines(arguments, behind=status.behind if with_source else None, batches=batches)
 
 
