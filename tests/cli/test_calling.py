@@ -236,6 +236,27 @@ def test_a_check_shows_no_secrets(offline: Cli, url: str) -> None:
     assert "secret" not in shown
 
 
+def test_no_command_at_all_shows_the_help(offline: Cli) -> None:
+    done = offline()
+    assert (done.code, done.out) == (2, "")
+    assert "run a server in the foreground" in done.err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("psh",), "there is no command psh; did you mean push?"),
+        (("frobnicate",), "there is no command frobnicate"),
+        (("queues", "pasue"), "there is no action pasue; did you mean pause?"),
+        (("queues", "mail"), "(choose from "),
+    ],
+)
+def test_a_misspelled_command_is_answered_with_the_nearest(offline: Cli, words: tuple[str, ...], said: str) -> None:
+    done = offline(*words)
+    assert done.code == 2
+    assert said in done.err.splitlines()[0]
+
+
 @pytest.mark.parametrize("place", [":app", ".shop:app", ""])
 def test_an_app_without_a_module_is_refused(offline: Cli, place: str) -> None:
     done = offline("worker", place)

@@ -67,7 +67,10 @@ def test_ack_completes_what_was_printed(cli: Cli, client: Client, queue: str) ->
 
 
 def test_an_empty_queue_ends_with_3_after_the_wait(cli: Cli, queue: str) -> None:
-    assert cli("pull", queue).code == 3
+    empty = cli("pull", queue)
+    assert (empty.code, empty.out) == (3, "")
+    assert f"no job of {queue} is ready" in empty.err
+    assert cli("pull", queue, "--json").err == ""
     began = time.monotonic()
     assert cli("pull", queue, "--wait", "700ms").code == 3
     assert time.monotonic() - began >= 0.7

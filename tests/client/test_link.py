@@ -152,8 +152,11 @@ async def test_who_waits_for_a_link_that_is_closed_meanwhile_is_told_so() -> Non
 )
 async def test_something_that_is_no_server_is_named(says: bytes, error: str) -> None:
     async with FakeServer(lambda command: says) as server, linked(server) as link:
-        with pytest.raises(Unreachable, match=rf"Cannot reach .*: {error}"):
+        with pytest.raises(Unreachable, match=rf"Cannot reach .*: {error}") as told:
             await ask(link)
+        assert told.value.__notes__ == [
+            "a URL names the TCP port: the first one that `headrace serve` prints, 6789 by default"
+        ]
 
 
 @pytest.mark.alone

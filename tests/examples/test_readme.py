@@ -165,6 +165,8 @@ def test_every_way_to_start_a_server_works(folder: Path) -> None:
         assert line.startswith("headrace listens on headraces://")
         certificate = ssl.get_server_certificate(("127.0.0.1", pages.port_of(line)))
         assert certificate.strip() == (folder / "cert.pem").read_text().strip()
+        asked = pages.block_with(OPERATIONS, "sh", "SSL_CERT_FILE").replace("6789", str(pages.port_of(line)))
+        assert pages.run_shell(asked, folder) == "healthy\n"
 
 
 def test_a_backup_is_a_healthy_database(folder: Path) -> None:

@@ -65,6 +65,32 @@ def test_wrong_settings_are_refused_before_spark_starts() -> None:
     assert "--conf needs KEY=VALUE, not 'x'" in pipeline("facts", "--conf", "x")[1]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "code", "text"),
+    [
+        (("run", "--url", "headrace://127.0.0.1:1"), 4, "no answer from the server at 127.0.0.1:1"),
+        (("ingest", "--capture", "nowhere"), 1, "is no capture folder"),
+        (("run", "--lake", "/proc/lake"), 1, "/proc/lake"),
+        (("verify",), 1, "has no events: run `headrace pipeline ingest --lake lake` first"),
+        (("redrive", "--name", "x"), 1, "has no events: run `headrace pipeline ingest --lake lake` first"),
+        (
+            ("enqueue", "rows.csv", "--to-queue", "q", "--id-columns", "id", "--url", "headrace://127.0.0.1:1"),
+            4,
+            "no answer from the server at 127.0.0.1:1",
+        ),
+        (("enqueue", "rows.txt", "--to-queue", "q", "--id-columns", "id"), 1, "neither Parquet nor JSON lines nor CSV"),
+    ],
+)
+def test_what_is_missing_is_told_before_spark_starts(
+    arguments: tuple[str, ...], code: int, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    exit_code, said = pipeline(*arguments)
+    assert exit_code == code
+    assert text in said
+    assert "starting Spark" not in said
+
+
 def test_a_report_of_nothing_says_what_to_run_first(tmp_path: Path) -> None:
     code, text = pipeline("report", "--lake", str(tmp_path))
     assert code == 1
@@ -114,6 +140,8 @@ def test_the_status_counts_what_comes_behind_a_log_that_was_taken_back(tmp_path:
         (("redrive", "--name", "x", "--rate", "nan"), "a number above 0 is wanted, not 'nan'"),
         (("ingest", "--continuous", "-1"), "a number above 0 is wanted, not '-1'"),
         (("ingest", "--max-events", "0"), "a whole number from 1 to 1,000,000,000 is wanted, not '0'"),
+        (("run", "--sla", "mail=soon"), "milliseconds are wanted, such as 5000 or mail=2000, not 'mail=soon'"),
+        (("gold", "--sla", "5s"), "milliseconds are wanted, such as 5000 or mail=2000, not '5s'"),
         (("report", "--days", "none"), "a whole number from 1 to 1,000,000,000 is wanted, not 'none'"),
         (("status", "--url", "headrace://a", "--capture", "b"), "not allowed with argument --url"),
     ],

@@ -48,7 +48,9 @@ def test_a_run_says_what_it_does_before_it_does_it(spark: SparkSession, tmp_path
     runs.tell(spark, lake, say=said.append)
     steps = [re.sub(r"[\d.]+ s$", "n s", line) for line in said]
     assert steps == ["making jobs and attempts of 1 event", "silver in n s", "making facts", "gold in n s"]
-    assert "bronze     1 batch, 0 not told yet" in list(lines(status_of(lake, {"path": str(tmp_path / "nowhere")})))
+    assert "bronze     1 batch, 0 not in the tables yet" in list(
+        lines(status_of(lake, {"path": str(tmp_path / "nowhere")}))
+    )
 
 
 def test_a_batch_of_lost_events_is_passed_over(spark: SparkSession, tmp_path: Path) -> None:

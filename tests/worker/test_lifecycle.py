@@ -176,7 +176,7 @@ def test_check_shows_the_tasks_without_a_server() -> None:
         ("tests.worker.program:application", "is not a Headrace app; it has tests.worker.program:app"),
         ("tests.worker.steps:app", "is not a Headrace app"),
         ("empty:app", "empty:app has no tasks"),
-        ("empty.py:app", "write a module, not a file"),
+        ("empty.py:app", "write a module, not a file: empty:app"),
     ],
 )
 def test_what_is_no_app_is_refused_with_a_hint(place: str, says: str, tmp_path: Path) -> None:
@@ -191,7 +191,20 @@ def test_a_module_that_lacks_another_one_is_not_called_missing(tmp_path: Path) -
     (tmp_path / "shop.py").write_text("import not_installed\n")
     failed = _worker_command("shop:app", cwd=tmp_path)
     assert failed.returncode == 1
-    assert failed.stderr.endswith("ModuleNotFoundError: No module named 'not_installed'\n")
+    first, second = failed.stderr.splitlines()
+    assert first == "headrace: cannot import 'shop': ModuleNotFoundError: No module named 'not_installed'"
+    assert f"in {tmp_path / 'shop.py'}, line 1; `python -c 'import shop'`" in second
+
+
+@pytest.mark.parametrize(
+    ("source", "says"), [("x = 1 / 0\n", "ZeroDivisionError: division by zero"), ("x = (\n", "(shop.py, line 1)")]
+)
+def test_a_module_that_cannot_be_imported_is_told_in_two_lines(source: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text(source)
+    failed = _worker_command("shop:app", cwd=tmp_path)
+    assert failed.returncode == 1
+    assert says in failed.stderr.splitlines()[0]
+    assert len(failed.stderr.splitlines()) == 2
 
 
 def test_several_processes_of_what_cannot_start_end_with_its_code() -> None:

@@ -8,6 +8,7 @@ sets `run`, a function that takes the parsed arguments and returns the exit code
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Collection, Sequence
 from functools import partial
@@ -56,6 +57,15 @@ class _Parser(argparse.ArgumentParser):
     """Errors read like all others, without a page of usage before them."""
 
     def error(self, message: str) -> NoReturn:
+        if unknown := re.search(
+            r"argument (COMMAND|ACTION|JOB): invalid choice: '(.*?)' \(choose from (.*)\)", message
+        ):
+            kind, word, choices = unknown.groups()
+            from difflib import get_close_matches
+
+            near = get_close_matches(word, re.findall(r"[\w-]+", choices), 1)
+            if near or kind == "COMMAND":
+                message = f"there is no {kind.lower()} {word}" + (f"; did you mean {near[0]}?" if near else "")
         raise advised(UsageError(message), f"`{self.prog} --help` tells how it is used")
 
 
@@ -84,9 +94,17 @@ def _parser(wanted: Collection[str]) -> argparse.ArgumentParser:
     return parser
 
 
+def _told(error: OSError) -> str:
+    """Without the number, which means nothing to most."""
+    return f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else argv
     prepare_streams()
+    if not words:
+        _parser(()).print_help(sys.stderr)
+        return Exit.USAGE
     try:
         arguments = _parser(words[:1]).parse_args(words)
     except UsageError as error:
@@ -110,5 +128,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:  # nobody reads any more (`| head`), or what is printed cannot be written
         abandon_stdout()
         return (
-            Exit.FAILED if isinstance(error, BrokenPipeError) else report(HeadraceError(str(error)), arguments.as_json)
+            Exit.FAILED
+            if isinstance(error, BrokenPipeError)
+            else report(HeadraceError(_told(error)), arguments.as_json)
         )

@@ -9,7 +9,7 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 _LAKE = "folder of the lake (default: ./lake)"
 _MOST = 1_000_000_000
+_PATIENCE_S = 5.0
+"""How long a server may take to answer before Spark is started. Once it works, servers may be away for longer."""
 
 
 def prepare(parser: argparse.ArgumentParser) -> None:
@@ -126,7 +128,15 @@ def _add_facts(parser: argparse.ArgumentParser, *layers: str) -> None:
     parser.set_defaults(layers=layers, sla=None)
     if "gold" in layers:
         about = "the longest acceptable wait; repeatable, remembered"
-        parser.add_argument("--sla", metavar="[QUEUE=]MS", action="append", help=about)
+        parser.add_argument("--sla", metavar="[QUEUE=]MS", action="append", type=_promise, help=about)
+
+
+def _promise(text: str) -> tuple[str, int]:
+    """5000 and mail=2000 as queue and milliseconds; * stands for all queues."""
+    queue, _, ms = text.rpartition("=")
+    if not ms.isascii() or not ms.isdigit():
+        raise argparse.ArgumentTypeError(f"milliseconds are wanted, such as 5000 or mail=2000, not {text!r}")
+    return queue or "*", int(ms)
 
 
 def _say(text: str) -> None:
@@ -141,13 +151,16 @@ def _lake(arguments: argparse.Namespace) -> Lake:
 
 
 @contextmanager
-def _session(arguments: argparse.Namespace) -> Iterator[SparkSession]:
+def _session(arguments: argparse.Namespace, *checks: Callable[[argparse.Namespace], None]) -> Iterator[SparkSession]:
+    """Spark, after checks of what it would find missing only half a minute later."""
     from headrace.pipeline.session import check_spark, start_session
 
     wrong = [pair for pair in arguments.conf if "=" not in pair]
     if wrong:
         raise HeadraceError(f"--conf needs KEY=VALUE, not {wrong[0]!r}")
     check_spark()
+    for check in checks:
+        check(arguments)
     _say("starting Spark")
     settings = dict(pair.split("=", 1) for pair in arguments.conf)
     # The dates of a lake are those of UTC, whatever anybody sets.
@@ -163,6 +176,31 @@ def _session(arguments: argparse.Namespace) -> Iterator[SparkSession]:
         raise HeadraceError(_essence(str(error))) from error
     finally:
         spark.stop()
+
+
+def _check_source(arguments: argparse.Namespace) -> None:
+    from headrace.pipeline.eventsource import open_source
+    from headrace.pipeline.options import Options
+
+    open_source(Options.parse(_source(arguments)), _PATIENCE_S).newest()
+
+
+def _check_server(arguments: argparse.Namespace) -> None:
+    from headrace.commands.monitoring import Ping
+    from headrace.pipeline.connection import Connection
+
+    with Connection(arguments.url, patience_s=_PATIENCE_S) as connection:
+        connection.ask(Ping())
+
+
+def _check_folder(arguments: argparse.Namespace) -> None:
+    _lake(arguments).root.mkdir(parents=True, exist_ok=True)
+
+
+def _check_events(arguments: argparse.Namespace) -> None:
+    lake = _lake(arguments)
+    if not lake.numbered("bronze/events"):
+        raise HeadraceError(f"{lake.root} has no events: run `headrace pipeline ingest --lake {arguments.lake}` first")
 
 
 def _essence(text: str) -> str:
@@ -195,14 +233,14 @@ def _tell_plan(arguments: argparse.Namespace, *, with_source: bool) -> int:
     if with_source:
         _say(f"{notation.counted(status.behind or 0, 'event')} would be ingested")
     batches = status.batches if getattr(arguments, "rebuild", False) else status.untold
-    _say(f"{_batches(batches)} of bronze would be told" + (", and those events" if with_source else ""))
+    _say(f"{_batches(batches)} of bronze would go into the tables" + (", and those events" if with_source else ""))
     return _tell_machines(arguments, behind=status.behind if with_source else None, batches=batches)
 
 
 def _ingest(arguments: argparse.Namespace) -> int:
     if arguments.dry_run:
         return _tell_plan(arguments, with_source=True)
-    with _session(arguments) as spark:
+    with _session(arguments, _check_folder, _check_source) as spark:
         summary = _ingest_with(spark, arguments)
     return _tell_machines(arguments, ingested=summary)
 
@@ -233,7 +271,7 @@ def _facts(arguments: argparse.Namespace) -> int:
 def _facts_with(spark: SparkSession, arguments: argparse.Namespace) -> TellSummary:
     from headrace.pipeline.runs import tell
 
-    promises, layers = _promises(arguments.sla), arguments.layers
+    promises, layers = dict(arguments.sla) if arguments.sla else None, arguments.layers
     summary = tell(spark, _lake(arguments), sla_ms=promises, rebuild=arguments.rebuild, layers=layers, say=_say)
     if summary.since is not None:
         told = f"{notation.jobs(summary.jobs)} from {notation.counted(summary.events, 'event')}"
@@ -244,24 +282,11 @@ def _facts_with(spark: SparkSession, arguments: argparse.Namespace) -> TellSumma
 def _run(arguments: argparse.Namespace) -> int:
     if arguments.dry_run:
         return _tell_plan(arguments, with_source=True)
-    with _session(arguments) as spark:
+    with _session(arguments, _check_folder, _check_source) as spark:
         ingested = _ingest_with(spark, arguments)
         told = _facts_with(spark, arguments)
     _say(f"`headrace pipeline report --lake {arguments.lake}` shows what there is")
     return _tell_machines(arguments, ingested=ingested, told=told)
-
-
-def _promises(given: list[str] | None) -> dict[str, int] | None:
-    """--sla 5000 and --sla mail=2000 as milliseconds by queue; None when nothing was said."""
-    if given is None:
-        return None
-    promises = {}
-    for text in given:
-        queue, _, ms = text.rpartition("=")
-        if not ms.isdigit():
-            raise HeadraceError(f"--sla needs milliseconds, such as 5000 or mail=2000, not {text!r}")
-        promises[queue or "*"] = int(ms)
-    return promises
 
 
 def _report(arguments: argparse.Namespace) -> int:
@@ -280,7 +305,7 @@ def _report(arguments: argparse.Namespace) -> int:
 
 
 def _redrive(arguments: argparse.Namespace) -> int:
-    with _session(arguments) as spark:
+    with _session(arguments, _check_events, _check_server) as spark:
         from headrace.pipeline.redrive import Redrive, lines
 
         plan = Redrive(spark, _lake(arguments), arguments.name, arguments.where, arguments.url)
@@ -297,8 +322,9 @@ def _redrive(arguments: argparse.Namespace) -> int:
 def _enqueue(arguments: argparse.Namespace) -> int:
     from headrace.pipeline.connection import default_url
 
-    with _session(arguments) as spark:
-        table = _read_table(spark, arguments.table)
+    kind = _kind_of(arguments.table)
+    with _session(arguments, *([] if arguments.dry_run else [_check_server])) as spark:
+        table = spark.read.format(kind).option("header", True).option("inferSchema", True).load(arguments.table)
         rows = table.count()
         _say(f"{rows:,} rows in {arguments.table}")
         if not arguments.dry_run:
@@ -309,17 +335,18 @@ def _enqueue(arguments: argparse.Namespace) -> int:
     return _tell_machines(arguments, rows=rows, sent=0 if arguments.dry_run else rows)
 
 
-def _read_table(spark: SparkSession, path: str) -> Any:
+def _kind_of(path: str) -> str:
     kinds = {".parquet": "parquet", ".csv": "csv", ".json": "json", ".jsonl": "json"}
     names = [path, *(str(found) for found in Path(path).rglob("*.*"))] if os.path.isdir(path) else [path]
     kind = next((kinds[Path(name).suffix] for name in names if Path(name).suffix in kinds), None)
     if kind is None:
         raise HeadraceError(f"{path} is neither Parquet nor JSON lines nor CSV, by its name")
-    return spark.read.format(kind).option("header", True).option("inferSchema", True).load(path)
+    return kind
 
 
 def _verify(arguments: argparse.Namespace) -> int:
-    with _session(arguments) as spark:
+    checks = [_check_events, _check_server] if arguments.url else [_check_events]
+    with _session(arguments, *checks) as spark:
         from headrace.pipeline.verify import examine
 
         found = examine(spark, _lake(arguments), arguments.url)

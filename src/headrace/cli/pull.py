@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from headrace import notation
 from headrace.cli.jobflags import read_data
-from headrace.cli.output import print_fields, print_json_line, print_line, print_payload
+from headrace.cli.output import note, print_fields, print_json_line, print_line, print_payload
 from headrace.cli.session import Exit, UsageError, add_client_flags, connected, require_server
 
 if TYPE_CHECKING:
@@ -57,6 +57,8 @@ def run(arguments: argparse.Namespace) -> int:
         for taken in range(arguments.count):
             pulled = _pull(client, arguments, lease, wait if taken == 0 else 0)
             if pulled is None:
+                if not taken and not arguments.as_json:
+                    note(f"no job of {notation.one_line(arguments.queue)} is ready; `headrace queues` shows all")
                 return Exit.OK if taken else Exit.NOT_FOUND
             _show(pulled, arguments)
             if arguments.ack:

@@ -22,7 +22,9 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 
 
 def _add(actions: Any, name: str, summary: str) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = actions.add_parser(name, help=summary, description=f"{summary.capitalize()}.")
+    parser: argparse.ArgumentParser = actions.add_parser(
+        name, help=summary, description=f"{summary[0].upper()}{summary[1:]}."
+    )
     return parser
 
 

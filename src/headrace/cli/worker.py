@@ -15,10 +15,12 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from typing import TYPE_CHECKING, Final
 
 from headrace.cli.session import Exit, UsageError, advised
 from headrace.config import LOG_LEVELS, split_tokens
+from headrace.errors import HeadraceError
 
 if TYPE_CHECKING:
     from headrace.tasks.app import Headrace
@@ -81,16 +83,31 @@ def load_app(place: str) -> Headrace:
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        if not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # the module is there; what it imports is not
-        hint = "write a module, not a file: shop.jobs:app, and run this in the folder that has it"
+        if not f"{module_name}.".startswith(f"{error.name}."):  # the module is there; what it imports is not
+            raise _told_in_short(module_name, error) from None
+        is_file = module_name.endswith(".py")
+        wanted = f"{module_name.removesuffix('.py').replace('/', '.')}:{name or 'app'}" if is_file else "shop.jobs:app"
+        hint = f"write a module, not a file: {wanted}, and run this in the folder that has it"
         raise advised(UsageError(f"cannot import {module_name!r}: {error}"), hint) from None
+    except HeadraceError:
+        raise
+    except Exception as error:
+        raise _told_in_short(module_name, error) from None
     app = getattr(module, name or "app", None)
     if not isinstance(app, Headrace):
         names = [key for key, value in vars(module).items() if isinstance(value, Headrace)]
         hint = f"; it has {module_name}:{names[0]}" if names else ""
         raise UsageError(f"{place!r} is not a Headrace app{hint}")
     return app
+
+
+def _told_in_short(module_name: str, error: Exception) -> HeadraceError:
+    """What went wrong in somebody's module and where, without the way through the import system."""
+    told = HeadraceError(f"cannot import {module_name!r}: {type(error).__name__}: {error}")
+    where = ""
+    if (frames := traceback.extract_tb(error.__traceback__)) and frames[-1].filename.endswith(".py"):
+        where = f"in {frames[-1].filename}, line {frames[-1].lineno}; "
+    return advised(told, f"{where}`python -c 'import {module_name}'` shows the way there")
 
 
 def show(app: Headrace) -> None:

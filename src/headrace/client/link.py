@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 import socket
+import ssl
 from typing import Any, Final, TypeVar, cast
 
 from msgspec import Raw
@@ -28,6 +29,7 @@ from headrace.errors import (
     ConnectionLost,
     HeadraceError,
     NotAuthenticated,
+    ProtocolViolation,
     Unreachable,
 )
 
@@ -235,11 +237,25 @@ class Link(asyncio.Protocol):
         silence = f"no answer within {self.options.connect_timeout:g} s"
         reason = getattr(error, "strerror", None) or str(error) or silence
         told = error if isinstance(error, NotAuthenticated) else Unreachable(f"Cannot reach {self._where}: {reason}")
-        log.log(logging.DEBUG if self._is_patient else logging.INFO, "%s", told)
+        if (advice := self._advice(error)) is not None:
+            told.add_note(advice)
+        log.debug("%s", told)
         if not self._is_patient or isinstance(error, NotAuthenticated):
             for question in self._conversation.take_waiting():
                 question.end(told)
         self._fail_first(told)
+
+    def _advice(self, error: BaseException) -> str | None:
+        """What to do when something answers there, but not in the way that the URL says."""
+        if isinstance(error, ProtocolViolation):
+            return "a URL names the TCP port: the first one that `headrace serve` prints, 6789 by default"
+        if isinstance(error, ssl.SSLCertVerificationError):
+            return "SSL_CERT_FILE names a file with certificates that are trusted"
+        if isinstance(error, ssl.SSLError):
+            return "if the server has no certificate, write headrace:// instead of headraces://"
+        if isinstance(error, ConnectionLost) and self.options.tls is None:
+            return "if the server has a certificate, write headraces:// instead of headrace://"
+        return None
 
     def _fail_first(self, error: HeadraceError) -> None:
         if not self._first.done():

@@ -60,7 +60,7 @@ def lines(status: Status) -> Iterator[str]:
 
 
 def _layers(status: Status) -> Iterator[str]:
-    yield f"bronze     {counted(status.batches, 'batch', 'batches')}, {status.untold:,} not told yet"
+    yield f"bronze     {counted(status.batches, 'batch', 'batches')}, {status.untold:,} not in the tables yet"
     yield f"silver     run {status.run}" if status.run else "silver     nothing yet: run `headrace pipeline facts`"
     if status.facts_due is not None:
         yield f"gold       facts since {status.facts_due or 'the beginning'} are due: run `headrace pipeline facts`"

@@ -66,7 +66,9 @@ def _check_silver(spark: SparkSession, lake: Lake, events: DataFrame, found: Fin
     """What bronze says completed must have completed in silver, as far as runs have told it."""
     waiting = len(lake.batches_after(lake.pointer().batch))
     if waiting:
-        found.facts.append(f"silver: {waiting} batches of bronze are not told yet; run `headrace pipeline facts`")
+        found.facts.append(
+            f"silver: {waiting} batches of bronze are not in the tables yet; run `headrace pipeline facts`"
+        )
         return
     outcomes = {row["outcome"]: row["jobs"] for row in read_jobs(spark, lake).groupBy("outcome").agg(
         f.count("*").alias("jobs")).collect()}  # fmt: skip

@@ -48,6 +48,8 @@ _CLEAN_UP_SECONDS: Final = 1.0
 _SHORTEST_LEASE: Final = 0.01
 _WATCH_EVERY: Final = 1.0
 _RETRY_START: Final = 1.0
+_TELL_AGAIN: Final = 30.0
+"""Seconds after which a worker says once more that it still waits for its server."""
 
 
 class Worker:
@@ -190,14 +192,17 @@ class Worker:
         """What a kind of worker does when its server answers, before it takes jobs. It may be asked more than once."""
 
     async def _reach_server(self, attendant: Attendant) -> bool:
-        """A worker may be started before its server: it waits for it."""
+        """A worker may be started before its server: it waits for it, and says so now and then."""
+        told, told_at = "", 0.0
         while not self._stopping.is_set():
             try:
                 await self._prepare()
                 await self._on_line(attendant.start)
                 return True
             except (ClientError, StorageUnavailable) as error:
-                log.warning("%s; trying again", error)
+                if str(error) != told or time.monotonic() - told_at >= _TELL_AGAIN:
+                    told, told_at = str(error), time.monotonic()
+                    log.warning("%s; trying again every second", error)
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._stopping.wait(), _RETRY_START)
         return False
