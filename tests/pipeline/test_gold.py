@@ -144,3 +144,28 @@ def test_facts_since_a_date_equal_the_same_dates_of_all_facts(spark: SparkSessio
     expected = [row for row in whole.collect() if str(row.window_date) == "2026-11-02"]
     assert {*map(repr, part.collect())} == {*map(repr, expected)}
     assert expected
+
+
+def test_facts_taken_over_equal_those_made_anew(spark: SparkSession) -> None:
+    from pyspark.sql import functions as f
+
+    from headrace.pipeline import gold
+
+    noon, chance = START.replace(hour=12, minute=0), random.Random(7)
+    midnight = noon.replace(hour=0)
+    jobs, tries = [], []
+    for n in range(180):  # one every 40 seconds from 11:00 to 13:00
+        begin = noon + timedelta(seconds=40 * n - 3600)
+        end = begin + timedelta(seconds=chance.randint(1, 200))
+        jobs.append({**job("q", n, n * 7 % 101), "added_at": begin, "first_active_at": begin, "finished_at": end})
+        tries.append({**attempt(f"w{n % 2}", n, n + n * 13 % 97), "started_at": begin, "ended_at": end})
+    earlier = rows(spark, JOBS, jobs[:90]), rows(spark, ATTEMPTS, tries[:90])
+    everything = rows(spark, JOBS, jobs), rows(spark, ATTEMPTS, tries)
+
+    made = gold.Made(gold.queue_facts(*earlier).where(f.col("unit") != "day"), noon)
+    taken_over = gold.queue_facts(*everything, since=midnight, made=made)
+    assert {*map(repr, taken_over.collect())} == {*map(repr, gold.queue_facts(*everything).collect())}
+
+    made = gold.Made(gold.worker_facts(earlier[1]), noon)
+    taken_over = gold.worker_facts(everything[1], since=midnight, made=made)
+    assert {*map(repr, taken_over.collect())} == {*map(repr, gold.worker_facts(everything[1]).collect())}

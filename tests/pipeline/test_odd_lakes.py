@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ import pytest
 
 from headrace.errors import HeadraceError
 from headrace.pipeline import runs
-from headrace.pipeline.lake import Lake
+from headrace.pipeline.lake import GOLD, Lake
 from headrace.pipeline.report import write_report
 from headrace.pipeline.status import lines, status_of
 from headrace.pipeline.verify import examine
@@ -22,6 +23,15 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
+HOUR = 3_600_000
+
+
+def work(job: str, seq: int, at: int) -> list[dict[str, Any]]:
+    """A job that is done, in three events."""
+    pulled = event(job, seq + 1, "pulled", at + 50 * seq, attempt=1, worker="w")
+    return [event(job, seq, "pushed", at), pulled, event(job, seq + 2, "completed", at + 90_000, attempt=1)]
+
+
 def bring(spark: SparkSession, lake: Lake, batch: int, *events: dict[str, Any]) -> None:
     """A micro-batch of bronze, as `ingest` writes it."""
     runs._write_batch(lake, frame(spark, list(events)), batch)
@@ -29,6 +39,15 @@ def bring(spark: SparkSession, lake: Lake, batch: int, *events: dict[str, Any]) 
 
 def outcomes(spark: SparkSession, lake: Lake) -> dict[str, str | None]:
     return {row.job_id: row.outcome for row in runs.read_jobs(spark, lake).collect()}
+
+
+def facts(spark: SparkSession, lake: Lake) -> dict[str, set[str]]:
+    made = {name: lake.path(f"gold/{name}") for name in GOLD}
+    return {
+        name: {repr(row) for row in spark.read.parquet(str(path)).collect()}
+        for name, path in made.items()
+        if any(path.iterdir())
+    }
 
 
 def test_a_history_without_jobs_is_told_and_has_nothing_to_report(spark: SparkSession, tmp_path: Path) -> None:
@@ -96,3 +115,31 @@ def test_times_are_moments_for_every_reader(spark: SparkSession, tmp_path: Path)
     for table, column in (("bronze/events", "ts"), ("silver/jobs", "added_at"), ("gold/queue_minute", "window_start")):
         for path in lake.path(table).rglob("*.parquet"):
             assert pq.read_schema(path).field(column).type == pa.timestamp("us", "UTC")
+
+
+def test_facts_made_piece_by_piece_equal_those_of_a_rebuild(spark: SparkSession, tmp_path: Path) -> None:
+    """Also those of a life that ended the day before, as its successor says."""
+    lake = Lake(tmp_path)
+    bring(spark, lake, 0, *work("a", 1, 0), event("again", 4, "pushed", 5_000), *work("b", 5, 25 * HOUR))
+    runs.tell(spark, lake)
+    bring(spark, lake, 1, *work("c", 8, 28 * HOUR), event("again", 11, "pushed", 28 * HOUR))
+    runs.tell(spark, lake)
+    bring(spark, lake, 2, *work("d", 12, 30 * HOUR))
+    runs.tell(spark, lake)
+    in_pieces = facts(spark, lake)
+    runs.tell(spark, lake, rebuild=True)
+    assert in_pieces == facts(spark, lake)
+
+
+def test_a_date_that_a_dead_run_took_away_is_made_anew(spark: SparkSession, tmp_path: Path) -> None:
+    lake = Lake(tmp_path)
+    bring(spark, lake, 0, *work("a", 1, 0))
+    runs.tell(spark, lake)
+    bring(spark, lake, 1, *work("b", 4, 2 * HOUR))
+    runs.tell(spark, lake, layers=("silver",))
+    for table in ("queue_hour", "worker_minute"):
+        shutil.rmtree(lake.path(f"gold/{table}") / "window_date=2026-11-01")
+    runs.tell(spark, lake, layers=("gold",))
+    mended = facts(spark, lake)
+    runs.tell(spark, lake, rebuild=True)
+    assert mended == facts(spark, lake)

@@ -5,12 +5,15 @@ computed from the jobs of the window and never from other percentiles; `..._n` b
 
 `since` leaves out windows that begin before it. The jobs and attempts given must then contain all that ended at or
 after `since` and all that have not ended; older ones may be left out, which is what makes a recomputation cheap.
+
+`made` are facts of an earlier run: where nothing has changed, what costs most is taken over from them. It costs most to
+compute percentiles, and to split attempts into minutes.
 """
 
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Final
+from typing import Final, NamedTuple
 
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as f
@@ -24,12 +27,27 @@ _MEASURES: Final = ("wait", "run", "total")
 _RANKS: Final = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 
 
+class Made(NamedTuple):
+    """Facts of an earlier run for minutes and hours of a date. Those of windows before `until`, a full hour, hold."""
+
+    facts: DataFrame
+    until: datetime
+
+    def settled(self) -> DataFrame:
+        return self.facts.where(f.col("window_start") < f.lit(self.until))
+
+
 def _count(condition: Column) -> Column:
     return f.sum(condition.cast("bigint"))
 
 
 def queue_facts(
-    jobs: DataFrame, attempts: DataFrame, *, sla_ms: dict[str, int] | None = None, since: datetime | None = None
+    jobs: DataFrame,
+    attempts: DataFrame,
+    *,
+    sla_ms: dict[str, int] | None = None,
+    since: datetime | None = None,
+    made: Made | None = None,
 ) -> DataFrame:
     """What happened in each queue per minute, hour and day (`unit`).
 
@@ -46,7 +64,7 @@ def queue_facts(
             f.coalesce(f.sum(f.element_at("repeats", f.col("unit"))), f.lit(0)).alias("repeats"),
         )
     )
-    measured = counted.join(_percentiles(jobs, attempts, since), list(_WINDOW), "left")
+    measured = counted.join(_percentiles(jobs, attempts, since, made), list(_WINDOW), "left")
     whole = _with_backlog(measured, jobs, since)
     return conform(whole.select("*", *_ratios(targets)), f"unit string, {FACTS}")
 
@@ -107,7 +125,7 @@ def _run_ms() -> Column:
     return f.when(f.col("outcome").isin("completed", "failed", "stalled"), f.col("run_ms"))
 
 
-def _percentiles(jobs: DataFrame, attempts: DataFrame, since: datetime | None) -> DataFrame:
+def _percentiles(jobs: DataFrame, attempts: DataFrame, since: datetime | None, made: Made | None = None) -> DataFrame:
     """The percentiles of waits, runs and totals, a row per window."""
     values = union(
         _values("wait", jobs, "first_active_at", f.col("wait_ms"), since),
@@ -117,14 +135,20 @@ def _percentiles(jobs: DataFrame, attempts: DataFrame, since: datetime | None) -
     ranks = ", ".join(map(str, _RANKS.values()))
     # One call for all ranks: each would count all values by itself.
     picked = f.expr(f"percentile_disc(array({ranks})) WITHIN GROUP (ORDER BY ms)")
-    ranked = _by_unit(values, "moment").groupBy(*_WINDOW, "measure").agg(picked.alias("ranked"))
-    return ranked.groupBy(*_WINDOW).agg(
+    windows = _by_unit(values, "moment")
+    if made is not None:
+        windows = windows.where((f.col("unit") == "day") | (f.col("window_start") >= f.lit(made.until)))
+    ranked = windows.groupBy(*_WINDOW, "measure").agg(picked.alias("ranked"))
+    named = {f"{what}_{p}": (what, n) for what in _MEASURES for n, p in enumerate(_RANKS)}
+    found = ranked.groupBy(*_WINDOW).agg(
         *(
-            f.max(f.when(f.col("measure") == what, f.get("ranked", f.lit(n)))).cast("bigint").alias(f"{what}_{p}")
-            for what in _MEASURES
-            for n, p in enumerate(_RANKS)
+            f.max(f.when(f.col("measure") == what, f.get("ranked", f.lit(n)))).cast("bigint").alias(name)
+            for name, (what, n) in named.items()
         )
     )
+    if made is None:
+        return found
+    return union(found, made.settled().select(*_WINDOW, *named))
 
 
 def _values(measure: str, frame: DataFrame, moment: str, ms: Column, since: datetime | None) -> DataFrame:
@@ -188,7 +212,7 @@ def error_facts(attempts: DataFrame, *, since: datetime | None = None) -> DataFr
     )
 
 
-def worker_facts(attempts: DataFrame, *, since: datetime | None = None) -> DataFrame:
+def worker_facts(attempts: DataFrame, *, since: datetime | None = None, made: Made | None = None) -> DataFrame:
     """How busy each worker was per minute. An attempt counts in every minute that it touches, for its part of it.
 
     `slots` is how many jobs the worker had at once at most on that day: the log does not tell how many it could have.
@@ -196,6 +220,25 @@ def worker_facts(attempts: DataFrame, *, since: datetime | None = None) -> DataF
     done = attempts.where(
         f.col("worker").isNotNull() & f.col("ended_at").isNotNull() & (f.col("ended_at") >= f.col("started_at"))
     )
+    if made is not None:
+        done = done.where(f.col("ended_at") >= f.lit(made.until))
+    busy = _busy(done, since if made is None else made.until)
+    slots = _slots(done, since)
+    if made is not None:
+        # All that a worker held before was counted then: attempts that are told now began later.
+        settled = made.settled().withColumn("window_date", f.to_date("window_start"))
+        busy = union(busy, settled.select(*busy.columns))
+        both = union(slots, settled.select(*slots.columns))
+        slots = both.groupBy("worker", "window_date").agg(f.max("slots").alias("slots"))
+    joined = busy.join(slots, ["worker", "window_date"])
+    return conform(
+        joined.withColumn("utilisation", f.col("busy_ms") / (f.col("slots") * _MINUTE_MS)),
+        WORKERS,
+    )
+
+
+def _busy(done: DataFrame, since: datetime | None) -> DataFrame:
+    """How long each worker was busy per minute, and with how many jobs."""
     minute = f.explode(
         f.sequence(
             f.date_trunc("minute", "started_at"), f.date_trunc("minute", "ended_at"), f.expr("INTERVAL 1 MINUTE")
@@ -209,12 +252,7 @@ def worker_facts(attempts: DataFrame, *, since: datetime | None = None) -> DataF
     busy = split.groupBy("worker", "window_start").agg(
         f.sum(overlap).alias("busy_ms"), f.count_distinct("queue", "job_id").alias("jobs")
     )
-    slots = _slots(done, since)
-    joined = busy.withColumn("window_date", f.to_date("window_start")).join(slots, ["worker", "window_date"])
-    return conform(
-        joined.withColumn("utilisation", f.col("busy_ms") / (f.col("slots") * _MINUTE_MS)),
-        WORKERS,
-    )
+    return busy.withColumn("window_date", f.to_date("window_start"))
 
 
 def _slots(done: DataFrame, since: datetime | None) -> DataFrame:

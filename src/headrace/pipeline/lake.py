@@ -62,7 +62,7 @@ class Pointer(msgspec.Struct):
     """The highest epoch seen per shard: a higher one makes everything be told anew."""
     sla_ms: dict[str, int] = {}
     facts_due: str | None = None
-    """The first date whose facts are yet to be made anew; EVERYTHING for all dates, None for none."""
+    """The first hour whose facts are yet to be made anew; EVERYTHING for all of them, None for none."""
 
 
 class Lake:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import DataFrame, Observation, Row
+from pyspark.sql import Column, DataFrame, Observation, Row
 from pyspark.sql import functions as f
 from pyspark.storagelevel import StorageLevel
 
@@ -25,7 +25,7 @@ from headrace.notation import counted
 from headrace.pipeline import gold, silver
 from headrace.pipeline.bronze import bronze_of
 from headrace.pipeline.lake import EVERYTHING, GOLD, Lake, Pointer
-from headrace.pipeline.schemas import ATTEMPTS, BRONZE, JOBS, columns, union
+from headrace.pipeline.schemas import ATTEMPTS, BRONZE, FACTS, JOBS, WORKERS, columns, union
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -177,10 +177,10 @@ class _Telling:
             first_run=run if self.is_rebuild else self.before.first_run,
             epochs={**self.before.epochs, **epochs},
             sla_ms=self.before.sla_ms,
-            facts_due=EVERYTHING if self.is_rebuild else _earlier(self.before.facts_due, since.isoformat()),
+            facts_due=EVERYTHING if self.is_rebuild else _earlier(self.before.facts_due, since),
         )
         self.lake.publish(after)
-        self.summary.run, self.summary.since = after.run, since
+        self.summary.run, self.summary.since = after.run, datetime.fromisoformat(since).date()
 
     def _timed(self, what: str, began: float) -> None:
         self.summary.seconds[what] = time.monotonic() - began
@@ -192,7 +192,7 @@ class _Telling:
             events.groupBy("shard", "epoch")
             .agg(
                 f.count("*").alias("events"),
-                f.to_date(f.min("ts")).alias("oldest"),
+                _hour(f.min("ts")).alias("oldest"),
                 f.sum(f.col("event").isin(*silver.CLEARING).cast("int")).alias("clearings"),
                 f.sum(silver.is_trailing().cast("int")).alias("late"),
                 f.sum((f.col("event") == "gap").cast("int")).alias("gaps"),
@@ -201,7 +201,8 @@ class _Telling:
             .collect()
         )
 
-    def _silver(self, events: DataFrame, *, has_clearings: bool, facts: list[Row]) -> date:
+    def _silver(self, events: DataFrame, *, has_clearings: bool, facts: list[Row]) -> str:
+        """Jobs and attempts; the hour since which facts may have changed."""
         began = time.monotonic()
         if len({(row["shard"], row["epoch"]) for row in facts}) > len({row["shard"] for row in facts}):
             events = silver.without_retracted(events)
@@ -212,10 +213,15 @@ class _Telling:
         lives.persist(StorageLevel.MEMORY_AND_DISK)
         counted, started = Observation(), Observation()
         is_open = f.col("finished_at").isNull().cast("int")
-        jobs = silver.jobs_of(lives).observe(counted, f.count("*").alias("all"), f.sum(is_open).alias("open"))
+        jobs = silver.jobs_of(lives).observe(
+            counted,
+            f.count("*").alias("all"),
+            f.sum(is_open).alias("open"),
+            _hour(f.min("finished_at")).alias("first"),
+        )
         self._stage_ended(jobs, "silver/jobs", "finished_date", "silver/open_jobs")
         self.summary.jobs, self.summary.open_jobs = counted.get["all"], counted.get["open"] or 0
-        attempts = silver.attempts_of(lives).observe(started, f.to_date(f.min("started_at")).alias("first"))
+        attempts = silver.attempts_of(lives).observe(started, _hour(f.min("started_at")).alias("first"))
         self._stage_ended(attempts, "silver/attempts", "ended_date", "silver/open_attempts")
         if self.summary.open_jobs:
             self._stage(silver.carried(lives), "state/open_events")
@@ -225,9 +231,10 @@ class _Telling:
             self._stage(silver.gaps_of(events), "silver/gaps")
         lives.unpersist()
         self._timed("silver", began)
-        # Facts may have changed since the oldest new event, or since the start of an attempt that is told now.
-        days: list[date | None] = [started.get["first"], *(row["oldest"] for row in facts)]
-        return min(day for day in days if day is not None)
+        # Facts may have changed since the oldest new event, since the start of an attempt that is told now, or since
+        # the end of a job that is told now: a life that has a successor ended with its newest event, however old.
+        hours: list[str | None] = [started.get["first"], counted.get["first"], *(row["oldest"] for row in facts)]
+        return min(hour for hour in hours if hour is not None)
 
     def _carried(self) -> DataFrame | None:
         folders = [] if self.is_rebuild else self.lake.committed("state/open_events")
@@ -254,20 +261,24 @@ class _Telling:
             self.say("no facts are due")
             return
         self.say("making facts")
-        self._gold(None if due == EVERYTHING else date.fromisoformat(due))
+        self._gold(None if due == EVERYTHING else datetime.fromisoformat(due).replace(tzinfo=UTC))
         after = msgspec.structs.replace(pointer, sla_ms=self.sla_ms, facts_due=None)
         self.lake.store_pointer(after)
         self.lake.clean_up(after)
 
-    def _gold(self, since: date | None) -> None:
+    def _gold(self, changed: datetime | None) -> None:
+        """Facts of every date on which something changed, since `changed` or ever."""
         began = time.monotonic()
+        since = None if changed is None else changed.date()
         jobs = self._table("silver/jobs", "silver/open_jobs", JOBS, "finished_date", since)
         attempts = self._table("silver/attempts", "silver/open_attempts", ATTEMPTS, "ended_date", since)
         moment = None if since is None else datetime.combine(since, time_of_day(), UTC)
-        facts = gold.queue_facts(jobs, attempts, sla_ms=self.sla_ms, since=moment)
+        made = self._made(changed, FACTS, "queue_minute", "queue_hour")
+        facts = gold.queue_facts(jobs, attempts, sla_ms=self.sla_ms, since=moment, made=made)
         self._stage(facts.repartition(1), "gold/queue", "unit", "window_date")
         self._stage(gold.error_facts(attempts, since=moment).repartition(1), "gold/error_signature_hour", "window_date")
-        self._stage(gold.worker_facts(attempts, since=moment).repartition(1), "gold/worker_minute", "window_date")
+        workers = gold.worker_facts(attempts, since=moment, made=self._made(changed, WORKERS, "worker_minute"))
+        self._stage(workers.repartition(1), "gold/worker_minute", "window_date")
         for name in GOLD:
             kind, _, unit = name.partition("_")
             staged = (
@@ -277,6 +288,19 @@ class _Telling:
             )
             self.lake.publish_dates(f"gold/{name}", staged, None if since is None else since.isoformat())
         self._timed("gold", began)
+
+    def _made(self, until: datetime | None, schema: str, *tables: str) -> gold.Made | None:
+        """What these tables say of the date of `until`; None when a date is not there: a run died replacing it."""
+        if until is None:
+            return None
+        dates = {table: self.lake.path(f"gold/{table}") / f"window_date={until.date()}" for table in tables}
+        if not all(date.is_dir() for date in dates.values()):
+            return None
+        read = self.spark.read.schema(_ddl(schema))
+        facts = (
+            read.parquet(str(date)).withColumn("unit", f.lit(table.rpartition("_")[2])) for table, date in dates.items()
+        )
+        return gold.Made(union(*facts), until)
 
     def _table(self, ended: str, lasting: str, schema: str, partition: str, since: date | None) -> DataFrame:
         """What ended on or after `since`, and what has not ended."""
@@ -321,6 +345,11 @@ def read_jobs(spark: SparkSession, lake: Lake) -> DataFrame:
 
 def read_attempts(spark: SparkSession, lake: Lake) -> DataFrame:
     return read_silver(spark, lake, "silver/attempts", "silver/open_attempts", ATTEMPTS, "ended_date")
+
+
+def _hour(moment: Column) -> Column:
+    """The hour of a moment as a text that can be compared."""
+    return f.date_format(moment, "yyyy-MM-dd'T'HH:00:00")
 
 
 def _earlier(due: str | None, since: str) -> str:
