@@ -125,6 +125,13 @@ class TestOpening:
         journal.open()
         journal.close()
 
+    def test_a_folder_is_no_file_and_a_missing_one_is_named(self, tmp_path: Path) -> None:
+        with pytest.raises(StorageUnavailable, match="is a folder: name a file in it"):
+            Journal(tmp_path).open()
+        assert not tmp_path.with_name(f"{tmp_path.name}.lock").exists()
+        with pytest.raises(StorageUnavailable, match=f"no folder {tmp_path / 'gone'}"):
+            Journal(tmp_path / "gone" / "jobs.db").open()
+
     def test_the_database_of_another_program_stays_as_it_is(self, path: Path) -> None:
         with contextlib.closing(apsw.Connection(str(path))) as other:
             other.execute("CREATE TABLE users (name)")
