@@ -90,7 +90,8 @@ def print_line(text: str = "", style: str = "") -> None:
 def print_table(columns: Sequence[Column], rows: Sequence[Sequence[Cell]]) -> None:
     if is_terminal():
         console().print(table_of(columns, rows))
-        if left_out := [column.title for column in columns if column not in _fitting(columns, rows)]:
+        shown = _fitting(columns, rows)
+        if left_out := [column.title for column in columns if column not in shown]:
             note(f"left out, as the terminal is narrow: {', '.join(left_out)}")
         return
     cells = _texts(columns, rows)
