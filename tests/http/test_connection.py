@@ -302,7 +302,7 @@ def test_a_client_that_has_said_all_gets_an_answer_that_waits_for_the_disk(web: 
 
 
 def test_a_client_that_never_reads_its_answer_is_cut_off_and_a_slow_one_is_not(queue: str) -> None:
-    with WebServer(":memory:", "--http-keep-alive-ms", "300") as web, web.client() as client:
+    with WebServer(":memory:", "--http-keep-alive-ms", "1500") as web, web.client() as client:
         job = client.ok("PUSH", queue=queue, data="x" * 10_000_000)["id"]
         unconnected = len(os.listdir(f"/proc/{web.pid}/fd"))
         with web.raw() as deaf, web.raw() as slow:

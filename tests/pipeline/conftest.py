@@ -31,6 +31,14 @@ _FOR_FEW_ROWS = {
 pipeline` as a process run with the defaults, and so does everything at full scale."""
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """At full scale a fixture may take minutes. A test that is cut off while it talks to Java leaves the answer behind
+    for the next one, and then every test of this session fails."""
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent) and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(scaled(300, 1800)))
+
+
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """Two cores; a task may be tried three times (local[2] alone would not try again)."""
