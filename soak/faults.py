@@ -17,6 +17,7 @@ from contextlib import suppress
 from typing import Final, NamedTuple
 
 from tests.integration.faultydisk import fill
+from tests.serverprocess import ServerProcess
 
 from soak.stage import Stage
 
@@ -25,8 +26,21 @@ SERVERS: Final = ("server", "broker-1", "broker-2")
 _WAYS: Final = ("way to server", "way to broker-1")
 _PAUSES: Final = (0.5, 1.75)
 """Between faults, in times of the longest one."""
+_STARTS: Final = 20
 _TOGETHER: Final = 0.2
 """How many of the faults come together with another one."""
+
+
+def _start(server: ServerProcess) -> None:
+    """As a supervisor would: again, while the disk is full for it, which another fault may have seen to."""
+    for tries_left in reversed(range(_STARTS)):
+        try:
+            server.start()
+            return
+        except RuntimeError as error:
+            if "the disk is full" not in str(error) or not tries_left:
+                raise
+            time.sleep(0.5)
 
 
 def kill_server(stage: Stage, target: str, seconds: float) -> None:
@@ -34,7 +48,7 @@ def kill_server(stage: Stage, target: str, seconds: float) -> None:
     with stage.incident("kill", target, server.pid):
         server.kill()
         time.sleep(seconds)
-        server.start()
+        _start(server)
 
 
 def restart_server(stage: Stage, target: str, seconds: float) -> None:
@@ -42,7 +56,7 @@ def restart_server(stage: Stage, target: str, seconds: float) -> None:
     with stage.incident("stop", target, server.pid):
         stage.stop(target, server)
         time.sleep(seconds)
-        server.start()
+        _start(server)
 
 
 def restart_hand(stage: Stage, target: str, seconds: float) -> None:

@@ -138,6 +138,18 @@ class TestFullDisk:
         with server.client() as client:
             assert stored_numbers(client) == acknowledged + more
 
+    def test_a_server_that_cannot_start_on_a_full_disk_says_so(self, server: ServerProcess, disk: Path) -> None:
+        with server.client() as client:
+            client.ok("PUSH", queue=QUEUE, data={"n": 1})
+        server.stop()
+        fill(disk / "filler")
+        with pytest.raises(RuntimeError, match="the disk is full; free some space and start again"):
+            server.start()
+        (disk / "filler").unlink()
+        server.start()
+        with server.client() as client:
+            assert stored_numbers(client) == [1]
+
     def test_it_flutters_at_the_edge_without_losing_count(self, server: ServerProcess, disk: Path) -> None:
         acknowledged: list[int] = []
         with server.client() as client:

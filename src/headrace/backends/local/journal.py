@@ -87,6 +87,7 @@ _RECALL_IDS: Final = (
 _SIZE: Final = "ifnull(length(data), (SELECT length(payload.data) FROM payload WHERE payload.seq=job.seq))"
 _PROBE_BYTES: Final = 16_384
 _LONE_COMMITS: Final = 256
+_LEAST_ROOM_BYTES: Final = 65_536
 _encode: Final = msgspec.msgpack.Encoder().encode
 
 Row = tuple[Any, ...]
@@ -160,7 +161,15 @@ class Journal:
             self._with_settled = {seq for (seq,) in self._db.execute("SELECT DISTINCT parent FROM settled")}
         except apsw.Error as error:
             self.close()
-            raise StorageUnavailable(f"cannot open {self.path}: {error}") from error
+            why = "the disk is full; free some space and start again" if self._is_disk_full() else error
+            raise StorageUnavailable(f"cannot open {self.path}: {why}") from error
+
+    def _is_disk_full(self) -> bool:
+        """Whether there is no room for the index of the write-ahead log: SQLite calls that an I/O error."""
+        if self.path is None:
+            return False
+        disk = os.statvfs(self.path.parent)
+        return disk.f_bavail * disk.f_frsize < _LEAST_ROOM_BYTES
 
     def _refuse_strangers(self) -> None:
         """A database without our version and with tables belongs to another program: it must stay as it is."""
