@@ -27,18 +27,20 @@ _WAYS: Final = ("way to server", "way to broker-1")
 _PAUSES: Final = (0.5, 1.75)
 """Between faults, in times of the longest one."""
 _STARTS: Final = 20
+_REFUSALS: Final = ("the disk is full", "headrace: Valkey at")
+"""What a server says that cannot start on a full disk, or before Valkey is back."""
 _TOGETHER: Final = 0.2
 """How many of the faults come together with another one."""
 
 
 def _start(server: ServerProcess) -> None:
-    """As a supervisor would: again, while the disk is full for it, which another fault may have seen to."""
+    """As a supervisor would: again, while it refuses because of another fault that came together with its own."""
     for tries_left in reversed(range(_STARTS)):
         try:
             server.start()
             return
         except RuntimeError as error:
-            if "the disk is full" not in str(error) or not tries_left:
+            if not tries_left or not any(refusal in str(error) for refusal in _REFUSALS):
                 raise
             time.sleep(0.5)
 
