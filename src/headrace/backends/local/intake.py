@@ -46,21 +46,24 @@ def _custom_id(spec: JobSpec) -> str | None:
 
 
 class _Names:
-    """Ids and keys that a batch comes with: if nobody has them, no job of it has to be asked for one by one."""
+    """Ids and keys that a batch comes with: if nobody has them, its jobs take them all at once in the last tick."""
 
     def __init__(self) -> None:
-        self._custom_ids: list[str] = []
-        self._keys: list[str] = []
+        self.custom_ids: dict[str, Job] = {}
+        self.keys: dict[str, KeyHolder] = {}
         self._may_stand_for_others = False
         self.have_relatives = False
 
-    def note(self, spec: JobSpec, links: JobLinks | None) -> None:
+    def note(self, job: Job, spec: JobSpec) -> None:
+        links = job.links
         if links is None:
             return
         if links.custom_id:
-            self._custom_ids.append(links.custom_id)
+            self._may_stand_for_others |= links.custom_id in self.custom_ids
+            self.custom_ids[links.custom_id] = job
         if links.unique_key:
-            self._keys.append(links.unique_key)
+            self._may_stand_for_others |= links.unique_key in self.keys
+            self.keys[links.unique_key] = KeyHolder(job, None)
         if links.dedup is not None or getattr(spec, "id_ttl", None):
             self._may_stand_for_others = True
         if links.parent_id is not None or links.depends_on:
@@ -69,11 +72,13 @@ class _Names:
     def are_new(self, queue: Queue) -> bool:
         return (
             not self._may_stand_for_others
-            and len(set(self._custom_ids)) == len(self._custom_ids)
-            and len(set(self._keys)) == len(self._keys)
-            and queue.custom_ids.keys().isdisjoint(self._custom_ids)
-            and queue.keys.keys().isdisjoint(self._keys)
+            and queue.custom_ids.keys().isdisjoint(self.custom_ids.keys())
+            and queue.keys.keys().isdisjoint(self.keys.keys())
         )
+
+    def take(self, queue: Queue) -> None:
+        queue.custom_ids.update(self.custom_ids)
+        queue.keys.update(self.keys)
 
 
 class Intake(Store):
@@ -161,7 +166,7 @@ class Intake(Store):
         first = self._open_batch(len(specs))
         plain = (self._make_plain(queue, spec, now, seq, self.ids.at(now)) for seq, spec in enumerate(specs, first))
         jobs, events = await self._stage(plain, now)
-        self._take_in_all(jobs, events, now)
+        self._take_in_all(jobs, events)
         self._close_batch(first, jobs)
         return [job.id for job in jobs]
 
@@ -172,12 +177,14 @@ class Intake(Store):
         def make_all() -> Iterator[Job]:
             for seq, spec in enumerate(specs, first):
                 links = links_of(spec)
-                names.note(spec, links)
-                yield self._make(queue, spec, links, now, seq, self._new_id(links))
+                job = self._make(queue, spec, links, now, seq, self._new_id(links))
+                names.note(job, spec)
+                yield job
 
         jobs, events = await self._stage(make_all(), now)
         if names.are_new(jobs[0].queue) and self._jobs.keys().isdisjoint([job.id for job in jobs]):
-            self._take_in_all(jobs, events, now)
+            names.take(jobs[0].queue)
+            self._take_in_all(jobs, events)
             found = new = jobs
         else:
             self._recall_ids(jobs[0].queue, specs, now)
@@ -226,12 +233,9 @@ class Intake(Store):
         self._close_batch(first, jobs)
         return shown
 
-    def _take_in_all(self, jobs: list[Job], events: list[Event], now: int) -> None:
-        """`_take_in` for strangers of one queue, and their places."""
+    def _take_in_all(self, jobs: list[Job], events: list[Event]) -> None:
+        """`_take_in` for strangers of one queue, but for their names, and their places."""
         self._jobs.update((job.id, job) for job in jobs)
-        for job in jobs:
-            if job.links is not None:
-                self._take_keys(job, job.links, now)
         queue = jobs[0].queue
         self._enter_all(queue, jobs)
         for seq, event in enumerate(events, self._event_seq + 1):
