@@ -126,7 +126,7 @@ class TestOpening:
         journal.close()
 
     def test_a_folder_is_no_file_and_a_missing_one_is_named(self, tmp_path: Path) -> None:
-        with pytest.raises(StorageUnavailable, match="is a folder: name a file in it"):
+        with pytest.raises(StorageUnavailable, match="it is a folder; name a file in it"):
             Journal(tmp_path).open()
         assert not tmp_path.with_name(f"{tmp_path.name}.lock").exists()
         with pytest.raises(StorageUnavailable, match=f"no folder {tmp_path / 'gone'}"):

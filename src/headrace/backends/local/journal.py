@@ -181,9 +181,13 @@ class Journal:
 
     def _take_lock(self, path: Path) -> None:
         if path.is_dir():
-            raise StorageUnavailable(f"{path} is a folder: name a file in it, such as {path / 'headrace.db'}")
+            raise StorageUnavailable(
+                f"cannot open {path}: it is a folder; name a file in it, such as {path / 'headrace.db'}"
+            )
         if not path.parent.is_dir():
-            raise StorageUnavailable(f"there is no folder {path.parent}: make it first or name another file")
+            raise StorageUnavailable(
+                f"cannot open {path}: there is no folder {path.parent}; make it first or name another file"
+            )
         lock_path = path.with_name(path.name + ".lock")
         try:
             fd = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
