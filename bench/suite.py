@@ -40,7 +40,7 @@ PARTS = {
     "pipeline": Part(
         "pipeline.py",
         "the data pipeline beside DuckDB",
-        ("--parts", "capture,move,learn-50000", "--rows", "10000", "--rounds", "1", "--no-write"),
+        ("--parts", "capture,move,learn-50000,lives-50000", "--rows", "10000", "--rounds", "1", "--no-write"),
     ),
 }
 
