@@ -70,9 +70,10 @@ class App:
         await self._start_http(tls)
         # What is there now stays: spare the collector the walk over it. And let it look less often: a large command
         # makes hundreds of thousands of objects, all alive, and at the default it took longer than decoding them.
+        # The second look comes after few of the first: it walks over all of theirs at once, and everybody waits.
         gc.freeze()
         gc.enable()
-        gc.set_threshold(20_000, 20, 100)
+        gc.set_threshold(20_000, 4, 500)
 
     async def _start_http(self, tls: ssl.SSLContext | None) -> None:
         if not self.settings.http_port:
