@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+import uvloop
 
 from headrace.client.link import Link
 from headrace.client.policy import MAX_BLOCKING, ConnectionOptions, LinkState
@@ -25,6 +26,7 @@ from headrace.errors import (
     Unreachable,
 )
 from tests.client.fakeserver import HELLO_1, FakeServer, protocol_2
+from tests.serverprocess import ServerProcess
 from tests.waiting import until
 
 
@@ -70,6 +72,31 @@ async def test_a_link_that_was_closed_before_its_first_command_stays_closed() ->
         with pytest.raises(ClientClosed):
             await ask(link)
         assert server.connections == []
+
+
+def test_a_link_can_be_closed_while_it_is_being_made() -> None:
+    """With the loop that programs get: a transport of uvloop that was closed under our hands raises when it is used."""
+
+    class Hasty(Link):
+        """The server answers the greeting before the one who has asked for the connection learns that there is one."""
+
+        end: asyncio.Task[None] | None = None
+
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            super().connection_made(transport)
+            self.end = asyncio.create_task(self.close())
+            time.sleep(0.1)
+
+    async def begin_and_end(port: int) -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: problems.append(context))
+        link = Hasty(ConnectionOptions(host="127.0.0.1", port=port, token="t"))
+        link.begin()
+        await until(lambda: link.end is not None and link.end.done())
+
+    problems: list[dict[str, Any]] = []
+    with ServerProcess(":memory:", "--auth-tokens", "t") as server:
+        uvloop.run(begin_and_end(server.port))
+    assert problems == []
 
 
 async def test_a_server_of_protocol_1_gets_one_command_at_a_time_over_a_socket() -> None:
@@ -271,6 +298,14 @@ async def test_a_forced_reconnect_gives_the_connection_up() -> None:
         with pytest.raises(ConnectionLost):
             await lost
         await until(lambda: link.state is LinkState.CONNECTED)
+        assert len(server.connections) == 2
+
+
+async def test_what_is_asked_while_a_connection_is_given_up_goes_over_the_next_one() -> None:
+    async with FakeServer(protocol_2) as server, linked(server) as link:
+        await link.start()
+        link.force_reconnect()
+        await ask(link)  # the old connection is gone, and nobody has said so yet
         assert len(server.connections) == 2
 
 

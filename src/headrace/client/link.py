@@ -213,13 +213,7 @@ class Link(asyncio.Protocol):
         self._greeting = self._loop.create_future()
         began = self._loop.time()
         async with asyncio.timeout(self.options.connect_timeout):
-            await self._loop.create_connection(
-                lambda: self,
-                self.options.host,
-                self.options.port,
-                ssl=self.options.tls,
-                server_hostname=self.options.host if self.options.tls else None,
-            )
+            await self._open_socket()
             await self._greeting
         self.state = LinkState.CONNECTED
         self.latency = self._loop.time() - began
@@ -231,6 +225,21 @@ class Link(asyncio.Protocol):
             self._first.set_result(None)
         if self._changed is not None:
             self._changed(True)
+
+    async def _open_socket(self) -> None:
+        try:
+            await self._loop.create_connection(
+                lambda: self,
+                self.options.host,
+                self.options.port,
+                ssl=self.options.tls,
+                server_hostname=self.options.host if self.options.tls else None,
+            )
+        except BaseException:
+            self._transport = None  # it is closed, if there was one: uvloop does not tell, and raises when it is used
+            if self._greeting is not None:
+                self._greeting.cancel()
+            raise
 
     def _failed(self, error: BaseException) -> None:
         """A try to connect failed. Who has waited for the very first one, or cannot be let in, is told why."""
@@ -265,6 +274,7 @@ class Link(asyncio.Protocol):
     def force_reconnect(self) -> None:
         """Give this connection up now and make another one; one that waits for its next try makes it now."""
         self._hurry.set()
+        self._conversation.is_ready = False  # what is asked from now on goes over the next connection
         if self._transport is not None:
             self._transport.abort()
 
@@ -303,6 +313,9 @@ class Link(asyncio.Protocol):
     # -- asyncio.Protocol ----------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        if self._greeting is None or self._greeting.done():
+            transport.close()  # too late: nobody waits for it any more
+            return
         self._transport = cast("asyncio.Transport", transport)  # uvloop's are none by inheritance
         self._is_choked = False
         sock = transport.get_extra_info("socket")
