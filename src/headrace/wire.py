@@ -27,7 +27,7 @@ from headrace.commands import connection, jobs, monitoring
 from headrace.commands._base import REGISTRY, SHORT_FORMS, Alike, Command, ErrorReply, Spec
 from headrace.errors import HeadraceError, InvalidCommand, UnknownCommand
 from headrace.frames import HEADER
-from headrace.model import NIL, is_queue_name
+from headrace.model import MENDED, NIL, is_queue_name
 
 UNDEFINED: Final = b"\xd4\x00\x00"
 _REQ_ID_KEY: Final = b"\xa5reqId"
@@ -166,9 +166,9 @@ def decode_command(frame: bytes) -> Command[Any]:
     """The command in a frame, or Undecodable with the text and reqId of the error reply."""
     try:
         return _typed_decode(frame)
-    except msgspec.ValidationError:
+    except (msgspec.ValidationError, UnicodeDecodeError):
         return _decode_slowly(frame)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+    except (msgspec.DecodeError, RecursionError):
         raise Undecodable("Invalid command format") from None
 
 
@@ -264,6 +264,8 @@ class _Explainer:
         rule = _RULES.get(type(kind))
         if rule is None:
             raise InvalidCommand(f"{path} is not understood")
+        if MENDED in extra:
+            raw = _mended(raw)
         return rule(self, raw, kind, path) if not extra else self._with_texts(rule, raw, kind, path, extra)
 
     def _with_texts(self, rule: _Rule, raw: Raw, kind: inspect.Type, path: Path, extra: dict[str, str]) -> Any:
@@ -310,6 +312,18 @@ def _count_of(raw: Raw | bytes) -> int | None:
 _COUNT_BYTES: Final = {0xDC: 2, 0xDD: 4, 0xDE: 2, 0xDF: 4}
 
 
+def _mended(raw: Raw) -> Raw:
+    """A text with marks in place of what is no Unicode; anything else as it is.
+
+    JavaScript cuts texts in the middle of a character, and its packers write the half as it is if they are short.
+    """
+    start = 1 if 0xA0 <= memoryview(raw)[0] <= 0xBF else _TEXT_HEADS.get(memoryview(raw)[0])
+    return raw if start is None else Raw(_encoder.encode(bytes(raw)[start:].decode(errors="replace")))
+
+
+_TEXT_HEADS: Final = {0xD9: 2, 0xDA: 3, 0xDB: 5}
+
+
 def _number(raw: Raw, kind: Any, path: Path) -> int | float:
     value = _scalar(raw)
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -349,7 +363,10 @@ def _float(_: _Explainer, raw: Raw, kind: inspect.FloatType, path: Path) -> floa
 
 
 def _str(_: _Explainer, raw: Raw, kind: inspect.StrType, path: Path) -> str:
-    value = _scalar(raw)
+    try:
+        value = _scalar(raw)
+    except UnicodeDecodeError:
+        raise _Fault("unicode", f"{path} must be well-formed Unicode") from None
     if not isinstance(value, str):
         raise _Fault("type", f"{path} must be a string")
     if kind.min_length is not None and len(value) < kind.min_length:
