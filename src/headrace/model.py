@@ -114,7 +114,7 @@ class Backoff(Struct, frozen=True, rename="camel"):
 
     type: Annotated[
         Literal["fixed", "exponential"],
-        Meta(extra={"choice": "backoff.type must be 'fixed' or 'exponential'"}),
+        Meta(extra=dict.fromkeys(("required", "choice"), "backoff.type must be 'fixed' or 'exponential'")),
     ]
     delay: BackoffMs
     max_delay: BackoffMs | None = None

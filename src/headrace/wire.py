@@ -210,10 +210,16 @@ def _identify(frame: bytes) -> tuple[str, bytes]:
 
 Path = str
 _Rule = Callable[["_Explainer", Raw, Any, Path], Any]
+_CHECKED_FIRST: Final = {"queue": 0, "data": 1, "groupId": 2}
+"""Of several faults the reference names that of the queue first, then that of the payload, then that of the group."""
 
 
 def _fault(path: Path, kind: str, text: str, extra: dict[str, str]) -> InvalidCommand:
     return InvalidCommand(extra.get(kind) or f"{path} {text}")
+
+
+def _rank(field: inspect.Field) -> int:
+    return _CHECKED_FIRST.get(field.encode_name, len(_CHECKED_FIRST))
 
 
 class _Explainer:
@@ -236,7 +242,7 @@ class _Explainer:
         if known is None:
             info = inspect.type_info(cls)
             assert isinstance(info, inspect.StructType)
-            known = self._infos[cls] = list(info.fields)
+            known = self._infos[cls] = sorted(info.fields, key=_rank)
         return known
 
     def _field(self, raw: Raw | None, field: inspect.Field, path: Path) -> Any:
@@ -426,7 +432,9 @@ def _item(explainer: _Explainer, raw: Raw, type_: inspect.Type, path: Path) -> A
         except InvalidCommand as error:
             raise InvalidCommand(f"{path}: {error}") from None
     encoded = bytes(raw)
-    return explainer.value(Raw(NIL if encoded == UNDEFINED else encoded), type_, path)
+    if encoded == UNDEFINED and not isinstance(kind, inspect.RawType):  # what a payload means by it, others decide
+        encoded = NIL
+    return explainer.value(Raw(encoded), type_, path)
 
 
 def _fields_of(raw: Raw | bytes) -> dict[str, Raw]:

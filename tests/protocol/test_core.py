@@ -207,6 +207,7 @@ REFUSED_OPTIONS = [
     ({"backoff": -1}, "backoff must be at least 0"),
     ({"backoff": 86_400_001}, "backoff must be at most 86400000"),
     ({"backoff": {"type": "linear", "delay": 1}}, "backoff.type must be 'fixed' or 'exponential'"),
+    ({"backoff": {"delay": 5}}, "backoff.type must be 'fixed' or 'exponential'"),
     ({"backoff": {"type": "fixed"}}, "backoff.delay is required"),
     ({"backoff": {"type": "fixed", "delay": 86_400_001}}, "backoff.delay must be at most 86400000"),
     ({"ttl": -1}, "ttl must be at least 0"),
@@ -245,6 +246,14 @@ def test_push_refuses_wrong_options_with_the_text_of_the_reference(
 ) -> None:
     assert client.error("PUSH", **{"queue": queue, "data": 1, **fields}) == error
     assert counts(client, queue) == {}
+
+
+def test_of_several_faults_of_a_push_that_of_the_queue_is_named_first(client: Client) -> None:
+    wrong = {"queue": "a b", "groupId": "", "priority": 1.5}
+    assert client.error("PUSH", **wrong) == "Queue name contains invalid characters"
+    assert client.error("PUSH") == "Queue name is required"
+    assert client.error("PUSH", **wrong | {"queue": "q"}) == "data is required"
+    assert client.error("PUSH", **wrong | {"queue": "q", "data": 1}) == "groupId must be a non-empty string"
 
 
 def test_the_limits_themselves_are_accepted(client: Client, queue: str) -> None:
@@ -790,6 +799,15 @@ def test_ack_batch_completes_all_with_their_results(client: Client, queue: str) 
     results = [client.ok("GetResult", id=job_id) for job_id in ids]
     assert [reply.get("result", "none") for reply in results] == [1, "none", None]
     assert client.call("ACKB", ids=[]) == OK
+
+
+def test_an_undefined_result_in_a_batch_is_none_also_beside_undefined_tokens(client: Client, queue: str) -> None:
+    client.ok("PUSHB", queue=queue, jobs=[{"data": n} for n in range(3)])
+    ids = ids_of(client.ok("PULLB", queue=queue, count=3)["jobs"])
+    reply = client.call("ACKB", ids=ids, tokens=[UNDEFINED] * 3, results=[1, UNDEFINED, None])
+    assert reply == OK
+    results = [client.ok("GetResult", id=job_id) for job_id in ids]
+    assert [reply.get("result", "none") for reply in results] == [1, "none", None]
 
 
 def test_ack_batch_removes_those_that_ask_for_it(client: Client, queue: str) -> None:
