@@ -73,7 +73,8 @@ def _completed(event: Event, body: bytes | None, shown: dict[str, Any]) -> None:
 
 
 def _failed(event: Event, body: bytes | None, shown: dict[str, Any]) -> None:
-    shown["error"] = event.error or ""
+    if event.error is not None:
+        shown["error"] = event.error
     shown["terminal"] = bool(event.terminal)
     if body is not None:
         shown["data"] = Raw(body)
