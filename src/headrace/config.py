@@ -221,7 +221,15 @@ def _from_environment(environ: dict[str, str]) -> dict[str, Any]:
         variable = f"HEADRACE_{field.upper()}"
         if environ.get(variable):
             values[field] = environ[variable]
+    if "log_level" in values:
+        values["log_level"] = _level(values["log_level"])
     return {field: split_tokens(text) if SETTING_KINDS[field] is list else text for field, text in values.items()}
+
+
+def _level(text: str) -> str:
+    """LOG_LEVEL is often set for other programs, too, which write `WARN`."""
+    level = text.lower()
+    return "warning" if level == "warn" else level
 
 
 def split_tokens(text: str) -> list[str]:

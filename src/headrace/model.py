@@ -58,9 +58,16 @@ JobName = Annotated[
 ]
 JobId = Annotated[str, Meta(min_length=1, max_length=1024)]
 FlowId = Annotated[str, Meta(min_length=1, max_length=256)]
-CustomId = Annotated[str, Meta(max_length=1024)]
+CustomId = Annotated[str, Meta(max_length=1024, extra={"unicode": "custom ID must be well-formed Unicode"})]
 Token = Annotated[str, Meta(max_length=256)]
-Text = Annotated[str, Meta(max_length=1_048_576)]
+MENDED: Final = "mended"
+"""In the `extra` of a type: what is no Unicode in a text is replaced. It is for people to read, not to be refused."""
+_MENDED: Final = {MENDED: True}
+MAX_TEXT: Final = 1_048_576
+MAX_STACK: Final = 100
+Text = Annotated[str, Meta(max_length=MAX_TEXT, extra=_MENDED)]
+AnyText = Annotated[str, Meta(extra=_MENDED)]
+"""A text that is cut where it is too long: it tells of something that has happened, whatever it says."""
 ShortText = Annotated[str, Meta(max_length=1024)]
 GroupId = Annotated[
     str,
@@ -107,7 +114,7 @@ class Backoff(Struct, frozen=True, rename="camel"):
 
     type: Annotated[
         Literal["fixed", "exponential"],
-        Meta(extra={"choice": "backoff.type must be 'fixed' or 'exponential'"}),
+        Meta(extra=dict.fromkeys(("required", "choice"), "backoff.type must be 'fixed' or 'exponential'")),
     ]
     delay: BackoffMs
     max_delay: BackoffMs | None = None

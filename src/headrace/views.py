@@ -19,11 +19,20 @@ from msgspec import Raw, Struct
 from headrace.model import DEFAULT_SETTINGS, NIL, Backoff, JobLinks, JobSettings, Repeat, TimelineEntry, js_number
 
 _encode: Final = msgspec.msgpack.Encoder().encode
+_decode_object: Final = msgspec.msgpack.Decoder(dict[str, Raw]).decode
 _pack_float: Final = struct.Struct(">d").pack
 
 
 def encode(value: Any) -> bytes:
     return _encode(value)
+
+
+def with_entries(data: bytes, entries: dict[str, str]) -> bytes | None:
+    """An encoded object with these entries; the others stay as they are. None if it is no map with texts as keys."""
+    try:
+        return _encode(_decode_object(data) | entries)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
 
 
 def _number(value: float | None) -> int | float | None:

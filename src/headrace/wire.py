@@ -27,7 +27,7 @@ from headrace.commands import connection, jobs, monitoring
 from headrace.commands._base import REGISTRY, SHORT_FORMS, Alike, Command, ErrorReply, Spec
 from headrace.errors import HeadraceError, InvalidCommand, UnknownCommand
 from headrace.frames import HEADER
-from headrace.model import NIL, is_queue_name
+from headrace.model import MENDED, NIL, is_queue_name
 
 UNDEFINED: Final = b"\xd4\x00\x00"
 _REQ_ID_KEY: Final = b"\xa5reqId"
@@ -166,9 +166,9 @@ def decode_command(frame: bytes) -> Command[Any]:
     """The command in a frame, or Undecodable with the text and reqId of the error reply."""
     try:
         return _typed_decode(frame)
-    except msgspec.ValidationError:
+    except (msgspec.ValidationError, UnicodeDecodeError):
         return _decode_slowly(frame)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+    except (msgspec.DecodeError, RecursionError):
         raise Undecodable("Invalid command format") from None
 
 
@@ -210,10 +210,16 @@ def _identify(frame: bytes) -> tuple[str, bytes]:
 
 Path = str
 _Rule = Callable[["_Explainer", Raw, Any, Path], Any]
+_CHECKED_FIRST: Final = {"queue": 0, "data": 1, "groupId": 2}
+"""Of several faults the reference names that of the queue first, then that of the payload, then that of the group."""
 
 
 def _fault(path: Path, kind: str, text: str, extra: dict[str, str]) -> InvalidCommand:
     return InvalidCommand(extra.get(kind) or f"{path} {text}")
+
+
+def _rank(field: inspect.Field) -> int:
+    return _CHECKED_FIRST.get(field.encode_name, len(_CHECKED_FIRST))
 
 
 class _Explainer:
@@ -236,7 +242,7 @@ class _Explainer:
         if known is None:
             info = inspect.type_info(cls)
             assert isinstance(info, inspect.StructType)
-            known = self._infos[cls] = list(info.fields)
+            known = self._infos[cls] = sorted(info.fields, key=_rank)
         return known
 
     def _field(self, raw: Raw | None, field: inspect.Field, path: Path) -> Any:
@@ -264,6 +270,8 @@ class _Explainer:
         rule = _RULES.get(type(kind))
         if rule is None:
             raise InvalidCommand(f"{path} is not understood")
+        if MENDED in extra:
+            raw = _mended(raw)
         return rule(self, raw, kind, path) if not extra else self._with_texts(rule, raw, kind, path, extra)
 
     def _with_texts(self, rule: _Rule, raw: Raw, kind: inspect.Type, path: Path, extra: dict[str, str]) -> Any:
@@ -310,6 +318,18 @@ def _count_of(raw: Raw | bytes) -> int | None:
 _COUNT_BYTES: Final = {0xDC: 2, 0xDD: 4, 0xDE: 2, 0xDF: 4}
 
 
+def _mended(raw: Raw) -> Raw:
+    """A text with marks in place of what is no Unicode; anything else as it is.
+
+    JavaScript cuts texts in the middle of a character, and its packers write the half as it is if they are short.
+    """
+    start = 1 if 0xA0 <= memoryview(raw)[0] <= 0xBF else _TEXT_HEADS.get(memoryview(raw)[0])
+    return raw if start is None else Raw(_encoder.encode(bytes(raw)[start:].decode(errors="replace")))
+
+
+_TEXT_HEADS: Final = {0xD9: 2, 0xDA: 3, 0xDB: 5}
+
+
 def _number(raw: Raw, kind: Any, path: Path) -> int | float:
     value = _scalar(raw)
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -349,7 +369,10 @@ def _float(_: _Explainer, raw: Raw, kind: inspect.FloatType, path: Path) -> floa
 
 
 def _str(_: _Explainer, raw: Raw, kind: inspect.StrType, path: Path) -> str:
-    value = _scalar(raw)
+    try:
+        value = _scalar(raw)
+    except UnicodeDecodeError:
+        raise _Fault("unicode", f"{path} must be well-formed Unicode") from None
     if not isinstance(value, str):
         raise _Fault("type", f"{path} must be a string")
     if kind.min_length is not None and len(value) < kind.min_length:
@@ -409,7 +432,9 @@ def _item(explainer: _Explainer, raw: Raw, type_: inspect.Type, path: Path) -> A
         except InvalidCommand as error:
             raise InvalidCommand(f"{path}: {error}") from None
     encoded = bytes(raw)
-    return explainer.value(Raw(NIL if encoded == UNDEFINED else encoded), type_, path)
+    if encoded == UNDEFINED and not isinstance(kind, inspect.RawType):  # what a payload means by it, others decide
+        encoded = NIL
+    return explainer.value(Raw(encoded), type_, path)
 
 
 def _fields_of(raw: Raw | bytes) -> dict[str, Raw]:

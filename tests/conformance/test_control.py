@@ -162,6 +162,15 @@ def test_a_leased_job_wants_its_token(rig: Rig, verb: str) -> None:
     assert rig.state(job_id) != "active"
 
 
+def test_a_failed_job_does_not_wait_again_while_another_has_its_key(rig: Rig) -> None:
+    failed = rig.push(unique_key="k")
+    rig.bury()
+    rig.push(unique_key="k")
+    with pytest.raises(Refused, match=r"^Cannot move job from state 'failed' to waiting$"):
+        rig.move_to_wait(failed, None)
+    assert rig.state(failed) == "failed"
+
+
 class TestDelays:
     def test_promote_many_takes_the_oldest(self, rig: Rig) -> None:
         ids = [rig.push(delay=9000 - n) for n in range(4)]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
+from msgspec import Raw
 
 from headrace.backends.base import Ack
+from headrace.commands.jobs import PushEntry
 from headrace.errors import InvalidCommand, NotFound, Refused
 from headrace.model import DlqFilter
 from tests.conformance.rig import Rig, spec, unpack
@@ -257,6 +260,23 @@ class TestTiesMadeLater:
         child, parent = rig.push(data=[1, 2]), rig.push()
         rig.update_parent(child, parent)
         assert rig.look(child)["data"] == [1, 2]
+
+    @pytest.mark.parametrize(
+        "odd",
+        [
+            b"\xd4\xff\x00",  # a date that is none
+            b"\xc7\x0c\xff" + bytes(5) + b"\x09" + bytes(6),  # one in the year 300,000
+            b"\xa7cut \xed\xa0\xbd",  # a text that was cut in the middle of a character
+            b"\xd4\x00\x00",
+            b"\xcb\x7f\xf0" + bytes(6),
+        ],
+    )
+    def test_the_rest_of_the_data_stays_as_it_is(self, rig: Rig, odd: bytes) -> None:
+        child = rig.insert_one("q", PushEntry(data=Raw(b"\x82\xa1x" + odd + b"\xaa__parentId\xa7pending")))
+        rig.update_parent(child, parent := rig.push())
+        shown = bytes(rig.job(child))
+        assert b"\x83\xa1x" + odd + b"\xaa__parentId" + msgspec.msgpack.encode(parent) in shown
+        assert b"\xaa__parentId\xa7pending" not in shown
 
     def test_a_blocked_parent_waits_for_the_new_child_as_well(self, rig: Rig) -> None:
         first, late = rig.push(), rig.push("other")

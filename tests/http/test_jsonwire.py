@@ -131,6 +131,25 @@ def test_what_is_no_json_is_refused(text: bytes) -> None:
         from_json(text)
 
 
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        (rb'"cut \ud83d"', "cut \ufffd"),
+        (rb'"\uDE00 \ud83d\ud83d\ude00\n"', "\ufffd \ufffd\U0001f600\n"),
+        (rb'{"\ud83d": ["\\ud83d", "\u00e9"]}', {"\ufffd": ["\\ud83d", "\u00e9"]}),
+    ],
+)
+def test_half_a_character_is_json_and_becomes_a_mark(text: bytes, value: object) -> None:
+    assert from_json(text) == value
+    assert from_json(bytearray(text)) == value
+
+
+@pytest.mark.parametrize("text", [rb'"\ud8"', rb'"\ud83', rb'"\ud83d', rb'"\ud83dx" "', rb'"\u12 \ud83d"'])
+def test_a_text_with_half_a_character_may_still_be_no_json(text: bytes) -> None:
+    with pytest.raises(InvalidJson):
+        from_json(text)
+
+
 def test_an_integer_that_no_float_can_hold_is_refused() -> None:
     with pytest.raises(InvalidJson):
         from_json(b"1" + b"0" * 400)

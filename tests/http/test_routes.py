@@ -268,7 +268,7 @@ FAILURE: dict[str, tuple[Case, int, str]] = {
     "GET /queues/{queue}/limits": (BAD_QUEUE, 400, INVALID),
     "DELETE /queues/{queue}/dlq/{jobId}": (lambda s: ({"queue": "a b", "jobId": "x"}, None), 400, INVALID),
     "GET /dashboard/queues/{queue}": (BAD_QUEUE, 400, INVALID),
-    "POST /flows": (lambda s: ({}, {"workflow": "w"}), 400, "id is required"),
+    "POST /flows": (lambda s: ({}, {"workflow": "w", "queue": "q"}), 400, "id is required"),
     "GET /flows/{id}": (lambda s: ({"id": "nobody"}, None), 404, "Flow not found: nobody"),
     "POST /flows/{id}/cancel": (lambda s: ({"id": "nobody"}, {}), 404, "Flow not found: nobody"),
     "POST /flows/{id}/signals/{name}": (lambda s: ({"id": "nobody", "name": "x"}, {}), 404, "Flow not found: nobody"),
@@ -421,7 +421,13 @@ def test_health_tells_queues_connections_and_memory(http: Http) -> None:
 
 @pytest.mark.parametrize(
     "query",
-    ["state=waiting,delayed", "state=waiting&state=delayed", "status=waiting,delayed", "states=waiting&states=delayed"],
+    [
+        "state=waiting,delayed",
+        "state=waiting,%20delayed&limit=&offset=",
+        "state=waiting&state=delayed",
+        "status=waiting,delayed",
+        "states=waiting&states=delayed&state=",
+    ],
 )
 def test_states_may_be_listed_in_every_way(http: Http, queue: str, query: str) -> None:
     stage = Stage(http, queue)
@@ -429,6 +435,13 @@ def test_states_may_be_listed_in_every_way(http: Http, queue: str, query: str) -
     pushed = [stage.push(), stage.push(delay=60_000)]
     found = http.ok("GET", f"/queues/{queue}/jobs/list?{query}")["jobs"]
     assert [job["id"] for job in found] == pushed
+
+
+def test_what_a_query_leaves_empty_is_not_asked_for(http: Http, queue: str) -> None:
+    job = Stage(http, queue).push()
+    found = http.ok("GET", f"/queues/{queue}/jobs/list?state=&limit=&offset=&asc=")["jobs"]
+    assert [each["id"] for each in found] == [job]
+    assert http.get(f"/queues/{queue}/jobs/list?bogus=").error == "Unknown query parameter: bogus"
 
 
 def test_numbers_and_flags_in_a_query_are_typed(http: Http, queue: str) -> None:

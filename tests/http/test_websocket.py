@@ -112,6 +112,21 @@ async def test_before_any_subscribe_events_have_the_shape_of_the_protocol(talk: 
     assert second["eventType"] == "pulled"
 
 
+async def test_before_any_subscribe_the_end_of_a_flow_is_not_told_as_that_of_a_job(talk: Talk, queue: str) -> None:
+    await talk.call("FlowStart", id=f"{queue}-flow", workflow="w", queue=queue, steps=[], jobs=[])
+    ended = await talk.call("FlowAdvance", id=f"{queue}-flow", revision=1, status="completed")
+    assert ended["ok"] is True
+    assert [event["eventType"] for event in await talk.take(2)] == ["flow-started", "flow-completed"]
+
+
+async def test_names_of_which_this_server_tells_nothing_may_be_chosen_among_others(talk: Talk, queue: str) -> None:
+    names = ["dlq:added", "job:pushed", "queue:created", "worker:connected"]
+    assert (await talk.call("Subscribe", events=names))["subscribed"] == names
+    await talk.call("PUSH", queue=queue, data=1)
+    (event,) = await talk.take(1)
+    assert event["event"] == "job:pushed"
+
+
 async def test_chosen_events_are_told_by_name(talk: Talk, http: Http, queue: str) -> None:
     reply = await talk.call("Subscribe", events=["job:active", "queue:*"], reqId=1)
     assert reply == {"ok": True, "subscribed": ["job:active", "queue:*"], "reqId": 1}
@@ -136,6 +151,7 @@ async def test_unsubscribing_ends_some_or_all(talk: Talk, http: Http, queue: str
     assert (await talk.message())["event"] == "job:active"
     assert (await talk.call("Unsubscribe"))["subscribed"] == []
     http.ok("POST", f"/queues/{queue}/jobs", {"data": 1})
+    assert (await talk.call("Unsubscribe", events=[]))["subscribed"] == []
     await talk.call("Ping")
     assert talk.events == []
 

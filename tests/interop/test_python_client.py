@@ -643,6 +643,22 @@ def test_worker_retries_and_gives_up(queue: Queue, open_worker: OpenWorker) -> N
     assert sorted(seen) == [("flaky", 0), ("flaky", 1), ("hopeless", 0)]
 
 
+def test_worker_failure_is_recorded_however_much_it_says(queue: Queue, open_worker: OpenWorker) -> None:
+    def dive(depth: int) -> None:
+        if not depth:
+            raise ValueError("broken " + "x" * 2_000_000)
+        (lambda: dive(depth - 1))()
+
+    open_worker(queue, lambda job: dive(100))
+    job = queue.add("x", stack_trace_limit=500, attempts=1)
+    eventually(lambda: queue.get_state(job.id) == "failed")
+    failed = queue.get_job(job.id)
+    assert failed is not None
+    assert failed.raw["failedReason"].startswith("broken xxx")
+    assert failed.stacktrace is not None
+    assert len(failed.stacktrace) == 100
+
+
 def test_worker_renews_the_lease_of_a_long_job(queue: Queue, open_worker: OpenWorker) -> None:
     runs: list[str] = []
 

@@ -216,6 +216,15 @@ def test_move_to_wait_makes_jobs_ready_from_most_states(client: Client, queue: s
     assert client.error("MoveToWait", id="nobody") == "Job not found"
 
 
+def test_move_to_wait_of_a_failed_job_is_refused_while_another_has_its_key(client: Client, queue: str) -> None:
+    failed = bury(client, queue, uniqueKey="k")
+    rival = push(client, queue, uniqueKey="k")
+    assert client.error("MoveToWait", id=failed) == "Cannot move job from state 'failed' to waiting"
+    assert state(client, failed) == "failed"
+    client.ok("Cancel", id=rival)
+    assert client.call("MoveToWait", id=failed) == OK
+
+
 # -- Discard -------------------------------------------------------------------------------------------------
 
 

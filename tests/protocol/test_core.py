@@ -207,6 +207,7 @@ REFUSED_OPTIONS = [
     ({"backoff": -1}, "backoff must be at least 0"),
     ({"backoff": 86_400_001}, "backoff must be at most 86400000"),
     ({"backoff": {"type": "linear", "delay": 1}}, "backoff.type must be 'fixed' or 'exponential'"),
+    ({"backoff": {"delay": 5}}, "backoff.type must be 'fixed' or 'exponential'"),
     ({"backoff": {"type": "fixed"}}, "backoff.delay is required"),
     ({"backoff": {"type": "fixed", "delay": 86_400_001}}, "backoff.delay must be at most 86400000"),
     ({"ttl": -1}, "ttl must be at least 0"),
@@ -245,6 +246,14 @@ def test_push_refuses_wrong_options_with_the_text_of_the_reference(
 ) -> None:
     assert client.error("PUSH", **{"queue": queue, "data": 1, **fields}) == error
     assert counts(client, queue) == {}
+
+
+def test_of_several_faults_of_a_push_that_of_the_queue_is_named_first(client: Client) -> None:
+    wrong = {"queue": "a b", "groupId": "", "priority": 1.5}
+    assert client.error("PUSH", **wrong) == "Queue name contains invalid characters"
+    assert client.error("PUSH") == "Queue name is required"
+    assert client.error("PUSH", **wrong | {"queue": "q"}) == "data is required"
+    assert client.error("PUSH", **wrong | {"queue": "q", "data": 1}) == "groupId must be a non-empty string"
 
 
 def test_the_limits_themselves_are_accepted(client: Client, queue: str) -> None:
@@ -792,6 +801,15 @@ def test_ack_batch_completes_all_with_their_results(client: Client, queue: str) 
     assert client.call("ACKB", ids=[]) == OK
 
 
+def test_an_undefined_result_in_a_batch_is_none_also_beside_undefined_tokens(client: Client, queue: str) -> None:
+    client.ok("PUSHB", queue=queue, jobs=[{"data": n} for n in range(3)])
+    ids = ids_of(client.ok("PULLB", queue=queue, count=3)["jobs"])
+    reply = client.call("ACKB", ids=ids, tokens=[UNDEFINED] * 3, results=[1, UNDEFINED, None])
+    assert reply == OK
+    results = [client.ok("GetResult", id=job_id) for job_id in ids]
+    assert [reply.get("result", "none") for reply in results] == [1, "none", None]
+
+
 def test_ack_batch_removes_those_that_ask_for_it(client: Client, queue: str) -> None:
     ids, tokens = _take_many(client, queue, 2)
     assert client.call("ACKB", ids=ids, tokens=tokens, removeOnCompletes=[True, None]) == OK
@@ -951,9 +969,17 @@ def test_remove_on_fail_leaves_nothing_behind(client: Client, queue: str) -> Non
     assert counts(client, queue) == {}
 
 
-def test_a_stack_longer_than_its_limit_is_cut_or_refused(client: Client, queue: str) -> None:
+def test_a_stack_longer_than_its_limit_is_cut(client: Client, queue: str) -> None:
     job_id = push(client, queue, stackTraceLimit=2, backoff=60_000)
     _, token = take(client, queue)
-    assert client.error("FAIL", id=job_id, token=token, stack=["x"] * 101) == "stack must have at most 100 items"
     client.ok("FAIL", id=job_id, token=token, stack=["a\nb", "c"])
     assert job_of(client, job_id)["stacktrace"] == ["a", "b"]
+
+
+def test_a_failure_is_not_refused_for_what_it_says(client: Client, queue: str) -> None:
+    job_id = push(client, queue, stackTraceLimit=1000, backoff=60_000)
+    _, token = take(client, queue)
+    error, stack = "x" * 1_500_000, [f"line {n}" for n in range(300)]
+    client.ok("FAIL", id=job_id, token=token, error=error, stack=["y" * 1_500_000, *stack])
+    job = check_job(job_of(client, job_id), queried=True, state="delayed", failedReason="x" * 1_048_576)
+    assert job["stacktrace"] == ["y" * 1_048_576, *stack[:99]]

@@ -83,6 +83,13 @@ def test_failures_say_whether_they_are_final(client: Client, listener: Client, q
     assert (last["error"], last["terminal"], last["data"]) == ("boom", True, {"n": 1})
 
 
+def test_a_failure_without_an_error_has_none(client: Client, listener: Client, queue: str) -> None:
+    push(client, queue)
+    job, token = take(client, queue)
+    client.ok("FAIL", id=job["id"], token=token, unrecoverable=True)
+    assert _keys(_heard(listener)[-1]) == {"terminal", "data"}
+
+
 def test_dedup_cancel_and_delay_are_told(client: Client, listener: Client, queue: str) -> None:
     owner = push(client, queue, uniqueKey="k")
     push(client, queue, uniqueKey="k")

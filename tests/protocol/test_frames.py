@@ -274,6 +274,54 @@ def test_what_is_no_command_is_refused_and_the_connection_stays(
     assert client.ok("Ping")["data"]["pong"] is True
 
 
+HALF = "cut \ud83d"
+"""A text that JavaScript cut in the middle of a character. Its packer writes short ones as they are: no UTF-8."""
+
+
+def _call_with_halves(client: Client, cmd: str, **fields: Any) -> dict[str, Any]:
+    client.send_frame(msgpack.packb({"cmd": cmd, "reqId": "1", **fields}, unicode_errors="surrogatepass"))
+    reply: dict[str, Any] = client.recv()
+    assert reply.pop("reqId") == "1"
+    return reply
+
+
+def test_half_a_character_in_what_people_read_is_replaced(client: Client, queue: str) -> None:
+    job_id = push(client, queue, backoff=60_000, data=1)
+    client.ok("PULL", queue=queue)
+    assert _call_with_halves(client, "Progress", id=job_id, progress=5, message=HALF) == OK
+    assert _call_with_halves(client, "AddLog", id=job_id, message=HALF)["ok"] is True
+    assert _call_with_halves(client, "FAIL", id=job_id, error=HALF, stack=[HALF, "at b"]) == OK
+    job = client.ok("GetJob", id=job_id)["job"]
+    (line,) = client.ok("GetLogs", id=job_id)["data"]["logs"]
+    for text in (job["progressMessage"], job["failedReason"], job["stacktrace"][0], line["message"]):
+        assert text.rstrip("\ufffd") == "cut "
+        assert text != "cut "
+
+
+@pytest.mark.parametrize(
+    ("cmd", "fields", "error"),
+    [
+        ("PUSH", {"data": 1, "jobId": HALF}, "custom ID must be well-formed Unicode"),
+        ("PUSH", {"data": 1, "name": HALF}, "name must be well-formed Unicode"),
+        ("PUSHB", {"jobs": [{"data": 1, "uniqueKey": HALF}]}, "jobs[0]: uniqueKey must be well-formed Unicode"),
+        ("PUSH", {"data": 1, "tags": ["a", HALF]}, "tags[1] must be well-formed Unicode"),
+        ("GetJob", {"id": HALF}, "id must be well-formed Unicode"),
+        ("PUSH", {"data": 1, HALF: 1, "priority": "x"}, "Invalid command format"),
+    ],
+)
+def test_half_a_character_elsewhere_is_refused_by_name(
+    client: Client, queue: str, cmd: str, fields: dict[str, Any], error: str
+) -> None:
+    assert _call_with_halves(client, cmd, queue=queue, **fields) == {"ok": False, "error": error}
+    assert counts(client, queue) == {}
+
+
+def test_half_a_character_in_a_payload_comes_back_as_it_was(client: Client, queue: str) -> None:
+    assert _call_with_halves(client, "PUSH", queue=queue, data=HALF)["ok"] is True
+    client.send("PULL", queue=queue)
+    assert HALF.encode(errors="surrogatepass") in client.recv_frame()
+
+
 def test_keys_that_are_no_strings_are_ignored_or_refused(client: Client) -> None:
     client.send_frame(msgpack.packb({"cmd": "Ping", 7: "seven", "reqId": "1"}))
     reply = client.recv()

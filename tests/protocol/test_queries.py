@@ -59,6 +59,8 @@ def test_get_jobs_lists_by_state_and_by_union_in_order_of_creation(client: Clien
     union = ids_of(client.ok("GetJobs", queue=queue, state=["failed", "completed", "failed"])["jobs"])
     assert union == [jobs["completed"], jobs["failed"]]
     assert client.call("GetJobs", queue=queue, state="sleeping") == {"ok": True, "jobs": []}
+    for asc in (True, False):
+        assert client.ok("GetJobs", queue=queue, state=[], asc=asc)["jobs"] == []
     assert client.call("GetJobs", queue=f"{queue}.none") == {"ok": True, "jobs": []}
 
 
@@ -114,6 +116,9 @@ def test_jobs_of_a_paused_queue_stay_waiting(client: Client, queue: str) -> None
     client.ok("Pause", queue=queue)
     assert state(client, job_id) == "waiting"
     assert counts(client, queue) == {"waiting": 1}
+    for asc in (True, False):
+        assert client.ok("GetJobs", queue=queue, state="paused", asc=asc)["jobs"] == []
+        assert ids_of(client.ok("GetJobs", queue=queue, state=["waiting", "paused"], asc=asc)["jobs"]) == [job_id]
 
 
 def test_counts_per_priority_counts_waiting_and_delayed_jobs(client: Client, queue: str) -> None:

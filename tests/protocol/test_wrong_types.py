@@ -61,7 +61,7 @@ def _texts(type_: inspect.Type) -> dict[str, str]:
     texts = dict(_unwrap(type_)[1])
     for member in _members(type_):
         texts |= _unwrap(member)[1]
-    return texts
+    return {kind: text for kind, text in texts.items() if isinstance(text, str)}
 
 
 _OF_KIND: dict[str, Any] = {

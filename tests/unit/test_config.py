@@ -41,3 +41,10 @@ def test_an_empty_token_is_refused_because_anybody_has_it(tmp_path: Path, token:
     config.write_text(f'auth_tokens = ["right", "{token}"]')
     with pytest.raises(ConfigError, match="--auth-tokens must not be empty"):
         load_settings({"config": str(config)}, {})
+
+
+@pytest.mark.parametrize(("given", "level"), [("WARN", "warning"), ("warn", "warning"), ("Info", "info")])
+def test_a_log_level_of_the_environment_may_be_written_as_other_programs_do(given: str, level: str) -> None:
+    assert load_settings({}, {"LOG_LEVEL": given}).log_level == level
+    with pytest.raises(ConfigError, match="--log-level must be"):
+        load_settings({}, {"LOG_LEVEL": "loud"})

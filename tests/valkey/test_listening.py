@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import Counter
 from typing import Any
 
 import pytest
+from websockets.sync.client import connect
 
 from headrace.client.channel import EventView
 from headrace.client.client import Client
@@ -209,6 +211,21 @@ def test_a_stream_of_one_broker_tells_what_happens_at_another(prefix: str) -> No
         }
         last = push_plain(other)
         assert [event.data["jobId"] for event in stream.take(1)] == [last], "each is told once"
+
+
+def test_a_websocket_of_one_broker_tells_what_happens_at_another(prefix: str) -> None:
+    backend = ("--backend", f"{shared_server().url}?prefix={prefix}")
+    with (
+        WebServer(":memory:", *backend) as here,
+        WebServer(":memory:", *backend) as there,
+        connect(f"ws://127.0.0.1:{here.http_port}/ws") as socket,
+        here.client() as own,
+        there.client() as other,
+    ):
+        for client in (own, other):
+            job_id = push_plain(client)
+            event = json.loads(socket.recv(timeout=10))
+            assert (event["eventType"], event["queue"], event["jobId"]) == ("pushed", "q", job_id)
 
 
 def push_plain(client: WireClient) -> str:

@@ -25,8 +25,11 @@ from headrace.model import (
     MAX_DATA_BYTES,
     MAX_OUTBOX_BYTES,
     MAX_SAFE_INTEGER,
+    MAX_STACK,
+    MAX_TEXT,
     NIL,
     UNDEFINED,
+    AnyText,
     Backoff,
     BackoffMs,
     CustomId,
@@ -47,7 +50,6 @@ from headrace.model import (
     Repeat,
     ShortQueueName,
     ShortText,
-    Text,
     TimeoutMs,
     TimestampMs,
     Token,
@@ -581,12 +583,14 @@ class Fail(Command[Settled], tag="FAIL"):
     """End an attempt as failed: the job is retried after its backoff, or becomes a dead letter.
 
     `unrecoverable` makes it a dead letter at once; `retryAfter` (ms) takes the place of the backoff this once.
+    What a failure says is cut and not refused: 100 lines of `stack` are kept, and 1,048,576 characters of each and of
+    `error`.
     """
 
     id: JobId
-    error: Text | None = None
+    error: AnyText | None = None
     token: Token | None = None
-    stack: Annotated[list[Text], Meta(max_length=100)] | None = None
+    stack: Many[AnyText] | None = None
     unrecoverable: bool = False
     remove_on_fail: bool | None = None
     retry_after: DelayMs | None = None
@@ -595,8 +599,8 @@ class Fail(Command[Settled], tag="FAIL"):
         applied = await engine.backend.fail(
             self.id,
             token=self.token or None,
-            error=self.error,
-            stack=self.stack,
+            error=None if self.error is None else self.error[:MAX_TEXT],
+            stack=None if self.stack is None else [line[:MAX_TEXT] for line in self.stack[:MAX_STACK]],
             unrecoverable=self.unrecoverable,
             remove=self.remove_on_fail,
             retry_after=self.retry_after,

@@ -28,6 +28,11 @@ _encode_json: Final = msgspec.json.Encoder().encode
 _encode_packed: Final = msgpack.Encoder().encode
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _LONG_NUMBER: Final = re.compile(rb"\d{10}")
+_HEX: Final = rb"[0-9a-fA-F]"
+_ESCAPE: Final = re.compile(
+    rb"\\(?:u[dD][89abAB]%b{2}\\u[dD][c-fC-F]%b{2}|(u[dD][89a-fA-F]%b{2})|.)" % (_HEX, _HEX, _HEX), re.DOTALL
+)
+"""Any escape in a JSON text; half of a pair that stands alone is in a group."""
 _DATE: Final = -1
 _UNDEFINED: Final = 0
 
@@ -44,11 +49,21 @@ class InvalidJson(HeadraceError):
 def from_json(text: bytes | bytearray) -> Any:
     """The value in a JSON text, with numbers that JavaScript clients can read."""
     try:
-        value = _decode_json(text)
+        value = _decode_text(text)
         # Nearly all bodies have no number of ten digits, and then there is nothing to convert.
         return _readable(value) if _LONG_NUMBER.search(text) else value
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError, ValueError):
         raise InvalidJson("Invalid JSON body") from None
+
+
+def _decode_text(text: bytes | bytearray) -> Any:
+    """JavaScript writes half a character as an escape. msgspec refuses that, JSON does not: a mark takes its place."""
+    try:
+        return _decode_json(text)
+    except msgspec.DecodeError:
+        if b"\\u" not in text:
+            raise
+        return _decode_json(_ESCAPE.sub(lambda found: rb"\ufffd" if found[1] else found[0], text))
 
 
 def _readable(value: Any) -> Any:

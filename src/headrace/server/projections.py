@@ -73,7 +73,8 @@ def _completed(event: Event, body: bytes | None, shown: dict[str, Any]) -> None:
 
 
 def _failed(event: Event, body: bytes | None, shown: dict[str, Any]) -> None:
-    shown["error"] = event.error or ""
+    if event.error is not None:
+        shown["error"] = event.error
     shown["terminal"] = bool(event.terminal)
     if body is not None:
         shown["data"] = Raw(body)
@@ -130,6 +131,29 @@ FAMILIES: Final = frozenset(
 """Families that may be asked for, also those of which this server tells nothing yet."""
 
 
+_UNTOLD: Final = {
+    "job": "discarded priority-changed data-updated delay-changed timeout lock-expired deduplicated "
+    "dependencies-resolved moved-to-delayed",
+    "queue": "created removed cleaned idle threshold",
+    "dlq": "added retry-all purged auto-retried expired",
+    "cron": "created updated deleted missed skipped",
+    "worker": "connected disconnected heartbeat idle removed-stale overloaded error",
+    "ratelimit": "set cleared hit rejected",
+    "concurrency": "set cleared rejected",
+    "webhook": "added removed fired failed enabled disabled",
+    "batch": "pushed pulled",
+    "client": "connected disconnected",
+    "auth": "failed",
+    "cleanup": "orphans-removed stale-deps-removed",
+    "storage": "backup-started backup-completed backup-failed size-warning",
+    "server": "started shutdown recovered memory-warning",
+    "memory": "compacted",
+    "config": "stall-changed dlq-changed",
+}
+UNTOLD_NAMES: Final = frozenset(f"{family}:{word}" for family, words in _UNTOLD.items() for word in words.split())
+"""Names of the protocol of which this server tells nothing: who asks for them among others must not get nothing."""
+
+
 def live_name(word: str) -> str:
     return _LIVE_NAMES.get(word) or f"job:{word}"
 
@@ -137,7 +161,7 @@ def live_name(word: str) -> str:
 def is_pattern(text: str) -> bool:
     """Whether `text` is a name, `<family>:*` or `*`."""
     family, _, word = text.partition(":")
-    return text == "*" or text in LIVE_NAMES or (family in FAMILIES and word == "*")
+    return text == "*" or text in LIVE_NAMES or text in UNTOLD_NAMES or (family in FAMILIES and word == "*")
 
 
 NOTHING: Final = frozenset(("",))

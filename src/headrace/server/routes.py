@@ -220,7 +220,8 @@ def _from_query(endpoint: Endpoint, parameters: dict[str, str], query: str) -> d
         is_known = field in known and field not in parameters and fits_query(known[field])
         if not is_known or endpoint.route.method in ("POST", "PUT"):
             raise BadRequest(f"Unknown query parameter: {name}")
-        given.setdefault(field, []).append(value)
+        if value:  # forms send what was left empty, too
+            given.setdefault(field, []).append(value)
     return {name: _typed(values, known[name]) for name, values in given.items()}
 
 
@@ -249,7 +250,7 @@ def _typed(values: list[str], kind: inspect.Type) -> Any:
     """The value that a query parameter stands for; text that does not fit stays text, for the command to refuse."""
     members = members_of(kind)
     if any(isinstance(member, inspect.ListType | inspect.VarTupleType) for member in members):
-        items = [item for value in values for item in value.split(",")]
+        items = [item.strip() for value in values for item in value.split(",")]
         return items if len(items) > 1 or len(members) == 1 else items[0]
     text = values[-1]
     if any(isinstance(member, inspect.BoolType) for member in members):

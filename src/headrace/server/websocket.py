@@ -24,11 +24,12 @@ from wsproto.utilities import ProtocolError
 from headrace.commands._base import ErrorReply, Reply
 from headrace.errors import HeadraceError, InvalidCommand, StorageUnavailable
 from headrace.frames import Frames
+from headrace.model import EVENT_WORDS
 from headrace.server.access import subprotocols
 from headrace.server.exchange import Request, Response
 from headrace.server.jsonwire import InvalidJson, from_json, packed_to_json
 from headrace.server.live import MAX_UNREAD, Happening, Hub
-from headrace.server.projections import NOTHING, Choice
+from headrace.server.projections import NOTHING, Choice, live_name
 from headrace.server.routes import BadRequest, TooMany, checked_queue
 from headrace.server.session import MAX_BACKLOG, Session
 from headrace.server.sse import check_patterns
@@ -61,13 +62,11 @@ def ws_event(told: Happening) -> bytes:
 
 def legacy_event(told: Happening) -> bytes:
     """The shape before any Subscribe: events of the log alone, named as the protocol names them."""
-    if not told.id:
-        return b""
-    word = _LEGACY_WORDS.get(told.name) or told.name.partition(":")[2]
-    return _text_frame(_encode_json({"eventType": word, **told.fields}))
+    word = _LEGACY_WORDS.get(told.name)
+    return b"" if word is None else _text_frame(_encode_json({"eventType": word, **told.fields}))
 
 
-_LEGACY_WORDS: Final = {"job:active": "pulled", "dlq:retried": "dlq-retried", "cron:fired": "cron-fired"}
+_LEGACY_WORDS: Final = {live_name(word): word for word in EVENT_WORDS.values()}
 
 
 def _text_frame(text: bytes) -> bytes:
@@ -323,7 +322,7 @@ class WebSocket:
 
 def _patterns_of(value: dict[str, Any], *, is_required: bool) -> list[str]:
     given = value.get("events")
-    if given is None and not is_required:
+    if not given and not is_required:
         return []
     if not isinstance(given, list) or not given or not all(isinstance(item, str) for item in given):
         raise BadRequest("events must be a non-empty array")

@@ -55,6 +55,20 @@ await check('progress with a message and log lines can be read while the job run
   same(reported, [40], 'progress events of the worker');
 });
 
+await check('a failure whose text was cut in the middle of a character is recorded', async () => {
+  const name = queueName('half');
+  const queue = openQueue(name);
+  const half = 'cut \u{1f600}'.slice(0, 5);
+  openWorker(name, async (job) => {
+    await job.log(half);
+    throw new UnrecoverableError(half);
+  });
+  const { id } = await queue.add('half', {});
+  await eventually(async () => (await queue.getJobState(id)) === 'failed', 'failed');
+  holds((await queue.getJob(id))!.failedReason!.startsWith('cut \ufffd'), 'its reason');
+  holds((await queue.getJobLogs(id)).logs[0]!.startsWith('[info] cut \ufffd'), 'its log');
+});
+
 await check('a failing job is retried with backoff until it succeeds', async () => {
   const name = queueName('retry');
   const queue = openQueue(name);

@@ -196,9 +196,7 @@ class Control(Delivery):
             job.ended = None
         elif job.state is State.DELAYED:
             self._promote(job, now)
-        elif job.state is State.FAILED:
-            self._revive_dead_letter(job, now)
-        elif job.state is not State.WAITING:
+        elif job.state is not State.WAITING and not (job.state is State.FAILED and self._revive_dead_letter(job, now)):
             raise Refused(f"Cannot move job from state '{job.state.word}' to waiting")
 
     async def move_to_waiting_children(self, job_id: str, token: str | None) -> bool:

@@ -106,7 +106,7 @@ class Queries(Control):
 
     def _page(self, q: Queue, states: Sequence[str] | None, offset: int, limit: int, asc: bool) -> list[Job]:
         wanted = list(WORDS.values()) if states is None else states
-        if asc and set(wanted) <= {"waiting", "wait", "paused"} and q.ready.is_by_age:
+        if asc and _states_of(wanted) == {State.WAITING} and q.ready.is_by_age:
             return list(itertools.islice(q.ready.live(), offset, offset + limit))
         if self._total(q, wanted) > _SORTED_AT_MOST:
             page = self._page_by_arrival(q, wanted, offset, limit, asc)

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Set
-from typing import Any, Final
-
-import msgspec
 
 from headrace.backends.local.control import UNSTARTED
 from headrace.backends.local.intake import LINK_LATER
@@ -14,9 +11,7 @@ from headrace.backends.local.queries import Queries
 from headrace.errors import InvalidCommand, Refused
 from headrace.model import MAX_LOGS, CronEntry, EventName, JobSpec, Log, Webhook
 from headrace.states import State, Verb
-from headrace.views import encode
-
-_decode_data: Final = msgspec.msgpack.Decoder(ext_hook=lambda code, data: msgspec.msgpack.Ext(code, bytes(data))).decode
+from headrace.views import encode, with_entries
 
 
 class Records(Queries):
@@ -44,10 +39,10 @@ class Records(Queries):
 
     def _write_parent_into_data(self, child: Job, parent: Job) -> None:
         """The one verb that edits a payload: flow clients read the parent from the data."""
-        data: Any = _decode_data(self._data(child))
-        if isinstance(data, dict):
-            data |= {"__parentId": parent.id, "__parentQueue": parent.queue.name}
-            self._replace_data(child, encode(data))
+        parents = {"__parentId": parent.id, "__parentQueue": parent.queue.name}
+        data = with_entries(self._data(child), parents)
+        if data is not None:
+            self._replace_data(child, data)
         else:
             self._journal.touch(child)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -12,9 +12,8 @@ from headrace.backends.valkey.hashes import to_fields
 from headrace.backends.valkey.queries import Queries
 from headrace.errors import InvalidCommand
 from headrace.model import CronEntry, JobSpec, Log, Webhook
-from headrace.views import encode
+from headrace.views import encode, with_entries
 
-_decode_data: Final = msgspec.msgpack.Decoder(ext_hook=lambda code, data: msgspec.msgpack.Ext(code, bytes(data))).decode
 _decode_cron: Final = msgspec.msgpack.Decoder(CronEntry).decode
 _decode_webhook: Final = msgspec.msgpack.Decoder(Webhook).decode
 
@@ -30,11 +29,9 @@ class Records(Queries):
         child = await self._get(child_id, f"Child job not found: {child_id}")
         parent = await self._get(parent_id, f"Parent job not found: {parent_id}")
         self._same_slot(child.queue, [parent.queue])
-        text, raw = b"", b""
-        data: Any = _decode_data(child.data)
-        if isinstance(data, dict):
-            # The one verb that edits a payload: flow clients read the parent from the data.
-            text, raw = to_fields(encode(data | {"__parentId": parent.id, "__parentQueue": parent.queue}))
+        # The one verb that edits a payload: flow clients read the parent from the data.
+        data = with_entries(child.data, {"__parentId": parent.id, "__parentQueue": parent.queue})
+        text, raw = (b"", b"") if data is None else to_fields(data)
         args = (child.id, parent.id, text, raw)
         await self._call("updateParent", child.queue, *args, others=[parent.queue])
 

@@ -118,9 +118,7 @@ do
       forget_lease(job)
     elseif state == 'delayed' then
       promote_now(job)
-    elseif state == 'failed' then
-      revive_dead_letter(job)
-    elseif state ~= 'waiting' then
+    elseif state ~= 'waiting' and not (state == 'failed' and revive_dead_letter(job)) then
       refuse('refused', "Cannot move job from state '" .. state .. "' to waiting")
     end
   end)
