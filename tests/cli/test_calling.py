@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import statistics
@@ -317,6 +318,17 @@ def test_every_command_explains_itself(offline: Cli) -> None:
         assert shown.startswith(f"usage: headrace {name}")
     shown = offline.ok("--help").out
     assert all(f"    {name} " in shown for name in COMMANDS)
+
+
+def test_every_argument_says_what_it_is_for() -> None:
+    waiting = [_parser(COMMANDS)]
+    while waiting:
+        parser = waiting.pop()
+        for action in parser._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                waiting += action.choices.values()
+            else:
+                assert action.help, (parser.prog, action.dest)
 
 
 def test_every_client_command_takes_json() -> None:

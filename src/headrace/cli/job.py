@@ -42,7 +42,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     parser.description = "Look at one job, steer it, or wait for it."
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = "actions:\n" + "\n".join(f"  {name:9} {_summary(action)}" for name, action in ACTIONS.items())
-    parser.add_argument("id", metavar="ID")
+    parser.add_argument("id", metavar="ID", help="of the job, or the one that --job-id gave it")
     parser.add_argument(
         "action", metavar="ACTION", nargs="?", default="show", choices=tuple(ACTIONS), help="see below (default: show)"
     )
