@@ -6,6 +6,7 @@ import ast
 import configparser
 import functools
 import importlib
+import inspect
 import re
 import shlex
 import ssl
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+import headrace
 from headrace import Backoff, Headrace, Job, JobContext, Queue, SyncHeadrace, Task
 from headrace.cli.main import _parser
 from headrace.client.queue import Dlq
@@ -280,6 +282,26 @@ def test_every_public_name_says_what_it_is_for(package: str) -> None:
     assert set(named) - documented == set()
     reference = text_of("docs/reference.md")
     assert [name for name in named if not name.startswith("__") and f"### {name}\n" not in reference] == []
+
+
+OUR_OWN = {
+    "carry_out", "definition_of", "look", "wait_change", "wait_end",  # of Workflows, for its handles
+    "cancel", "envelope", "filter", "plan", "provider", "wire",
+}  # fmt: skip
+
+
+def test_the_reference_tells_of_every_method_that_programs_call() -> None:
+    """The reference leaves out what says nothing of itself."""
+    silent = set()
+    for kind in (getattr(headrace, name) for name in headrace.__all__):
+        for name in dir(kind) if isinstance(kind, type) else ():
+            member = inspect.getattr_static(kind, name)
+            member = getattr(member, "__wrapped__", getattr(member, "__func__", member))
+            home = str(getattr(getattr(member, "fget", member), "__module__", ""))
+            if name[0] != "_" and home.startswith("headrace") and not member.__doc__:
+                silent.add(name)
+    assert silent == OUR_OWN
+    assert "| `progress(percent, message=None)` |" in text_of("docs/reference.md")
 
 
 def test_every_module_has_its_place_in_the_reading_order() -> None:

@@ -54,18 +54,22 @@ class JobContext:
 
     @property
     def id(self) -> str:
+        """The same in every attempt."""
         return self.info.id
 
     @property
     def queue(self) -> str:
+        """The name of the queue it came from."""
         return self.info.queue
 
     @property
     def name(self) -> str:
+        """The name of the job: that of its task, if it has one."""
         return self.info.name
 
     @property
     def data(self) -> Any:
+        """Its data as plain values; of a task the map with its arguments."""
         return self.info.data
 
     @property
@@ -75,6 +79,7 @@ class JobContext:
 
     @property
     def is_last_attempt(self) -> bool:
+        """Whether a failure now is for good."""
         return self.attempt >= self.info.max_attempts
 
     @property
@@ -112,9 +117,11 @@ class JobContext:
             vars(self)["_cancelling"].set()
 
     def progress(self, percent: float, message: str | None = None) -> None:
+        """Say how far it is, from 0 to 100, and in words."""
         self._tell(commands.control.Progress(id=self.id, progress=percent, message=message))
 
     def log(self, message: str, level: Literal["info", "warn", "error"] = "info") -> None:
+        """Add a line to the log of the job."""
         self._tell(commands.logs.AddLog(id=self.id, message=message, level=level))
 
 
