@@ -29,7 +29,7 @@ JOB_FLAGS: Final[dict[str, dict[str, Any]]] = {
     "once": {"action": "store_true", "help": "with --job-id: add no new job even if the one with this id has ended"},
     "dedup": {"metavar": "KEY", "help": "no second job with this key while the first one has not ended"},
     "group": {"metavar": "NAME", "help": "jobs of a group share limits"},
-    "tags": {"flag": "--tag", "action": "append", "metavar": "TAG", "help": "may be given several times"},
+    "tags": {"flag": "--tag", "action": "append", "metavar": "TAG", "help": "a word to find it by; repeatable"},
     "lifo": {"action": "store_true", "help": "run it before the waiting jobs of the same priority"},
     "durable": {"action": "store_true", "help": "answer only once the disk has it: survives a power cut"},
     "depends_on": {"action": "append", "metavar": "ID", "help": "wait for this job; may be given several times"},
