@@ -225,6 +225,22 @@ def test_links_lead_somewhere(page: str) -> None:
     assert not missing
 
 
+def anchors_of(page: Path) -> set[str]:
+    """Where links into a page may lead: its headings as GitHub names them, and anchors that it sets itself."""
+    text = page.read_text(encoding="utf-8")
+    headings = re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE), re.MULTILINE)
+    named = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    return named | set(re.findall(r'<a id="([^"]+)">', text))
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_into_a_page_lead_to_a_place_in_it(page: str) -> None:
+    here = pages.ROOT / page
+    links = re.findall(r"\]\((?!https?:)([^)#]*)#([^)]+)\)", text_of(page))
+    missing = [(to, anchor) for to, anchor in links if anchor not in anchors_of(here.parent / to if to else here)]
+    assert not missing
+
+
 @pytest.mark.parametrize(("page", "least"), [("docs/architecture.md", 70), ("CONTRIBUTING.md", 2)])
 def test_files_classes_and_functions_that_are_named_exist(page: str, least: int) -> None:
     """Names in code font: a file, Class.member, or a function. Somebody renames them some day."""
