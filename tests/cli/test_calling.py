@@ -201,6 +201,10 @@ def test_a_wrong_command_line_is_told_like_any_error(offline: Cli) -> None:
         "headrace: argument --attempts: invalid int value: 'many'",
         "          `headrace push --help` tells how it is used",
     ]
+    assert offline("serve", "--tcp-prot", "1").err.splitlines() == [
+        "headrace: unrecognized arguments: --tcp-prot 1",
+        "          `headrace serve --help` tells how it is used",
+    ]
     told = json.loads(offline("queues", "pause", "--json").err)
     assert (told["code"], told["exit"]) == ("usage", 2)
     assert "required: NAME" in told["error"]
