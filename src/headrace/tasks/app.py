@@ -133,7 +133,7 @@ class Headrace(AsyncShell):
 
     @property
     def client(self) -> Client:
-        """What everything goes through: for `Worker(app.client, ...)`, and `health`."""
+        """What it talks through: for a `Worker` of your own, for `health` and `force_reconnect`."""
         return self._client
 
     def enter(self) -> Client:
@@ -248,12 +248,12 @@ class Headrace(AsyncShell):
     # -- queues, flows, events -----------------------------------------------------------------------------------------
 
     def queue(self, name: str | None = None) -> Queue:
-        """A queue by its name; without one, that of tasks which name none."""
+        """A queue by its name, or that of the app. Nothing is asked yet."""
         return Queue(self._client, name or self.default_queue, self.options)
 
     @property
     def flows(self) -> FlowProducer:
-        """Adds families of jobs without tasks: `app.flows.add(FlowJob(...))`."""
+        """Adds trees and chains of jobs."""
         return FlowProducer(self._client)
 
     async def enqueue_flow(self, flow: Flow) -> FlowTree[Job[Any]]:
@@ -265,7 +265,7 @@ class Headrace(AsyncShell):
         return QueueEvents(self._client, queue or self.default_queue)
 
     async def queues(self) -> list[QueueLine]:
-        """All queues there are."""
+        """The queues there are, with their figures."""
         return (await self.call(commands.queues.ListQueues())).queues
 
     @asynccontextmanager
@@ -383,12 +383,12 @@ class SyncHeadrace(SyncShell):
         return job
 
     def queue(self, name: str | None = None) -> SyncQueue:
-        """A queue by its name; without one, that of tasks which name none."""
+        """A queue by its name, or that of the app. Nothing is asked yet."""
         return SyncQueue(self._client, name or self._app.default_queue, self._app.options)
 
     @property
     def flows(self) -> SyncFlowProducer:
-        """Adds families of jobs without tasks."""
+        """Adds trees and chains of jobs."""
         return SyncFlowProducer(self._client)
 
     def enqueue_flow(self, flow: Flow) -> FlowTree[SyncJob[Any]]:
