@@ -12,7 +12,9 @@ measured. To add a generated page: add its path and the function that writes it 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import difflib
+import enum
 import importlib
 import inspect as source
 import re
@@ -505,7 +507,7 @@ def construction(kind: type) -> Lines:
     made_by = kind.__init__
     is_ours = getattr(made_by, "__module__", "").startswith("headrace") and not issubclass(kind, HeadraceError)
     text = source.cleandoc(made_by.__doc__ or "") if is_ours else ""
-    if text or issubclass(kind, msgspec.Struct):
+    if text or issubclass(kind, msgspec.Struct) or dataclasses.is_dataclass(kind):
         yield f"`{kind.__name__}{signature_of(kind)}`"
         yield ""
     if text:
@@ -515,9 +517,12 @@ def construction(kind: type) -> Lines:
 
 def member_row(owner: type, name: str) -> list[str] | None:
     value = source.getattr_static(owner, name)
+    if isinstance(value, enum.Enum):
+        return [f"`{name}`", f"`{value.value}`"]
     value = getattr(value, "__wrapped__", getattr(value, "__func__", value))
     home = getattr(value, "__module__", None) or getattr(getattr(value, "fget", None), "__module__", "")
-    text = (source.getdoc(value) or "").partition("\n\n")[0].replace("\n", " ")
+    # Not `getdoc`: what a base says of a method of the same name may be about something else.
+    text = source.cleandoc(value.__doc__ or "").partition("\n\n")[0].replace("\n", " ")
     if name.startswith("_") or not home.startswith("headrace") or not text:
         return None
     return [f"`{name}{signature_of(value) if source.isfunction(value) else ''}`", text]
@@ -528,7 +533,7 @@ def signature_of(function: Callable[..., Any]) -> str:
     parameters = [
         parameter.replace(annotation=source.Parameter.empty)
         for parameter in source.signature(function).parameters.values()
-        if parameter.name not in ("self", "cls") and parameter.annotation != "Never"
+        if parameter.name not in ("self", "cls") and parameter.name[0] != "_" and parameter.annotation != "Never"
     ]
     return re.sub(r"<[^>]*>", "...", str(source.Signature(parameters)))
 

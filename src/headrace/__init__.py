@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from headrace.errors import HeadraceError as HeadraceError
     from headrace.errors import JobFailed as JobFailed
     from headrace.errors import JobTimeout as JobTimeout
+    from headrace.events.app import Events as Events
+    from headrace.events.context import EventContext as EventContext
+    from headrace.events.definitions import event as event
     from headrace.tasks.app import Flow as Flow
     from headrace.tasks.app import Headrace as Headrace
     from headrace.tasks.app import SyncHeadrace as SyncHeadrace
@@ -56,6 +59,9 @@ _HOMES = {
     "headrace.client.options": ("Backoff", "Dedup", "RateLimit"),
     "headrace.client.queue": ("NewJob", "Queue", "SyncQueue"),
     "headrace.errors": ("ConnectionLost", "HeadraceError", "JobFailed", "JobTimeout"),
+    "headrace.events.app": ("Events",),
+    "headrace.events.context": ("EventContext",),
+    "headrace.events.definitions": ("event",),
     "headrace.tasks.app": ("Flow", "Headrace", "SyncHeadrace"),
     "headrace.tasks.task": ("Task",),
     "headrace.workflows.definition": ("Step", "step", "workflow"),

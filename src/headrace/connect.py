@@ -97,9 +97,10 @@ def _make_client(url: str, options: dict[str, Any]) -> Client:
     if scheme in _ON_VALKEY and not options:
         return _client_on_valkey(url)
     if scheme not in ("sqlite", "memory", *_ON_VALKEY):
-        raise ConfigError(
-            f"{url!r} is not the URL of a queue: use sqlite:///file.db, memory://, headrace://host:6789 or valkey://host:6379"
-        )
+        from headrace.notation import place
+
+        wanted = "use sqlite:///file.db, memory://, headrace://host:6789 or valkey://host:6379"
+        raise ConfigError(f"{place(url)!r} is not the URL of a queue: {wanted}")
     given = [name for name, _ in parse_qsl(urlsplit(url).query, keep_blank_values=True)] + list(options)
     if given:
         raise ConfigError(f"{given[0]} is an option of connections to a server, not of {scheme}:// URLs")

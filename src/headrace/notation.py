@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from datetime import datetime, tzinfo
 from typing import Any, Final
 
@@ -112,6 +113,14 @@ def one_line(text: str, length: int | None = None) -> str:
 
 def _shown(character: str) -> str:
     return " " if character in "\n\r\t" else f"\\x{ord(character):02x}"
+
+
+def place(url: str) -> str:
+    """A URL as messages may show it: without a user, a password, or the query in which a token may stand."""
+    shown, _, query = url.partition("?")
+    if "@" in query:  # a password with a question mark, or a token with an @
+        return f"{url.partition('://')[0]}://..."
+    return re.sub(r"//.*@", "//", shown)
 
 
 def harmless(text: str) -> str:

@@ -102,3 +102,7 @@ def test_a_compensated_flow_is_drawn_with_its_rollbacks(site: Site, open_page: O
     assert texts[-1] == "↩ reserve"
     assert set(texts[5:7]) == {"↩ charge", "↩ pack"}
     expect(page.locator(".error-text")).to_contain_text("ship failed")
+    expect(page.get_by_text("headrace flow retry shown-1")).to_be_visible()
+    log = page.locator("section").filter(has=page.get_by_role("heading", name="Log"))
+    expect(log.get_by_role("row").filter(has_text="reserve").first).to_contain_text("reserve done")
+    expect(log.get_by_role("row").filter(has_text="attempt-failed").first).to_contain_text("ValueError: ship failed")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import statistics
@@ -200,6 +201,10 @@ def test_a_wrong_command_line_is_told_like_any_error(offline: Cli) -> None:
         "headrace: argument --attempts: invalid int value: 'many'",
         "          `headrace push --help` tells how it is used",
     ]
+    assert offline("serve", "--tcp-prot", "1").err.splitlines() == [
+        "headrace: unrecognized arguments: --tcp-prot 1",
+        "          `headrace serve --help` tells how it is used",
+    ]
     told = json.loads(offline("queues", "pause", "--json").err)
     assert (told["code"], told["exit"]) == ("usage", 2)
     assert "required: NAME" in told["error"]
@@ -317,6 +322,17 @@ def test_every_command_explains_itself(offline: Cli) -> None:
         assert shown.startswith(f"usage: headrace {name}")
     shown = offline.ok("--help").out
     assert all(f"    {name} " in shown for name in COMMANDS)
+
+
+def test_every_argument_says_what_it_is_for() -> None:
+    waiting = [_parser(COMMANDS)]
+    while waiting:
+        parser = waiting.pop()
+        for action in parser._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                waiting += action.choices.values()
+            else:
+                assert action.help, (parser.prog, action.dest)
 
 
 def test_every_client_command_takes_json() -> None:

@@ -75,7 +75,9 @@ def test_a_full_disk_is_told_with_1(offline: Cli, tmp_path: Path) -> None:
         ill = offline("health", *url)
         assert ill.code == 1
         assert "the disk refuses writes: " in ill.out
-        assert offline.ok("top", "--once", *url).out.startswith("✕ The disk refuses writes: ")
+        sentence = offline.ok("top", "--once", *url).out.splitlines()[0]
+        assert sentence.startswith("✕ The disk refuses writes: ")
+        assert sentence.endswith(" by itself. Nothing is accepted until then.")
         (disk / "ballast").unlink()
         while offline("health", *url).code:
             assert time.monotonic() < deadline

@@ -124,6 +124,15 @@ def test_what_cannot_be_connected_to_is_refused_before_it_is_tried(url: str, opt
     assert words in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    "url", ["headrac://a:6789?token=s3cret", "headrac://a?token=s3cret@s3cret", "postgres://me:s3cret@a/b"]
+)
+def test_a_url_that_is_refused_is_told_without_its_secrets(url: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        open_client(url)
+    assert "s3cret" not in str(refused.value)
+
+
 # -- sharing -----------------------------------------------------------------------------------------------------------
 
 

@@ -6,6 +6,7 @@ import ast
 import configparser
 import functools
 import importlib
+import inspect
 import re
 import shlex
 import ssl
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+import headrace
 from headrace import Backoff, Headrace, Job, JobContext, Queue, SyncHeadrace, Task
 from headrace.cli.main import _parser
 from headrace.client.queue import Dlq
@@ -223,6 +225,22 @@ def test_links_lead_somewhere(page: str) -> None:
     assert not missing
 
 
+def anchors_of(page: Path) -> set[str]:
+    """Where links into a page may lead: its headings as GitHub names them, and anchors that it sets itself."""
+    text = page.read_text(encoding="utf-8")
+    headings = re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE), re.MULTILINE)
+    named = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    return named | set(re.findall(r'<a id="([^"]+)">', text))
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_into_a_page_lead_to_a_place_in_it(page: str) -> None:
+    here = pages.ROOT / page
+    links = re.findall(r"\]\((?!https?:)([^)#]*)#([^)]+)\)", text_of(page))
+    missing = [(to, anchor) for to, anchor in links if anchor not in anchors_of(here.parent / to if to else here)]
+    assert not missing
+
+
 @pytest.mark.parametrize(("page", "least"), [("docs/architecture.md", 70), ("CONTRIBUTING.md", 2)])
 def test_files_classes_and_functions_that_are_named_exist(page: str, least: int) -> None:
     """Names in code font: a file, Class.member, or a function. Somebody renames them some day."""
@@ -280,6 +298,26 @@ def test_every_public_name_says_what_it_is_for(package: str) -> None:
     assert set(named) - documented == set()
     reference = text_of("docs/reference.md")
     assert [name for name in named if not name.startswith("__") and f"### {name}\n" not in reference] == []
+
+
+OUR_OWN = {
+    "carry_out", "definition_of", "look", "wait_change", "wait_end",  # of Workflows, for its handles
+    "envelope", "filter", "plan", "provider", "wire",
+}  # fmt: skip
+
+
+def test_the_reference_tells_of_every_method_that_programs_call() -> None:
+    """The reference leaves out what says nothing of itself."""
+    silent = set()
+    for kind in (getattr(headrace, name) for name in headrace.__all__):
+        for name in dir(kind) if isinstance(kind, type) else ():
+            member = inspect.getattr_static(kind, name)
+            member = getattr(member, "__wrapped__", getattr(member, "__func__", member))
+            home = str(getattr(getattr(member, "fget", member), "__module__", ""))
+            if name[0] != "_" and home.startswith("headrace") and not member.__doc__:
+                silent.add(name)
+    assert silent <= OUR_OWN
+    assert "| `progress(percent, message=None)` |" in text_of("docs/reference.md")
 
 
 def test_every_module_has_its_place_in_the_reading_order() -> None:

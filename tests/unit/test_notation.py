@@ -69,6 +69,9 @@ def test_terminal_and_dashboard_write_the_same() -> None:
         (notation.excerpt(["a", 1]), '["a", 1]'),
         (notation.excerpt(None), ""),
         (notation.first_line(" first\nsecond"), "first"),
+        (notation.place("headrace://host:6789?token=secret"), "headrace://host:6789"),
+        (notation.place("valkey://me:p@ss/word@host:6379/0?prefix=glide"), "valkey://host:6379/0"),
+        (notation.place("valkey://me:p?ss@host:6379"), "valkey://..."),
     ],
 )
 def test_what_is_written(shown: str, wanted: str) -> None:

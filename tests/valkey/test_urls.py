@@ -37,8 +37,27 @@ def test_a_cluster_has_several_hosts() -> None:
         ("valkey://store?timeout=soon", "0.05 to 600"),
         ("valkey://store?events=5", "100 to 10,000,000"),
         ("valkey://store?pool=3", "unknown option 'pool'"),
+        ("valkey://user:a/b@store", "written as %2F, in 'valkey://store'"),
     ],
 )
 def test_mistakes_are_named(url: str, text: str) -> None:
     with pytest.raises(InvalidCommand, match=text):
         parse_url(url)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "valkie://user:s3cret@store",
+        "valkey://user:s3cret@store?pool=3",
+        "valkey://user:s3cret@a,b",
+        "valkey://user:s3cret@store:port",
+        "valkey://user:s3cret@store/first",
+        "valkey://user:s3/s3@store",
+        "valkey://user:s3?s3@store",
+    ],
+)
+def test_a_mistake_is_told_without_the_password(url: str) -> None:
+    with pytest.raises(InvalidCommand) as told:
+        parse_url(url)
+    assert "s3" not in str(told.value)

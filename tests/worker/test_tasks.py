@@ -145,7 +145,8 @@ async def test_data_that_does_not_fit_makes_a_dead_letter_that_names_the_paramet
         ({}, "does not fit .*missing a required argument: 'a'"),
         ({"args": 5}, "does not fit"),
         ({"args": [1], "kwargs": [2]}, "does not fit"),
-        ("text", "does not fit"),
+        ("text", r'does not fit .*; arguments stand in \{"args": \[...\], "kwargs": \{...\}\}'),
+        ({"a": 1}, r'does not fit .*; arguments stand in \{"args": \[...\], "kwargs": \{...\}\}'),
     ]
     jobs = [await app.queue().add("add", data, attempts=5) for data, _ in wrong]
     async with app.worker():

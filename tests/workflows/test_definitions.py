@@ -246,3 +246,10 @@ async def test_a_class_that_needs_arguments_is_refused_with_advice() -> None:
 def test_ew_185_a_stall_interval_below_five_seconds_is_refused() -> None:
     with pytest.raises(InvalidCommand, match="at least 5 s"):
         Workflows("memory://", stall_interval=4.9)
+
+
+def test_without_a_url_the_one_of_the_environment_is_meant(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_URL", "memory://of-the-environment")
+    assert Workflows().url == "memory://of-the-environment"
+    monkeypatch.delenv("HEADRACE_URL")
+    assert Workflows().url == "headrace://localhost:6789"

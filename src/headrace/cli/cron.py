@@ -46,7 +46,7 @@ def _prepare_list(actions: Any) -> None:
 def _prepare_add(actions: Any) -> None:
     parser = actions.add_parser("add", help="create or replace one", description="Create or replace a schedule.")
     parser.add_argument("name", metavar="NAME", help="unique over all queues")
-    parser.add_argument("queue", metavar="QUEUE")
+    parser.add_argument("queue", metavar="QUEUE", help="where its jobs go")
     timing = parser.add_mutually_exclusive_group(required=True)
     timing.add_argument("--schedule", metavar="EXPR", help="cron expression: '*/5 * * * *', '0 9 * * mon', @daily")
     timing.add_argument("--every", metavar="SPAN", help="an interval instead: 30s, 5m")
@@ -63,7 +63,7 @@ def _prepare_add(actions: Any) -> None:
 
 def _prepare_delete(actions: Any) -> None:
     parser = actions.add_parser("delete", help="delete one", description="Delete a schedule; its jobs stay.")
-    parser.add_argument("name", metavar="NAME")
+    parser.add_argument("name", metavar="NAME", help="of the schedule")
     add_client_flags(parser)
     parser.set_defaults(run=delete)
 

@@ -46,7 +46,7 @@ _EACH: Final = (
 
 def prepare(parser: argparse.ArgumentParser) -> None:
     parser.description = "List the dead letters of a queue by error, let them run again, or remove them."
-    parser.add_argument("queue", metavar="QUEUE")
+    parser.add_argument("queue", metavar="QUEUE", help="whose dead letters are meant")
     parser.add_argument(
         "action",
         metavar="ACTION",

@@ -42,7 +42,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     parser.description = "Look at one job, steer it, or wait for it."
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = "actions:\n" + "\n".join(f"  {name:9} {_summary(action)}" for name, action in ACTIONS.items())
-    parser.add_argument("id", metavar="ID")
+    parser.add_argument("id", metavar="ID", help="of the job, or the one that --job-id gave it")
     parser.add_argument(
         "action", metavar="ACTION", nargs="?", default="show", choices=tuple(ACTIONS), help="see below (default: show)"
     )
@@ -262,13 +262,13 @@ def _kept(client: Client, job_id: str) -> JobInfo | None:
 
 
 def wait(subject: _Subject) -> None:
-    """wait until it has ended and print its result; exit code 1 when it failed"""
+    """wait until it has ended, print its result; exit code 1: it failed"""
     require_server(subject.arguments, "nobody can run the job while this command has the file open")
     print_json(subject.handle.result(subject.arguments.timeout))
 
 
 def cancel(subject: _Subject) -> None:
-    """withdraw it if it has not begun; with --force also while a worker has it"""
+    """withdraw it if it has not begun; with --force while it runs, too"""
     if subject.arguments.force:
         from headrace.commands.control import Cancel
 

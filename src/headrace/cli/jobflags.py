@@ -22,14 +22,14 @@ JOB_FLAGS: Final[dict[str, dict[str, Any]]] = {
     "delay": {"metavar": "SPAN", "help": "run it after this time: 250ms, 30s, 10m, 1h30m, 7d"},
     "at": {"metavar": "TIME", "help": "run it then: 2030-12-24T18:00, or with a zone: 2030-12-24T18:00+01:00"},
     "attempts": {"type": int, "metavar": "N", "help": "how often it is tried in all (default: 3)"},
-    "backoff": {"metavar": "HOW", "help": "pause between attempts: 5s, exponential:1s or exponential:1s:10m"},
+    "backoff": {"metavar": "HOW", "help": "pause between attempts: fixed:5s, exponential:1s or exponential:1s:10m"},
     "timeout": {"metavar": "SPAN", "help": "how long one attempt may take"},
     "ttl": {"metavar": "SPAN", "help": "how long it may wait before it is too late to run it"},
     "job_id": {"metavar": "ID", "help": "an id of your own; adding it again returns the job that is there"},
     "once": {"action": "store_true", "help": "with --job-id: add no new job even if the one with this id has ended"},
     "dedup": {"metavar": "KEY", "help": "no second job with this key while the first one has not ended"},
     "group": {"metavar": "NAME", "help": "jobs of a group share limits"},
-    "tags": {"flag": "--tag", "action": "append", "metavar": "TAG", "help": "may be given several times"},
+    "tags": {"flag": "--tag", "action": "append", "metavar": "TAG", "help": "a word to find it by; repeatable"},
     "lifo": {"action": "store_true", "help": "run it before the waiting jobs of the same priority"},
     "durable": {"action": "store_true", "help": "answer only once the disk has it: survives a power cut"},
     "depends_on": {"action": "append", "metavar": "ID", "help": "wait for this job; may be given several times"},
@@ -84,7 +84,7 @@ def _backoff(text: str, arguments: argparse.Namespace) -> Any:
         return Backoff.fixed(spans[0])
     if kind == "exponential" and len(spans) <= 2:
         return Backoff.exponential(*spans)
-    raise UsageError(f"--backoff {text!r} is not understood: write 5s, exponential:1s or exponential:1s:10m")
+    raise UsageError(f"--backoff {text!r} is not understood: write fixed:5s, exponential:1s or exponential:1s:10m")
 
 
 def _dedup(key: str, arguments: argparse.Namespace) -> Any:

@@ -74,8 +74,8 @@ def worst_first(queues: list[Judged]) -> list[Judged]:
 def sentence(queues: list[Judged], storage: StorageHealth, unit: str) -> Sentence:
     """One sentence of state, and a second one for the rest. `queues` come with the worst first."""
     if storage.disk_full or storage.error:
-        reason = notation.one_line(storage.error or "it is full")
-        return Sentence("✕", f"The disk refuses writes: {reason}. Nothing is accepted until it does not.", "bold red")
+        reason = notation.one_line(storage.error or "it is full").rstrip(".")
+        return Sentence("✕", f"The disk refuses writes: {reason}. Nothing is accepted until then.", "bold red")
     if not queues or not queues[0].trouble:
         return Sentence("✓", f"All queues are keeping up. {_summary(queues)}", "green")
     worst = queues[0]

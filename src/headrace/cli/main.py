@@ -56,6 +56,9 @@ _any_width: Final = partial(argparse.HelpFormatter, width=80)
 class _Parser(argparse.ArgumentParser):
     """Errors read like all others, without a page of usage before them."""
 
+    explained_by = ""
+    """Whose help says more, if not its own: what a command does not know is noticed here, after it."""
+
     def error(self, message: str) -> NoReturn:
         if unknown := re.search(
             r"argument (COMMAND|ACTION|JOB): invalid choice: '(.*?)' \(choose from (.*)\)", message
@@ -66,7 +69,7 @@ class _Parser(argparse.ArgumentParser):
             near = get_close_matches(word, re.findall(r"[\w-]+", choices), 1)
             if near or kind == "COMMAND":
                 message = f"there is no {kind.lower()} {word}" + (f"; did you mean {near[0]}?" if near else "")
-        raise advised(UsageError(message), f"`{self.prog} --help` tells how it is used")
+        raise advised(UsageError(message), f"`{self.explained_by or self.prog} --help` tells how it is used")
 
 
 def _parser(wanted: Collection[str]) -> argparse.ArgumentParser:
@@ -82,6 +85,8 @@ def _parser(wanted: Collection[str]) -> argparse.ArgumentParser:
     parser.set_defaults(url=None, as_json=False)
     subcommands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, prog="headrace")
     known = [name for name in COMMANDS if name in wanted]
+    if len(known) == 1:
+        parser.explained_by = f"headrace {known[0]}"
     for name in known or COMMANDS:
         summary = COMMANDS[name]
         description = f"{summary[0].upper()}{summary[1:]}."

@@ -75,7 +75,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     _add_dry_run(redrive)
     enqueue = _job(jobs, "enqueue", _enqueue, "make a job of every row of a table")
     enqueue.add_argument("table", metavar="PATH", help="Parquet, JSON lines or CSV")
-    enqueue.add_argument("--to-queue", metavar="NAME", required=True)
+    enqueue.add_argument("--to-queue", metavar="NAME", required=True, help="where the jobs go")
     enqueue.add_argument("--id-columns", metavar="A,B", required=True, help="what tells one row from another")
     enqueue.add_argument("--name", default="enqueue", help="name of this load; part of the jobs' ids")
     enqueue.add_argument("--url", metavar="URL", help="server (default: headrace://localhost:6789)")

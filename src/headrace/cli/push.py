@@ -33,7 +33,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
         "Add a job and print its id, or add many from a file of JSON lines or CSV. Unless you name columns, the whole "
         "record is the data of its job."
     )
-    parser.add_argument("queue", metavar="QUEUE")
+    parser.add_argument("queue", metavar="QUEUE", help="where it goes; the first job makes the queue")
     parser.add_argument("name", metavar="NAME", nargs="?", help=f"name of the job (default: {DEFAULT_NAME})")
     parser.add_argument("data", metavar="DATA", nargs="?", help="JSON, @FILE with JSON, or - for stdin")
     parser.add_argument("--wait", action="store_true", help="wait until the job has ended and print its result")

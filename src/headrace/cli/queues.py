@@ -66,7 +66,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 
 def _add(actions: Any, name: str, run: Callable[[argparse.Namespace], int], summary: str) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = actions.add_parser(name, help=summary, description=f"{summary.capitalize()}.")
-    parser.add_argument("queue", metavar="NAME")
+    parser.add_argument("queue", metavar="NAME", help="of the queue")
     add_client_flags(parser)
     parser.set_defaults(run=run)
     return parser

@@ -17,7 +17,9 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     init.add_argument("--url", default="valkey://localhost:6379/0", help="where (default: %(default)s)")
     init.set_defaults(run=run_init)
     library = _add(actions, "library", "print the Lua source of a library")
-    library.add_argument("name", nargs="?", choices=("glidemq", "headrace"), default="glidemq")
+    library.add_argument(
+        "name", nargs="?", choices=("glidemq", "headrace"), default="glidemq", help="which one (default: glidemq)"
+    )
     library.set_defaults(run=run_library)
 
 

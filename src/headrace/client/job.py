@@ -58,10 +58,12 @@ class JobInfo(Struct, rename="camel", kw_only=True, omit_defaults=True):
 
     @property
     def data(self) -> Any:
+        """What it was added with, as plain values."""
         return decode_payload(self.encoded_data)
 
     @property
     def result(self) -> Any:
+        """What it returned, as plain values; None while it has not ended."""
         return decode_payload(self.encoded_result)
 
     @property
@@ -74,6 +76,7 @@ class JobInfo(Struct, rename="camel", kw_only=True, omit_defaults=True):
 
     @property
     def created(self) -> datetime:
+        """When it was added."""
         return datetime.fromtimestamp(self.created_at / 1000, UTC)
 
 

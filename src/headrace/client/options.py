@@ -27,7 +27,7 @@ class Backoff(Struct, frozen=True):
 
     @classmethod
     def exponential(cls, delay: Duration = 1, max: Duration | None = None) -> Backoff:
-        """`delay`, then twice that, and so on, up to `max` (an hour if not given)."""
+        """Twice `delay` after the first failure, then four times, and so on, up to `max` (an hour if not given)."""
         return cls("exponential", delay, max)
 
     def wire(self) -> model.Backoff:

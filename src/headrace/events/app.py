@@ -380,16 +380,21 @@ class BlockingEvents(BlockingFace[Events]):
         return self._run(emitted())
 
     def emit_many(self, definition: EventDefinition[D, Any], data: Iterable[D]) -> int:
+        """Emit many events in few commands, without asking for answers; how many."""
         return self._run(self._hosted.emit_many(definition, data))
 
     def cancel(self, definition: AnyEvent, key: str) -> bool:
+        """Withdraw an event by its key. False: it is unknown, or was delivered already."""
         return self._run(self._hosted.cancel(definition, key))
 
     def schedule_event(self, definition: AnyEvent, schedule_id: str, **schedule: Any) -> ScheduleInfo:
+        """Emit an event by the clock; an id that is there already is replaced."""
         return self._run(self._hosted.schedule_event(definition, schedule_id, **schedule))
 
     def unschedule_event(self, definition: AnyEvent, schedule_id: str) -> bool:
+        """False when there was no such schedule."""
         return self._run(self._hosted.unschedule_event(definition, schedule_id))
 
     def get_schedules(self, definition: AnyEvent) -> list[ScheduleInfo]:
+        """The schedules of an event, as the store has them."""
         return self._run(self._hosted.get_schedules(definition))

@@ -115,6 +115,7 @@ class EventCatalogue(Mapping[str, AnyEvent]):
 
     @property
     def names(self) -> tuple[str, ...]:
+        """Their names, in the order in which they were added."""
         return tuple(self._events)
 
     def __getitem__(self, name: str) -> AnyEvent:
@@ -140,6 +141,7 @@ class EventRegistry:
         self._events: dict[str, AnyEvent] = {}
 
     def event(self, definition: AnyEvent) -> EventRegistry:
+        """Add an event; its name must be new."""
         if definition.name in self._events:
             raise InvalidCommand(f"event {definition.name!r} is in the registry already")
         self._events[definition.name] = definition
@@ -151,4 +153,5 @@ class EventRegistry:
         return self
 
     def build(self) -> EventCatalogue:
+        """The events so far, fixed."""
         return EventCatalogue(self._events)

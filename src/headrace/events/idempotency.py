@@ -21,6 +21,8 @@ DEFAULT_TTL: Final = 3600
 
 
 class Processed(NamedTuple, Generic[T]):
+    """Whether it was done now, or had been done before; what it gave."""
+
     executed: bool
     result: T | None = None
 

@@ -38,14 +38,17 @@ class EventSubscription(Generic[R]):
 
     @property
     def is_resolved(self) -> bool:
+        """Whether the answer is there."""
         return self._value is not _PENDING
 
     @property
     def is_rejected(self) -> bool:
+        """Whether there is an error instead."""
         return self._error is not None
 
     @property
     def is_settled(self) -> bool:
+        """Whether there is either."""
         return self.is_resolved or self.is_rejected
 
     def result(self) -> R:
@@ -65,6 +68,7 @@ class EventSubscription(Generic[R]):
             self._settled()
 
     def reject(self, error: BaseException) -> None:
+        """End it with an error; later settlements are ignored."""
         if not self.is_settled:
             self._error = error
             self._settled()
@@ -101,6 +105,7 @@ class EventSubscription(Generic[R]):
         return self
 
     def on_error(self, callback: Callable[[BaseException], object]) -> EventSubscription[R]:
+        """Call back with the error; the last callback given counts."""
         self._on_error = callback
         self._tell_error()
         return self

@@ -133,6 +133,7 @@ class Headrace(AsyncShell):
 
     @property
     def client(self) -> Client:
+        """What it talks through: for a `Worker` of your own, for `health` and `force_reconnect`."""
         return self._client
 
     def enter(self) -> Client:
@@ -247,10 +248,12 @@ class Headrace(AsyncShell):
     # -- queues, flows, events -----------------------------------------------------------------------------------------
 
     def queue(self, name: str | None = None) -> Queue:
+        """A queue by its name, or that of the app. Nothing is asked yet."""
         return Queue(self._client, name or self.default_queue, self.options)
 
     @property
     def flows(self) -> FlowProducer:
+        """Adds trees and chains of jobs."""
         return FlowProducer(self._client)
 
     async def enqueue_flow(self, flow: Flow) -> FlowTree[Job[Any]]:
@@ -262,6 +265,7 @@ class Headrace(AsyncShell):
         return QueueEvents(self._client, queue or self.default_queue)
 
     async def queues(self) -> list[QueueLine]:
+        """The queues there are, with their figures."""
         return (await self.call(commands.queues.ListQueues())).queues
 
     @asynccontextmanager
@@ -379,13 +383,16 @@ class SyncHeadrace(SyncShell):
         return job
 
     def queue(self, name: str | None = None) -> SyncQueue:
+        """A queue by its name, or that of the app. Nothing is asked yet."""
         return SyncQueue(self._client, name or self._app.default_queue, self._app.options)
 
     @property
     def flows(self) -> SyncFlowProducer:
+        """Adds trees and chains of jobs."""
         return SyncFlowProducer(self._client)
 
     def enqueue_flow(self, flow: Flow) -> FlowTree[SyncJob[Any]]:
+        """Add a tree of calls, all or none; a parent runs when its children have ended."""
         return self.flows.add(flow.plan())
 
     def events(self, queue: str | None = None) -> QueueEvents:

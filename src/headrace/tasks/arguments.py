@@ -19,6 +19,7 @@ from headrace.client.payloads import decode_payload, encode_payload
 from headrace.errors import InvalidCommand
 from headrace.worker.context import JobContext
 
+_PARTS: Final = ("args", "kwargs")
 _POSITIONAL: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
@@ -78,7 +79,10 @@ class Arguments:
         try:
             bound = self._bound(_list(call.get("args", ())), _map(call.get("kwargs", {})))
         except TypeError as error:
-            raise ArgumentMismatch(f"the data of the job does not fit {self._name}{self._signature}: {error}") from None
+            told = f"the data of the job does not fit {self._name}{self._signature}: {error}"
+            if data and call.keys().isdisjoint(_PARTS):  # whoever pushed it by hand cannot know
+                told += '; arguments stand in {"args": [...], "kwargs": {...}}'
+            raise ArgumentMismatch(told) from None
         for name, value in bound.arguments.items():
             bound.arguments[name] = self._convert(name, value)
         return bound

@@ -54,18 +54,22 @@ class JobContext:
 
     @property
     def id(self) -> str:
+        """The id of the job, the same in every attempt."""
         return self.info.id
 
     @property
     def queue(self) -> str:
+        """The queue it came from."""
         return self.info.queue
 
     @property
     def name(self) -> str:
+        """Its name: that of its task, if it has one."""
         return self.info.name
 
     @property
     def data(self) -> Any:
+        """Its data as plain values, decoded anew each time: changing them changes nothing else."""
         return self.info.data
 
     @property
@@ -75,6 +79,7 @@ class JobContext:
 
     @property
     def is_last_attempt(self) -> bool:
+        """Whether a failure now is final."""
         return self.attempt >= self.info.max_attempts
 
     @property
@@ -107,14 +112,17 @@ class JobContext:
         return self._is_cancelled or event.wait(timeout)
 
     def cancel(self) -> None:
+        """Say in `cancelled` that the handler should end; the worker does so."""
         self._is_cancelled = True
         if "_cancelling" in vars(self):
             vars(self)["_cancelling"].set()
 
     def progress(self, percent: float, message: str | None = None) -> None:
+        """Say how far it is. Returns at once; told before the outcome of the job."""
         self._tell(commands.control.Progress(id=self.id, progress=percent, message=message))
 
     def log(self, message: str, level: Literal["info", "warn", "error"] = "info") -> None:
+        """Add a line to the log of the job. Returns at once; told before its outcome."""
         self._tell(commands.logs.AddLog(id=self.id, message=message, level=level))
 
 

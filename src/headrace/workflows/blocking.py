@@ -41,15 +41,19 @@ class BlockingWorkflows(BlockingFace[Any]):
     @overload
     def get_handle(self, flow_id: str, definition: None = None) -> BlockingFlow[Any]: ...
     def get_handle(self, flow_id: str, definition: WorkflowDefinition[Any, Any] | None = None) -> BlockingFlow[Any]:
+        """A flow that was started anywhere."""
         return BlockingFlow(self, FlowHandle(self._hosted, flow_id, definition))
 
     def get_status(self, flow_id: str) -> FlowStatus:
+        """How a flow stands; one that is not known is pending."""
         return self._run(self._hosted.get_status(flow_id))
 
     def get_result(self, flow_id: str, timeout: Duration | None = None) -> Any:
+        """What a flow gave, or the error with which it failed."""
         return self._run(self._hosted.get_result(flow_id, timeout))
 
     def list(self, workflow: str | None = None, **filters: Any) -> builtins.list[Flow]:
+        """Flows, the latest first: `status`, `limit` and `before` as elsewhere."""
         return self._run(self._hosted.list(workflow, **filters))
 
 
@@ -62,9 +66,11 @@ class BlockingFlow(Generic[R]):
         self._handle = handle
 
     def status(self) -> FlowStatus:
+        """How it stands; a flow that is not known is pending."""
         return self._face._run(self._handle.status())
 
     def result(self, timeout: Duration | None = None) -> R:
+        """What the flow gave, or the error with which it failed."""
         return self._face._run(self._handle.result(timeout))
 
     def events(self) -> Iterator[Entry]:
@@ -74,15 +80,19 @@ class BlockingFlow(Generic[R]):
             yield entry
 
     def timeline(self) -> Timeline:
+        """What happened when."""
         return self._face._run(self._handle.timeline())
 
     def cancel(self, *, compensate: bool = True, reason: str = "") -> bool:
+        """Stop it and take back what was done; False when it has ended or takes itself back already."""
         return self._face._run(self._handle.cancel(compensate=compensate, reason=reason))
 
     def signal(self, name: str, payload: Any = None) -> None:
+        """Give it the signal that it waits for, or will wait for."""
         self._face._run(self._handle.signal(name, payload))
 
     def retry(self) -> BlockingFlow[R]:
+        """Begin it again where it failed, as a new flow."""
         return BlockingFlow(self._face, self._face._run(self._handle.retry()))
 
 

@@ -106,10 +106,12 @@ class StepContext(Generic[D]):
 
     @property
     def correlation_id(self) -> str:
+        """The request that all of this belongs to; the flow itself if none was given."""
         return str(self.meta.get("correlationId", self.flow_id))
 
     @property
     def idempotency_key(self) -> str:
+        """For those who must do it once: the same for every attempt at this step of this flow."""
         return f"{self.flow_id}-{self.step}" if self.step else self.flow_id
 
     @property

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import random
 import string
 import time
@@ -91,7 +92,7 @@ class Workflows:
 
     def __init__(
         self,
-        url: str = DEFAULT_URL,
+        url: str | None = None,
         *,
         queue_prefix: str = "workflow",
         default_timeout: Duration = 30,
@@ -112,14 +113,16 @@ class Workflows:
         logger: logging.Logger = log,
         metrics: FlowMetrics | object = None,
     ) -> None:
-        """`stall_interval` is the lease of steps, and the margin of every timeout: a worker may die once without
+        """Without a URL that of HEADRACE_URL counts, else a server on this machine.
+
+        `stall_interval` is the lease of steps, and the margin of every timeout: a worker may die once without
         making its flow late. `max_stalls` is how often that may happen to one step. `max_flow_states` flows are
         remembered, to spare reading them for every step. The classes take the place of our own, for those who want to
         see or change what they do."""
         self._stall = seconds(stall_interval, "stall_interval")
         if self._stall < SHORTEST_STALL:
             raise InvalidCommand(f"stall_interval must be at least {SHORTEST_STALL:g} s, not {self._stall:g}")
-        self.url = url
+        self.url = url or os.environ.get("HEADRACE_URL") or DEFAULT_URL
         self.provider_id = provider_id or f"flows-{_random_text(7)}"
         self.step_registry = StepRegistry() if step_registry is None else step_registry
         self._prefix = queue_prefix
@@ -358,14 +361,17 @@ class Workflows:
         return FlowHandle(self, flow_id, definition)
 
     async def get_status(self, flow_id: str) -> FlowStatus:
+        """How a flow stands; one that is not known is pending."""
         return await (await self.get_handle(flow_id)).status()
 
     async def get_result(self, flow_id: str, timeout: Duration | None = None) -> Any:
+        """What a flow gave, or the error with which it failed."""
         return await FlowHandle[Any](self, flow_id).result(timeout)
 
     async def list(
         self, workflow: str | None = None, status: FlowStatus | None = None, limit: int = 100, before: str | None = None
     ) -> list[Flow]:
+        """Flows, the latest first; `before` is the id to go on from."""
         asked = FlowList(workflow=workflow, status=status, limit=limit, before=before)
         return (await self.client.ask(asked)).flows
 

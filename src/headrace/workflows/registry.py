@@ -16,6 +16,8 @@ RollbackHandler = Callable[..., Any]
 
 @dataclass(frozen=True, slots=True)
 class RegisteredStep:
+    """The functions that do a step and take it back."""
+
     handler: StepHandler
     rollback: RollbackHandler | None = None
 
@@ -27,9 +29,11 @@ class StepRegistry(Mapping[str, Mapping[str, RegisteredStep]]):
         self._workflows: dict[str, dict[str, RegisteredStep]] = {}
 
     def register(self, workflow: str, step: str, handler: StepHandler, rollback: RollbackHandler | None = None) -> None:
+        """Say who does a step, and who takes it back."""
         self._workflows.setdefault(workflow, {})[check_step_name(step)] = RegisteredStep(handler, rollback)
 
     def get_step(self, workflow: str, step: str) -> RegisteredStep:
+        """Both functions of a step; StepNotFoundError when there is none."""
         try:
             return self._workflows[workflow][step]
         except KeyError:
@@ -40,15 +44,19 @@ class StepRegistry(Mapping[str, Mapping[str, RegisteredStep]]):
         return self._workflows.get(workflow) if step is None else self.get_step(workflow, step).handler
 
     def get_rollback(self, workflow: str, step: str) -> RollbackHandler | None:
+        """Who takes the step back, if anybody does."""
         return self._workflows[workflow][step].rollback if self.has(workflow, step) else None
 
     def has(self, workflow: str, step: str) -> bool:
+        """Whether somebody does the step."""
         return step in self._workflows.get(workflow, {})
 
     def get_workflow_steps(self, workflow: str) -> list[str]:
+        """The names of the steps that somebody does."""
         return list(self._workflows.get(workflow, {}))
 
     def clear(self) -> None:
+        """Forget all steps."""
         self._workflows.clear()
 
     def __getitem__(self, workflow: str) -> Mapping[str, RegisteredStep]:

@@ -12,6 +12,7 @@ from urllib.parse import parse_qsl, unquote
 from msgspec import Struct
 
 from headrace.errors import InvalidCommand
+from headrace.notation import place
 
 _SCHEMES: Final = {
     "valkey": (False, False),
@@ -61,17 +62,19 @@ def parse_url(text: str) -> ValkeyUrl:
     # Not urlsplit: it knows one host, and refuses several of which one is an IPv6 address.
     parts = _URL.fullmatch(text)
     if parts is None or parts["scheme"] not in _SCHEMES:
-        raise InvalidCommand(f"not a Valkey URL: {text!r}; write valkey://host:6379/0?prefix=glide")
+        raise InvalidCommand(f"not a Valkey URL: {place(text)!r}; write valkey://host:6379/0?prefix=glide")
+    if "@" in parts["path"]:
+        raise InvalidCommand(f"a / in a user or password has to be written as %2F, in {place(text)!r}")
     is_tls, is_cluster = _SCHEMES[parts["scheme"]]
     credentials, _, where = parts["place"].rpartition("@")
     username, _, password = credentials.partition(":")
     hosts = tuple(_host(one, text) for one in where.split(","))
     if len(hosts) > 1 and not is_cluster:
-        raise InvalidCommand(f"several hosts need valkey+cluster://, in {text!r}")
+        raise InvalidCommand(f"several hosts need valkey+cluster://, in {place(text)!r}")
     options = dict(parse_qsl(parts["query"] or "", keep_blank_values=True))
     unknown = sorted(set(options) - set(_OPTIONS))
     if unknown:
-        raise InvalidCommand(f"unknown option {unknown[0]!r} in {text!r}; known are {', '.join(_OPTIONS)}")
+        raise InvalidCommand(f"unknown option {unknown[0]!r} in {place(text)!r}; known are {', '.join(_OPTIONS)}")
     return ValkeyUrl(
         hosts,
         unquote(username) or None,
@@ -90,14 +93,15 @@ def parse_url(text: str) -> ValkeyUrl:
 def _host(text: str, url: str) -> tuple[str, int]:
     match = re.fullmatch(r"(\[[^]]+\]|[^:\[\]]+)(?::(\d+))?", text)
     if match is None or not 0 < int(match[2] or DEFAULT_PORT) < 65_536:
-        raise InvalidCommand(f"{text!r} is not host:port, in {url!r}")
+        raise InvalidCommand(f"the address is not host:port, in {place(url)!r}")
     return match[1].strip("[]"), int(match[2] or DEFAULT_PORT)
 
 
 def _db(path: str, url: str, *, is_cluster: bool) -> int:
     number = path.strip("/") or "0"
     if not number.isdigit() or (is_cluster and number != "0"):
-        raise InvalidCommand(f"the database must be a number{' and 0 in a cluster' if is_cluster else ''}, in {url!r}")
+        which = "a number and 0 in a cluster" if is_cluster else "a number"
+        raise InvalidCommand(f"the database must be {which}, in {place(url)!r}")
     return int(number)
 
 

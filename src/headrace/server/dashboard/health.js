@@ -2,7 +2,7 @@
 // Numbers in, words out; no drawing except the sentence itself.
 
 import { h } from "./dom.js";
-import { age, count, duration, exactCount, rate } from "./format.js";
+import { count, duration, exactCount, rate } from "./format.js";
 import { now } from "./live.js";
 import { queueLink } from "./parts.js";
 
@@ -43,7 +43,7 @@ const GRAVITY = { stuck: 4, behind: 3, late: 2, paused: 1 };
 export const worstFirst = (a, b) =>
   (GRAVITY[b.trouble] ?? 0) - (GRAVITY[a.trouble] ?? 0) ||
   (b.oldest ?? 0) - (a.oldest ?? 0) ||
-  b.failed - a.failed ||
+  b.failedToday - a.failedToday ||
   b.waiting - a.waiting ||
   a.name.localeCompare(b.name);
 
@@ -69,9 +69,9 @@ export function sentence(queues, storage, unit) {
     return say(
       "bad",
       "✕",
-      `The disk refuses writes since ${age(storage.since, now())}: `,
-      storage.error ?? "it is full",
-      ". Nothing can be accepted until it does not.",
+      `The disk has refused writes for ${duration(Math.max(0, now() - storage.since))}: `,
+      (storage.error ?? "it is full").replace(/\.$/, ""),
+      ". Nothing is accepted until then.",
     );
   }
   const troubled = queues.filter((queue) => queue.trouble).sort(worstFirst);

@@ -56,9 +56,9 @@ export function firstJob(queue) {
   return h(
     "pre",
     { class: "code" },
-    "from bunqueue import Queue\n",
-    `queue = Queue("${queue}", host="${location.hostname}")\n`,
-    'queue.add("welcome", {"to": "ada@example.com"})',
+    "from headrace import Headrace\n",
+    `with Headrace("headrace://${location.hostname}:6789").sync() as app:\n`,
+    `    app.queue("${queue}").add("welcome", {"to": "ada@example.com"})`,
   );
 }
 

@@ -36,7 +36,7 @@ function registered({ list: workers, stats }) {
       h(
         "p",
         {},
-        "Official clients register by themselves when a Worker starts. ",
+        "Workers of Headrace and of the official clients register by themselves when they start. ",
         "Jobs can be pulled without registering, too; such pullers are not listed.",
       ),
     );

@@ -3,7 +3,7 @@
 import * as api from "./api.js";
 import { gantt } from "./charts.js";
 import { h } from "./dom.js";
-import { duration } from "./format.js";
+import { duration, excerpt, firstLine } from "./format.js";
 import { now } from "./live.js";
 import { badge, confirm, dialog, notice, perform, section, toast, when } from "./parts.js";
 
@@ -213,6 +213,8 @@ function flowPage({ flow, steps }, ctx) {
         ["Took", duration((flow.endedAt ?? now()) - flow.createdAt)],
       ].map(([word, value]) => h("div", {}, h("dt", {}, word), h("dd", {}, value))),
     ),
+    (flow.status === "failed" || flow.status === "cancelled") &&
+      h("p", { class: "quiet" }, "To begin it anew where it failed: ", h("code", {}, `headrace flow retry ${flow.id}`)),
     groups.length > 0 && section("Steps", null, graph(groups, looks)),
     section(
       "Timeline",
@@ -249,4 +251,11 @@ const line = (entry, flow) =>
     h("td", { class: "n" }, `+${duration(entry.at - flow.createdAt)}`),
     h("td", {}, entry.kind),
     h("td", {}, entry.step ?? ""),
+    h("td", { class: "told excerpt" }, told(entry)),
   );
+
+/** What went in, came out or went wrong, in one line. */
+function told({ body }) {
+  if (body?.error) return `${body.error.type}: ${firstLine(body.error.message)}`;
+  return excerpt(body?.result ?? body?.data, 200);
+}
