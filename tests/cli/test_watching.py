@@ -77,7 +77,7 @@ def test_a_full_disk_is_told_with_1(offline: Cli, tmp_path: Path) -> None:
         assert "the disk refuses writes: " in ill.out
         sentence = offline.ok("top", "--once", *url).out.splitlines()[0]
         assert sentence.startswith("✕ The disk refuses writes: ")
-        assert sentence.endswith(" by itself. Nothing is accepted until then.")
+        assert sentence.endswith(" by itself. Nothing is accepted until it takes them again.")
         (disk / "ballast").unlink()
         while offline("health", *url).code:
             assert time.monotonic() < deadline

@@ -75,7 +75,8 @@ def sentence(queues: list[Judged], storage: StorageHealth, unit: str) -> Sentenc
     """One sentence of state, and a second one for the rest. `queues` come with the worst first."""
     if storage.disk_full or storage.error:
         reason = notation.one_line(storage.error or "it is full").rstrip(".")
-        return Sentence("✕", f"The disk refuses writes: {reason}. Nothing is accepted until then.", "bold red")
+        text = f"The disk refuses writes: {reason}. Nothing is accepted until it takes them again."
+        return Sentence("✕", text, "bold red")
     if not queues or not queues[0].trouble:
         return Sentence("✓", f"All queues are keeping up. {_summary(queues)}", "green")
     worst = queues[0]

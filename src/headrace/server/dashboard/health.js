@@ -71,7 +71,7 @@ export function sentence(queues, storage, unit) {
       "✕",
       `The disk has refused writes for ${duration(Math.max(0, now() - storage.since))}: `,
       (storage.error ?? "it is full").replace(/\.$/, ""),
-      ". Nothing is accepted until then.",
+      ". Nothing is accepted until it takes them again.",
     );
   }
   const troubled = queues.filter((queue) => queue.trouble).sort(worstFirst);
