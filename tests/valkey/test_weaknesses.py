@@ -32,6 +32,16 @@ class TestOrder:
         ids = [foreign.add(priority=5) for _ in range(300)]
         assert rig.pulled_ids() == [f"q:{job_id}" for job_id in ids]
 
+    def test_the_order_of_many_holds_whatever_becomes_of_some(self, rig: Rig, foreign: Foreign) -> None:
+        ids = [foreign.add(priority=5) for _ in range(200)]
+        held = rig.pull(count=2)
+        rig.move_to_wait(held[0].id, held[0].token)
+        rig.cancel(f"q:{ids[2]}")
+        foreign.client.zadd(foreign.key("scheduled"), {ids[3]: 7 * 2**42})  # less urgent by now
+        urgent, last = foreign.add(priority=1), foreign.add(priority=5)
+        left = [urgent, ids[0], *ids[4:], last, ids[3]]
+        assert rig.pulled_ids() == [f"q:{job_id}" for job_id in left]
+
     @pytest.mark.parametrize(("way", "given"), [("lifo", {"more": ("1",)}), ("priority", {"priority": 4})])
     def test_a_job_that_comes_back_stands_where_it_stood(
         self, rig: Rig, foreign: Foreign, way: str, given: dict[str, object]

@@ -146,7 +146,7 @@ do
 
   local pop_prioritized
   do
-    local SAME_PRIORITY = 1000
+    local FEW, MANY, LANE_MS = 64, 10000, 60000
 
     -- Members of one score are sorted as text, so the lowest number may stand anywhere among them.
     local function lowest(ids)
@@ -158,6 +158,39 @@ do
       return found
     end
 
+    -- The order of many by their numbers, noted for as long as they last. Those that come meanwhile have higher ones.
+    local function open_lane(lane, ids)
+      for i = 1, #ids, 1000 do
+        local scored = {}
+        for j = i, math.min(i + 999, #ids) do
+          scored[#scored + 1] = tonumber(ids[j]) or 0
+          scored[#scored + 1] = ids[j]
+        end
+        call('ZADD', lane, unpack(scored))
+      end
+      call('PEXPIRE', lane, LANE_MS)
+    end
+
+    -- The next one of a lane that still waits with this priority.
+    local function take_of_lane(queue, lane, band)
+      while true do
+        local id = call('ZPOPMIN', lane)[1]
+        if not id then return nil end
+        local at = tonumber(call('ZSCORE', queue.k.scheduled, id) or '')
+        if at and at >= band and at <= band + NOW then return id end
+      end
+    end
+
+    local function next_of_band(queue, band)
+      local lane = lane_key(queue, band / BAND)
+      local id = take_of_lane(queue, lane, band)
+      if id then return id end
+      local due = call('ZRANGEBYSCORE', queue.k.scheduled, str(band), str(band + NOW), 'LIMIT', 0, MANY)
+      if #due <= FEW then return lowest(due) end
+      open_lane(lane, due)
+      return take_of_lane(queue, lane, band)
+    end
+
     -- Jobs that Node producers gave a glide-mq priority: the lowest number first, the oldest within it.
     function pop_prioritized(queue)
       local id = call('RPOP', queue.p .. ':priority')
@@ -165,11 +198,10 @@ do
       while not id do
         local head = call('ZRANGEBYSCORE', queue.p .. ':scheduled', str(from), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
         if not head[1] then return nil end
-        local band = math.floor(tonumber(head[2]) / BAND)
-        local due = call('ZRANGEBYSCORE', queue.p .. ':scheduled', str(band * BAND), str(band * BAND + NOW), 'LIMIT', 0, SAME_PRIORITY)
-        id = lowest(due)
+        local band = math.floor(tonumber(head[2]) / BAND) * BAND
+        id = next_of_band(queue, band)
         if id then call('ZREM', queue.p .. ':scheduled', id) end
-        from = (band + 1) * BAND
+        from = band + BAND
       end
       return id
     end

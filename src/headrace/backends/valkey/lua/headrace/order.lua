@@ -7,7 +7,7 @@
 -- waiting-children in hr:blocked
 -- completed, failed in the sets of that name
 
-local RANK, FIFO, bands, field_of, entry_place, place_in_time, rank, append, group_key, enter_waiting, enter_delayed,
+local RANK, FIFO, bands, lane_key, field_of, entry_place, place_in_time, rank, append, group_key, enter_waiting, enter_delayed,
   enter_queued, enter_finished, enter_blocked, release_ordered_slot, leave_hole, leave_ready, leave,
   key_holder, hold_key, living_holder, release_key, has_key_rival, take_keys, forget_ties, remove, withdraw
 do
@@ -29,6 +29,11 @@ do
       found[#found + 1] = from
       from = from + BAND
     end
+  end
+
+  -- Where the order of many jobs of one glide-mq priority is noted.
+  function lane_key(queue, priority)
+    return queue.p .. ':hr:lane:' .. str(priority)
   end
 
   function field_of(entry, name)
@@ -90,6 +95,8 @@ do
     elseif band > 0 then
       put(job, 'state', 'prioritized')
       call('ZADD', p .. ':scheduled', str(band * BAND), job.id)
+      local lane = lane_key(job.queue, band)
+      if call('EXISTS', lane) == 1 then call('ZADD', lane, tonumber(job.id) or 0, job.id) end
     else
       append(job)
     end
