@@ -185,6 +185,20 @@ class TestSlots:
             assert rig.run().id == "q:1"
         self._assert_free(rig, foreign)
 
+    def test_a_hole_that_is_closed_while_node_has_the_slot_holds_nobody_up(
+        self, rig: Rig, foreign: Foreign, node: NodeWorker
+    ) -> None:
+        taken = self._start_as_node(foreign, node)
+        foreign.add(ordering="k")
+        assert rig.pull(count=2) == []
+        foreign.client.zrem(foreign.key("groupq:k"), "2")  # as library 93 removes it, and its hash
+        foreign.client.delete(foreign.key("job:2"))
+        foreign.client.hset(foreign.key("group:k"), mapping={"skip:2": "1", "active": "0"})
+        foreign.client.xack(foreign.key("stream"), "workers", taken[1])
+        foreign.client.xdel(foreign.key("stream"), taken[1])
+        last = foreign.add(ordering="k")
+        assert [rig.run().id, rig.run().id] == ["q:3", f"q:{last}"]
+
     def test_one_that_was_started_here_and_ended_by_node_gives_its_slot_back_once(
         self, rig: Rig, foreign: Foreign, node: NodeWorker
     ) -> None:

@@ -279,6 +279,7 @@ do
     local is_returning = seq < expected
     if not is_returning and (seq > expected or (tonumber(g.active) or 0) >= math.max(1, tonumber(g.maxConcurrency) or 1)) then
       park(job)
+      promote_group(queue, key, g) -- holes that Node left may have kept one parked whose turn it is
       return nil
     end
     local external = tonumber(call('ZSCORE', queue.p .. ':ratelimited', key) or '') or 0
