@@ -135,6 +135,13 @@ class TestTimeToLive:
         assert rig.state(expired) == "unknown"
         assert "expired" in rig.take_words()
 
+    def test_a_pull_of_one_passes_over_expired_jobs(self, rig: Rig) -> None:
+        for _ in range(3):
+            rig.push(ttl=100)
+        fresh = rig.push()
+        rig.advance(101)
+        assert rig.take().id == fresh
+
     def test_the_last_moment_still_counts(self, rig: Rig) -> None:
         job_id = rig.push(ttl=100)
         rig.advance(100)

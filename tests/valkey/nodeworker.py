@@ -69,13 +69,15 @@ class NodeWorker:
             return True
         group = key(f"group:{fields['groupKey']}")
         seq, known = int(fields["orderingSeq"]), self.client.hgetall(group)
+        if seq < int(known["nextSeq"]):
+            return True  # it was started before, and has kept its slot
         if seq > int(known["nextSeq"]) or int(known.get("active", 0)) >= int(known["maxConcurrency"]):
             self._leave(entry)
             self.client.zadd(key(f"groupq:{fields['groupKey']}"), {job_id: seq})
             self.client.hset(key(f"job:{job_id}"), "state", "group-waiting")
             return False
         self.client.hincrby(group, "active", 1)
-        self.client.hset(group, "nextSeq", max(seq + 1, int(known["nextSeq"])))
+        self.client.hset(group, "nextSeq", seq + 1)
         return True
 
     def _release_slot(self, job_id: str) -> None:
@@ -115,6 +117,23 @@ class NodeWorker:
         self.client.zadd(key("failed"), {job_id: now})
         failed = {"state": "failed", "failedReason": reason, "finishedOn": now, "processedOn": now}
         self.client.hset(key(f"job:{job_id}"), mapping=failed)
+        self._release_slot(job_id)
+
+    def retry(self, job_id: str) -> None:
+        """A failed job begins anew: `job.retry()`."""
+        now, key = self.foreign.clock.now_ms(), self.foreign.key
+        self.client.zrem(key("failed"), job_id)
+        self.client.zadd(key("scheduled"), {job_id: now})
+        anew = {"state": "delayed", "attemptsMade": 0, "failedReason": "", "finishedOn": ""}
+        self.client.hset(key(f"job:{job_id}"), mapping=anew)
+
+    def promote_job(self, job_id: str) -> None:
+        """`glidemq_promoteJob`: a delayed job waits at once."""
+        key = self.foreign.key
+        assert self.foreign.hash(job_id)["state"] == "delayed"
+        self.client.zrem(key("scheduled"), job_id)
+        self.client.xadd(key("stream"), {"jobId": job_id, "name": ""})
+        self.client.hset(key(f"job:{job_id}"), "state", "waiting")
 
     def promote(self) -> None:
         """What is due goes to the stream, and what has a priority to the list: the lowest number first."""

@@ -105,7 +105,16 @@ class TestAddJob:
             foreign.add(custom_id=custom_id)
         assert foreign.client.keys(foreign.key("*")) == []
 
-    @pytest.mark.parametrize("given", [{"timestamp": "soon"}, {"delay": "x"}, {"priority": 3000}])
+    def test_a_custom_id_has_256_characters_of_any_language(self, rig: Rig, foreign: Foreign) -> None:
+        custom_id = "ö" * 256
+        assert foreign.add(custom_id=custom_id) == custom_id
+        assert rig.take().id == f"q:{custom_id}"
+        with pytest.raises(valkey.ResponseError, match="custom job id"):
+            foreign.add(custom_id=custom_id + "ö")
+
+    @pytest.mark.parametrize(
+        "given", [{"timestamp": "soon"}, {"timestamp": "nan"}, {"delay": "x"}, {"delay": "inf"}, {"priority": 3000}]
+    )
     def test_bad_numbers_are_refused(self, foreign: Foreign, given: dict[str, object]) -> None:
         with pytest.raises(valkey.ResponseError, match=next(iter(given))):
             foreign.add(**given)
@@ -121,6 +130,17 @@ class TestAddJob:
         assert (seqs, foreign.hash(first)["groupKey"]) == (["1", "2"], "k")
         group = foreign.client.hgetall(foreign.key("group:k"))
         assert (group["maxConcurrency"], group["nextSeq"]) == ("2", "1")
+
+    def test_a_child_that_does_not_say_where_its_parent_is_keeps_it_from_nothing(
+        self, rig: Rig, foreign: Foreign
+    ) -> None:
+        """The child ends without telling anybody, so nobody may wait for it."""
+        parent, child = foreign.flow([{}])
+        keys, deps = foreign._keys("q"), foreign.key(f"deps:{parent}")
+        foreign.client.fcall("glidemq_addJob", 5, *keys, deps, *foreign._seventeen(None, parent=parent))
+        known = foreign._seventeen(None, parent=parent)
+        another = foreign.client.fcall("glidemq_addJob", 5, *keys, deps, *known, "0", "q")
+        assert set(foreign.client.smembers(deps)) == {foreign.key(child), foreign.key(another)}
 
     def test_the_appended_arguments_are_understood(self, foreign: Foreign) -> None:
         lifo = foreign.add(more=("1", "", "every-minute", "1"))
@@ -166,6 +186,28 @@ class TestDedup:
         rig.clock.advance(100)
         assert rig.pulled_ids() == [f"q:{second}"]
 
+    def test_debounce_lets_those_go_that_waited_behind_the_job(self, rig: Rig, foreign: Foreign) -> None:
+        foreign.dedup("d", "debounce", delay=100, ordering="k")
+        behind = foreign.add(ordering="k")
+        assert rig.pull() == []
+        last = foreign.dedup("d", "debounce", delay=100, ordering="k")
+        assert rig.run().id == f"q:{behind}"
+        rig.advance(100)
+        assert rig.run().id == f"q:{last}"
+
+    def test_debounce_of_a_retry_gives_its_slot_back(self, rig: Rig, foreign: Foreign) -> None:
+        opts = '{"attempts":2,"backoff":{"type":"fixed","delay":1000}}'
+        foreign.dedup("d", "debounce", delay=100, ordering="k", opts=opts)
+        behind = foreign.add(ordering="k")
+        rig.advance(100)
+        rig.nack(rig.take())
+        assert rig.pull() == []
+        last = foreign.dedup("d", "debounce", delay=100, ordering="k")
+        assert rig.run().id == f"q:{behind}"
+        rig.advance(100)
+        assert rig.run().id == f"q:{last}"
+        assert foreign.client.hget(foreign.key("group:k"), "active") == "0"
+
     def test_a_taken_custom_id_leaves_the_entry_alone(self, foreign: Foreign) -> None:
         foreign.add(custom_id="x")
         assert foreign.dedup("d", "simple", custom_id="x") == "duplicate"
@@ -203,6 +245,20 @@ class TestFlows:
         assert (fields["state"], fields["depsCompleted"]) == ("waiting", "2")
         assert foreign.events()[-1] == {"event": "active", "jobId": parent}
         assert rig.pulled_ids() == [f"q:{parent}"]
+
+    def test_children_are_told_of_before_their_parent(self, foreign: Foreign) -> None:
+        parent, first, second = foreign.flow([{}, {}])
+        assert [(event["event"], event["jobId"]) for event in foreign.events()] == [
+            ("added", first),
+            ("added", second),
+            ("added", parent),
+        ]
+
+    @pytest.mark.parametrize(("child", "parent"), [(3000, 0), (0, 3000)])
+    def test_bad_priorities_are_refused(self, foreign: Foreign, child: int, parent: int) -> None:
+        with pytest.raises(valkey.ResponseError, match="priority"):
+            foreign.flow([{"priority": child}], parent={"priority": parent})
+        assert foreign.client.keys(foreign.key("*")) == []
 
     def test_extra_members_count_and_finished_ones_are_done(self, rig: Rig, foreign: Foreign) -> None:
         done, open_one = foreign.add(), foreign.add()
@@ -260,6 +316,32 @@ class TestFlows:
         parent, _ = foreign.flow([{"opts": {policy: True} if policy else {}}])
         rig.nack(rig.take())
         assert foreign.hash(parent)["state"] == state
+
+
+class TestGraphs:
+    """Children with several parents, as `glidemq_registerParent` ties them."""
+
+    def _tie(self, foreign: Foreign, child: str, parent: str, queue: str) -> None:
+        foreign.client.sadd(foreign.key(f"parents:{child}"), foreign.key(parent, queue))
+        foreign.client.sadd(foreign.key(f"deps:{parent}", queue), foreign.key(child))
+
+    @pytest.mark.parametrize("queue", ["q", "other"])
+    def test_all_parents_hear_of_the_end(self, rig: Rig, foreign: Foreign, queue: str) -> None:
+        one, child = foreign.flow([{}])
+        other, sibling = foreign.flow([{"queue": "siblings"}], queue=queue)
+        self._tie(foreign, child, other, queue)
+        assert rig.run().id == f"q:{child}"
+        assert foreign.hash(one)["state"] == "waiting"
+        assert foreign.hash(other, queue)["state"] == "waiting-children"
+        assert rig.run("siblings").id == f"siblings:{sibling}"
+        assert (foreign.hash(other, queue)["state"], foreign.hash(other, queue)["depsCompleted"]) == ("waiting", "2")
+
+    def test_all_parents_hear_of_a_failure(self, rig: Rig, foreign: Foreign) -> None:
+        one, child = foreign.flow([{"opts": {"failParentOnFailure": True}}])
+        other, _ = foreign.flow([{"queue": "siblings"}])
+        self._tie(foreign, child, other, "q")
+        rig.bury()
+        assert [foreign.hash(parent)["state"] for parent in (one, other)] == ["failed", "failed"]
 
 
 class TestPause:

@@ -70,12 +70,59 @@ def test_an_entry_that_changed_meanwhile_is_not_fired(rig: Rig, foreign: Foreign
     assert rig.count() == {"waiting": 1}
 
 
-@pytest.mark.parametrize("last", [{"limit": 1}, {"endDate": 1}])
-def test_the_last_run_ends_the_schedule(rig: Rig, foreign: Foreign, last: dict[str, int]) -> None:
-    write(rig, foreign, every=1000, **last)
+@pytest.mark.parametrize("last", ["limit", "endDate"])
+def test_the_last_run_ends_the_schedule(rig: Rig, foreign: Foreign, last: str) -> None:
+    write(rig, foreign, every=1000, **{last: 1 if last == "limit" else rig.clock.now_ms()})
     rig.look_after()
     assert stored(foreign) is None
     assert rig.count() == {"waiting": 1}
+
+
+def test_a_schedule_whose_end_has_passed_does_not_run(rig: Rig, foreign: Foreign) -> None:
+    write(rig, foreign, every=1000, endDate=rig.clock.now_ms() - 1)
+    rig.look_after()
+    assert stored(foreign) is None
+    assert rig.count() == {}
+
+
+def test_a_schedule_that_waits_for_its_job_ends_with_its_time(rig: Rig, foreign: Foreign) -> None:
+    write(rig, foreign, repeatAfterComplete=500, endDate=rig.clock.now_ms() + 700)
+    for _ in range(2):
+        rig.look_after()
+        rig.run()
+        rig.advance(500)
+    rig.look_after()
+    assert stored(foreign) is None
+    assert rig.count() == {"completed": 2}
+
+
+def test_a_job_without_data_has_none_of_its_own(rig: Rig, foreign: Foreign) -> None:
+    write(rig, foreign, every=1000, template={"name": "report"})
+    rig.look_after()
+    assert foreign.hash("1")["data"] == "{}"
+
+
+@pytest.mark.parametrize("end", ["expire", "cancel", "drain"])
+def test_a_schedule_goes_on_when_the_job_that_it_waits_for_never_ran(rig: Rig, foreign: Foreign, end: str) -> None:
+    write(rig, foreign, repeatAfterComplete=500, template={"name": "report", "opts": {"ttl": 50}})
+    rig.look_after()
+    rig.advance(100)
+    if end == "expire":
+        assert rig.pull() == []
+    elif end == "cancel":
+        rig.cancel("q:1")
+    else:
+        rig.drain("q")
+    assert stored(foreign)["nextRun"] == rig.clock.now_ms() + 500
+
+
+def test_a_schedule_that_was_planned_anew_meanwhile_is_left_alone(rig: Rig, foreign: Foreign) -> None:
+    write(rig, foreign, repeatAfterComplete=500)
+    rig.look_after()
+    held = rig.take()
+    write(rig, foreign, repeatAfterComplete=500, nextRun=rig.clock.now_ms() + 9999)
+    rig.ack(held)
+    assert stored(foreign)["nextRun"] == rig.clock.now_ms() + 9999
 
 
 @pytest.mark.parametrize("end", ["complete", "fail"])

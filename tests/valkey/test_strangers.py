@@ -115,6 +115,27 @@ class TestLeftBehind:
         foreign.client.delete(foreign.key(f"job:{ids[0]}"), foreign.key(f"job:{ids[2]}"))
         assert rig.pulled_ids() == [f"q:{ids[1]}"]
 
+    def test_a_claim_of_one_finds_the_job_behind_entries_that_are_there_for_nothing(
+        self, rig: Rig, foreign: Foreign
+    ) -> None:
+        gone, old, expired, last = foreign.add(), foreign.add(), foreign.add(ttl=50), foreign.add()
+        foreign.client.delete(foreign.key(f"job:{gone}"))
+        foreign.client.hset(foreign.key(f"job:{old}"), "state", "completed")
+        rig.clock.advance(60)
+        assert rig.take().id == f"q:{last}"
+        assert foreign.hash(expired)["failedReason"] == "expired"
+
+    def test_a_claim_passes_over_so_many_and_asks_to_be_made_again(self, rig: Rig, foreign: Foreign) -> None:
+        for _ in range(500):
+            foreign.add(ttl=50)
+        last = foreign.add()
+        rig.clock.advance(60)
+        calls = 0
+        while not (held := rig.pull()):
+            calls += 1
+            assert "q" in rig.backend.take_ready()
+        assert (held[0].id, calls) == (f"q:{last}", 2)
+
     def test_a_job_in_a_list_that_has_ended_does_not_run(self, rig: Rig, foreign: Foreign) -> None:
         job_id = foreign.add(more=("1",))
         foreign.client.hset(foreign.key(f"job:{job_id}"), "state", "failed")

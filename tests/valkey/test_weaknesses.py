@@ -28,6 +28,40 @@ class TestOrder:
         ids = [foreign.add(priority=5) for _ in range(12)]
         assert rig.pulled_ids() == [f"q:{job_id}" for job_id in ids]
 
+    def test_many_equal_priorities_leave_in_the_order_of_their_coming(self, rig: Rig, foreign: Foreign) -> None:
+        ids = [foreign.add(priority=5) for _ in range(300)]
+        assert rig.pulled_ids() == [f"q:{job_id}" for job_id in ids]
+
+    def test_the_order_of_many_holds_whatever_becomes_of_some(self, rig: Rig, foreign: Foreign) -> None:
+        ids = [foreign.add(priority=5) for _ in range(200)]
+        held = rig.pull(count=2)
+        rig.move_to_wait(held[0].id, held[0].token)
+        rig.cancel(f"q:{ids[2]}")
+        foreign.client.zadd(foreign.key("scheduled"), {ids[3]: 7 * 2**42})  # less urgent by now
+        urgent, last = foreign.add(priority=1), foreign.add(priority=5)
+        left = [urgent, ids[0], *ids[4:], last, ids[3]]
+        assert rig.pulled_ids() == [f"q:{job_id}" for job_id in left]
+
+    @pytest.mark.parametrize(("way", "given"), [("lifo", {"more": ("1",)}), ("priority", {"priority": 4})])
+    def test_a_job_that_comes_back_stands_where_it_stood(
+        self, rig: Rig, foreign: Foreign, way: str, given: dict[str, object]
+    ) -> None:
+        plain, urgent = foreign.add(), foreign.add(**given)
+        held = rig.take()
+        rig.move_to_wait(held.id, held.token)
+        assert foreign.client.get(foreign.key("list-active")) == "0"
+        assert rig.count()["waiting"] == 2
+        assert rig.pulled_ids() == [f"q:{urgent}", f"q:{plain}"]
+
+    def test_a_delayed_lifo_job_is_one_when_its_time_has_come(self, rig: Rig, foreign: Foreign) -> None:
+        late = foreign.add(delay=100, more=("1",))
+        plain = foreign.add()
+        rig.clock.advance(100)
+        rig.wait(rig.backend._register("q"))
+        rig.look_after()
+        assert foreign.client.lrange(foreign.key("lifo"), 0, -1) == [late]
+        assert rig.pulled_ids() == [f"q:{late}", f"q:{plain}"]
+
     def test_an_urgent_job_that_comes_late_goes_first(self, rig: Rig, foreign: Foreign) -> None:
         late = [foreign.add(priority=9) for _ in range(5)]
         first = rig.take().id
@@ -48,6 +82,17 @@ class TestOrder:
         assert rig.backend.next_due_ms() == rig.clock.monotonic_ms() + 100
         rig.clock.advance(100)
         assert sorted(rig.pulled_ids()) == sorted([f"q:{job_id}", f"q:{urgent}"])
+
+    def test_a_delayed_job_with_a_priority_is_waited_for(self, rig: Rig, foreign: Foreign) -> None:
+        later, job_id = foreign.add(delay=300, priority=2), foreign.add(delay=100, priority=3)
+        assert rig.count() == {"delayed": 2}
+        assert rig.pull() == []
+        assert rig.backend.next_due_ms() == rig.clock.monotonic_ms() + 100
+        rig.advance(100)
+        assert rig.pulled_ids() == [f"q:{job_id}"]
+        assert rig.backend.next_due_ms() == rig.clock.monotonic_ms() + 200
+        rig.clock.advance(200)
+        assert rig.pulled_ids() == [f"q:{later}"]
 
 
 class TestOrderedGroups:
@@ -106,6 +151,32 @@ class TestOrderedGroups:
         assert held.id == f"q:{first}"
         rig.ack(held)
         assert rig.pulled_ids() == [f"q:{second}"]
+
+    @pytest.mark.parametrize(
+        "limit", [{"capacity": 1000, "refill": 1000}, {"rate_max": 1, "rate_duration": 1000}], ids=["bucket", "window"]
+    )
+    def test_a_retry_that_a_limit_holds_back_runs_in_time(
+        self, rig: Rig, foreign: Foreign, limit: dict[str, int]
+    ) -> None:
+        opts = '{"attempts":2,"backoff":{"type":"fixed","delay":100}}'
+        first, second = foreign.add(ordering="k", opts=opts, **limit), foreign.add(ordering="k", opts=opts, **limit)
+        rig.nack(rig.take())
+        rig.advance(100)
+        assert rig.pull(count=2) == []
+        rig.advance(900)
+        held = rig.take()
+        assert held.id == f"q:{first}"
+        rig.ack(held)
+        rig.advance(1000)
+        assert rig.pulled_ids() == [f"q:{second}"]
+
+    def test_a_retry_that_expires_gives_its_slot_back(self, rig: Rig, foreign: Foreign) -> None:
+        opts = '{"attempts":2,"backoff":{"type":"fixed","delay":100}}'
+        foreign.add(ordering="k", opts=opts, ttl=50)
+        second = foreign.add(ordering="k")
+        rig.nack(rig.take())
+        rig.advance(100)
+        assert rig.pulled_ids() + rig.pulled_ids() == [f"q:{second}"]
 
     def test_a_limit_from_outside_is_consulted_when_a_job_would_start(self, rig: Rig, foreign: Foreign) -> None:
         until = rig.clock.now_ms() + 2000

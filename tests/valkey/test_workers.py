@@ -62,7 +62,15 @@ class TestCompletion:
         assert rig.count() == {"completed": 1}
 
     @pytest.mark.parametrize(
-        ("keep", "left"), [(True, []), (2, ["3", "4"]), ({"count": 1}, ["4"]), ({"age": 1}, ["3", "4"])]
+        ("keep", "left"),
+        [
+            (True, []),
+            (2, ["3", "4"]),
+            ({"count": 1}, ["4"]),
+            ({"age": 1}, ["3", "4"]),
+            (0, ["1", "2", "3", "4"]),
+            ({"age": 0, "count": 0}, ["1", "2", "3", "4"]),
+        ],
     )
     def test_what_the_producer_wants_kept_is_kept(
         self, rig: Rig, foreign: Foreign, keep: object, left: list[str]
@@ -73,6 +81,13 @@ class TestCompletion:
             rig.advance(700)
         assert foreign.client.zrange(foreign.key("completed"), 0, -1) == left
         assert [n for n in "1234" if foreign.hash(n)] == left
+
+    def test_what_is_old_goes_and_then_what_is_too_many(self, rig: Rig, foreign: Foreign) -> None:
+        for keep in (False, False, False, {"age": 1, "count": 2}):
+            job_id = foreign.add(opts=json.dumps({"removeOnComplete": keep}))
+            rig.ack(rig.take())
+            rig.advance(400)
+        assert foreign.client.zrange(foreign.key("completed"), 0, -1) == ["3", job_id]
 
     def test_its_result_goes_with_its_event_when_ticks_end_while_the_call_is_under_way(self, rig: Rig) -> None:
         async def complete_while_a_tick_ends() -> None:
@@ -116,6 +131,20 @@ class TestFailure:
         assert foreign.counts() == {"waiting": 0, "active": 0, "delayed": 0, "completed": 0, "failed": 1}
         minute = rig.clock.now_ms() // 60_000 * 60_000
         assert foreign.client.hget(foreign.key("metrics:failed"), f"m:{minute}:c") == "1"
+
+    def test_the_metrics_have_how_long_a_failed_attempt_took(self, rig: Rig, foreign: Foreign) -> None:
+        foreign.add()
+        held = rig.take()
+        rig.advance(30)
+        rig.nack(held)
+        minute = rig.clock.now_ms() // 60_000 * 60_000
+        assert foreign.client.hgetall(foreign.key("metrics:failed")) == {f"m:{minute}:c": "1", f"m:{minute}:d": "30"}
+
+    def test_a_retry_goes_on_to_the_next_fallback(self, rig: Rig, foreign: Foreign) -> None:
+        job_id = foreign.add(opts=json.dumps({"attempts": 3, "fallbacks": [{"model": "a"}, {"model": "b"}]}))
+        for n in ("1", "2"):
+            rig.nack(rig.take())
+            assert foreign.hash(job_id)["fallbackIndex"] == n
 
     def test_exponential_backoff_doubles_as_nodes_does(self, rig: Rig, foreign: Foreign) -> None:
         opts = {"attempts": 4, "backoff": {"type": "exponential", "delay": 100}}

@@ -16,6 +16,7 @@ from headrace.errors import InvalidCommand
 from headrace.schedules import next_every, parse_schedule
 
 _MAX_STEPS: Final = 1000
+_NO_JOB: Final[tuple[Text, ...]] = ("", "", "", "0", "0", "0", "0", "")
 
 
 def firing(name: bytes, text: bytes, now: int) -> list[Text] | None:
@@ -25,9 +26,17 @@ def firing(name: bytes, text: bytes, now: int) -> list[Text] | None:
         next_run = float(entry.get("nextRun") or 0)
         if not 0 < next_run <= now:
             return None
+        if _is_over(entry, next_run):
+            return [name, text, b"", *_NO_JOB]
         return [name, text, *_advanced(entry, next_run, now), *_job(entry, name)]
     except (msgspec.DecodeError, AttributeError, TypeError, ValueError, InvalidCommand):
         return None
+
+
+def _is_over(entry: dict[str, Any], next_run: float) -> bool:
+    """Whether not even this run is wanted: the end of a job may have planned it beyond the end of the schedule."""
+    limit, end = entry.get("limit"), entry.get("endDate")
+    return bool((limit and int(entry.get("iterationCount") or 0) >= int(limit)) or (end and next_run > float(end)))
 
 
 def _advanced(entry: dict[str, Any], next_run: float, now: int) -> list[Text]:
@@ -70,7 +79,7 @@ def _job(entry: dict[str, Any], name: bytes) -> list[Text]:
     opts = template.get("opts") or {}
     return [
         str(template.get("name") or name.decode()),
-        msgspec.json.encode(template.get("data")),
+        msgspec.json.encode(template.get("data", {})),
         msgspec.json.encode(opts),
         str(int(opts.get("attempts") or 0)),
         str(int(opts.get("priority") or 0)),

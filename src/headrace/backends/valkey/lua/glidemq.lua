@@ -39,12 +39,24 @@ end
 
 local function whole(text, what)
   local number = tonumber(text)
-  if not number then error({ text = what .. ' must be a number, not ' .. tostring(text) }, 0) end
+  if not number or number ~= number or math.abs(number) == math.huge then
+    error({ text = what .. ' must be a number, not ' .. tostring(text) }, 0)
+  end
   return number
 end
 
+local function check_priority(priority)
+  if priority > MAX_PRIORITY then error({ text = 'priority must be at most ' .. MAX_PRIORITY }, 0) end
+end
+
+-- Characters and not bytes: those that do not continue another one in UTF-8.
+local function length_of(text)
+  local _, count = string.gsub(text, '[^\128-\191]', '')
+  return count
+end
+
 local function check_custom_id(id)
-  if #id > 256 or string.find(id, '[%c{}:]') then
+  if length_of(id) > 256 or string.find(id, '[%c{}:]') then
     error({ text = 'a custom job id has at most 256 characters, no control characters and none of { } :' }, 0)
   end
 end
@@ -82,7 +94,7 @@ local function read_job(prefix, args, at)
     ttl = number(15, 'ttl'),
     custom_id = args[at + 16] or '',
   }
-  if job.priority > MAX_PRIORITY then error({ text = 'priority must be at most ' .. MAX_PRIORITY }, 0) end
+  check_priority(job.priority)
   check_custom_id(job.custom_id)
   return job
 end
@@ -202,7 +214,8 @@ local function add(job, deps_key)
   if id == nil then return 'duplicate' end
   if id == false then return 'ERR:ID_EXHAUSTED' end
   store(job, id)
-  if deps_key and job.parent_id ~= '' then call('SADD', deps_key, job.prefix .. ':' .. id) end
+  -- A child that does not know the queue of its parent could not tell it of its end.
+  if deps_key and job.parent_id ~= '' and (job.parent_queue or '') ~= '' then call('SADD', deps_key, job.prefix .. ':' .. id) end
   return id
 end
 
@@ -238,9 +251,18 @@ local function tidy_dedup(key, prefix, now, keep)
   end
 end
 
+-- The job is taken away: its place in the order of its group is passed over or, if it was started before, its slot is free.
 local function close_hole(prefix, old)
-  local group, seq = old[2], old[3]
-  if group and seq then call('HSET', prefix .. ':group:' .. group, 'skip:' .. seq, '1') end
+  local group, seq, slot = old[2], old[3], old[4]
+  if not group or not seq then return end
+  local key = prefix .. ':group:' .. group
+  local known = call('HMGET', key, 'nextSeq', 'active')
+  if tonumber(seq) >= (tonumber(known[1]) or 1) then
+    call('HSET', key, 'skip:' .. seq, '1')
+  elseif slot ~= '0' and (tonumber(known[2]) or 0) > 0 then
+    call('HINCRBY', key, 'active', -1)
+  end
+  call('ZADD', prefix .. ':ratelimited', 'NX', 0, group) -- whoever promotes next lets those behind it go
 end
 
 -- Whether the job that the dedup id stands for keeps a new one out; a debounced one is taken away first.
@@ -248,7 +270,7 @@ local function is_held(prefix, mode, ttl, now, entry)
   local id, at = string.match(entry, '^([^:]*):(%d+)')
   if not id then return false end
   if mode == 'throttle' then return ttl > 0 and now - tonumber(at) < ttl end
-  local old = call('HMGET', prefix .. ':job:' .. id, 'state', 'groupKey', 'orderingSeq')
+  local old = call('HMGET', prefix .. ':job:' .. id, 'state', 'groupKey', 'orderingSeq', 'gslot')
   local state = old[1]
   if not state or state == 'completed' or state == 'failed' then return false end
   if mode == 'simple' then return true end
@@ -315,6 +337,7 @@ local function read_flow(keys, args)
     custom_id = args[9] or '',
     parent_id = '',
   })
+  check_priority(parent.priority)
   check_custom_id(parent.custom_id)
   local children = {}
   for i = 1, whole(args[8], 'numChildren') do
@@ -332,6 +355,7 @@ local function read_flow(keys, args)
       parent_queue = args[base + 8],
       custom_id = args[base + 9] or '',
     })
+    check_priority(children[i].priority)
     check_custom_id(children[i].custom_id)
   end
   local at, extras = 9 + #children * 9 + 1, {}
@@ -381,6 +405,7 @@ define('addFlow', function(keys, args)
     if is_finished(extra) then finished[#finished + 1] = extra end
   end
   local is_ready = #members == #finished
+  parent.is_silent = true -- it is told of after its children
   store(parent, parent_id, not is_ready and 'waiting-children' or nil)
   if not is_ready then call('SADD', p .. ':hr:blocked', parent_id) end
   if #members > 0 then call('SADD', p .. ':deps:' .. parent_id, unpack(members)) end
@@ -392,14 +417,16 @@ define('addFlow', function(keys, args)
     child.parent_id = parent_id
     store(child, ids[i + 1])
   end
+  announce(p, 'added', parent_id, 'name', parent.name)
   return cjson.encode(ids)
 end)
 
 -- -- pausing ------------------------------------------------------------------------------------------------------------
 
 local function set_paused(keys, value, kind)
+  local prefix = string.match(keys[1] or '', '^(.*):meta$')
+  if not prefix then error({ text = 'the first key must end in :meta, not ' .. tostring(keys[1]) }, 0) end
   call('HSET', keys[1], 'paused', value)
-  local prefix = string.match(keys[1], '^(.*):meta$')
   announce(prefix, kind, '0')
   wake(prefix)
   return 1

@@ -121,30 +121,33 @@ local function tell_queue(word, queue, extra)
   return event
 end
 
-local function is_end(event)
-  return event.event == 'completed' or event.event == 'removed' or event.event == 'expired' or event.terminal
-end
+local publish_end, tell
+do
+  local function is_end(event)
+    return event.event == 'completed' or event.event == 'removed' or event.event == 'expired' or event.terminal
+  end
 
--- The id by which everybody outside the queue knows the job: those of Node producers are numbers of one queue.
-local function shown_id(job)
-  return job.h.hv and job.id or job.queue.name .. ':' .. job.id
-end
+  -- The id by which everybody outside the queue knows the job: those of Node producers are numbers of one queue.
+  local function shown_id(job)
+    return job.h.hv and job.id or job.queue.name .. ':' .. job.id
+  end
 
--- Somebody may wait for the end of the job at another broker.
-local function publish_end(event, job)
-  local awaited = meta(job.queue).hrAwaited
-  if not awaited or tonumber(awaited) <= NOW then return end
-  local ended = { queue = event.queue, job = shown_id(job), state = event.event, error = event.error }
-  if event.event == 'completed' and not job.h.hn then ended.value, ended.raw = job.h.returnvalue, job.h.hr end
-  call('PUBLISH', string.match(job.queue.p, '^(.*):{') .. ':hr:ended', cjson.encode(ended))
-end
+  -- Somebody may wait for the end of the job at another broker.
+  function publish_end(event, job)
+    local awaited = meta(job.queue).hrAwaited
+    if not awaited or tonumber(awaited) <= NOW then return end
+    local ended = { queue = event.queue, job = shown_id(job), state = event.event, error = event.error }
+    if event.event == 'completed' and not job.h.hn then ended.value, ended.raw = job.h.returnvalue, job.h.hr end
+    call('PUBLISH', string.match(job.queue.p, '^(.*):{') .. ':hr:ended', cjson.encode(ended))
+  end
 
-local function tell(word, job, extra)
-  local event = tell_queue(word, job.queue, extra)
-  event.job = shown_id(job)
-  event.name = job.h.name ~= '' and job.h.name or nil
-  if is_end(event) then publish_end(event, job) end
-  return event
+  function tell(word, job, extra)
+    local event = tell_queue(word, job.queue, extra)
+    event.job = shown_id(job)
+    event.name = job.h.name ~= '' and job.h.name or nil
+    if is_end(event) then publish_end(event, job) end
+    return event
+  end
 end
 
 -- For everybody who reads the queue's event stream: Node's QueueEvents above all.
@@ -165,6 +168,7 @@ end
 
 local flush -- see jobs.lua
 local tell_flow, tell_flow_of_removal -- see flows.lua
+local plan_scheduler -- see settlement.lua
 
 local NEEDS_MEMORY = {}
 local verb, bare_verb

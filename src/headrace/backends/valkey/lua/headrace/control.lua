@@ -417,7 +417,8 @@ do
     local done, pending = pcall(call, 'XPENDING', p .. ':stream', GROUP)
     local in_stream = done and type(pending) == 'table' and tonumber(pending[1]) or 0
     local prioritized = call('ZLEXCOUNT', p .. ':hr:ready', '-', '(05000000')
-    local listed = call('ZCOUNT', p .. ':scheduled', str(BAND), '+inf')
+    local listed = 0 -- those without a time: the others of a priority are delayed
+    for _, band in ipairs(bands(queue)) do listed = listed + call('ZCOUNT', p .. ':scheduled', str(band), str(band)) end
     return {
       {
         call('XLEN', p .. ':stream') - in_stream + call('LLEN', p .. ':lifo') + call('LLEN', p .. ':priority') + call('ZCARD', p .. ':hr:ready') + listed + call('SCARD', p .. ':hr:parked'),

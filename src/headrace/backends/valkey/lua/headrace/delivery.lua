@@ -4,34 +4,39 @@ local promote_due, watch, back_to_waiting
 do
   local PROMOTE_SLICE = 1000
   local STALL_DEFAULTS = { enabled = true, stallInterval = 30000, maxStalls = 3, gracePeriod = 5000 }
+  local MAX_PASSED = 200 -- entries of the stream that a claim passes over
   local NODE_LOCK = 30000 -- after this silence a Node worker takes a job for abandoned
 
   -- -- promoting ----------------------------------------------------------------------------------------------------------
 
-  local function promote_one(job)
-    leave(job)
-    enter_waiting(job)
-    tell('promoted', job)
-    announce(job.queue, 'promoted', job.id)
-  end
+  do
+    local PLANNED = { delayed = true, prioritized = true }
 
-  local function earlier(a, b)
-    local left, right = run_at(a), run_at(b)
-    if left ~= right then return left < right end
-    return birth(a) < birth(b)
-  end
-
-  -- Jobs whose time has come, in the order of their time.
-  function promote_due(queue)
-    local due = {}
-    for _, key in ipairs({ ':scheduled', ':hr:delayed' }) do
-      for _, id in ipairs(call('ZRANGEBYSCORE', queue.p .. key, '-inf', str(NOW), 'LIMIT', 0, PROMOTE_SLICE)) do
-        local job = find(queue, id)
-        if job then due[#due + 1] = job else call('ZREM', queue.p .. key, id) end
-      end
+    local function promote_one(job)
+      leave(job)
+      enter_waiting(job)
+      tell('promoted', job)
+      announce(job.queue, 'promoted', job.id)
     end
-    if #due > 1 then table.sort(due, earlier) end
-    for _, job in ipairs(due) do promote_one(job) end
+
+    local function earlier(a, b)
+      local left, right = run_at(a), run_at(b)
+      if left ~= right then return left < right end
+      return birth(a) < birth(b)
+    end
+
+    -- Jobs whose time has come, in the order of their time. A Node process may have started or ended one before.
+    function promote_due(queue)
+      local due = {}
+      for _, key in ipairs({ ':scheduled', ':hr:delayed' }) do
+        for _, id in ipairs(call('ZRANGEBYSCORE', queue.p .. key, '-inf', str(NOW), 'LIMIT', 0, PROMOTE_SLICE)) do
+          local job = find(queue, id)
+          if job and PLANNED[job.h.state] then due[#due + 1] = job else call('ZREM', queue.p .. key, id) end
+        end
+      end
+      if #due > 1 then table.sort(due, earlier) end
+      for _, job in ipairs(due) do promote_one(job) end
+    end
   end
 
   -- -- leases -------------------------------------------------------------------------------------------------------------
@@ -139,21 +144,67 @@ do
     return job
   end
 
-  -- Jobs that Node producers gave a glide-mq priority: the lowest number first, the oldest within it.
-  local function pop_prioritized(queue)
-    local id = call('RPOP', queue.p .. ':priority')
-    local from = BAND
-    while not id do
-      local head = call('ZRANGEBYSCORE', queue.p .. ':scheduled', str(from), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
-      if not head[1] then return nil end
-      local band = math.floor(tonumber(head[2]) / BAND)
-      local due = call('ZRANGEBYSCORE', queue.p .. ':scheduled', str(band * BAND), str(band * BAND + NOW), 'LIMIT', 0, 64)
-      table.sort(due, function(a, b) return (tonumber(a) or 0) < (tonumber(b) or 0) end)
-      id = due[1]
-      if id then call('ZREM', queue.p .. ':scheduled', id) end
-      from = (band + 1) * BAND
+  local pop_prioritized
+  do
+    local FEW, MANY, LANE_MS = 64, 10000, 60000
+
+    -- Members of one score are sorted as text, so the lowest number may stand anywhere among them.
+    local function lowest(ids)
+      local found, least
+      for _, id in ipairs(ids) do
+        local n = tonumber(id) or 0
+        if not found or n < least then found, least = id, n end
+      end
+      return found
     end
-    return id
+
+    -- The order of many by their numbers, noted for as long as they last. Those that come meanwhile have higher ones.
+    local function open_lane(lane, ids)
+      for i = 1, #ids, 1000 do
+        local scored = {}
+        for j = i, math.min(i + 999, #ids) do
+          scored[#scored + 1] = tonumber(ids[j]) or 0
+          scored[#scored + 1] = ids[j]
+        end
+        call('ZADD', lane, unpack(scored))
+      end
+      call('PEXPIRE', lane, LANE_MS)
+    end
+
+    -- The next one of a lane that still waits with this priority.
+    local function take_of_lane(queue, lane, band)
+      while true do
+        local id = call('ZPOPMIN', lane)[1]
+        if not id then return nil end
+        local at = tonumber(call('ZSCORE', queue.k.scheduled, id) or '')
+        if at and at >= band and at <= band + NOW then return id end
+      end
+    end
+
+    local function next_of_band(queue, band)
+      local lane = lane_key(queue, band / BAND)
+      local id = take_of_lane(queue, lane, band)
+      if id then return id end
+      local due = call('ZRANGEBYSCORE', queue.k.scheduled, str(band), str(band + NOW), 'LIMIT', 0, MANY)
+      if #due <= FEW then return lowest(due) end
+      open_lane(lane, due)
+      return take_of_lane(queue, lane, band)
+    end
+
+    -- Jobs that Node producers gave a glide-mq priority: the lowest number first, the oldest within it.
+    function pop_prioritized(queue)
+      local id = call('RPOP', queue.p .. ':priority')
+      local from = BAND
+      while not id do
+        local head = call('ZRANGEBYSCORE', queue.p .. ':scheduled', str(from), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
+        if not head[1] then return nil end
+        local band = math.floor(tonumber(head[2]) / BAND) * BAND
+        id = next_of_band(queue, band)
+        if id then call('ZREM', queue.p .. ':scheduled', id) end
+        from = band + BAND
+      end
+      return id
+    end
   end
 
   -- The next job of a queue in its own order: our priorities above 0, glide-mq's, LIFO, FIFO, then negative ones.
@@ -223,8 +274,10 @@ do
     job.h.state = job.h.state or 'waiting'
     leave_hole(job)
     leave(job)
+    release_ordered_slot(job)
     enter_finished(job, 'failed')
     put(job, 'failedReason', 'expired')
+    plan_scheduler(job)
     tell('expired', job)
     announce(job.queue, 'expired', job.id)
   end
@@ -250,16 +303,24 @@ do
     return demand.broker .. ':' .. str(demand.serial + nth)
   end
 
+  -- A sign of life that keeps Node workers from taking the job over before its lease ends: they count from there for as
+  -- long as its producer said, within their bounds.
+  local function sign_for_node(job, lease)
+    local asked = settings(job).lockDuration
+    local lock = asked and asked >= 1000 and asked <= 86400000 and asked or NODE_LOCK
+    return str(math.max(NOW, NOW + lease - lock))
+  end
+
   -- Lease one job to who asked.
   local function hand_out(job, demand, nth)
     local queue = job.queue
     if job.source ~= 's' then call('INCR', queue.p .. ':list-active') end
     if job.h.rank then put(job, 'rank', nil) end
     put(job, 'state', 'active')
-    put(job, 'entry', job.h.entry)
+    put(job, 'entry', job.source == 's' and job.h.entry or nil) -- one from elsewhere may have been in the stream before
     put(job, 'processedOn', str(NOW))
     put(job, 'hb', str(NOW))
-    put(job, 'lastActive', str(math.max(NOW, NOW + demand.lease - NODE_LOCK)))
+    put(job, 'lastActive', sign_for_node(job, demand.lease))
     put(job, 'len', str(demand.lease))
     put(job, 'until', str(NOW + demand.lease))
     if demand.serial or job.h.ser then put(job, 'ser', demand.serial and serial_of(demand, nth)) end
@@ -335,6 +396,11 @@ do
       local at = tonumber(call('ZRANGE', queue.p .. key, 0, 0, 'WITHSCORES')[2])
       if at and at < BAND then due_at(at) end
     end
+    for _, band in ipairs(bands(queue)) do
+      local ahead = { '(' .. str(band + NOW), '(' .. str(band + BAND) }
+      local at = tonumber(call('ZRANGEBYSCORE', queue.k.scheduled, ahead[1], ahead[2], 'WITHSCORES', 'LIMIT', 0, 1)[2])
+      if at then due_at(at - band) end
+    end
   end
 
   local CLAIM_ARGS = 5 -- fields of the record `Claiming`
@@ -390,9 +456,20 @@ do
     if job then give(round, job) end
   end
 
+  -- Entries may be there for nothing: expired, parked, left behind. Those behind them are looked at, too, so many in a call.
   local function give_from_stream(round, queue, wanted)
     round.may_be_plain, round.looks = not meta(queue).hrStall, {}
-    for _, entry in ipairs(read_group(queue, wanted)) do give_entry(round, queue, entry) end
+    local read = 0
+    repeat
+      local asked = wanted - round.count
+      local entries = read_group(queue, asked)
+      for _, entry in ipairs(entries) do give_entry(round, queue, entry) end
+      read = read + #entries
+      if round.count < wanted and read >= wanted + MAX_PASSED then
+        wake(queue) -- who asked is to ask again
+        break
+      end
+    until round.count >= wanted or #entries < asked
     -- The client knows when plain jobs are to be looked at, and looks then.
     if #round.looks > 0 then call('ZADD', queue.k.active, unpack(round.looks)) end
   end
@@ -523,7 +600,7 @@ do
         if token ~= '' or args[i + 3] == '1' then
           if duration then put(job, 'len', str(math.floor(duration))) end
           put(job, 'until', str(NOW + number(job, 'len')))
-          put(job, 'lastActive', str(math.max(NOW, NOW + number(job, 'len') - NODE_LOCK)))
+          put(job, 'lastActive', sign_for_node(job, number(job, 'len')))
         end
         watch(job)
       end
@@ -625,10 +702,9 @@ do
 
   -- The earliest moment at which the queue needs a sweep.
   local function next_due(queue)
-    for _, key in ipairs({ ':scheduled', ':hr:delayed', ':hr:active', ':hr:burials', ':ratelimited' }) do
-      local head = call('ZRANGE', queue.p .. key, 0, 0, 'WITHSCORES')
-      local at = tonumber(head[2])
-      if at and at < BAND then due_at(at) end
+    next_job_due(queue)
+    for _, key in ipairs({ ':hr:active', ':hr:burials', ':ratelimited' }) do
+      due_at(tonumber(call('ZRANGE', queue.p .. key, 0, 0, 'WITHSCORES')[2]))
     end
   end
 

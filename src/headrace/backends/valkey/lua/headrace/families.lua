@@ -97,15 +97,28 @@ do
     return call('SCARD', p .. ':deps:' .. parent.id) - number(parent, 'depsCompleted')
   end
 
-  local function flow_parent(child)
-    local id, queue = child.h.parentId, child.h.parentQueue
-    if not id or not queue or is_ours(child) then return nil end
-    -- The protocol's text calls it a prefix, Node writes a name: both are understood.
-    local prefix = string.find(queue, '{', 1, true) and queue or string.match(child.queue.p, '^(.*):{') .. ':{' .. queue .. '}'
+  -- In a cluster a parent may be out of reach: the end of the child counts all the same.
+  local function find_in_reach(prefix, id)
     local home = queue_at(prefix)
-    -- In a cluster it may be out of reach: the end of the child counts all the same.
     if type(redis.pcall('EXISTS', home.k.job .. id)) == 'table' then return nil end
     return find(home, id)
+  end
+
+  -- The parents of a child in flows of glide-mq: the one that it was added for, and those that a graph has besides.
+  local function flow_parents(child)
+    local parents = {}
+    if is_ours(child) then return parents end
+    local id, queue = child.h.parentId, child.h.parentQueue
+    if id and queue then
+      -- The protocol's text calls it a prefix, Node writes a name: both are understood.
+      local prefix = string.find(queue, '{', 1, true) and queue or string.match(child.queue.p, '^(.*):{') .. ':{' .. queue .. '}'
+      parents[1] = find_in_reach(prefix, id)
+    end
+    for _, other in ipairs(call('SMEMBERS', child.queue.p .. ':parents:' .. child.id)) do
+      local prefix, other_id = string.match(other, '^(.*}):(.*)$')
+      parents[#parents + 1] = prefix and find_in_reach(prefix, other_id)
+    end
+    return parents
   end
 
   -- A parent that a flow of glide-mq made: its last child is done, so its own delay and priority count.
@@ -126,15 +139,13 @@ do
     tell('waiting', parent, { prev = 'waiting-children' })
   end
 
-  local function settle_flow_child(child)
-    local parent = flow_parent(child)
-    if not parent then return end
+  local function settle_child_of(parent, child)
     local left = count_child(parent, child)
     if left and left <= 0 and parent.h.state == 'waiting-children' then unblock_flow_parent(parent) end
   end
 
   function child_done(job)
-    settle_flow_child(job)
+    for _, parent in ipairs(flow_parents(job)) do settle_child_of(parent, job) end
     local waiting = waiting_for(job)
     if #waiting == 0 then return end
     call('UNLINK', dependents_key(job.queue, job.id))
@@ -159,22 +170,22 @@ do
   end
 
   -- The policy of a child in a flow of glide-mq, which stands in its options.
-  local function apply_flow_policy(child, text)
-    local parent, policy = flow_parent(child), settings(child)
-    if not parent or parent.h.state ~= 'waiting-children' then return end
+  local function apply_flow_policy(parent, child, text)
+    local policy = settings(child)
+    if parent.h.state ~= 'waiting-children' then return end
     if policy.failParentOnFailure then
       fail_parent(parent, 'Child job ' .. child.id .. ' failed: ' .. text)
     elseif policy.continueParentOnFailure then
       unblock_flow_parent(parent)
     elseif policy.ignoreDependencyOnFailure or policy.removeDependencyOnFailure then
-      settle_flow_child(child)
+      settle_child_of(parent, child)
     end
   end
 
   -- Apply the child's failure policy to everything that waits for it. Without one they stay blocked.
   local function apply_policy(child, text)
     local policy = settings(child)
-    apply_flow_policy(child, text)
+    for _, parent in ipairs(flow_parents(child)) do apply_flow_policy(parent, child, text) end
     local key = child.queue.name .. ':' .. child.id
     for _, waiting in ipairs(waiting_for(child)) do
       local parent = by_member(waiting)

@@ -133,6 +133,13 @@ do
     return g
   end
 
+  -- Whether one of the slots is the job's. Node does not note that: a job whose turn is over was started, and keeps its
+  -- slot until it ends. Here `gslot` is 1 while the job has one, and 0 after it was given back.
+  local function holds_slot(job, g)
+    if job.h.gslot then return job.h.gslot == '1' end
+    return number(job, 'orderingSeq') < (tonumber(g.nextSeq) or 1)
+  end
+
   -- Sequence numbers whose jobs are gone are passed over.
   local function skip_holes(g)
     local seq = tonumber(g.nextSeq) or 1
@@ -206,20 +213,23 @@ do
     end
   end
 
-  -- Let parked jobs of the group back into the stream, as many as its limits allow.
+  -- Let parked jobs of the group back into the stream, as many as its limits allow. One that was started before needs
+  -- neither a turn nor a slot.
   local function promote_group(queue, key, g)
     local parked = queue.p .. ':groupq:' .. key
-    local expected = skip_holes(g)
+    local first = skip_holes(g)
+    local expected = first
     local free = math.max(1, tonumber(g.maxConcurrency) or 1) - (tonumber(g.active) or 0)
     local external = tonumber(call('ZSCORE', queue.p .. ':ratelimited', key) or '') or 0
-    while free > 0 do
+    while true do
       local head = call('ZRANGE', parked, 0, 0, 'WITHSCORES')
       if not head[1] then return end
       local job = find(queue, head[1])
       if not job or job.h.state ~= 'group-waiting' then
         call('ZREM', parked, head[1])
       else
-        if tonumber(head[2]) > expected then return end
+        local is_returning = tonumber(head[2]) < first
+        if not is_returning and (tonumber(head[2]) > expected or free <= 0) then return end
         local wait = limits_wait(g, cost_of(job))
         if external > NOW or (wait and wait > 0) then
           if external <= NOW then call('ZADD', queue.p .. ':ratelimited', str(NOW + wait), key) end
@@ -230,8 +240,7 @@ do
         put(job, 'state', 'waiting')
         append(job)
         wake(queue)
-        expected = expected + 1
-        free = free - 1
+        if not is_returning then expected, free = expected + 1, free - 1 end
       end
     end
   end
@@ -239,9 +248,10 @@ do
   -- The slot of an ordered job is free again.
   release_ordered_slot = function(job)
     local key = ordering(job)
-    if not key or not job.h.gslot then return end
-    put(job, 'gslot', nil)
+    if not key or has_ended(job) then return end
     local g = ordered_group(job.queue, key)
+    if not holds_slot(job, g) then return end
+    put(job, 'gslot', '0')
     g.active = str(math.max(0, (tonumber(g.active) or 0) - 1))
     call('HSET', g.key, 'active', g.active)
     promote_group(job.queue, key, g)
@@ -254,6 +264,7 @@ do
     local g = ordered_group(job.queue, key)
     local seq = number(job, 'orderingSeq')
     if seq < (tonumber(g.nextSeq) or 1) then return end
+    put(job, 'gslot', '0') -- its turn is over, and it never had one
     call('HSET', g.key, 'skip:' .. str(seq), '1')
     g['skip:' .. str(seq)] = '1'
     promote_group(job.queue, key, g)
@@ -268,6 +279,7 @@ do
     local is_returning = seq < expected
     if not is_returning and (seq > expected or (tonumber(g.active) or 0) >= math.max(1, tonumber(g.maxConcurrency) or 1)) then
       park(job)
+      promote_group(queue, key, g) -- holes that Node left may have kept one parked whose turn it is
       return nil
     end
     local external = tonumber(call('ZSCORE', queue.p .. ':ratelimited', key) or '') or 0
@@ -282,7 +294,7 @@ do
       park(job, wait)
       return nil
     end
-    local set = { 'active', str((tonumber(g.active) or 0) + (job.h.gslot and 0 or 1)) }
+    local set = { 'active', str((tonumber(g.active) or 0) + (holds_slot(job, g) and 0 or 1)) }
     if not is_returning then set[#set + 1], set[#set + 2] = 'nextSeq', str(seq + 1) end
     if bucket then
       for _, pair in ipairs({ { 'tbTokens', str(bucket.tokens - cost_of(job)) }, { 'tbLastRefill', str(NOW) }, { 'tbRefillRemainder', str(bucket.remainder) } }) do

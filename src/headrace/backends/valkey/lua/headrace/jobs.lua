@@ -157,8 +157,11 @@ do
         local created = tonumber(job.h.timestamp) or 0
         local first = run_at(job) > created and 'delayed' or 'waiting'
         local timeline = { { state = first, timestamp = created } }
-        if job.h.processedOn then timeline[2] = { state = 'active', timestamp = tonumber(job.h.processedOn), worker = job.h.own } end
-        if job.h.finishedOn then timeline[#timeline + 1] = { state = 'completed', timestamp = tonumber(job.h.finishedOn) } end
+        local started, finished = tonumber(job.h.processedOn), tonumber(job.h.finishedOn) -- Node leaves them empty, too
+        if started then timeline[2] = { state = 'active', timestamp = started, worker = job.h.own } end
+        if finished then
+          timeline[#timeline + 1] = { state = job.h.state == 'failed' and 'failed' or 'completed', timestamp = finished }
+        end
         job.history = { timeline = timeline }
       end
     end

@@ -7,7 +7,7 @@
 -- waiting-children in hr:blocked
 -- completed, failed in the sets of that name
 
-local RANK, FIFO, field_of, entry_place, place_in_time, rank, append, group_key, join_turn, enter_waiting, enter_delayed,
+local RANK, FIFO, bands, lane_key, field_of, entry_place, place_in_time, rank, append, group_key, enter_waiting, enter_delayed,
   enter_queued, enter_finished, enter_blocked, release_ordered_slot, leave_hole, leave_ready, leave,
   key_holder, hold_key, living_holder, release_key, has_key_rival, take_keys, forget_ties, remove, withdraw
 do
@@ -18,6 +18,23 @@ do
     ['0'] = 'f', ['1'] = 'e', ['2'] = 'd', ['3'] = 'c', ['4'] = 'b', ['5'] = 'a', ['6'] = '9', ['7'] = '8',
     ['8'] = '7', ['9'] = '6', ['a'] = '5', ['b'] = '4', ['c'] = '3', ['d'] = '2', ['e'] = '1', ['f'] = '0',
   }
+
+  -- Where the jobs of each glide-mq priority begin in `scheduled`, the lowest number first.
+  function bands(queue)
+    local found, from = {}, BAND
+    while true do
+      local head = call('ZRANGEBYSCORE', queue.k.scheduled, str(from), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
+      if not head[1] then return found end
+      from = math.floor(tonumber(head[2]) / BAND) * BAND
+      found[#found + 1] = from
+      from = from + BAND
+    end
+  end
+
+  -- Where the order of many jobs of one glide-mq priority is noted.
+  function lane_key(queue, priority)
+    return queue.p .. ':hr:lane:' .. str(priority)
+  end
 
   function field_of(entry, name)
     local fields = entry[2]
@@ -65,17 +82,33 @@ do
     return queue.p .. ':hr:group:' .. (group or '')
   end
 
-  function join_turn(queue, group)
+  local function join_turn(queue, group)
     local turn = queue.p .. ':hr:turn'
     if group and not call('ZSCORE', turn, group) then call('ZADD', turn, call('HINCRBY', queue.p .. ':hr:count', 'turn', 1), group) end
+  end
+
+  -- Jobs of Node producers stay where Node workers look for them, even if that costs them their place.
+  local function enter_where_node_looks(job)
+    local p, band = job.queue.p, number(job, 'priority')
+    if job.h.lifo == '1' then
+      call('RPUSH', p .. ':lifo', job.id)
+    elseif band > 0 then
+      put(job, 'state', 'prioritized')
+      call('ZADD', p .. ':scheduled', str(band * BAND), job.id)
+      local lane = lane_key(job.queue, band)
+      if call('EXISTS', lane) == 1 then call('ZADD', lane, tonumber(job.id) or 0, job.id) end
+    else
+      append(job)
+    end
   end
 
   -- `is_new`: it was pushed just now and is due now, so nothing in the stream can be younger.
   function enter_waiting(job, is_new)
     local queue = job.queue
     put(job, 'state', 'waiting')
-    -- Jobs of Node producers stay where Node workers look for them, even if that costs them their place.
-    if is_plain_order(job) and (is_new or not is_ours(job) or is_newest(job)) then
+    if is_plain_order(job) and not is_ours(job) then
+      enter_where_node_looks(job)
+    elseif is_plain_order(job) and (is_new or is_newest(job)) then
       append(job)
     else
       local member = rank(job) .. job.id
@@ -149,18 +182,44 @@ do
     put(job, 'rank', nil)
   end
 
+  -- Node's functions do not note where in the stream they put a job: it has to be searched for. An entry that stayed
+  -- there would be carried out by a Node worker, whatever has become of the job. Whoever empties a queue asks for the
+  -- first one each time, so the first look is a short one.
+  local function drop_unknown_entry(job)
+    local stream, from, size = job.queue.p .. ':stream', '-', 10
+    while from do
+      local entries = call('XRANGE', stream, from, '+', 'COUNT', size)
+      for _, entry in ipairs(entries) do
+        if field_of(entry, 'jobId') == job.id then
+          call('XACK', stream, GROUP, entry[1])
+          call('XDEL', stream, entry[1])
+          return
+        end
+      end
+      from = #entries == size and '(' .. entries[size][1]
+      size = math.min(size * 10, 1000)
+    end
+  end
+
+  -- Out of the lists or the set of delayed jobs; whether it was there.
+  local function leave_lists(job)
+    local p = job.queue.p
+    for _, list in ipairs({ ':priority', ':lifo' }) do
+      if call('LREM', p .. list, 1, job.id) > 0 then return true end
+    end
+    return call('ZREM', p .. ':scheduled', job.id) > 0
+  end
+
   local function leave_waiting(job)
-    local queue = job.queue
+    local queue, entry = job.queue, job.h.entry
     if job.h.rank then
       leave_ready(job)
-    elseif job.h.entry then
-      call('XDEL', queue.p .. ':stream', job.h.entry)
-      put(job, 'entry', nil)
-    elseif not is_ours(job) then
-      if call('LREM', queue.p .. ':priority', 1, job.id) + call('LREM', queue.p .. ':lifo', 1, job.id) == 0 then
-        call('ZREM', queue.p .. ':scheduled', job.id)
-      end
+      return
     end
+    if entry then put(job, 'entry', nil) end
+    if entry and call('XDEL', queue.p .. ':stream', entry) > 0 then return end
+    if job.source and job.source ~= 's' then return end -- it was taken from its place before
+    if not leave_lists(job) then drop_unknown_entry(job) end
   end
 
   -- Out of the place that its state says; the caller puts it somewhere else or removes it.
@@ -240,6 +299,7 @@ do
 
   function remove(job)
     local queue = job.queue
+    if not has_ended(job) then plan_scheduler(job) end
     release_key(job)
     leave_hole(job)
     leave(job)

@@ -6,6 +6,7 @@ do
   local MAX_FAILURES = 100
   local MAX_MINUTES = 3000 -- fields of a day are 2880
   local MAX_SATISFIED = 10000
+  local MAX_DROPPED = 1000
   local DLQ_DEFAULTS = { autoRetry = false, autoRetryInterval = 3600000, maxAutoRetries = 3, maxAge = 604800000, maxEntries = 10000 }
 
   local function count_minute(queue, kind, ended, run_ms)
@@ -89,15 +90,17 @@ do
     end
     local count, age = tonumber(keep), nil
     if type(keep) == 'table' then count, age = tonumber(keep.count), tonumber(keep.age) end
-    local old = {}
-    if age then old = call('ZRANGEBYSCORE', queue.p .. ':' .. kind, '-inf', str(NOW - age * 1000), 'LIMIT', 0, 1000) end
-    if count and #old == 0 then
-      local over = call('ZCARD', queue.p .. ':' .. kind) - count
-      if over > 0 then old = call('ZRANGE', queue.p .. ':' .. kind, 0, math.min(over, 1000) - 1) end
+    local set = queue.p .. ':' .. kind
+    local function drop(ids)
+      for _, id in ipairs(ids) do
+        local other = find(queue, id)
+        if other then remove(other) else call('ZREM', set, id) end
+      end
     end
-    for _, id in ipairs(old) do
-      local other = find(queue, id)
-      if other then remove(other) else call('ZREM', queue.p .. ':' .. kind, id) end
+    if age and age > 0 then drop(call('ZRANGEBYSCORE', set, '-inf', str(NOW - age * 1000), 'LIMIT', 0, MAX_DROPPED)) end
+    if count and count > 0 then -- 0 keeps all of them, as in Node
+      local over = call('ZCARD', set) - count
+      if over > 0 then drop(call('ZRANGE', set, 0, math.min(over, MAX_DROPPED) - 1)) end
     end
   end
 
@@ -149,13 +152,14 @@ do
   end
 
   -- A schedule of Node that waits for its job to end (repeatAfterComplete) is planned anew with that end.
-  local function plan_scheduler(job)
+  plan_scheduler = function(job)
     local name = job.h.schedulerName
     local text = name and call('HGET', job.queue.p .. ':schedulers', name)
     if not text then return end
     local pause = tonumber(string.match(text, '"repeatAfterComplete":(%d+)'))
     if not pause then return end
-    local planned, count = string.gsub(text, '"nextRun":%d+', '"nextRun":' .. str(NOW + pause), 1)
+    -- The last one is its own: there may be another in the template, which stands before it. 0 says that it waits.
+    local planned, count = string.gsub(text, '^(.*"nextRun":)0([,}].*)$', '%1' .. str(NOW + pause) .. '%2')
     if count == 1 then call('HSET', job.queue.p .. ':schedulers', name, planned) end
   end
 
@@ -366,8 +370,8 @@ do
 
   -- The end without success: parents hear of it, then the job is buried or, if so asked, dropped.
   bury_or_remove = function(job, reason, text, told, is_discarded)
-    local queue = job.queue
-    count_minute(queue, 'failed', 1, nil)
+    local queue, started = job.queue, job.h.state == 'active' and tonumber(job.h.processedOn)
+    count_minute(queue, 'failed', 1, started and NOW - started or nil)
     if is_discarded then tell_flow_of_removal(job, 'its job was discarded') else tell_flow(job, text or reason) end
     release_key(job)
     local keep = settings(job).removeOnFail
@@ -412,6 +416,9 @@ do
     leave(job)
     enter_queued(job)
     put(job, 'processedOn', nil)
+    if not is_ours(job) and string.find(job.h.opts or '', '"fallbacks"', 1, true) then
+      put(job, 'fallbackIndex', str(number(job, 'fallbackIndex') + 1)) -- which of them a Node worker takes next
+    end
     local attempt = number(job, 'attemptsMade') + 1
     note(job, 'waiting', { attempt = attempt })
     tell('retried', job, { prev = 'failed', attempt = attempt, delay = wait })
@@ -470,6 +477,7 @@ do
     for field, value in pairs({ attemptsMade = '0', stalledCount = '0', run = str(NOW) }) do put(job, field, value) end
     for _, field in ipairs({ 'finishedOn', 'processedOn', 'returnvalue', 'hr', 'hn', 'failedReason' }) do put(job, field, nil) end
     forget_lease(job)
+    if job.h.groupKey then put(job, 'gslot', '0') end -- given back by whoever ended it
     enter_waiting(job)
     take_keys(job)
     note(job, 'waiting')
