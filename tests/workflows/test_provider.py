@@ -16,7 +16,14 @@ import pytest
 from headrace.blocking import BlockingFace
 from headrace.client.options import RateLimit
 from headrace.client.queue import Queue
-from headrace.errors import InvalidCommand, JobTimeout, PayloadError, ProviderStoppedError, WorkflowStepError
+from headrace.errors import (
+    InvalidCommand,
+    JobTimeout,
+    PayloadError,
+    ProviderStoppedError,
+    WorkflowError,
+    WorkflowStepError,
+)
 from headrace.propagation import Retry, current_meta, propagate
 from headrace.worker.failures import UnrecoverableError
 from headrace.workflows import FlowStatus, StepContext, StepRegistry, Workflows, context, step, watch, workflow
@@ -499,6 +506,19 @@ async def test_a_flow_that_takes_itself_back_for_long_says_why_it_failed(
             await handle.result()
         assert await handle.status() is FlowStatus.COMPENSATING
         go_on.set()
+
+
+async def test_a_retry_whose_id_somebody_else_uses_is_refused(make_flows: MakeFlows) -> None:
+    saga = Saga(define("a"), failing={"a": 3})
+    flows = make_flows()
+    saga.join(flows)
+    async with flows:
+        failed = await flows.execute(saga.definition, None, id="batch~1")
+        with pytest.raises(WorkflowStepError):
+            await failed.result(10)
+        await (await flows.execute(saga.definition, None, id="batch~2")).result(10)
+        with pytest.raises(WorkflowError, match="'batch~2' belongs to another flow"):
+            await failed.retry()
 
 
 async def test_a_key_of_the_context_that_log_records_have_of_their_own_breaks_no_logger(make_flows: MakeFlows) -> None:
