@@ -21,6 +21,7 @@ from headrace.errors import (
     JobTimeout,
     PayloadError,
     ProviderStoppedError,
+    Refused,
     WorkflowError,
     WorkflowStepError,
 )
@@ -445,6 +446,19 @@ async def test_neighbours_that_fill_the_log_together_fail_the_flow_too(
         with pytest.raises(WorkflowStepError, match="more than 2500 bytes"):
             await handle.result(10)
     assert len([call for call in saga.calls if call.startswith("undo")]) == 2
+
+
+async def test_a_signal_for_which_the_log_has_no_room_is_refused(
+    make_flows: MakeFlows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(context, "MOST_LOG_BYTES", 2500)
+    async with make_flows() as flows:
+        handle = await flows.execute(workflow("large").wait("go").wait("on").build(), None)
+        with pytest.raises(Refused, match=r"payload of signal 'go': .* more than 2500 bytes"):
+            await handle.signal("go", "x" * 2000)
+        await handle.signal("go", "x" * 900)
+        with pytest.raises(Refused, match="more than 2500 bytes"):
+            await handle.signal("on", "x" * 900)
 
 
 async def test_a_plain_function_may_give_what_is_still_to_be_awaited(make_flows: MakeFlows) -> None:

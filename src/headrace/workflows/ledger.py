@@ -34,7 +34,7 @@ from headrace.model import Flow, FlowStatus, FlowStep
 from headrace.propagation import ErrorReport
 from headrace.worker.context import JobContext
 from headrace.workflows.context import check_room
-from headrace.workflows.machine import Decision, News, Run, StepDone, StepLost, decide
+from headrace.workflows.machine import Decision, News, Run, Signalled, StepDone, StepLost, decide
 from headrace.workflows.plan import NO_RESULT, Entry, FlowJob, Plan, Policy, decode_body, encode_body, job_id, job_name
 
 REMEMBERED_FLOWS: Final = 256
@@ -146,7 +146,7 @@ class Ledger:
         while True:
             record = await read(flow_id, revision)
             async with record.lock:
-                decision = decide(record.run, _fitting(news, record.size))
+                decision = _decided(record, news)
                 if decision.entries:
                     if await self._advance(record, decision, job, deadline):
                         return decision
@@ -213,15 +213,21 @@ def entry_of(step: FlowStep) -> Entry:
     return Entry(step.kind, step.step, step.attempt, decode_body(step.body), step.at)
 
 
-def _fitting(news: News, size: int) -> News:
-    """The same, or that the step failed: its neighbours may have filled the log since it began."""
-    if not isinstance(news, StepDone):
-        return news
-    try:
-        check_room(size, news.body.result, f"result of step {news.step!r}")
-    except PayloadError as error:
-        return StepLost(news.step, news.attempt, ErrorReport.of(error, step=news.step, attempt=news.attempt), news.body)
-    return news
+def _decided(record: Record, news: News) -> Decision:
+    """What follows from the news, if the log has room for it: neighbours of a step may have filled it since it began,
+    and a signal is written twice, when it comes and when its wait is over."""
+    if isinstance(news, StepDone):
+        try:
+            check_room(record.size, len(news.body.result), f"result of step {news.step!r}")
+        except PayloadError as error:
+            report = ErrorReport.of(error, step=news.step, attempt=news.attempt)
+            return decide(record.run, StepLost(news.step, news.attempt, report, news.body))
+    elif isinstance(news, Signalled):
+        try:
+            check_room(record.size, 2 * len(news.payload), f"payload of signal {news.name!r}")
+        except PayloadError as error:
+            return Decision(refusal=str(error))
+    return decide(record.run, news)
 
 
 def _given_steps(entries: list[Entry]) -> tuple[GivenStep, ...]:
