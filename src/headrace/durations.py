@@ -34,6 +34,8 @@ def positive_seconds(span: Duration | None, what: str = "duration") -> float:
     """Seconds for those who take 0, less and nothing for the same: 0."""
     if span is None or (isinstance(span, int | float) and span <= 0):
         return 0.0
+    if isinstance(span, timedelta) and span <= timedelta():
+        return 0.0
     return seconds(span, what)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from headrace.backends.base import GroupDemand
@@ -146,6 +148,17 @@ class TestTimeToLive:
         job_id = rig.push(ttl=100)
         rig.advance(100)
         assert rig.pulled_ids() == [job_id]
+
+    @pytest.mark.parametrize("name", [{"custom_id": "x"}, {"custom_id": "x", "id_ttl": 0}, {"unique_key": "x"}])
+    def test_an_expired_job_does_not_stand_for_a_new_one(self, rig: Rig, name: dict[str, Any]) -> None:
+        rig.push(data="late", ttl=100, **name)
+        rig.advance(100)
+        rig.push(data="dropped", **name)
+        rig.advance(1)
+        again = rig.push(data="again", **name)
+        assert [word for word in rig.take_words() if word != "waiting"] == ["pushed", "duplicated", "expired", "pushed"]
+        (held,) = rig.pull(count=9)
+        assert (held.id, held.job["data"]) == (again, "again")
 
 
 class TestPause:

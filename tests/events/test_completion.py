@@ -13,6 +13,7 @@ from headrace.client.client import Client
 from headrace.client.job import JobInfo
 from headrace.client.payloads import encode_payload
 from headrace.errors import (
+    CommandTimeout,
     EventCancelledError,
     EventTimeoutError,
     HeadraceError,
@@ -139,6 +140,23 @@ async def test_ew_084_096_timeouts_reject_and_clean_up(tracker: CompletionTracke
     assert tracker.default_timeout == 30
 
 
+async def test_ew_084_many_whose_time_is_up_do_not_wait_for_each_other_when_the_store_is_away(
+    tracker: CompletionTracker, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def silence(command: Any, timeout: float) -> Any:
+        await asyncio.sleep(timeout)
+        raise CommandTimeout("no answer")
+
+    monkeypatch.setattr(completion, "_LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(client, "ask", silence)
+    seen: list[Any] = []
+    for n in range(600):
+        tracker.register("q", f"s{n}", print, seen.append, timeout=0.01)
+        tracker.map_job_id("q", f"j{n}", f"s{n}")
+    await until(lambda: len(seen) == 600, 1.5)
+    assert {type(error) for error in seen} == {EventTimeoutError}
+
+
 async def test_ew_085_stopping_rejects_everybody_before_listeners_close(tracker: CompletionTracker) -> None:
     was_open: list[bool] = []
     errors: list[BaseException] = []
@@ -230,6 +248,34 @@ async def test_a_gap_makes_it_look_at_the_jobs_that_are_waited_for(tracker: Comp
     say("gap", "")
     await until(lambda: seen)
     assert isinstance(seen[0], EventCancelledError)
+
+
+async def test_a_job_that_is_not_added_yet_is_not_gone(tracker: CompletionTracker) -> None:
+    seen: list[Any] = []
+    tracker.register("q", "a", seen.append, seen.append)
+    tracker.map_job_id("q", "under-way", "a", is_added=False)
+    await tracker.listening("q")
+    say("gap", "")
+    await until(lambda: not Stream.made[0].said.qsize() and not tracker._looks)
+    assert seen == []
+    say("completed", "under-way", data=5)
+    await until(lambda: seen)
+    assert seen == [5]
+
+
+async def test_who_waits_without_limit_hears_of_a_job_that_went_without_a_word(
+    tracker: CompletionTracker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An expired job, a queue that was drained or obliterated: subscribers are told of none of their jobs."""
+    monkeypatch.setattr(completion, "_LOOK_EVERY", 0.001)
+    seen: list[BaseException] = []
+    tracker.register("q", "limited", print, seen.append, timeout=60)
+    tracker.map_job_id("q", "other", "limited")
+    tracker.register("q", "a", print, seen.append, timeout=0)
+    tracker.map_job_id("q", "gone", "a")
+    await until(lambda: seen)
+    assert [str(error) for error in seen] == ["The job of the event is gone"]
+    await until(lambda: not tracker._is_patrolling)
 
 
 async def test_a_look_that_fails_is_taken_again_while_somebody_waits(

@@ -125,6 +125,19 @@ async def test_a_failed_attempt_is_tried_again_by_the_policy_of_the_handler(even
     assert attempts == [1, 2, 3, 4]
 
 
+async def test_a_plain_function_may_give_what_is_still_to_be_awaited(events: Events) -> None:
+    """Without that its event would be acknowledged, and nothing done."""
+    seen: list[str] = []
+
+    async def note(ctx: EventContext[Order]) -> None:
+        seen.append(ctx.data.id)
+
+    events.on(placed)(lambda ctx: note(ctx))
+    async with events:
+        await events.emit(placed, Order("o1"))
+        await until(lambda: seen)
+
+
 # -- the envelope ------------------------------------------------------------------------------------------------------
 
 
@@ -175,6 +188,17 @@ async def test_an_envelope_of_an_unknown_version_fails_without_retries(events: E
         assert (await job.info()).attempts <= 1
 
 
+async def test_an_envelope_without_payload_and_meta_is_that_of_an_event_without_data(events: Events) -> None:
+    """As JavaScript writes it, which leaves out what is undefined."""
+    seen: list[Any] = []
+    events.on(event("nothing.said"))(lambda ctx: seen.append((ctx.data, dict(ctx.meta))))
+    async with events:
+        envelope = {"version": "1", "eventId": "e", "eventName": "nothing.said", "correlationId": "c", "timestamp": 1}
+        await events.provider.queues.get_queue("nothing.said").add("event", envelope)
+        await until(lambda: seen)
+    assert seen == [(None, {})]
+
+
 # -- delay, cancel, keys -----------------------------------------------------------------------------------------------
 
 
@@ -184,10 +208,10 @@ async def test_ew_048_093_115_a_delayed_event_comes_after_an_immediate_one_with_
     async with events:
         with propagate(correlation_id="late"):
             await events.emit(placed, Order("later"), delay=0.15, key="k")
-        for delay in (0, -5):
+        for delay in (0, -5, timedelta(seconds=-5)):
             await events.emit(placed, Order("now"), delay=delay)
-        await until(lambda: len(seen) == 3)
-    assert seen == [("now", None), ("now", None), ("later", "late")]
+        await until(lambda: len(seen) == 4)
+    assert seen == [("now", None)] * 3 + [("later", "late")]
 
 
 async def test_ew_049_052_a_cancelled_event_never_runs_and_frees_its_key(events: Events) -> None:
@@ -210,6 +234,17 @@ async def test_ew_050_cancelling_what_is_unknown_or_delivered_says_so(events: Ev
         assert await events.cancel(echo, "nobody") is False
         await events.emit(echo, 1, key="done")
         assert await events.cancel(echo, "done") is False
+
+
+async def test_ew_050_105_cancelling_what_was_delivered_leaves_its_receipt(events: Events) -> None:
+    events.on(placed)(lambda ctx: None)
+    async with events:
+        await events.emit(placed, Order(), key="k")
+        await until(lambda: events.provider.has_receipt("order.placed", "k"))
+        queue = events.provider.queues.get_queue("order.placed")
+        await until(lambda: queue.get_jobs("completed"))
+        assert await events.cancel(placed, "k") is False
+        assert await events.provider.has_receipt("order.placed", "k"), "else an outbox would have it handled once more"
 
 
 async def test_ew_101_102_one_key_runs_once_and_answers_everybody(events: Events) -> None:
@@ -399,6 +434,24 @@ async def test_ew_121_an_expired_request_is_dropped_and_not_run_late(events: Eve
         await events.emit(placed, Order("in time"))
         await until(lambda: len(seen) == 2)
     assert seen == ["in time"] * 2
+
+
+async def test_ew_121_a_key_whose_event_has_expired_is_free_again(events: Events) -> None:
+    """Whoever emits it again must not be told that it is stored, or wait, for one that nobody will ever begin."""
+    seen: list[Any] = []
+    async with events:
+        with pytest.raises(EventTimeoutError):
+            await events.emit(echo, "late", key="k", timeout=0.03)
+        await events.emit(placed, Order("late"), key="k", expires=0.03)
+        await asyncio.sleep(0.05)  # the time that has to pass is what is tested
+        question = events.emit(echo, "again", key="k", timeout=5)
+        await events.emit(placed, Order("again"), key="k")
+        await until(lambda: not events.provider._enqueuing)
+        events.on(echo)(lambda ctx: ctx.data)
+        events.on(placed)(lambda ctx: seen.append(ctx.data.id))
+        assert await question == "again"
+        await until(lambda: seen)
+    assert seen == ["again"]
 
 
 # -- groups ------------------------------------------------------------------------------------------------------------
@@ -638,6 +691,63 @@ async def test_emitting_before_the_start_says_what_to_do(memory: str) -> None:
     with pytest.raises(ProviderStoppedError, match="async with events"):
         events.emit(placed, Order())
     await events.stop()
+
+
+async def test_a_handler_that_cannot_emit_because_of_the_stop_gives_its_event_back(url: str) -> None:
+    """A deploy is no failure of a handler: it costs no attempt, and nothing is left open."""
+    began, seen = asyncio.Event(), []
+    stopping, next_one = Events(url), Events(url)
+
+    @stopping.on(echo, retry=Retry(1))
+    async def interrupted(ctx: EventContext[Any]) -> None:
+        began.set()
+        while stopping.provider.is_started:  # noqa: ASYNC110 - until the test stops it
+            await asyncio.sleep(0.001)
+        await ctx.emit(placed, Order())
+
+    @next_one.on(echo)
+    async def go_on(ctx: EventContext[Any]) -> str:
+        seen.append(ctx.attempt)
+        return "done"
+
+    async with Events(url) as keeper:
+        await stopping.start()
+        client = stopping.provider.client
+        question = keeper.emit(echo, 1)
+        await began.wait()
+        await stopping.stop()
+        assert stopping._provider is None
+        async with next_one:
+            assert await question == "done"
+    assert seen == [1]
+    assert client.is_closed, "nobody holds what they shared"
+
+
+async def test_a_worker_that_died_keeps_nobody_from_hearing_of_the_stop(memory: str) -> None:
+    class Mortal(EventWorker):
+        async def close(self) -> None:
+            await super().close()
+            raise OSError("gone")
+
+    events = Events(memory)
+    provider = events.provider
+    provider.queues._worker_class = Mortal
+    events.on(echo)(lambda ctx: None)
+    await events.start()
+    waiting = events.emit(placed, Order(), delay=3600, expects_result=True, timeout=0)
+    await until(lambda: not provider._enqueuing)
+    await events.stop()
+    with pytest.raises(ProviderStoppedError):
+        await waiting
+
+
+async def test_a_handler_that_comes_as_everything_stops_holds_nothing(memory: str) -> None:
+    events = Events(memory)
+    async with events:
+        client = events.provider.client
+        events.on(echo)(lambda ctx: None)
+    assert (events._provider, events._late) == (None, set())
+    assert client.is_closed
 
 
 # -- threads -----------------------------------------------------------------------------------------------------------

@@ -7,7 +7,13 @@ from typing import Any
 
 import pytest
 
-from headrace.errors import EventCancelledError, EventTimeoutError, PayloadError, ProviderStoppedError
+from headrace.errors import (
+    EventCancelledError,
+    EventTimeoutError,
+    InvalidCommand,
+    PayloadError,
+    ProviderStoppedError,
+)
 from headrace.events import EventContext, Events
 from headrace.events.testing import TestEventProvider
 from tests.events.conftest import Order, Verdict, check, echo, placed
@@ -103,6 +109,20 @@ async def test_schedules_fire_by_the_virtual_clock(events: Events, provider: Tes
         assert len(await events.get_schedules(placed)) == 1
         await provider.advance("1d")
     assert (seen.count("hourly"), seen.count("daily")) == (24, 2)
+
+
+async def test_what_production_refuses_is_refused_here_too(events: Events, caplog: pytest.LogCaptureFixture) -> None:
+    events.on(echo)(lambda ctx: "fine")
+    events.on(echo, group="later")(lambda ctx: 1 / 0)
+    async with events:
+        for key in ("a:b", ""):
+            with pytest.raises(InvalidCommand, match="key"):
+                events.emit(echo, 1, key=key)
+        for wrong in ({}, {"cron": "* * * * *", "every": 1}, {"every": 0}, {"cron": "* * * *"}):
+            with pytest.raises(InvalidCommand):
+                await events.schedule_event(echo, "s", payload=1, **wrong)
+        assert await events.emit(echo, 1) == "fine"
+    assert "ZeroDivisionError" in caplog.text
 
 
 async def test_checks_hooks_and_context_work_as_in_production(events: Events) -> None:

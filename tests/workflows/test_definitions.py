@@ -243,6 +243,27 @@ async def test_a_class_that_needs_arguments_is_refused_with_advice() -> None:
         await flows.start()
 
 
+async def test_two_methods_for_one_rollback_are_refused() -> None:
+    """One of them was meant for another step, which would have none."""
+    charge, reserve = step("charge"), step("reserve")
+    flows = Workflows("memory://two-methods")
+
+    @flows.implement(workflow("order").step(charge, reserve).build())
+    class Order:
+        @charge.execute
+        @reserve.execute
+        async def _do(self, ctx: Any) -> None: ...
+
+        @charge.rollback
+        async def _refund(self, ctx: Any) -> None: ...
+
+        @charge.rollback
+        async def _release(self, ctx: Any) -> None: ...
+
+    with pytest.raises(InvalidCommand, match="two methods for the rollback of step 'charge': _refund and _release"):
+        await flows.start()
+
+
 def test_ew_185_a_stall_interval_below_five_seconds_is_refused() -> None:
     with pytest.raises(InvalidCommand, match="at least 5 s"):
         Workflows("memory://", stall_interval=4.9)

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import logging
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,17 @@ import pytest
 from headrace.blocking import BlockingFace
 from headrace.client.options import RateLimit
 from headrace.client.queue import Queue
-from headrace.errors import InvalidCommand, JobTimeout, PayloadError, ProviderStoppedError, WorkflowStepError
+from headrace.errors import (
+    InvalidCommand,
+    JobTimeout,
+    PayloadError,
+    ProviderStoppedError,
+    Refused,
+    WorkflowError,
+    WorkflowStepError,
+)
 from headrace.propagation import Retry, current_meta, propagate
+from headrace.worker.failures import UnrecoverableError
 from headrace.workflows import FlowStatus, StepContext, StepRegistry, Workflows, context, step, watch, workflow
 from headrace.workflows.ledger import Ledger
 from headrace.workflows.runner import FlowWorker
@@ -395,6 +405,9 @@ async def test_what_the_store_would_refuse_half_way_is_refused_at_the_beginning(
         for text, definition in impossible.items():
             with pytest.raises(InvalidCommand, match=text):
                 await flows.execute(definition, None)
+        for option, text in ({"on_timeout": "cancle"}, "cancle.*onTimeout"), ({"priority": "high"}, "priority"):
+            with pytest.raises(InvalidCommand, match=text):
+                await flows.execute(define("a"), None, **option)  # type: ignore[arg-type]
         await flows.execute(workflow("w").step(step("a"), step("b", retry=Retry(996))).build(), None)
 
 
@@ -412,6 +425,114 @@ async def test_a_flow_whose_log_could_not_be_read_any_more_fails_instead(
         with pytest.raises(PayloadError, match="too many"):
             await flows.execute(saga.definition, "x" * 10_485_761)
     assert saga.calls == ["a", "b", "c", "undo b", "undo a", "error"]
+
+
+async def test_neighbours_that_fill_the_log_together_fail_the_flow_too(
+    make_flows: MakeFlows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of them fits when it begins."""
+    monkeypatch.setattr(context, "MOST_LOG_BYTES", 2500)
+    together = asyncio.Barrier(3)
+
+    async def meet(ctx: StepContext[Any]) -> None:
+        async with asyncio.timeout(10):
+            await together.wait()
+
+    saga = Saga(define(["a", "b", "c"]), results=dict.fromkeys("abc", "x" * 1000), meanwhile=dict.fromkeys("abc", meet))
+    flows = make_flows()
+    saga.join(flows)
+    async with flows:
+        handle = await flows.execute(saga.definition, None)
+        with pytest.raises(WorkflowStepError, match="more than 2500 bytes"):
+            await handle.result(10)
+    assert len([call for call in saga.calls if call.startswith("undo")]) == 2
+
+
+async def test_a_signal_for_which_the_log_has_no_room_is_refused(
+    make_flows: MakeFlows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(context, "MOST_LOG_BYTES", 2500)
+    async with make_flows() as flows:
+        handle = await flows.execute(workflow("large").wait("go").wait("on").build(), None)
+        with pytest.raises(Refused, match=r"payload of signal 'go': .* more than 2500 bytes"):
+            await handle.signal("go", "x" * 2000)
+        await handle.signal("go", "x" * 900)
+        with pytest.raises(Refused, match="more than 2500 bytes"):
+            await handle.signal("on", "x" * 900)
+
+
+async def test_a_plain_function_may_give_what_is_still_to_be_awaited(make_flows: MakeFlows) -> None:
+    """Without that a rollback would count as made, and nothing be undone."""
+    calls: list[str] = []
+
+    async def note(what: str) -> str:
+        calls.append(what)
+        return what
+
+    async def fail(ctx: StepContext[Any]) -> None:
+        raise UnrecoverableError("no")
+
+    flows, definition = make_flows(), define("charge", "ship")
+    flows.register_definition_consumer(
+        definition,
+        {"charge": (lambda ctx: note("charge"), lambda ctx: note("refund")), "ship": fail},
+        on_error=lambda ctx, error: note("error"),
+    )
+    async with flows:
+        with pytest.raises(WorkflowStepError, match="Step 'ship' failed"):
+            await (await flows.execute(definition, None)).result(10)
+    assert calls == ["charge", "refund", "error"]
+
+
+async def test_who_is_impatient_does_not_wait_for_a_slot(
+    make_flows: MakeFlows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "_MOST_WAITING", 1)
+    monkeypatch.setattr(watch, "_SLICE", 60.0)
+    async with make_flows() as flows:
+        handle = await flows.execute(workflow("patience").wait("never").build(), None, timeout=0)
+        patient = asyncio.create_task(handle.result())
+        await asyncio.sleep(0.05)
+        async with asyncio.timeout(10):
+            with pytest.raises(JobTimeout):
+                await handle.result(timeout=0.05)
+        patient.cancel()
+
+
+async def test_a_flow_that_takes_itself_back_for_long_says_why_it_failed(
+    make_flows: MakeFlows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its waiters are sent away when its time is over; it did not fail because of that."""
+    go_on = asyncio.Event()
+
+    async def hold(ctx: StepContext[Any]) -> None:
+        await go_on.wait()
+
+    monkeypatch.setattr(FlowWatch, "_own_deadline", lambda self, found: time.monotonic() + 0.05)
+    saga = Saga(define("a", "b"), failing={"b": 9}, meanwhile={"undo a": hold})
+    flows = make_flows()
+    saga.join(flows)
+    async with flows:
+        handle = await flows.execute(saga.definition, None)
+        await eventually(lambda: "undo a" in saga.calls)
+        monkeypatch.setattr(watch, "_SLICE", 0.01)
+        with pytest.raises(WorkflowStepError, match="Step 'b' failed"):
+            await handle.result()
+        assert await handle.status() is FlowStatus.COMPENSATING
+        go_on.set()
+
+
+async def test_a_retry_whose_id_somebody_else_uses_is_refused(make_flows: MakeFlows) -> None:
+    saga = Saga(define("a"), failing={"a": 3})
+    flows = make_flows()
+    saga.join(flows)
+    async with flows:
+        failed = await flows.execute(saga.definition, None, id="batch~1")
+        with pytest.raises(WorkflowStepError):
+            await failed.result(10)
+        await (await flows.execute(saga.definition, None, id="batch~2")).result(10)
+        with pytest.raises(WorkflowError, match="'batch~2' belongs to another flow"):
+            await failed.retry()
 
 
 async def test_a_key_of_the_context_that_log_records_have_of_their_own_breaks_no_logger(make_flows: MakeFlows) -> None:

@@ -44,6 +44,17 @@ async def test_fakes_take_the_place_of_steps() -> None:
     assert report.results["ship"] == "free"
 
 
+async def test_neighbours_of_a_parallel_group_do_not_see_each_other() -> None:
+    seen: dict[str, list[str]] = {}
+
+    def note(ctx: StepContext[Any]) -> None:
+        seen[ctx.step] = list(ctx.results)
+
+    group = workflow("group").step(step("a")).parallel(step("x"), step("y")).step(step("z")).build()
+    await run_workflow(group, fakes=dict.fromkeys("axyz", note))
+    assert seen == {"a": [], "x": ["a"], "y": ["a"], "z": ["a", "x", "y"]}
+
+
 async def test_failures_are_injected_and_compensated() -> None:
     report = await run_workflow(order, fakes={"charge": "c"}, fail={"ship": 2})
     assert report.status is FlowStatus.COMPLETED

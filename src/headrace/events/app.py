@@ -90,6 +90,7 @@ class Events:
         self._definitions: dict[str, AnyEvent] = dict(registry or {})
         self._provider: EventProvider | None = None
         self._starting: asyncio.Future[None] | None = None
+        self._stopping: asyncio.Future[None] | None = None
         self._late: set[asyncio.Task[None]] = set()
         self.loop: asyncio.AbstractEventLoop | None = None
 
@@ -114,6 +115,8 @@ class Events:
 
     async def start(self) -> None:
         """Connect and ready all handlers. Failures are raised together; starting again tries what failed."""
+        if self._stopping is not None:
+            await asyncio.shield(self._stopping)
         if self._starting is None or self._starting.done():
             self._starting = asyncio.ensure_future(self._start())
         await asyncio.shield(self._starting)
@@ -132,15 +135,24 @@ class Events:
 
     async def stop(self) -> None:
         """Let what runs end, then leave; whoever still waits for an answer is told."""
-        provider, self._provider = self._provider, None
-        if provider is None:
+        if self._provider is None:
             return
-        self._begun.clear()
-        await provider.stop()
-        self.loop = None
-        client = provider.client
-        if release_client(client):
-            await asyncio.wrap_future(client.close())
+        if self._stopping is None:
+            self._stopping = asyncio.ensure_future(self._stop(self._provider))
+        await asyncio.shield(self._stopping)
+
+    async def _stop(self, provider: EventProvider) -> None:
+        """The provider is ours until its end: handlers that emit meanwhile must not make another one."""
+        try:
+            for task in self._late:
+                task.cancel()
+            await asyncio.gather(*self._late, return_exceptions=True)
+            await provider.stop()
+            if release_client(provider.client):
+                await asyncio.wrap_future(provider.client.close())
+        finally:
+            self._begun.clear()
+            self._provider = self._stopping = self.loop = None
 
     # -- handling ------------------------------------------------------------------------------------------------------
 

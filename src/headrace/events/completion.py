@@ -16,7 +16,7 @@ import asyncio
 import contextlib
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final
 
 from headrace.client.channel import EventView
@@ -39,19 +39,23 @@ EARLY_SECONDS: Final = 30.0
 _LOOK_SECONDS: Final = 5.0
 _LOOK_AGAIN: Final = 1.0
 _LOOKS_AT_ONCE: Final = 20
+_LOOK_EVERY: Final = 30.0
+"""Seconds between looks at the jobs of those who wait without limit: not every way in which a job goes is told."""
 
 OnSuccess = Callable[[Any], object]
 OnError = Callable[[BaseException], object]
 
 
 class _Pending:
-    __slots__ = ("job_id", "on_error", "on_success", "timer")
+    __slots__ = ("is_added", "job_id", "on_error", "on_success", "timer")
 
     def __init__(self, on_success: OnSuccess, on_error: OnError | None) -> None:
         self.on_success = on_success
         self.on_error = on_error
         self.timer: asyncio.TimerHandle | None = None
         self.job_id: str | None = None
+        self.is_added = False
+        """Whether the store has the job: until then it is not gone if it is not there."""
 
 
 class _Watched:
@@ -85,6 +89,7 @@ class CompletionTracker:
         self._watched: dict[str, _Watched] = {}
         self._looks: set[asyncio.Task[None]] = set()
         self._is_looking = asyncio.Semaphore(_LOOKS_AT_ONCE)
+        self._is_patrolling = False
 
     # -- waiting -------------------------------------------------------------------------------------------------------
 
@@ -104,6 +109,9 @@ class CompletionTracker:
         if limit > 0:
             loop = asyncio.get_running_loop()
             pending.timer = loop.call_later(limit, self._expire, watched, subscription_id, limit)
+        elif not self._is_patrolling:
+            self._is_patrolling = True
+            self._spawn(self._patrol())
 
     async def listening(self, queue: str) -> None:
         """Return when no end of a job in this queue can be missed any more."""
@@ -111,11 +119,14 @@ class CompletionTracker:
         if listening is not None and not (listening.done() and listening.exception() is None):
             await asyncio.shield(listening)
 
-    def map_job_id(self, queue: str, job_id: str, subscription_id: str) -> None:
-        """Say which job it is. Several may wait for one job."""
+    def map_job_id(self, queue: str, job_id: str, subscription_id: str, *, is_added: bool = True) -> None:
+        """Say which job it is. Several may wait for one job. Say it again when it is added, if it was not yet."""
         watched = self._watch(queue)
         pending = watched.pending.get(subscription_id)
-        if pending is None or pending.job_id == job_id:
+        if pending is None:
+            return
+        pending.is_added = is_added
+        if pending.job_id == job_id:
             return
         self._unmap(watched, subscription_id, pending)
         pending.job_id = job_id
@@ -235,27 +246,36 @@ class CompletionTracker:
         """Look whether a job that others may have added has ended already."""
         self._spawn(self._look(self._watch(queue), job_id, None))
 
-    def _look_at_all(self, watched: _Watched) -> None:
-        for job_id in list(watched.jobs):
-            self._spawn(self._look(watched, job_id, None, EventCancelledError("The job of the event is gone")))
+    def _look_at_all(self, watched: _Watched, *, is_patrol: bool = False) -> None:
+        for job_id, waiting in list(watched.jobs.items()):
+            known = [(one, watched.pending[one]) for one in waiting]
+            if not is_patrol or any(pending.timer is None for _, pending in known):
+                added = [one for one, pending in known if pending.is_added]
+                self._spawn(self._look(watched, job_id, None, added))
+
+    async def _patrol(self) -> None:
+        """Look now and then at the jobs of those who wait without limit, as long as there are any."""
+        while any(one.timer is None for watched in self._watched.values() for one in watched.pending.values()):
+            await asyncio.sleep(_LOOK_EVERY)
+            for watched in self._watched.values():
+                self._look_at_all(watched, is_patrol=True)
+        self._is_patrolling = False
 
     async def _look(
-        self,
-        watched: _Watched,
-        job_id: str,
-        otherwise: BaseException | None,
-        when_gone: BaseException | None = None,
+        self, watched: _Watched, job_id: str, otherwise: BaseException | None, added: Sequence[str] = ()
     ) -> None:
         """Settle those who wait for a job by its state; one that has not ended gets `otherwise`, if anything.
 
-        Without that, a store that does not answer is asked again for as long as somebody waits.
+        Without that, a store that does not answer is asked again for as long as somebody waits. `added` are those whose
+        job was there before: if it is not any more, they wait in vain.
         """
         while True:
             try:
                 if self._settle(watched, await self._found(job_id)):
                     return
             except NotFound:
-                otherwise = when_gone or otherwise
+                for subscription_id in added:
+                    self.fail(watched.name, subscription_id, EventCancelledError("The job of the event is gone"))
             except HeadraceError:
                 if otherwise is None and job_id in watched.jobs:
                     await asyncio.sleep(_LOOK_AGAIN)
@@ -285,8 +305,10 @@ class CompletionTracker:
             self._spawn(self._look_last(watched, subscription_id, pending.job_id, late))
 
     async def _look_last(self, watched: _Watched, subscription_id: str, job_id: str, late: EventTimeoutError) -> None:
-        with contextlib.suppress(HeadraceError):
-            self._settle(watched, await self._found(job_id))
+        # Its turn to look counts as well: with a store that is away, many would wait for each other.
+        with contextlib.suppress(HeadraceError, TimeoutError):
+            async with asyncio.timeout(_LOOK_SECONDS):
+                self._settle(watched, await self._found(job_id))
         self.fail(watched.name, subscription_id, late)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -303,6 +325,7 @@ class CompletionTracker:
                 self.fail(watched.name, subscription_id, ProviderStoppedError("CompletionTracker shutting down"))
         listeners = [watched.listener for watched in self._watched.values() if watched.listener is not None]
         self._watched.clear()
+        self._is_patrolling = False
         for task in (*listeners, *self._looks):
             task.cancel()
         for task in (*listeners, *list(self._looks)):

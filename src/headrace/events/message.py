@@ -14,7 +14,8 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 
 from headrace.client.job import JobInfo
 from headrace.durations import Duration
-from headrace.errors import PayloadError
+from headrace.errors import InvalidCommand, PayloadError
+from headrace.model import NIL
 from headrace.propagation import PropagationMeta
 
 EVENT_MESSAGE_VERSION: Final = "1"
@@ -22,13 +23,13 @@ JOB_NAME: Final = "event"
 
 
 class EventMessage(Struct, rename="camel", kw_only=True):
-    """One emission. Optional keys are absent, not null."""
+    """One emission. Optional keys are absent, not null; who emits nothing, or without a context, may leave that out."""
 
     version: str = EVENT_MESSAGE_VERSION
     event_id: str
     event_name: str
-    payload: Raw
-    meta: dict[str, Any]
+    payload: Raw = Raw(NIL)
+    meta: dict[str, Any] = {}
     subscription_id: str = msgspec.field(name="correlationId")
     causation_id: str | UnsetType = UNSET
     timestamp: float
@@ -86,6 +87,12 @@ def message_of(info: JobInfo) -> EventMessage:
         return _decode(info.encoded_data)
     except msgspec.MsgspecError as error:
         raise PayloadError(what, "$", f"no event message: {error}") from None
+
+
+def check_key(key: str | None) -> None:
+    """Refuse an idempotency key that no job could have as its id."""
+    if key is not None and (not key or ":" in key):
+        raise InvalidCommand(f"idempotency key {key!r}: give one without ':'")
 
 
 class Emission(TypedDict, total=False):

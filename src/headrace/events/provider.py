@@ -25,16 +25,17 @@ from headrace.client.options import Options
 from headrace.client.payloads import decode_payload, encode_payload
 from headrace.client.queue import Queue
 from headrace.durations import Duration, positive_seconds, seconds
-from headrace.errors import HeadraceError, InvalidCommand, NotFound, PayloadError, ProviderStoppedError
+from headrace.errors import HeadraceError, NotFound, PayloadError, ProviderStoppedError
 from headrace.events.completion import CompletionTracker
 from headrace.events.groups import GroupRegistry, Subscriber, subscriber
-from headrace.events.message import EmitOptions, EventMessage, encode_message, message_of
+from headrace.events.message import EmitOptions, EventMessage, check_key, encode_message, message_of
 from headrace.events.queues import EventWorker, QueueManager
 from headrace.events.receipts import Receipts
 from headrace.events.schedules import ScheduledEventManager, ScheduleInfo
 from headrace.events.subscription import EventSubscription
 from headrace.propagation import PropagationMeta, Retry
 from headrace.worker.context import JobContext
+from headrace.worker.failures import JobCancelled
 
 DEFAULT_TIMEOUT_MS: Final = 30_000
 SWEEP_SECONDS: Final = 60.0
@@ -112,6 +113,7 @@ class EventProvider:
         if not self.is_started:
             return
         self.is_started = False
+        self.queues.stop_pulling()
         await self._abort_enqueuing()
         await self.queues.stop()
         await self.tracker.stop()
@@ -186,10 +188,9 @@ class EventProvider:
     ) -> None:
         await self.tracker.listening(queue)
         expected = self._job_id(message, options, targets[0].group)
-        self.tracker.map_job_id(queue, expected, message.subscription_id)
+        self.tracker.map_job_id(queue, expected, message.subscription_id, is_added=False)
         job_id = await self._push(message, options, expires, targets)
-        if job_id != expected:
-            self.tracker.map_job_id(queue, job_id, message.subscription_id)
+        self.tracker.map_job_id(queue, job_id, message.subscription_id)
         if options.idempotency_key is not None:
             self.tracker.look_at(queue, job_id)
 
@@ -292,11 +293,13 @@ class EventProvider:
 
     async def cancel(self, event_name: str, key: str) -> bool:
         """Withdraw an event by its key, with all that is remembered of it. False: unknown, or delivered already."""
-        await self.receipts.forget(self._key_id(event_name, key))
         removed = [
             await self.queues.remove(event_name, self.queues.job_id(event_name, target.group, key), target.group)
             for target in self._targets(event_name)
         ]
+        # What was delivered keeps its receipt: the key would be handled once more.
+        if removed[0]:
+            await self.receipts.forget(self._key_id(event_name, key))
         return any(removed)
 
     # -- receipts ------------------------------------------------------------------------------------------------------
@@ -343,7 +346,14 @@ class EventProvider:
             if message.event_name != event_name:  # `a.b` and the group `b` of `a` have one queue
                 what = f"job {context.id} of {context.queue}"
                 raise PayloadError(what, "$.eventName", f"{message.event_name!r} is not {event_name!r}")
-            result = await handler(message, context, worker)
+            try:
+                result = await handler(message, context, worker)
+            except ProviderStoppedError:
+                if self.is_started:
+                    raise
+                # It could not go on because we stop. Somebody else does, and it costs the event no attempt.
+                context.cancel()
+                raise JobCancelled from None
             if message.idempotency_key is not UNSET and self._targets(event_name)[0].group == group:
                 await self.receipts.write(self._key_id(event_name, message.idempotency_key))
             return result
@@ -394,8 +404,7 @@ class EventProvider:
 
 def _message(event_name: str, payload: Raw, meta: PropagationMeta | None, options: EmitOptions) -> EventMessage:
     key = options.idempotency_key
-    if key is not None and (not key or ":" in key):
-        raise InvalidCommand(f"idempotency key {key!r}: give one without ':'")
+    check_key(key)
     return EventMessage(
         event_id=str(uuid4()),
         event_name=event_name,

@@ -52,7 +52,11 @@ class EventWorker(Worker):
         await self.__aenter__()
         assert self._task is not None
         ready = asyncio.ensure_future(self.ready.wait())
-        await asyncio.wait((ready, self._task), timeout=_READY_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        try:
+            await asyncio.wait((ready, self._task), timeout=_READY_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            await self.close()
+            raise
         if not ready.done():
             ready.cancel()
             await self.close()
@@ -190,8 +194,14 @@ class QueueManager:
         self._hooks.tell("on_job_completed", event_name, context.id, (time.perf_counter() - began) * 1000)
         return result
 
+    def stop_pulling(self) -> None:
+        """Take no more events; handlers that run go on."""
+        for worker in self._workers.values():
+            worker.stop_pulling()
+
     async def stop(self) -> None:
         """Workers first, waiting for what they run; then the queues."""
         workers, self._workers = self._workers, {}
-        await asyncio.gather(*(worker.close() for worker in workers.values()))
+        # One that died was told of already, and keeps nobody else from ending.
+        await asyncio.gather(*(worker.close() for worker in workers.values()), return_exceptions=True)
         self._queues.clear()

@@ -55,7 +55,7 @@ class ScheduledEventManager:
         retry: Options | None = None,
     ) -> ScheduleInfo:
         """Create a schedule, or replace the one of this id. `retry` is what its group wants of attempts and backoff."""
-        _check(schedule_id, cron, every)
+        check_schedule(schedule_id, cron, every)
         data = ScheduledMessage(
             event_name=event_name,
             payload=encode_payload(None) if payload is None else payload,
@@ -93,7 +93,8 @@ class ScheduledEventManager:
         """Nothing is kept here: the schedules go on in the store."""
 
 
-def _check(schedule_id: str, cron: str | None, every: Duration | None) -> None:
+def check_schedule(schedule_id: str, cron: str | None, every: Duration | None) -> None:
+    """Refuse what cannot be scheduled, before anything is asked."""
     if not schedule_id or ":" in schedule_id or "@" in schedule_id:
         raise InvalidCommand(f"schedule id {schedule_id!r}: give one without ':' and '@'")
     if (cron is None) == (every is None):

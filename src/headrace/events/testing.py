@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import inspect
 import itertools
+import logging
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -26,14 +28,15 @@ from headrace.client.payloads import decode_payload, encode_payload
 from headrace.durations import Duration, milliseconds, positive_seconds, seconds
 from headrace.errors import EventCancelledError, EventTimeoutError, ProviderStoppedError
 from headrace.events.definitions import AnyEvent
-from headrace.events.message import EmitOptions, EventMessage, ScheduledMessage
+from headrace.events.message import EmitOptions, EventMessage, ScheduledMessage, check_key
 from headrace.events.provider import MessageHandler
-from headrace.events.schedules import ScheduleInfo
+from headrace.events.schedules import ScheduleInfo, check_schedule
 from headrace.events.subscription import EventSubscription
 from headrace.propagation import PropagationMeta
 from headrace.schedules import parse_schedule
 from headrace.worker.context import JobContext, RunIn
 
+log: Final = logging.getLogger("headrace.events")
 _EPOCH_MS: Final = 1_700_000_000_000.0
 _ANYTHING: Final = object()
 
@@ -52,10 +55,8 @@ class _Place:
     """Stands for the worker of a handler."""
 
     async def run_in_place(self, run_in: RunIn, call: Callable[[], Any]) -> Any:
-        if run_in == "thread":
-            return await asyncio.to_thread(call)
-        found = call()
-        return await found if asyncio.iscoroutine(found) else found
+        found = await asyncio.to_thread(call) if run_in == "thread" else call()
+        return await found if inspect.isawaitable(found) else found
 
 
 class TestEventProvider:
@@ -142,6 +143,7 @@ class TestEventProvider:
         self, event_name: str, payload: Raw, meta: PropagationMeta | None = None, options: EmitOptions | None = None
     ) -> EventSubscription[Any]:
         given = options or EmitOptions()
+        check_key(given.idempotency_key)
         self.emitted.append(Emitted(event_name, decode_payload(payload), dict(meta or {}), given))
         message = EventMessage(
             event_id=str(uuid4()),
@@ -195,6 +197,8 @@ class TestEventProvider:
                 place: Any = _Place()
                 answers.append(await handler(message, context, place))
             except Exception as error:
+                if answers:  # nobody else is told of it
+                    log.exception("a handler of %s failed (event %s)", message.event_name, message.event_id)
                 answers.append(error)
         if subscription is not None:
             self._settle(subscription, answers[0] if answers else None)
@@ -230,6 +234,7 @@ class TestEventProvider:
     # -- schedules -----------------------------------------------------------------------------------------------------
 
     async def schedule_event(self, event_name: str, schedule_id: str, **schedule: Any) -> ScheduleInfo:
+        check_schedule(schedule_id, schedule.get("cron"), schedule.get("every"))
         every = None if schedule.get("every") is None else milliseconds(schedule["every"], "every")
         info = ScheduleInfo(
             schedule_id=schedule_id,

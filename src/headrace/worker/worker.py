@@ -360,9 +360,8 @@ class Worker:
             raise TimeLimitExceeded(f"it ran longer than {limit:g} s") from None
 
     async def _in_place(self, run_in: RunIn, call: Callable[[], Any]) -> Any:
-        if run_in == "thread":
-            return await self._in_thread(call)
-        found = call()
+        # A plain function may give what is still to be awaited: a lambda around a coroutine function, a decorated one.
+        found = await self._in_thread(call) if run_in == "thread" else call()
         return await found if inspect.isawaitable(found) else found
 
     async def _in_thread(self, call: Callable[[], T]) -> T:

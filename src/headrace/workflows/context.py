@@ -43,9 +43,14 @@ def encoded(value: Any, wanted: Any, what: str, already: int = 0) -> Raw:
     found = encode_payload(fitted(value, wanted, what))
     if len(found) > MAX_DATA_BYTES:
         raise PayloadError(what, "$", f"{len(found)} bytes are too many, the most is {MAX_DATA_BYTES}")
-    if already + len(found) > MOST_LOG_BYTES:
-        raise PayloadError(what, "$", f"the flow would have more than {MOST_LOG_BYTES} bytes of data and results")
+    check_room(already, len(found), what)
     return found
+
+
+def check_room(already: int, more: int, what: str) -> None:
+    """Refuse what would make a log too large that has so many bytes already."""
+    if already + more > MOST_LOG_BYTES:
+        raise PayloadError(what, "$", f"the flow would have more than {MOST_LOG_BYTES} bytes of data and results")
 
 
 class Results(Mapping[str, Any]):

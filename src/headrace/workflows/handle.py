@@ -57,6 +57,8 @@ class FlowHandle(Generic[R]):
         if not found.flow.status.is_final:
             if patience is not None and time.monotonic() >= patience:
                 raise JobTimeout(f"Flow {self.id} did not end within {timeout}; it goes on")
+            if run.failure is not None:  # it still takes itself back, and why is known
+                raise failure_of(self.id, run)
             raise WorkflowTimeoutError(self.id, run.plan.timeout / 1000)
         return self._outcome(run)
 

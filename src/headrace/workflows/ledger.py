@@ -20,11 +20,21 @@ from headrace.client.client import Client
 from headrace.client.payloads import encode_payload
 from headrace.commands.flows import FlowAdvance, FlowFound, FlowGet, FlowStart, GivenAck, GivenJob, GivenStep
 from headrace.commands.jobs import PushEntry
-from headrace.errors import CommandTimeout, Conflict, ConnectionLost, LeaseLost, NotFound, StorageUnavailable
+from headrace.errors import (
+    CommandTimeout,
+    Conflict,
+    ConnectionLost,
+    LeaseLost,
+    NotFound,
+    PayloadError,
+    StorageUnavailable,
+)
 from headrace.hooks import Hooks
 from headrace.model import Flow, FlowStatus, FlowStep
+from headrace.propagation import ErrorReport
 from headrace.worker.context import JobContext
-from headrace.workflows.machine import Decision, News, Run, decide
+from headrace.workflows.context import check_room
+from headrace.workflows.machine import Decision, News, Run, Signalled, StepDone, StepLost, decide
 from headrace.workflows.plan import NO_RESULT, Entry, FlowJob, Plan, Policy, decode_body, encode_body, job_id, job_name
 
 REMEMBERED_FLOWS: Final = 256
@@ -136,7 +146,7 @@ class Ledger:
         while True:
             record = await read(flow_id, revision)
             async with record.lock:
-                decision = decide(record.run, news)
+                decision = _decided(record, news)
                 if decision.entries:
                     if await self._advance(record, decision, job, deadline):
                         return decision
@@ -201,6 +211,23 @@ def record_of(found: FlowFound) -> Record:
 
 def entry_of(step: FlowStep) -> Entry:
     return Entry(step.kind, step.step, step.attempt, decode_body(step.body), step.at)
+
+
+def _decided(record: Record, news: News) -> Decision:
+    """What follows from the news, if the log has room for it: neighbours of a step may have filled it since it began,
+    and a signal is written twice, when it comes and when its wait is over."""
+    if isinstance(news, StepDone):
+        try:
+            check_room(record.size, len(news.body.result), f"result of step {news.step!r}")
+        except PayloadError as error:
+            report = ErrorReport.of(error, step=news.step, attempt=news.attempt)
+            return decide(record.run, StepLost(news.step, news.attempt, report, news.body))
+    elif isinstance(news, Signalled):
+        try:
+            check_room(record.size, 2 * len(news.payload), f"payload of signal {news.name!r}")
+        except PayloadError as error:
+            return Decision(refusal=str(error))
+    return decide(record.run, news)
 
 
 def _given_steps(entries: list[Entry]) -> tuple[GivenStep, ...]:

@@ -196,6 +196,12 @@ class Run:
         return self.plan.groups[self.group] if self.group < len(self.plan.groups) else ()
 
     @property
+    def before(self) -> dict[str, Body]:
+        """What the steps of earlier groups returned: neighbours of a parallel group do not see each other."""
+        neighbours = {one.name for one in self.at_work}
+        return {name: body for name, body in self.done.items() if name not in neighbours}
+
+    @property
     def rollback_errors(self) -> dict[str, ErrorReport]:
         return {step: error for step, error in self.undone.items() if error is not None}
 

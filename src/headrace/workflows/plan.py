@@ -86,7 +86,11 @@ def plan_of(definition: WorkflowDefinition[Any, Any], *, step_timeout: float | N
 
 
 def check_plan(plan: Plan) -> None:
-    """Refuse what the store would refuse only when the flow gets there."""
+    """Refuse what could not be read any more, and what the store would refuse only when the flow gets there."""
+    try:
+        _decode_plan(encode_body(plan))
+    except msgspec.MsgspecError as error:
+        raise InvalidCommand(f"workflow {plan.workflow!r} cannot be started like this: {error}") from None
     for group in plan.groups:
         if len(group) > MOST_PARALLEL:
             raise InvalidCommand(f"workflow {plan.workflow!r} has a group of more than {MOST_PARALLEL} steps")
@@ -153,6 +157,7 @@ class Entry(Struct, frozen=True, gc=False):
 
 encode_body: Final = msgspec.msgpack.Encoder().encode
 decode_body: Final = msgspec.msgpack.Decoder(Body).decode
+_decode_plan: Final = msgspec.msgpack.Decoder(Plan).decode
 NO_RESULT: Final = Raw(NIL)
 
 

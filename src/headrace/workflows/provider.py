@@ -388,6 +388,8 @@ class Workflows:
         entries = [entry for entry in map(entry_of, found.steps) if entry.kind == "completed" and entry.step in kept]
         again = _next_id(flow_id)
         await self._begin(self._running().ledger, again, begin(started, entries))
+        if entry_of((await self.look(again)).steps[0]).body.retry_of != flow_id:
+            raise WorkflowError(f"flow {flow_id} cannot be retried: its next id {again!r} belongs to another flow")
         return FlowHandle(self, again, self.definition_of(run.plan.workflow, run.plan.version))
 
     # -- what handles stand on -----------------------------------------------------------------------------------------

@@ -86,7 +86,12 @@ class Implementation:
         found: dict[str, dict[str, Callable[..., Any]]] = {}
         for attribute in dir(type(home)):
             for name, role in getattr(getattr(type(home), attribute), MARK, ()):
-                found.setdefault(name, {})[role] = getattr(home, attribute)
+                code = getattr(home, attribute)
+                if found.setdefault(name, {}).setdefault(role, code) != code:
+                    raise InvalidCommand(
+                        f"workflow {definition.name!r} has two methods for the {role} of step {name!r}: "
+                        f"{found[name][role].__name__} and {attribute}"
+                    )
         return cls.checked(definition, found, getattr(home, "on_complete", None), getattr(home, "on_error", None))
 
     @classmethod

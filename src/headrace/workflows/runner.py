@@ -152,7 +152,7 @@ class FlowWorker(Worker):
         attempt, began = _attempt(job), time.time() * 1000
 
         async def done() -> News:
-            context = self._context(code, run, work, job, _before(run), work.step)
+            context = self._context(code, run, work, job, run.before, work.step)
             with self._interruptible(job, work):
                 value = await self._call_code(job, one.handler, context, limit=step.timeout)
             wanted = code.definition.steps[work.step].result
@@ -371,12 +371,6 @@ def _attempt(job: JobContext) -> int:
 
 def _with_error(told: Body, report: ErrorReport) -> Body:
     return Body(worker=told.worker, began=told.began, error=report)
-
-
-def _before(run: Run) -> dict[str, Body]:
-    """What the steps of earlier groups returned: neighbours of a parallel group do not see each other."""
-    neighbours = {one.name for one in run.at_work}
-    return {name: body for name, body in run.done.items() if name not in neighbours}
 
 
 def _lost_news(work: Work) -> News:

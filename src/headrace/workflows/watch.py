@@ -53,7 +53,7 @@ class FlowWatch:
         while True:
             left = span if deadline is None else min(span, max(0.0, deadline - time.monotonic()))
             try:
-                found = await self._ask(FlowWait(id=flow_id, timeout=left * 1000))
+                found = await self._ask_by(FlowWait(id=flow_id, timeout=left * 1000), deadline)
             except StorageUnavailable:
                 # Behind a server that answers the store may be away for a while; the flow is not.
                 if time.monotonic() > min(answered + self._client.timeout, patience or float("inf")):
@@ -75,6 +75,17 @@ class FlowWatch:
         margin = self._stall * 1000 if plan.on_timeout == "cancel" else 0
         due = found.flow.created_at + plan.timeout + margin
         return time.monotonic() + max(0.0, due - time.time() * 1000) / 1000
+
+    async def _ask_by(self, asked: FlowWait, deadline: float | None) -> FlowFound:
+        """Wait, and at the deadline (monotonic) just look: others may have all the slots until long after it."""
+        limit = asyncio.timeout(None if deadline is None else max(0.0, deadline - time.monotonic()) + _PAUSE)
+        try:
+            async with limit:
+                return await self._ask(asked)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            return await self._client.ask(FlowGet(id=asked.id))
 
     async def _ask(self, asked: FlowWait) -> FlowFound:
         async with self._slots:

@@ -443,6 +443,8 @@ class Intake(Store):
 
     def _known(self, queue: Queue, links: JobLinks, now: int, *, answers_ended: bool) -> Job | None:
         known = queue.custom_ids.get(links.custom_id) if links.custom_id else None
+        if known is not None and self._is_overdue(known, now):
+            known = None
         if known is not None and (answers_ended or known.state not in _ENDED):
             return known
         owner = self._key_owner(queue, links, now) if links.unique_key else None
@@ -475,6 +477,8 @@ class Intake(Store):
         if holder.expires is not None and holder.expires <= now:
             del queue.keys[links.unique_key]
             return None
+        if self._is_overdue(holder.job, now):
+            return None
         dedup = links.dedup
         if dedup is not None and dedup.replace:
             self._replace_owner(holder.job, now)
@@ -482,6 +486,14 @@ class Intake(Store):
         if dedup is not None and dedup.extend and dedup.ttl:
             self._hold_key_until(holder.job, holder, now + int(dedup.ttl))
         return holder.job
+
+    def _is_overdue(self, job: Job, now: int) -> bool:
+        """Whether a job can only be dropped by whoever pulls it, which is done now: it must not stand for a new one."""
+        return job.settings.ttl is not None and job.state is _WAITING and self._has_expired(job, now)
+
+    def _has_expired(self, job: Job, now: int) -> bool:
+        """Whether a waiting job has outlived its time, and is gone now: see Delivery."""
+        raise NotImplementedError
 
     def _replace_owner(self, owner: Job, now: int) -> None:
         """The newer job takes the key; an owner that has not started goes, one at work just loses the key."""

@@ -195,12 +195,13 @@ class _Rehearsal:
         return await found if inspect.isawaitable(found) else found
 
     def _context(self, call: str, attempt: int) -> StepContext[Any]:
+        run = self._run
         return StepContext(
             flow_id="test",
             workflow=self._definition.name,
             step="" if call.startswith("on_") else call,
             data=self._data,
-            results=Results(dict(self._run.done), self._definition),
+            results=Results(run.before if call in self._definition.steps else dict(run.done), self._definition),
             attempt=attempt,
             meta={},
             log=FlowLogger(_log, {}),

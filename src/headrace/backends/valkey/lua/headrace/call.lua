@@ -169,6 +169,7 @@ end
 local flush -- see jobs.lua
 local tell_flow, tell_flow_of_removal -- see flows.lua
 local plan_scheduler -- see settlement.lua
+local expire, is_expired -- see delivery.lua
 
 local NEEDS_MEMORY = {}
 local verb, bare_verb

@@ -263,7 +263,7 @@ do
 
   -- -- handing out --------------------------------------------------------------------------------------------------------
 
-  local function expire(job)
+  expire = function(job)
     if is_ours(job) then
       tell('expired', job)
       announce(job.queue, 'expired', job.id)
@@ -282,7 +282,7 @@ do
     announce(job.queue, 'expired', job.id)
   end
 
-  local function is_expired(job)
+  is_expired = function(job)
     local ttl = is_ours(job) and settings(job).ttl
     if ttl then return NOW > number(job, 'timestamp') + ttl end
     local ends = number(job, 'expireAt')

@@ -92,10 +92,16 @@ do
     end
   end
 
+  -- The job, unless it can only be dropped by whoever pulls it, which is done now: it must not stand for a new one.
+  local function in_time(job)
+    if not job or word(job) ~= 'waiting' or not is_expired(job) then return job end
+    expire(job)
+  end
+
   local function key_owner(new)
     local key, dedup = new.extra.uniqueKey, new.extra.links and new.extra.links.dedup
     local holder = key and living_holder(new.queue, key)
-    local owner = holder and find(new.queue, holder.id)
+    local owner = in_time(holder and find(new.queue, holder.id))
     if not owner then return nil end
     if type(dedup) == 'table' then
       if dedup.replace then
@@ -114,7 +120,7 @@ do
   local function known_job(new)
     local custom = new.extra.customId
     local id = custom and call('HGET', new.queue.p .. ':hr:ids', custom)
-    local known = id and find(new.queue, id) or nil
+    local known = in_time(id and find(new.queue, id) or nil)
     if known and (new.extra.idTtl or not has_ended(known)) then return known end
     local owner = key_owner(new)
     if not owner and known then
