@@ -138,9 +138,8 @@ class Events:
         self._begun.clear()
         await provider.stop()
         self.loop = None
-        client = provider.client
-        if release_client(client):
-            await asyncio.wrap_future(client.close())
+        if (closing := release_client(provider.client)) is not None:
+            await asyncio.wrap_future(closing)
 
     # -- handling ------------------------------------------------------------------------------------------------------
 

@@ -7,19 +7,33 @@ gives the same object anywhere below the handler.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import threading
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal, Protocol, get_args
 
 from headrace import commands
 from headrace.client.job import JobInfo
 from headrace.commands._base import Command
-from headrace.errors import HeadraceError
+from headrace.errors import HeadraceError, InvalidCommand
 
 Tell = Callable[[Command[Any]], None]
 RunIn = Literal["loop", "thread", "process"]
 """Where a handler runs: on the loop of its worker, in a thread, or in a process that can be killed."""
+
+
+def place_of(function: Any, run_in: RunIn | None) -> RunIn:
+    """Where a function runs: where it is told to, else a coroutine function on the loop and any other in a thread."""
+    is_async = inspect.iscoroutinefunction(function)
+    if run_in is None:
+        return "loop" if is_async else "thread"
+    if run_in not in get_args(RunIn):
+        raise InvalidCommand(f"run_in is 'loop', 'thread' or 'process', not {run_in!r}")
+    if is_async and run_in != "loop":
+        name = getattr(function, "__name__", function)
+        raise InvalidCommand(f"{name}: an async function runs on the loop, not in a {run_in}")
+    return run_in
 
 
 SETTLED: Final = object()
@@ -54,18 +68,22 @@ class JobContext:
 
     @property
     def id(self) -> str:
+        """The id of the job, the same in every attempt."""
         return self.info.id
 
     @property
     def queue(self) -> str:
+        """The queue it came from."""
         return self.info.queue
 
     @property
     def name(self) -> str:
+        """Its name: that of its task, if it has one."""
         return self.info.name
 
     @property
     def data(self) -> Any:
+        """Its data as plain values, decoded anew each time: changing them changes nothing else."""
         return self.info.data
 
     @property
@@ -75,6 +93,7 @@ class JobContext:
 
     @property
     def is_last_attempt(self) -> bool:
+        """Whether a failure now is final."""
         return self.attempt >= self.info.max_attempts
 
     @property
@@ -107,14 +126,17 @@ class JobContext:
         return self._is_cancelled or event.wait(timeout)
 
     def cancel(self) -> None:
+        """Say in `cancelled` that the handler should end; the worker does so."""
         self._is_cancelled = True
         if "_cancelling" in vars(self):
             vars(self)["_cancelling"].set()
 
     def progress(self, percent: float, message: str | None = None) -> None:
+        """Say how far it is. Returns at once; told before the outcome of the job."""
         self._tell(commands.control.Progress(id=self.id, progress=percent, message=message))
 
     def log(self, message: str, level: Literal["info", "warn", "error"] = "info") -> None:
+        """Add a line to the log of the job. Returns at once; told before its outcome."""
         self._tell(commands.logs.AddLog(id=self.id, message=message, level=level))
 
 
