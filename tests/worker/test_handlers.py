@@ -440,3 +440,9 @@ def test_a_place_where_a_handler_cannot_run_is_refused(handler: Any, run_in: Any
         Worker(app.client, "q", handler, run_in=run_in)
     with pytest.raises(InvalidCommand, match=says):
         app.task(run_in=run_in)(handler)
+
+
+async def test_a_worker_on_a_queue_that_cannot_be_ends_and_says_why(app: Headrace) -> None:
+    async with asyncio.timeout(10):
+        with pytest.raises(InvalidCommand, match="Queue name contains invalid characters"):
+            await Worker(app.client, "two words", lambda job: None).run(handle_signals=False)

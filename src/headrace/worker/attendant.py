@@ -429,8 +429,8 @@ class Attendant:
 
     def _pull_failed(self, queue: str, error: HeadraceError) -> None:
         """A broken link comes back by itself (`_changed`); anything else is asked again after a moment. An engine that
-        was closed with its app does not come back."""
-        if isinstance(error, ClientClosed):
+        was closed with its app does not come back, and a name that no queue can have stays one."""
+        if isinstance(error, ClientClosed | InvalidCommand):
             if not self._is_stopping:
                 self._give_up(error)
             return
