@@ -14,10 +14,12 @@ from __future__ import annotations
 
 import os
 import threading
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qsl, unquote, urlsplit
+from weakref import WeakValueDictionary
 
 from msgspec import Struct
 
@@ -43,6 +45,8 @@ class _Shared(Struct):
 
 _lock = threading.Lock()
 _shared: Final[dict[_Key, _Shared]] = {}
+_known: Final[WeakValueDictionary[_Key, Client]] = WeakValueDictionary()
+"""Also those that nobody uses: whoever kept a queue or a job of one can use it again when it is opened again."""
 
 
 def open_client(url: str | None = None, **options: Any) -> Client:
@@ -50,24 +54,25 @@ def open_client(url: str | None = None, **options: Any) -> Client:
     url = url or os.environ.get("HEADRACE_URL") or DEFAULT_URL
     key = (_canonical(url), *sorted((name, repr(value)) for name, value in options.items()))
     with _lock:
-        shared = _shared.get(key)
-        if shared is None or shared.client.is_closed:
-            shared = _shared[key] = _Shared(_make_client(url, options))
-        shared.users += 1
-        return shared.client
+        client = _known.get(key)
+        if client is None:
+            client = _known[key] = _make_client(url, options)
+        elif client.is_closed:
+            client.reopen(_make_client(url, options))
+        _shared.setdefault(key, _Shared(client)).users += 1
+        return client
 
 
-def release_client(client: Client) -> bool:
-    """Whether it was the last one: then the client has to be closed."""
+def release_client(client: Client) -> Future[None] | None:
+    """Let go of it. The last one closes it: what is returned ends when that is done."""
     with _lock:
         key = next((key for key, shared in _shared.items() if shared.client is client), None)
-        if key is None:
-            return True
-        _shared[key].users -= 1
-        is_last = _shared[key].users == 0
-        if is_last:
+        if key is not None:
+            _shared[key].users -= 1
+            if _shared[key].users > 0:
+                return None
             del _shared[key]
-        return is_last
+        return client.close()  # in here, so that whoever opens it next comes after it
 
 
 def _new_lock() -> None:

@@ -51,6 +51,11 @@ class HeadraceError(Exception):
     status: ClassVar[int] = 400
     closes: ClassVar[bool] = False
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pools of processes pickle what is raised in them. An error is made anew from its text: the arguments that
+        its class takes are others."""
+        return _made_again, (type(self), self.args), self.__dict__ or None
+
 
 class InvalidCommand(HeadraceError):
     code = "invalid_command"
@@ -282,6 +287,9 @@ class WorkflowRollbackError(WorkflowError, ExceptionGroup[Exception]):
     def __init__(self, primary: Exception, rollback_errors: Sequence[Exception]) -> None:
         """All is set by `__new__`, which groups of exceptions need."""
 
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.primary, self.rollback_errors), self.__dict__
+
 
 class WorkflowTimeoutError(WorkflowError, TimeoutError):
     """`timeout` is the effective time in seconds."""
@@ -331,9 +339,12 @@ def error_of(code: str | None, text: str) -> HeadraceError:
     """The error that a reply tells of. Other servers of the protocol send no code: then the text has to do."""
     if not code:
         code = next((known for beginning, known in _CODE_BY_TEXT if text.startswith(beginning)), "")
-    kind = _kinds().get(code, Refused)
+    return _made_again(_kinds().get(code, Refused), (text,))
+
+
+def _made_again(kind: type[HeadraceError], args: tuple[object, ...]) -> HeadraceError:
     error = kind.__new__(kind)
-    Exception.__init__(error, text)
+    Exception.__init__(error, *args)
     return error
 
 

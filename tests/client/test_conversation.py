@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -325,3 +327,18 @@ def test_a_command_that_no_frame_can_hold_is_refused_here_and_harms_no_other(mon
     talk.say({**PONG, "reqId": first["reqId"]}, {**PONG, "reqId": second["reqId"]})
     assert before[0].data.pong
     assert after[0].data.pong
+
+
+def test_a_command_that_nobody_wants_any_more_is_not_sent() -> None:
+    class Waiter:
+        is_unwanted = False
+
+        def __call__(self, outcome: Any) -> None: ...
+
+    talk, waiter = Talk(), Waiter()
+    talk.conversation.ask(Question(WaitJob(id="j"), waiter))
+    wanted = talk.ask()
+    waiter.is_unwanted = True
+    talk.greeted()
+    assert [command["cmd"] for command in talk.heard()] == ["Ping"]
+    assert (talk.conversation.blocking, wanted) == (0, [])

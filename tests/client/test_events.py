@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from headrace.client import events as listening
+from headrace.client.client import Client
 from headrace.client.events import QueueEvents
 from headrace.client.queue import Queue
 from headrace.connect import open_client
-from headrace.errors import ClientClosed, InvalidCommand
+from headrace.errors import ClientClosed, HeadraceError, InvalidCommand
 from tests.client.faces import bury, complete, pull
 from tests.client.fakeserver import FakeServer, protocol_2
 from tests.waiting import until
@@ -168,3 +169,12 @@ async def test_a_listener_that_comes_back_before_the_storage_of_its_server_hears
             assert (await asyncio.wait_for(anext(aiter(events)), 10)).event_type == "gap"
         await asyncio.wrap_future(client.close())
     assert subscribed == 3
+
+
+async def test_a_listener_that_was_not_entered_says_so_instead_of_waiting_for_ever(shared_client: Client) -> None:
+    events = QueueEvents(shared_client, "q")
+    async with asyncio.timeout(5):
+        with pytest.raises(HeadraceError, match="async with"):
+            await anext(aiter(events))
+        with pytest.raises(HeadraceError, match="async with"):
+            await asyncio.to_thread(events.get)

@@ -20,16 +20,19 @@ from headrace.client.events import QueueEvents
 from headrace.client.policy import LinkState
 from headrace.client.queue import Queue
 from headrace.commands.control import WaitJob
+from headrace.commands.monitoring import Ping
 from headrace.connect import open_client, release_client
 from headrace.errors import (
     ClientClosed,
     CommandTimeout,
     ConnectionLost,
+    InvalidCommand,
     NotAuthenticated,
     StorageUnavailable,
     Unreachable,
 )
 from tests.client.faces import complete
+from tests.client.fakeserver import FakeServer, protocol_2
 from tests.client.proxy import Proxy
 from tests.integration.faultydisk import fill, small_disk
 from tests.ports import free_port
@@ -394,3 +397,36 @@ async def test_a_full_disk_is_reported_by_an_engine_in_the_process_too(tmp_path:
             await queue.add("n", "x" * 5_000_000)
         assert release_client(client)
         await asyncio.wrap_future(client.close())
+
+
+async def test_a_call_that_was_cancelled_before_it_was_sent_is_not_sent() -> None:
+    """Else whoever tries again after each timeout adds a job for each try, once the server is back."""
+    async with FakeServer(protocol_2) as server, connected(server.port, pool_size=1) as client:
+        await client.ask(Ping())
+        await server.__aexit__()
+        await until(lambda: client.health[0].state is not LinkState.CONNECTED)
+        for _ in range(3):
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.02):
+                    await Queue(client, "q").add("charge")
+        server._server = await asyncio.start_server(server._serve, "127.0.0.1", server.port)
+        await client.ask(Ping())
+    assert "PUSH" not in {command["cmd"] for command in server.asked}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ((Ping,), "is no command"),
+        (("PING",), "is no command"),
+        ((Ping(), "soon"), "timeout 'soon' is not understood"),
+        ((Ping(), -1), "timeout must not be negative"),
+    ],
+)
+async def test_what_cannot_be_asked_is_refused_instead_of_waiting_for_ever(wrong: Any, says: str) -> None:
+    async with FakeServer(protocol_2) as server, connected(server.port) as client, asyncio.timeout(5):
+        with pytest.raises(InvalidCommand, match=says):
+            await client.ask(*wrong)
+        with pytest.raises(InvalidCommand, match=says):
+            await asyncio.to_thread(client.ask_blocking, *wrong)
+        await client.ask(Ping(), "5s")

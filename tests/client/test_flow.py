@@ -85,3 +85,17 @@ async def test_jobs_of_a_flow_may_have_ids_of_their_own(face: Any, q: Any) -> No
     tree = await face.flows().add(FlowJob(queue=q.name, name="p", options={"job_id": job_id}))
     assert tree.job.id == job_id
     assert await tree.job.state() == "waiting"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"options": {"parent": "j"}}, "cannot be given 'parent'"),
+        ({"options": {"depends_on": ["j"]}}, "cannot be given 'depends_on'"),
+        ({"on_failure": "explode"}, "on_failure is one of block, fail, continue, ignore, remove, not 'explode'"),
+    ],
+)
+async def test_a_job_that_has_no_place_in_a_flow_is_refused(face: Any, queue: str, wrong: Any, says: str) -> None:
+    child = FlowJob(queue=queue, name="child", **wrong)
+    with pytest.raises(InvalidCommand, match=says):
+        await face.flows().add(FlowJob(queue=queue, name="parent", children=[child]))

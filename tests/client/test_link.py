@@ -360,3 +360,21 @@ async def test_when_a_server_is_away_even_links_that_never_stood_wait_for_it() -
         assert not any(task.done() for task in waiting)
         server._server = await asyncio.start_server(server._serve, "127.0.0.1", server.port)
         assert len(await asyncio.gather(*waiting)) == 12
+
+
+async def test_a_link_that_gets_through_lets_the_others_try_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands may wait on any of them, and the next try of each may be later than their time allows."""
+    delays = iter([60.0, 0.5])
+    monkeypatch.setattr("headrace.client.link.reconnect_delay", lambda attempt: next(delays, 0.1))
+    async with FakeServer(protocol_2) as server, linked(server, Pool, pool_size=2) as pool:
+        for _ in range(4):
+            await ask(pool)
+        await until(lambda: len(server.connections) == 2)
+        for connection in server.connections:
+            connection.transport.abort()
+        await until(lambda: [health.state for health in pool.health] == [LinkState.RECONNECTING] * 2)
+        waiting = []
+        for _ in range(2):
+            waiting.append(asyncio.create_task(ask(pool)))
+            await asyncio.sleep(0.001)
+        assert len(await asyncio.gather(*waiting)) == 2

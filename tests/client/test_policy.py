@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import ssl
 from typing import Any
+from weakref import WeakValueDictionary
 
 import pytest
 
 from headrace import connect
+from headrace.client.client import Client
 from headrace.client.policy import ConnectionOptions, Vitals, reconnect_delay
 from headrace.client.urls import connection_options
+from headrace.commands.monitoring import Ping
 from headrace.config import ConfigError
 from headrace.connect import open_client, release_client
 
@@ -140,28 +143,34 @@ def test_clients_of_one_url_are_one_until_the_last_lets_go() -> None:
     one, two = open_client("headrace://shared:1"), open_client("headrace://shared:1")
     other = open_client("headrace://shared:1", pool_size=2)
     assert one is two is not other
-    assert release_client(one) is False
-    assert release_client(two) is True
-    assert release_client(other) is True
+    assert (release_client(one), one.is_closed) == (None, False)
+    assert (_has_closed(two), _has_closed(other)) == (True, True)
     again = open_client("headrace://shared:1")
-    assert again is not one
-    assert release_client(again) is True
-    assert release_client(again) is True, "who is not counted is the last one"
+    assert (again is one, again.is_closed) == (True, False)
+    assert _has_closed(again)
+    assert _has_closed(again), "who is not counted is the last one"
+
+
+def _has_closed(client: Client) -> bool:
+    closing = release_client(client)
+    if closing is not None:
+        closing.result(5)
+    return closing is not None and client.is_closed
 
 
 def test_a_file_is_one_however_it_is_named(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     one, two = open_client("sqlite:///jobs.db"), open_client(f"sqlite:///{tmp_path}/./jobs.db")
     assert one is two
-    assert [release_client(one), release_client(two)] == [False, True]
+    assert [_has_closed(one), _has_closed(two)] == [False, True]
 
 
-def test_a_closed_client_is_not_given_to_anybody_else() -> None:
+def test_a_client_that_somebody_closed_is_open_to_whoever_opens_it() -> None:
     one = open_client("memory://closed")
     one.close().result(5)
     two = open_client("memory://closed")
-    assert two is not one
-    assert release_client(two)
+    two.ask_blocking(Ping())
+    assert [_has_closed(one), _has_closed(two)] == [False, True]
 
 
 @pytest.mark.parametrize(
@@ -177,9 +186,10 @@ def test_the_environment_names_the_url_when_nobody_else_does(
     monkeypatch: pytest.MonkeyPatch, variable: str | None, given: str | None, meant: str
 ) -> None:
     monkeypatch.setattr(connect, "_shared", {})  # apps of other tests may use the default, too
+    monkeypatch.setattr(connect, "_known", WeakValueDictionary())
     monkeypatch.delenv("HEADRACE_URL", raising=False)
     if variable is not None:
         monkeypatch.setenv("HEADRACE_URL", variable)
     one, two = open_client(given), open_client(meant)
     assert one is two
-    assert [release_client(one), release_client(two)] == [False, True]
+    assert [_has_closed(one), _has_closed(two)] == [False, True]

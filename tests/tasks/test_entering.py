@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import random
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -69,3 +72,78 @@ async def test_who_could_not_enter_an_app_does_not_keep_it_open(tmp_path: Path) 
         await app.queue("q").add("job")
     with pytest.raises(ClientClosed):
         await app.queue("q").count()
+
+
+def test_threads_that_come_and_go_at_the_same_time_find_it_open(tmp_path: Path) -> None:
+    """As in a web server without a loop, whose handlers each write `with app.sync()`."""
+    app = Headrace(f"sqlite:///{tmp_path}/jobs.db")
+    errors: list[Exception] = []
+
+    def come_and_go() -> None:
+        try:
+            for _ in range(20):
+                time.sleep(random.random() / 100)
+                with app.sync() as face:
+                    face.queue("q").add("job")
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=come_and_go) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert errors == []
+    with app.sync() as face:
+        assert face.queue("q").count() == 6 * 20
+
+
+async def test_who_comes_while_the_last_one_leaves_waits_for_it(tmp_path: Path) -> None:
+    """Its file belongs to one engine at a time, and one that is closed has to store what is under way."""
+    app = Headrace(f"sqlite:///{tmp_path}/jobs.db", queue="q")
+    for _ in range(5):
+        await app.__aenter__()
+        adding = asyncio.create_task(app.queue().add("job", durable=True))
+        await asyncio.sleep(0)
+        leaving = asyncio.create_task(app.__aexit__())
+        await asyncio.sleep(0)
+        async with app:
+            await app.queue().count()
+        await leaving
+        await asyncio.wait([adding])
+
+
+async def test_what_was_made_from_an_app_follows_it_when_it_is_entered_again(tmp_path: Path) -> None:
+    app = Headrace(f"sqlite:///{tmp_path}/jobs.db", queue="q")
+
+    @app.task()
+    async def hello() -> str:
+        return "hello"
+
+    queue, face, worker = app.queue(), app.sync(), app.worker()
+    async with app:
+        job = await queue.add("hello")
+    for _ in range(2):
+        async with app, worker:
+            assert await job.result(timeout=10) == "hello"
+            assert await queue.count() == await asyncio.to_thread(face.queue().count)
+
+
+async def test_a_worker_of_an_app_that_was_left_says_so(tmp_path: Path) -> None:
+    app = Headrace(f"sqlite:///{tmp_path}/jobs.db")
+    with app.sync():
+        pass
+    async with asyncio.timeout(10):
+        with pytest.raises(ClientClosed):
+            await app.worker().run(handle_signals=False)
+
+
+async def test_a_worker_that_outlives_its_engine_ends_with_an_error(tmp_path: Path) -> None:
+    app = Headrace(f"sqlite:///{tmp_path}/jobs.db")
+    async with app:
+        worker = app.worker("q")
+        running = asyncio.create_task(worker.run(handle_signals=False))
+        await worker.ready.wait()
+    async with asyncio.timeout(10):
+        with pytest.raises(ClientClosed):
+            await running

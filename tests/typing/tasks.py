@@ -54,6 +54,7 @@ def synchronous() -> None:
         reveal_type(sync.enqueue(resize, "a.png", width=3).result())  # is: bytes
         reveal_type(sync.enqueue(report, "monday").result(timeout=5))  # is: dict[str, float]
         reveal_type(sync.enqueue(render.options(delay="10m"), [1]))  # is: SyncJob[str]
+        reveal_type(sync.enqueue_many(send, [("a@b.c",), {"to": "b@b.c"}]))  # is: list[SyncJob[int]]
 
 
 async def wrong() -> None:

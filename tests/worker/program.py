@@ -35,6 +35,7 @@ async def work(ctx: JobContext, n: int, seconds: float = 0.0) -> int:
 def work_in_thread(ctx: JobContext, n: int, seconds: float = 0.0) -> int:
     _mark("begin", n, ctx.attempt)
     time.sleep(seconds)
+    print(f"job {n} ends")
     _mark("end", n, ctx.attempt)
     return n
 

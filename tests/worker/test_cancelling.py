@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +14,7 @@ import pytest
 from headrace import Headrace, JobContext, Worker
 from headrace.frames import encode_frame
 from tests.client.fakeserver import HELLO_2, FakeServer, protocol_2
-from tests.waiting import until
+from tests.waiting import eventually, until
 
 
 async def _cancel_until_it_ends(task: asyncio.Task[Any]) -> None:
@@ -88,3 +92,61 @@ async def test_a_listener_that_is_cancelled_while_it_begins_leaves_no_connection
         with pytest.raises(asyncio.CancelledError):
             await listening
         await until(lambda: server.connections[1].is_closing(), 5)
+
+
+def test_jobs_that_run_when_their_loop_ends_are_given_back(tmp_path: Path) -> None:
+    """asyncio.run() cancels all tasks at its end, those of handlers, too. That is no failure of their jobs."""
+    app = Headrace(f"sqlite:///{tmp_path}/jobs.db")
+    begun: list[str] = []
+    hears = threading.Event()
+
+    async def on_loop(job: JobContext) -> None:
+        begun.append(job.id)
+        await asyncio.Event().wait()
+
+    def in_thread(job: JobContext) -> None:
+        begun.append(job.id)
+        if job.wait_cancelled(20):
+            hears.set()
+
+    async def main() -> list[str]:
+        jobs = [await app.queue(name).add("j", attempts=1) for name in ("loop", "thread")]
+        workers = [Worker(app.client, "loop", on_loop), Worker(app.client, "thread", in_thread)]
+        running.extend(asyncio.create_task(worker.run(handle_signals=False)) for worker in workers)
+        await until(lambda: len(begun) == 2)
+        return [job.id for job in jobs]
+
+    running: list[asyncio.Task[None]] = []
+    ids = asyncio.run(main())
+    with app.sync() as face:
+        found = [face.queue().job(job_id).info() for job_id in ids]
+    assert [(job.state, job.attempts, job.failed_reason) for job in found] == [("waiting", 0, None)] * 2
+    assert hears.wait(5)
+
+
+def test_a_worker_may_be_stopped_from_another_thread() -> None:
+    app = Headrace("memory://stopped-from-afar")
+
+    async def handle(job: JobContext) -> None: ...
+
+    worker = Worker(app.client, "q", handle)
+    for _ in range(2):
+        thread = threading.Thread(target=lambda: asyncio.run(worker.run(handle_signals=False)))
+        thread.start()
+        eventually(lambda: bool(app.sync().queue("q").workers()))
+        worker.stop()
+        thread.join(10)
+        assert not thread.is_alive()
+    app.sync().close()
+
+
+async def test_a_signal_stops_all_workers_of_a_loop() -> None:
+    async with Headrace("memory://signals") as app:
+        workers = [Worker(app.client, name, lambda job: None) for name in ("a", "b")]
+        running = [asyncio.create_task(worker.run()) for worker in workers]
+        for worker in workers:
+            await worker.ready.wait()
+        os.kill(os.getpid(), signal.SIGTERM)
+        async with asyncio.timeout(10):
+            await asyncio.gather(*running)
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL

@@ -161,6 +161,26 @@ async def test_a_running_job_is_cancelled_by_force(app: Headrace) -> None:
     assert await app.queue().count() == 0
 
 
+async def test_a_thread_whose_job_was_cancelled_takes_no_place_from_others(app: Headrace) -> None:
+    began, hangs = threading.Event(), threading.Event()
+
+    @app.task()
+    def deaf() -> None:
+        began.set()
+        hangs.wait(20)
+
+    @app.task()
+    def short() -> str:
+        return "done"
+
+    async with app.worker(concurrency=1, lease=0.6):
+        job = await deaf.enqueue()
+        await until(began.is_set)
+        assert await job.cancel(force=True)
+        assert await (await short.enqueue()).result(timeout=5) == "done"
+        hangs.set()
+
+
 async def test_a_cancelled_job_in_a_process_is_killed(process_app: Headrace, tmp_path: Path) -> None:
     marks = tmp_path / "marks"
     async with process_app.worker(lease=0.6):

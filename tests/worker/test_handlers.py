@@ -254,7 +254,7 @@ async def test_an_error_whose_message_cannot_be_read_is_a_failure_like_others(ap
 async def test_a_result_that_is_no_data_is_a_failure_that_says_so(app: Headrace, queue: str) -> None:
     async with Worker(app.client, queue, lambda job: object()):
         job = await app.queue().add("j", attempts=3)
-        with pytest.raises(JobFailed, match=r"plain values only, not builtins\.object"):
+        with pytest.raises(JobFailed, match=r"a result may hold plain values only, not builtins\.object"):
             await job.result(timeout=10)
 
 
@@ -377,6 +377,7 @@ async def test_a_worker_that_works_cannot_be_started_again(app: Headrace, queue:
         {"batch": 2, "run_in": "process"},
         {"lease": 0},
         {"lease": "1ms"},
+        {"group_concurrency": 0},
     ],
 )
 async def test_a_worker_that_could_not_work_is_refused(app: Headrace, queue: str, wrong: dict[str, Any]) -> None:
@@ -395,3 +396,53 @@ async def test_a_failure_is_told_even_if_its_text_is_no_text(app: Headrace, queu
         job = await app.queue().add("read", {}, attempts=1)
         with pytest.raises(JobFailed, match=r"invoice-\\udcff\.pdf"):
             await job.result(timeout=10)
+
+
+@pytest.mark.parametrize("run_in", ["loop", "thread"])
+async def test_a_search_that_finds_nothing_is_a_failure_like_others(app: Headrace, queue: str, run_in: Any) -> None:
+    """`next()` raises StopIteration, which no future can hold."""
+
+    def handle(job: JobContext) -> str:
+        return next(word for word in ["a", "b"] if word == job.data)
+
+    async with Worker(app.client, queue, handle, run_in=run_in, concurrency=1):
+        job = await app.queue().add("find", "c", attempts=1)
+        with pytest.raises(JobFailed, match="raised StopIteration"):
+            await job.result(timeout=10)
+        assert await (await app.queue().add("find", "b")).result(timeout=10) == "b"
+
+
+async def test_a_plain_function_that_gives_a_coroutine_is_awaited(app: Headrace, queue: str) -> None:
+    """As decorators make them of coroutine functions."""
+
+    async def handle(job: JobContext) -> str:
+        await asyncio.sleep(0)
+        return job.name
+
+    async with Worker(app.client, queue, lambda job: handle(job)):
+        assert await (await app.queue().add("hello")).result(timeout=10) == "hello"
+
+
+async def _on_loop(job: JobContext) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("handler", "run_in", "says"),
+    [
+        (handlers.double, "threads", "run_in is 'loop', 'thread' or 'process', not 'threads'"),
+        (_on_loop, "thread", "_on_loop: an async function runs on the loop, not in a thread"),
+        (_on_loop, "process", "_on_loop: an async function runs on the loop, not in a process"),
+    ],
+)
+def test_a_place_where_a_handler_cannot_run_is_refused(handler: Any, run_in: Any, says: str) -> None:
+    app = Headrace("memory://")
+    with pytest.raises(InvalidCommand, match=says):
+        Worker(app.client, "q", handler, run_in=run_in)
+    with pytest.raises(InvalidCommand, match=says):
+        app.task(run_in=run_in)(handler)
+
+
+async def test_a_worker_on_a_queue_that_cannot_be_ends_and_says_why(app: Headrace) -> None:
+    async with asyncio.timeout(10):
+        with pytest.raises(InvalidCommand, match="Queue name contains invalid characters"):
+            await Worker(app.client, "two words", lambda job: None).run(handle_signals=False)

@@ -88,6 +88,19 @@ async def test_what_runs_after_the_drain_is_given_back_at_once(
     assert [mark.attempt for mark in marks.all()] == [1, 1]
 
 
+@pytest.mark.parametrize("task", ["work_in_thread", "work_in_process"])
+async def test_what_jobs_printed_is_not_lost(
+    server: ServerProcess, producer: Headrace, marks: Marks, task: str
+) -> None:
+    """A worker does not wait for threads that go on after the drain, nor for processes."""
+    with WorkerProcess(url_of(server), marks, "--drain", "300ms") as worker:
+        for n, seconds in ((1, 0.0), (2, 25.0)):
+            await add(producer, n, seconds, task)
+        await until(lambda: sorted(marks.begun()) == [1, 2] and marks.ended() == [1], 20)
+        assert worker.stop() == 0
+        assert "job 1 ends" in worker.said()
+
+
 async def test_a_signal_to_all_processes_of_a_worker_lets_a_handler_end_in_its_own(
     server: ServerProcess, producer: Headrace, marks: Marks
 ) -> None:

@@ -218,10 +218,12 @@ async def test_a_thread_enqueues_with_the_sync_face(app: Headrace) -> None:
     def script() -> list[int]:
         sync = app.sync()
         jobs = [sync.enqueue(add, 1, b=2), sync.enqueue(add.options(priority=3), 3, 4)]
+        jobs += sync.enqueue_many(add, [(5, 6), {"a": 7, "b": 8}])
+        assert app.default_queue in [line.name for line in sync.queues()]
         return [job.result(timeout=10) for job in jobs]
 
     async with app.worker():
-        assert await asyncio.to_thread(script) == [3, 7]
+        assert await asyncio.to_thread(script) == [3, 7, 11, 15]
 
 
 async def test_declarations_that_cannot_work_are_refused(app: Headrace) -> None:
@@ -440,3 +442,7 @@ def test_making_an_app_connects_to_nothing_and_starts_no_thread() -> None:
         [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=30, check=False
     )
     assert (done.stdout, done.stderr) == ("quiet\n", "")
+
+
+def test_a_worker_takes_the_name_of_one_queue_as_it_is() -> None:
+    assert Headrace("memory://").worker("emails").queues == ["emails"]

@@ -56,6 +56,7 @@ class WorkerProcess:
         command = [sys.executable, "-m", "headrace", "worker", self.app, *self.flags]
         env = {"HEADRACE_URL": self.url, "HEADRACE_TEST_MARKS": str(self.marks.path)}
         env["HEADRACE_TEST_QUEUE"] = self.marks.queue
+        env["PYTHONUNBUFFERED"] = ""  # as it is for most: what is printed waits in a buffer
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, **env}, stdout=log, stderr=log)
         return self

@@ -176,9 +176,9 @@ def connected(arguments: argparse.Namespace, patience_s: float | None = None) ->
     except errors.StorageUnavailable as error:
         raise advised(error, _FULL) from None
     finally:
-        if release_client(client):
+        if (closing := release_client(client)) is not None:
             with suppress(TimeoutError):  # the process ends now, and with it the connection
-                client.close().result(_CLOSING_S)
+                closing.result(_CLOSING_S)
 
 
 def _connect(client: Client, is_file: bool) -> None:

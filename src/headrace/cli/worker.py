@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import importlib
 import logging
 import os
@@ -143,6 +144,9 @@ def work(app: Headrace, arguments: argparse.Namespace) -> int:
     if worker.has_threads_left:
         # Their jobs were given back. Waiting for threads that cannot be stopped would undo the deadline.
         logging.shutdown()
+        for stream in (sys.stdout, sys.stderr):  # what jobs printed
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
         os._exit(0)
     return 0
 

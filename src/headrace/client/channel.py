@@ -21,6 +21,11 @@ R = TypeVar("R", bound=Reply)
 Done = Callable[[R | HeadraceError], None]
 
 
+def is_unwanted(done: object) -> bool:
+    """Whether nobody waits for this answer any more. Most who wait cannot be stopped, and say nothing about it."""
+    return getattr(done, "is_unwanted", False)
+
+
 class EventView(Struct, rename="camel"):
     """What a queue tells of itself as it happens. Which fields are set depends on `event_type`."""
 

@@ -15,8 +15,9 @@ from typing import Any, Final, Protocol, TypeVar
 from headrace.client.channel import Channel, Done, LinkHealth
 from headrace.client.line import Line, Mailbox, mailbox_of, shared_line
 from headrace.clock import Clock, SystemClock
-from headrace.commands._base import Command, Reply
-from headrace.errors import ClientClosed, HeadraceError
+from headrace.commands._base import BY_TYPE, Command, Reply
+from headrace.durations import Duration, seconds
+from headrace.errors import ClientClosed, HeadraceError, InvalidCommand
 
 R = TypeVar("R", bound=Reply)
 
@@ -53,6 +54,7 @@ class Client:
         self._home: Line | None = None
         self._channel: Channel | None = None
         self._opening: asyncio.Task[Channel] | None = None
+        self._ending: asyncio.Task[None] | None = None
         self._has_ended = False
 
     @property
@@ -61,20 +63,19 @@ class Client:
 
     # -- asking --------------------------------------------------------------------------------------------------------
 
-    async def ask(self, command: Command[R], timeout: float | None = None) -> R:
+    async def ask(self, command: Command[R], timeout: Duration | None = None) -> R:
         if self._near is None or self.is_closed:
             return await self._ask_line(command, timeout)
         reply: R = await self._near.ask(command, partial(self._ask_line, command, timeout))
         return reply
 
-    async def _ask_line(self, command: Command[R], timeout: float | None) -> R:
+    async def _ask_line(self, command: Command[R], timeout: Duration | None) -> R:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[R] = loop.create_future()
-        mailbox = mailbox_of(loop)
-        self._post(command, lambda outcome: _post_home(mailbox, partial(_settle, future, outcome)), timeout)
+        self._post(command, _Reply(mailbox_of(loop), future), timeout)
         return await future
 
-    def ask_blocking(self, command: Command[R], timeout: float | None = None) -> R:
+    def ask_blocking(self, command: Command[R], timeout: Duration | None = None) -> R:
         if self.line.is_here:
             raise RuntimeError("a blocking call from the thread that has to answer it would wait for ever")
         # A lock that the answer opens: a tenth of the price of a Future, which is made for more than one who waits.
@@ -90,10 +91,13 @@ class Client:
         gate.acquire()
         return _result(told[0])
 
-    def _post(self, command: Command[R], done: Done[R], timeout: float | None) -> None:
+    def _post(self, command: Command[R], done: Done[R], timeout: Duration | None) -> None:
         if self.is_closed:
             raise ClientClosed
-        self.line.post(partial(self.submit, command, done, self.timeout if timeout is None else timeout))
+        if type(command) not in BY_TYPE:  # what fails on the line can be told to nobody
+            raise InvalidCommand(f"{command!r} is no command: make one of headrace.commands, such as Ping()")
+        span = self.timeout if timeout is None else seconds(timeout, "timeout")
+        self.line.post(partial(self.submit, command, done, span))
 
     # -- on the line ---------------------------------------------------------------------------------------------------
 
@@ -117,33 +121,68 @@ class Client:
     def _standing_channel(self) -> Channel | None:
         if self._home is not shared_line():
             # A forked child has neither the thread nor the sockets of its parent. They are left alone, not closed.
-            _left_to_parent.append((self._channel, self._opening))
-            self._home, self._channel, self._opening = shared_line(), None, None
+            if self._home is not None:
+                _left_to_parent.append((self._channel, self._opening, self._ending))
+            self._home, self._channel, self._opening, self._ending = shared_line(), None, None, None
         return self._channel
 
     def _open(self) -> asyncio.Task[Channel]:
         """Make the channel; a failure is not kept: the next one who asks tries again."""
         if self._opening is None:
-            self._opening = asyncio.get_running_loop().create_task(self._make())
+            self._opening = asyncio.get_running_loop().create_task(self._make_after(self._ending))
             self._opening.add_done_callback(self._opened)
         return self._opening
 
-    def _opened(self, opening: asyncio.Task[Channel]) -> None:
-        self._opening = None
-        if opening.exception() is None:
-            self._channel = opening.result()
-            self.line.closers[self] = self._end
+    async def _make_after(self, ending: asyncio.Task[None] | None) -> Channel:
+        """What was there before has to be closed: a file belongs to one engine at a time."""
+        if ending is not None:
+            await asyncio.wait([ending])
+        return await self._make()
 
-    async def _end(self) -> None:
-        self.is_closed = self._has_ended = True
-        if self._standing_channel() is None and self._opening is not None:
-            await asyncio.wait([self._opening])
-        channel, self._channel = self._channel, None
+    def _opened(self, opening: asyncio.Task[Channel]) -> None:
+        failure = opening.exception()
+        if self._opening is not opening:
+            return  # it was closed meanwhile, by whoever waits for it
+        self._opening = None
+        if failure is None:
+            self._channel = opening.result()
+            self.line.closers[self] = self._end_with_line
+
+    def _end(self) -> Coroutine[Any, Any, None]:
+        """From here on nothing is asked; what is returned ends when all is closed."""
+        self._has_ended = True
+        self._standing_channel()
         self.line.closers.pop(self, None)
-        if self._near is not None:
-            self._near.close()
+        closing = self._close_parts(self._ending, self._opening, self._channel, self._near)
+        self._opening = self._channel = None
+        self._ending = asyncio.get_running_loop().create_task(closing)
+        return _finish(self._ending)
+
+    async def _close_parts(
+        self,
+        before: asyncio.Task[None] | None,
+        opening: asyncio.Task[Channel] | None,
+        channel: Channel | None,
+        near: Near | None,
+    ) -> None:
+        waited_for = [task for task in (before, opening) if task is not None]
+        if waited_for:
+            await asyncio.wait(waited_for)
+        if opening is not None and opening.exception() is None:
+            channel = opening.result()
+        if near is not None:
+            near.close()
         if channel is not None:
             await channel.close()
+
+    def _end_with_line(self) -> Coroutine[Any, Any, None]:
+        self.is_closed = True
+        return self._end()
+
+    def _begin_anew(self, like: Client) -> None:
+        self._make, self._own_make, self._near = like._make, like._own_make, like._near
+        self.timeout = like.timeout
+        self._has_ended = False
 
     # -- opening and closing -------------------------------------------------------------------------------------------
 
@@ -156,6 +195,11 @@ class Client:
         self.is_closed = True
         return self.line.run(self._end)
 
+    def reopen(self, like: Client) -> None:
+        """Take questions again, as a new client would: everything that was made from this one can be used anew."""
+        self.is_closed = False
+        self.line.post(partial(self._begin_anew, like))
+
     def divert(self, make: Make | None, clock: Clock | None = None) -> Future[None]:
         """Close the channel and make the next one elsewhere: a test's engine in place of the real one. None: as before.
 
@@ -163,6 +207,7 @@ class Client:
         """
 
         async def change() -> None:
+            self.is_closed = True
             await self._end()
             self.is_closed = self._has_ended = False
             self._make = make or self._own_make
@@ -210,10 +255,28 @@ def _settle(future: Any, outcome: Any) -> None:
         future.set_result(outcome)
 
 
-def _post_home(mailbox: Mailbox, work: Callable[[], None]) -> None:
-    try:
-        mailbox.post(work)
-    except RuntimeError:
-        # Who asked has closed its loop meanwhile: then nobody waits.
-        if not mailbox.loop.is_closed():
-            raise
+class _Reply:
+    """Where an answer goes: to the loop of who asked."""
+
+    __slots__ = ("_future", "_mailbox")
+
+    def __init__(self, mailbox: Mailbox, future: asyncio.Future[Any]) -> None:
+        self._mailbox = mailbox
+        self._future = future
+
+    def __call__(self, outcome: Any) -> None:
+        try:
+            self._mailbox.post(partial(_settle, self._future, outcome))
+        except RuntimeError:
+            # Who asked has closed its loop meanwhile: then nobody waits.
+            if not self._mailbox.loop.is_closed():
+                raise
+
+    @property
+    def is_unwanted(self) -> bool:
+        """Whether who asked was cancelled meanwhile: then a command that waits for a connection is not sent."""
+        return self._future.cancelled()
+
+
+async def _finish(ending: asyncio.Task[None]) -> None:
+    await asyncio.shield(ending)

@@ -17,7 +17,7 @@ from typing import Any, Final, Generic, TypeVar
 import msgspec
 from msgspec import Raw, Struct
 
-from headrace.client.channel import Done
+from headrace.client.channel import Done, is_unwanted
 from headrace.client.payloads import without_absent
 from headrace.client.policy import MAX_WAITING, ConnectionOptions
 from headrace.commands._base import BY_TYPE, Command, Flag, Reply
@@ -216,6 +216,8 @@ class Conversation:
     def _begin(self, version: int) -> None:
         self.is_ready = True
         self._window = self._options.max_in_flight if version >= 2 and self._options.pipelining else 1
+        # Who tried again after each timeout while there was no connection shall not have it done for each try.
+        self._put_back(question for question in self.take_waiting() if not is_unwanted(question.done))
         self._send_waiting()
 
     # -- hearing -------------------------------------------------------------------------------------------------------

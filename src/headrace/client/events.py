@@ -55,6 +55,7 @@ class QueueEvents:
         self._heard: deque[EventView] = deque()
         self._lock = threading.Condition()
         self._ears: list[_Ear] = []
+        self._is_entered = False
         self._is_closed = False
 
     # -- on the line ---------------------------------------------------------------------------------------------------
@@ -132,6 +133,7 @@ class QueueEvents:
 
     def get(self, timeout: float | None = None) -> EventView:
         """The next event; queue.Empty when none came within `timeout` seconds."""
+        self._check_entered()
         with self._lock:
             if not self._lock.wait_for(lambda: self._heard or self._is_closed, timeout):
                 raise queues.Empty
@@ -160,6 +162,7 @@ class QueueEvents:
         await asyncio.wrap_future(self._end())
 
     async def __aiter__(self) -> AsyncIterator[EventView]:
+        self._check_entered()
         ear = _Ear()
         self._ears.append(ear)
         try:
@@ -178,8 +181,13 @@ class QueueEvents:
 
     # -- beginning and end ---------------------------------------------------------------------------------------------
 
+    def _check_entered(self) -> None:
+        """Without it a listener that was never entered would wait for ever."""
+        if not self._is_entered:
+            raise HeadraceError("nothing is heard before it is entered: `async with app.events(...) as events:`")
+
     def _begin(self) -> Future[None]:
-        self._is_closed = False
+        self._is_entered, self._is_closed = True, False
         return self._client.line.run(self._open)
 
     def _end(self) -> Future[None]:

@@ -14,6 +14,7 @@ from headrace.client.options import Options, wire_options
 from headrace.client.payloads import encode_payload
 from headrace.client.queue import JobType
 from headrace.client.verbs import AsyncShell, Shell, SyncShell, verb
+from headrace.errors import InvalidCommand
 
 if TYPE_CHECKING:
     from headrace.ids import IdSource
@@ -105,6 +106,7 @@ class FlowVerbs(Shell, Generic[JobType]):
         earlier: str | None = None,
     ) -> FlowTree[JobType]:
         """Add the entries of a tree; `earlier` is a job that it waits for besides its children."""
+        _check(flow)
         children = [self._plan(child, self._id_of(child), job_id, entries) for child in flow.children]
         ids = tuple(child.job.id for child in children) + (() if earlier is None else (earlier,))
         options = {name: value for name, value in flow.options.items() if name != "job_id"}
@@ -119,6 +121,14 @@ class FlowVerbs(Shell, Generic[JobType]):
         )
         entries.append(commands.families.FamilyEntry(id=job_id, queue=flow.queue, input=entry))
         return FlowTree(self._job_type(self._client, job_id, flow.queue, flow.name), children)
+
+
+def _check(flow: FlowJob) -> None:
+    for option in ("parent", "depends_on"):
+        if flow.options.get(option) is not None:
+            raise InvalidCommand(f"a job of a flow cannot be given {option!r}: its place in the flow says that")
+    if flow.on_failure not in _POLICIES:
+        raise InvalidCommand(f"on_failure is one of {', '.join(_POLICIES)}, not {flow.on_failure!r}")
 
 
 class FlowProducer(FlowVerbs[Job[Any]], AsyncShell):

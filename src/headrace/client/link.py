@@ -271,9 +271,13 @@ class Link(asyncio.Protocol):
             self._first.set_exception(error)
             self._first.exception()  # nobody may be waiting for it
 
+    def hurry(self) -> None:
+        """If it waits for its next try to connect, let it try now."""
+        self._hurry.set()
+
     def force_reconnect(self) -> None:
         """Give this connection up now and make another one; one that waits for its next try makes it now."""
-        self._hurry.set()
+        self.hurry()
         self._conversation.is_ready = False  # what is asked from now on goes over the next connection
         if self._transport is not None:
             self._transport.abort()

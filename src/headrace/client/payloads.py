@@ -37,8 +37,8 @@ _encode: Final = msgspec.msgpack.Encoder(enc_hook=_foreign, decimal_format="stri
 _WIDE: Final = (b"\xcf", b"\xd3")
 
 
-def encode_payload(value: Any) -> Raw:
-    """The value as opaque bytes. What is encoded already stays as it is."""
+def encode_payload(value: Any, what: str = "job data") -> Raw:
+    """The value as opaque bytes. What is encoded already stays as it is. `what` it is stands in errors."""
     if isinstance(value, Raw):
         return value
     try:
@@ -47,13 +47,13 @@ def encode_payload(value: Any) -> Raw:
         if _WIDE[0] in encoded or _WIDE[1] in encoded:
             encoded = _encode(_narrowed(msgspec.to_builtins(value, enc_hook=_foreign, builtin_types=_KEPT)))
     except TypeError as error:
-        raise InvalidCommand(f"job data may hold plain values only, not {error}") from None
+        raise InvalidCommand(f"{what} may hold plain values only, not {error}") from None
     except OverflowError:
         raise InvalidCommand(
-            "job data holds an integer that is too large for other languages: send it as text"
+            f"{what} holds an integer that is too large for other languages: send it as text"
         ) from None
     except (RecursionError, ValueError) as error:
-        raise InvalidCommand(f"job data cannot be encoded: {error}") from None
+        raise InvalidCommand(f"{what} cannot be encoded: {error}") from None
     return Raw(encoded)
 
 

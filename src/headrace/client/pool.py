@@ -26,11 +26,20 @@ class Pool:
     def __init__(self, options: ConnectionOptions) -> None:
         self._options = options
         # The first one finds out whether the server can be reached at all; the others may rely on it.
-        self._links = [Link(options, is_patient=number > 0) for number in range(options.pool_size)]
+        self._links = [self._new_link(is_patient=number > 0) for number in range(options.pool_size)]
         self._waiting_links: list[Link] = []
         self._at_end = mailbox_of(asyncio.get_running_loop()).at_end
         self._next = 0
         self._of_this_turn: Link | None = None
+
+    def _new_link(self, *, is_patient: bool) -> Link:
+        return Link(self._options, changed=self._changed, is_patient=is_patient)
+
+    def _changed(self, is_connected: bool) -> None:
+        """Where one link got through the others can: commands may wait on them, and their next try be far off."""
+        if is_connected:
+            for link in self._all:
+                link.hurry()
 
     def submit(self, command: Command[R], done: Done[R], timeout: float) -> None:
         link = self._pick_to_block() if is_blocking(type(command)) else self._pick()
@@ -64,7 +73,7 @@ class Pool:
             if link.blocking < (MAX_BLOCKING if is_pipelined else 1):
                 return link
         if len(self._waiting_links) < MAX_WAITING_LINKS:
-            self._waiting_links.append(Link(self._options, is_patient=True))
+            self._waiting_links.append(self._new_link(is_patient=True))
             return self._waiting_links[-1]
         return min(self._waiting_links, key=lambda link: link.blocking)
 

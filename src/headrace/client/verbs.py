@@ -16,6 +16,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 from headrace.client.client import Client
 from headrace.commands._base import Command, Reply
+from headrace.durations import Duration
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -37,7 +38,7 @@ class AsyncShell(Shell):
     async def _ask(self, command: Command[R], timeout: float | None = None) -> R:
         return await self._client.ask(command, timeout)
 
-    async def call(self, command: Command[R], timeout: float | None = None) -> R:
+    async def call(self, command: Command[R], timeout: Duration | None = None) -> R:
         """Send any command of `headrace.commands`; the type of the reply follows from it."""
         return await self._client.ask(command, timeout)
 
@@ -46,7 +47,7 @@ class SyncShell(Shell):
     async def _ask(self, command: Command[R], timeout: float | None = None) -> R:
         return self._client.ask_blocking(command, timeout)
 
-    def call(self, command: Command[R], timeout: float | None = None) -> R:
+    def call(self, command: Command[R], timeout: Duration | None = None) -> R:
         """Send any command of `headrace.commands`; the type of the reply follows from it."""
         return self._client.ask_blocking(command, timeout)
 

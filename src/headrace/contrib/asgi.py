@@ -46,8 +46,9 @@ class Dashboard:
 
     def __init__(self, app: Headrace, settings: Settings | None = None) -> None:
         if not app.url.startswith(("sqlite:", "memory:")):
+            scheme = app.url.partition(":")[0]  # the rest may hold a password
             raise ConfigError(
-                f"{app.url}: only an app with its engine inside (sqlite:///, memory://) can show a dashboard; "
+                f"{scheme}: only an app with its engine inside (sqlite:///, memory://) can show a dashboard; "
                 "a server has a dashboard of its own, on port 6790"
             )
         self._app = app

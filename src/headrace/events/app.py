@@ -148,8 +148,8 @@ class Events:
                 task.cancel()
             await asyncio.gather(*self._late, return_exceptions=True)
             await provider.stop()
-            if release_client(provider.client):
-                await asyncio.wrap_future(provider.client.close())
+            if (closing := release_client(provider.client)) is not None:
+                await asyncio.wrap_future(closing)
         finally:
             self._begun.clear()
             self._provider = self._stopping = self.loop = None

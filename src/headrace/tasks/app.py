@@ -13,7 +13,8 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING, Any, Concatenate, Final, Never, ParamSpec, TypeVar, Unpack, overload
 
@@ -139,41 +140,44 @@ class Headrace(AsyncShell):
     def enter(self) -> Client:
         """Count one more user of the app; one that was closed is opened again."""
         with self._users_lock:
-            if self._client.is_closed or not self._has_client:
+            if self._client.is_closed:
+                self._let_go()
+            if not self._has_client:
                 self._client = open_client(self.url, **self._connection)
                 self._has_client = True
             self._users += 1
-        return self._client
+            return self._client
 
-    def leave(self) -> bool:
-        """Whether it was the last user who left."""
+    def leave(self, *, keep_open: bool = False) -> Future[None] | None:
+        """Count one user less. The last one closes the app, unless it is kept open: what is returned ends then."""
         with self._users_lock:
             self._users -= 1
-            return self._users == 0
+            return None if self._users > 0 or keep_open else self._let_go()
 
-    def let_go(self) -> bool:
-        """Whether the client has to be closed: nobody else uses it."""
+    def let_go(self) -> Future[None] | None:
+        """Close the client if nobody else uses it, whoever is in the app: what is returned ends then."""
         with self._users_lock:
-            had_client, self._has_client = self._has_client, False
-        return had_client and release_client(self._client)
+            return self._let_go()
+
+    def _let_go(self) -> Future[None] | None:
+        had_client, self._has_client = self._has_client, False
+        return release_client(self._client) if had_client else None
 
     async def __aenter__(self) -> Headrace:
         client = self.enter()
         try:
             await asyncio.wrap_future(client.connect())
         except BaseException:
-            self.leave()
+            self.leave(keep_open=True)
             raise
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self.leave():
-            await self.close()
+        await _closed(self.leave())
 
     async def close(self) -> None:
         """Close what was opened; calls under way fail."""
-        if self.let_go():
-            await asyncio.wrap_future(self._client.close())
+        await _closed(self.let_go())
 
     # -- tasks ---------------------------------------------------------------------------------------------------------
 
@@ -194,8 +198,6 @@ class Headrace(AsyncShell):
             chosen = queue or self.default_queue
             task: AnyTask = Task(self, function, name or function.__name__, chosen, options, run_in)
             if task.run_in == "process":
-                if task.is_async:
-                    raise InvalidCommand(f"{task.name}: an async function runs on the loop, not in a process")
                 from headrace.worker.processes import check_importable  # few tasks need it
 
                 check_importable(function)
@@ -282,7 +284,7 @@ class Headrace(AsyncShell):
 
     def worker(
         self,
-        queues: Sequence[str] | None = None,
+        queues: str | Sequence[str] | None = None,
         *,
         concurrency: int = 10,
         lease: Duration = 30,
@@ -296,10 +298,9 @@ class Headrace(AsyncShell):
         from headrace.tasks.worker import TaskWorker
 
         known = sorted({task.queue for task in self.tasks.values()})
-        chosen = list((known or [self.default_queue]) if queues is None else queues)
         return TaskWorker(
             self,
-            chosen,
+            (known or [self.default_queue]) if queues is None else queues,
             concurrency=concurrency,
             lease=lease,
             drain=drain,
@@ -351,6 +352,11 @@ class Headrace(AsyncShell):
         return await self._middleware[at](context, lambda: self._through(context, task, run, at + 1))
 
 
+async def _closed(closing: Future[None] | None) -> None:
+    if closing is not None:
+        await asyncio.wrap_future(closing)
+
+
 class SyncHeadrace(SyncShell):
     """An app for threads: `with app.sync() as s: s.enqueue(send, "a@b.c").result(timeout=5)`."""
 
@@ -363,24 +369,31 @@ class SyncHeadrace(SyncShell):
         try:
             self._client.connect().result()
         except BaseException:
-            self._app.leave()
+            self._app.leave(keep_open=True)
             raise
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._app.leave():
-            self.close()
+        if (closing := self._app.leave()) is not None:
+            closing.result()
 
     def close(self) -> None:
         """Close what was opened, for the app as a whole."""
-        if self._app.let_go():
-            self._app.client.close().result()
+        if (closing := self._app.let_go()) is not None:
+            closing.result()
 
     def enqueue(self, task: Task[P, Any, T] | Call[P, T], *args: P.args, **kwargs: P.kwargs) -> SyncJob[T]:
         """Add a job for a task, or for `task.options(...)`."""
         call = task if isinstance(task, Call) else Call(task, {})
         job: SyncJob[T] = call.job(SyncJob, self.call(call.push(args, kwargs)).id)
         return job
+
+    def enqueue_many(
+        self, task: Task[P, Any, T] | Call[P, T], calls: Iterable[tuple[Any, ...] | Mapping[str, Any]]
+    ) -> list[SyncJob[T]]:
+        """Add many jobs in few commands: a tuple of positional or a map of named arguments for each."""
+        call = task if isinstance(task, Call) else Call(task, {})
+        return [call.job(SyncJob, job_id) for push in call.pushes(calls) for job_id in self.call(push).ids]
 
     def queue(self, name: str | None = None) -> SyncQueue:
         """A queue by its name, or that of the app. Nothing is asked yet."""
@@ -394,6 +407,10 @@ class SyncHeadrace(SyncShell):
     def enqueue_flow(self, flow: Flow) -> FlowTree[SyncJob[Any]]:
         """Add a tree of calls, all or none; a parent runs when its children have ended."""
         return self.flows.add(flow.plan())
+
+    def queues(self) -> list[QueueLine]:
+        """The queues there are, with their figures."""
+        return self.call(commands.queues.ListQueues()).queues
 
     def events(self, queue: str | None = None) -> QueueEvents:
         """`with app.sync().events("emails") as events: for event in events: ...`"""

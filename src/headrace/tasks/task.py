@@ -4,8 +4,7 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, Unpack, cast
 
@@ -16,7 +15,7 @@ from headrace.client.payloads import batches
 from headrace.client.queue import size_of_entry
 from headrace.errors import InvalidCommand
 from headrace.tasks.arguments import Arguments
-from headrace.worker.context import JobContext, RunIn
+from headrace.worker.context import JobContext, RunIn, place_of
 
 if TYPE_CHECKING:
     from headrace.tasks.app import Headrace
@@ -37,8 +36,7 @@ class Task(Generic[P, R, T]):
         self.name = name
         self.queue = queue
         self.job_options = options
-        self.is_async = inspect.iscoroutinefunction(function)
-        self.run_in: RunIn = run_in or ("loop" if self.is_async else "thread")
+        self.run_in = place_of(function, run_in)
         self.arguments = Arguments(function)
         self.__doc__ = function.__doc__
         self.__name__ = function.__name__
@@ -96,15 +94,21 @@ class Call(Generic[P, T]):
         self._options = {**task.app.options, **task.job_options, **options}
 
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[T]:
+        """Add a job that calls the function with these arguments."""
         job: Job[T] = self.job(Job, (await self._task.app.call(self.push(args, kwargs))).id)
         return job
 
     async def enqueue_many(self, calls: Iterable[tuple[Any, ...] | Mapping[str, Any]]) -> list[Job[T]]:
+        """Add many jobs in few commands: a tuple of positional or a map of named arguments for each."""
         jobs: list[Job[T]] = []
-        for entries in batches(map(self._entry, calls), size_of_entry):
-            added = await self._task.app.call(commands.jobs.PushBatch(queue=self._task.queue, jobs=entries))
-            jobs += [self.job(Job, job_id) for job_id in added.ids]
+        for push in self.pushes(calls):
+            jobs += [self.job(Job, job_id) for job_id in (await self._task.app.call(push)).ids]
         return jobs
+
+    def pushes(self, calls: Iterable[tuple[Any, ...] | Mapping[str, Any]]) -> Iterator[commands.jobs.PushBatch]:
+        """The commands that add many."""
+        for entries in batches(map(self._entry, calls), size_of_entry):
+            yield commands.jobs.PushBatch(queue=self._task.queue, jobs=entries)
 
     def push(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> commands.jobs.Push:
         """The command that adds the job."""

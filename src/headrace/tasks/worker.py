@@ -14,7 +14,7 @@ from headrace.worker.worker import Worker
 class TaskWorker(Worker):
     """A worker that runs the tasks of an app."""
 
-    def __init__(self, app: Headrace, queues: Sequence[str], **options: Any) -> None:
+    def __init__(self, app: Headrace, queues: str | Sequence[str], **options: Any) -> None:
         super().__init__(app.client, queues, self._call, **options)
         self._app = app
 

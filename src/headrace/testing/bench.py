@@ -331,4 +331,4 @@ def put_on_bench(app: Headrace) -> Iterator[AppBench]:
     finally:
         client.divert(None).result()
         app.state = state
-        app.leave()
+        app.leave(keep_open=True)

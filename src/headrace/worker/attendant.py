@@ -5,9 +5,9 @@ leased to this worker by name (`owner`) and not to its connection, so a broken c
 running handler: on the next one the worker says which jobs it has, and sends the outcomes that were not confirmed.
 
 Rules: everything here runs on the line's thread, but for `take`, `tell` and `end`, which are called where handlers
-run; `deliver` and `lose` post to there. At most `concurrency` jobs run. Besides, a few may be in hand that found no
-slot: one per queue where there are several queues, and short ones for a moment of work where there is one queue and few
-slots. They are given back when no slot becomes free within a moment, for somebody else may be idle.
+run; `deliver`, `lose` and `give_up` post to there. At most `concurrency` jobs run. Besides, a few may be in hand that
+found no slot: one per queue where there are several queues, and short ones for a moment of work where there is one
+queue and few slots. They are given back when no slot becomes free within a moment, for somebody else may be idle.
 
 Outcomes and the next question go out together, in one write (`_turn`). An outcome that comes alone leaves at once; in a
 stream of short jobs that the worker keeps up with, there is at most one turn in a millisecond, so that many jobs share
@@ -123,6 +123,7 @@ class Attendant:
         group: GroupPull | None,
         deliver: Callable[[], None],
         lose: Callable[[str], None],
+        give_up: Callable[[HeadraceError], None],
     ) -> None:
         self.owner = owner
         self.figures = Figures()
@@ -134,6 +135,7 @@ class Attendant:
         self._group = group
         self._deliver = deliver
         self._lose = lose
+        self._give_up = give_up
         self._channel: Channel | None = None
         self._held: dict[str, Holding] = {}
         self._in_hand = 0
@@ -426,7 +428,12 @@ class Attendant:
         self._submit(pull, pulled, wait)
 
     def _pull_failed(self, queue: str, error: HeadraceError) -> None:
-        """A broken link comes back by itself (`_changed`); anything else is asked again after a moment."""
+        """A broken link comes back by itself (`_changed`); anything else is asked again after a moment. An engine that
+        was closed with its app does not come back, and a name that no queue can have stays one."""
+        if isinstance(error, ClientClosed | InvalidCommand):
+            if not self._is_stopping:
+                self._give_up(error)
+            return
         if not isinstance(error, ClientError):
             log.error("cannot pull from %s: %s", queue, error)
         if self._is_connected:

@@ -7,19 +7,33 @@ gives the same object anywhere below the handler.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import threading
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal, Protocol, get_args
 
 from headrace import commands
 from headrace.client.job import JobInfo
 from headrace.commands._base import Command
-from headrace.errors import HeadraceError
+from headrace.errors import HeadraceError, InvalidCommand
 
 Tell = Callable[[Command[Any]], None]
 RunIn = Literal["loop", "thread", "process"]
 """Where a handler runs: on the loop of its worker, in a thread, or in a process that can be killed."""
+
+
+def place_of(function: Any, run_in: RunIn | None) -> RunIn:
+    """Where a function runs: where it is told to, else a coroutine function on the loop and any other in a thread."""
+    is_async = inspect.iscoroutinefunction(function)
+    if run_in is None:
+        return "loop" if is_async else "thread"
+    if run_in not in get_args(RunIn):
+        raise InvalidCommand(f"run_in is 'loop', 'thread' or 'process', not {run_in!r}")
+    if is_async and run_in != "loop":
+        name = getattr(function, "__name__", function)
+        raise InvalidCommand(f"{name}: an async function runs on the loop, not in a {run_in}")
+    return run_in
 
 
 SETTLED: Final = object()

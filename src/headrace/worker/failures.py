@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+from functools import partial
 from typing import Final
 
 from headrace.durations import Duration, milliseconds
@@ -23,6 +24,10 @@ class RetryLater(Exception):
         """`after` counts from now."""
         self.after_ms = milliseconds(after, "after")
         super().__init__(reason or f"to be tried again after {self.after_ms / 1000:g} s")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pools of processes pickle what is raised in them."""
+        return partial(RetryLater, after=self.after_ms / 1000), self.args
 
 
 class JobCancelled(BaseException):

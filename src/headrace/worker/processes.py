@@ -13,6 +13,7 @@ import importlib
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -253,8 +254,17 @@ def _serve(pipe: Connection) -> None:
         pipe.send_bytes(_BEGUN)
         context = _ChildContext(call.info, pipe)
         # In a copy: what a job sets in its context variables is nothing to the next one.
-        context.say(contextvars.copy_context().run(_answer, context, call))
+        answer = contextvars.copy_context().run(_answer, context, call)
+        _flush_streams()
+        context.say(answer)
     os._exit(0)
+
+
+def _flush_streams() -> None:
+    """Let out what the job printed: its process may be killed at any time after it, and even its own end is sudden."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):  # it may be closed, or not be there at all
+            stream.flush()
 
 
 def _left_to_worker(number: int, frame: object) -> None:
@@ -280,7 +290,7 @@ def _next_call(pipe: Connection) -> Call | None:
 def _answer(context: JobContext, call: Call) -> Answer:
     set_current(context)
     try:
-        return Answer(kind="done", result=encode_payload(_function_of(call)(context)))
+        return Answer(kind="done", result=encode_payload(_function_of(call)(context), "a result"))
     except Exception as error:
         return Answer(
             kind="failed",

@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -32,7 +32,7 @@ from headrace.durations import Duration, seconds
 from headrace.errors import ClientError, HeadraceError, InvalidCommand, StorageUnavailable
 from headrace.ids import IdSource
 from headrace.worker.attendant import Attendant, Figures, Holding
-from headrace.worker.context import SETTLED, JobContext, RunIn, set_current
+from headrace.worker.context import SETTLED, JobContext, RunIn, place_of, set_current
 from headrace.worker.failures import JobCancelled, is_final, reason_of, retry_after_ms, stack_of
 from headrace.worker.processes import Call, Children, RemoteFailure, TimeLimitExceeded, check_importable
 
@@ -79,6 +79,8 @@ class Worker:
         self.queues = [queues] if isinstance(queues, str) else list(queues)
         if not self.queues or concurrency < 1:
             raise InvalidCommand("a worker needs at least one queue and a concurrency of at least 1")
+        if group_concurrency is not None and group_concurrency < 1:
+            raise InvalidCommand(f"group_concurrency has to be at least 1, not {group_concurrency}")
         if batch is not None and (batch < 1 or run_in == "process"):
             raise InvalidCommand("a batch has at least 1 job, and its handler runs on the loop or in a thread")
         self.name = name
@@ -88,7 +90,7 @@ class Worker:
         self._client = client
         self._handler: Any = handler
         self._batch = batch
-        self._run_in: RunIn = run_in or ("loop" if inspect.iscoroutinefunction(handler) else "thread")
+        self._run_in = place_of(handler, run_in)
         if self._run_in == "process":
             check_importable(handler)
         self._drain = seconds(drain, "drain")
@@ -102,6 +104,10 @@ class Worker:
         self._threads: ThreadPoolExecutor | None = None
         self._running: dict[str, tuple[JobContext, asyncio.Task[None]]] = {}
         self._is_running = False
+        self._life: asyncio.Task[Any] | None = None
+        """The task that runs it, while it runs."""
+        self._cancellations = 0
+        self._failure: HeadraceError | None = None
         self._begins_jobs = False
         self._busy = 0
         """Slots that are taken. A job that was lost and came back runs twice, for a while, and takes two."""
@@ -124,11 +130,14 @@ class Worker:
             raise HeadraceError(f"{self.id} works already: make another worker to have two")
         loop = asyncio.get_running_loop()
         self._is_running = True
+        self._life = asyncio.current_task()
+        self._cancellations = self._life.cancelling() if self._life is not None else 0
+        self._failure = None
         try:
             with _signals(loop, self.stop) if handle_signals else contextlib.nullcontext():
                 await self._work(loop)
         finally:
-            self._is_running = False
+            self._is_running, self._life = False, None
             self._stopping, self.ready = asyncio.Event(), asyncio.Event()  # it may run once more, on another loop
 
     async def _work(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -138,6 +147,13 @@ class Worker:
                     await self._stopping.wait()
         finally:
             await self._end()
+        if self._failure is not None:
+            raise self._failure
+
+    def _give_up(self, error: HeadraceError) -> None:
+        """Nothing will come any more: whoever runs the worker has to hear of it."""
+        self._failure = error
+        self._stopping.set()
 
     def stop_pulling(self) -> None:
         """Take no more jobs, for good; those that run go on."""
@@ -145,8 +161,13 @@ class Worker:
             self._client.line.post(self._attendant.stop_pulling)
 
     def stop(self) -> None:
-        """Take no more jobs, let those that run end within `drain`, give the rest back."""
-        self._stopping.set()
+        """Take no more jobs, let those that run end within `drain`, give the rest back. From any thread."""
+        life = self._life
+        if life is None or life.get_loop() is asyncio._get_running_loop():
+            self._stopping.set()
+        else:
+            with contextlib.suppress(RuntimeError):  # its loop is closed, and it has ended with it
+                life.get_loop().call_soon_threadsafe(self._stopping.set)
 
     async def __aenter__(self) -> Worker:
         self._task = asyncio.create_task(self.run(handle_signals=False))
@@ -180,6 +201,7 @@ class Worker:
             group=self._group,
             deliver=lambda: home.post(self._begin_ready),
             lose=lambda job_id: home.post(partial(self._abandon, job_id)),
+            give_up=lambda error: home.post(partial(self._give_up, error)),
         )
         has_begun = await self._reach_server(self._attendant)
         self.ready.set()
@@ -200,6 +222,8 @@ class Worker:
                 await self._on_line(attendant.start)
                 return True
             except (ClientError, StorageUnavailable) as error:
+                if self._client.is_closed:
+                    raise  # nobody will open it for a worker
                 if str(error) != told or time.monotonic() - told_at >= _TELL_AGAIN:
                     told, told_at = str(error), time.monotonic()
                     log.warning("%s; trying again every second", error)
@@ -326,14 +350,23 @@ class Worker:
     def _ended_badly(self, holdings: list[Holding], contexts: list[JobContext], error: BaseException) -> None:
         """Jobs whose handler was stopped by us are given back. Whatever else it raised is a failure: sys.exit() in a
         handler must not end the worker, nor a CancelledError of its own let the job run for ever."""
-        is_ours = isinstance(error, asyncio.CancelledError | JobCancelled)
+        is_cancelled = isinstance(error, asyncio.CancelledError | JobCancelled)
+        if is_cancelled and self._is_cancelled:
+            self.stop_pulling()  # else what is given back would come again, and run while the worker ends
         for holding, context in zip(holdings, contexts, strict=True):
-            if is_ours and context.cancelled:
+            if is_cancelled and (context.cancelled or self._is_cancelled):
+                context.cancel()
                 holding.given_back()
             else:
                 self._failed(holding, error)
         if isinstance(error, KeyboardInterrupt):
             raise error
+
+    @property
+    def _is_cancelled(self) -> bool:
+        """Whether whoever runs the worker was cancelled. The end of asyncio.run() cancels all tasks at once, those of
+        handlers, too: that is no failure of their jobs."""
+        return self._life is not None and self._life.cancelling() > self._cancellations
 
     async def _call(self, context: JobContext) -> Any:
         return await self._execute(context, self._run_in, self._handler, partial(self._handler, context))
@@ -371,7 +404,7 @@ class Worker:
         threads = self._threads
         variables = contextvars.copy_context()
         try:
-            return await self._loop.run_in_executor(threads, variables.run, call)
+            return await self._loop.run_in_executor(threads, variables.run, _contained, call)
         except asyncio.CancelledError:
             # The thread may never end: the jobs to come get others, instead of waiting behind it.
             if self._threads is threads:
@@ -393,10 +426,10 @@ class Worker:
         """The job is not ours any more: tell its handler."""
         context, task = self._running.get(job_id, (None, None))
         if context is not None and task is not None:
-            if context.run_in == "loop" and self._batch is None:
-                self._cancel(context, task)
-            else:
+            if context.run_in == "process" or self._batch is not None:
                 context.cancel()
+            else:
+                self._cancel(context, task)
 
     def _cancel(self, context: JobContext, task: asyncio.Task[None]) -> None:
         context.cancel()
@@ -448,24 +481,49 @@ def _watch(
         log.warning("the event loop was blocked for %d ms while %s ran; it hung at\n%s", blocked, running, where)
 
 
+def _contained(call: Callable[[], T]) -> T:
+    """A future cannot hold a StopIteration: whoever awaits it would wait for ever."""
+    try:
+        return call()
+    except StopIteration as error:
+        raise RuntimeError("the handler raised StopIteration").with_traceback(error.__traceback__) from error
+
+
 def _encoded(result: Any) -> Raw | None:
-    if result is None:
-        return None
-    return result if isinstance(result, Raw) else encode_payload(result)
+    return None if result is None else encode_payload(result, "a result")
+
+
+_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+_stops: Final[dict[asyncio.AbstractEventLoop, list[Callable[[], None]]]] = {}
+"""How the workers of a loop are stopped. A loop has one handler for each signal, and a signal is meant for all."""
 
 
 @contextlib.contextmanager
-def _signals(loop: asyncio.AbstractEventLoop, stop: Callable[[], None]) -> Any:
-    numbers = (signal.SIGTERM, signal.SIGINT)
+def _signals(loop: asyncio.AbstractEventLoop, stop: Callable[[], None]) -> Iterator[None]:
+    if loop not in _stops:
+        _handle_signals(loop)
+    stops = _stops.setdefault(loop, [])
+    stops.append(stop)
     try:
-        for number in numbers:
-            loop.add_signal_handler(number, stop)
+        yield
+    finally:
+        stops.remove(stop)
+        if not stops:
+            del _stops[loop]
+            for number in _SIGNALS:
+                loop.remove_signal_handler(number)
+
+
+def _handle_signals(loop: asyncio.AbstractEventLoop) -> None:
+    try:
+        for number in _SIGNALS:
+            loop.add_signal_handler(number, _stop_all, loop)
     except (NotImplementedError, RuntimeError, ValueError) as error:
         raise HeadraceError(
             f"signals can be handled in the main thread only ({error}): write run(handle_signals=False) here"
         ) from error
-    try:
-        yield
-    finally:
-        for number in numbers:
-            loop.remove_signal_handler(number)
+
+
+def _stop_all(loop: asyncio.AbstractEventLoop) -> None:
+    for stop in list(_stops.get(loop, ())):
+        stop()

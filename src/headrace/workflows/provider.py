@@ -276,8 +276,8 @@ class Workflows:
         self._parts = self._stopping = self.loop = None
         parts.watch.stop()
         parts.ledger.stop()
-        if release_client(parts.client):
-            await asyncio.wrap_future(parts.client.close())
+        if (closing := release_client(parts.client)) is not None:
+            await asyncio.wrap_future(closing)
 
     def _running(self) -> _Parts:
         if self._parts is None:
