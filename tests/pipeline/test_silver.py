@@ -128,7 +128,7 @@ CASES: dict[str, list[dict[str, Any]]] = {
         event("hurried", 322, "pulled", 1_500, attempt=1),
         event("hurried", 323, "completed", 1_501, attempt=1),
     ],
-    "interrupted": [  # the server was restarted in between, and forgot who had it
+    "interrupted": [  # the server was killed in between, and forgot who had it
         event("interrupted", 330, "pushed", 0),
         event("interrupted", 331, "pulled", 10, attempt=1, worker="a"),
         event("interrupted", 332, "pulled", 60_000, attempt=1, worker="b"),

@@ -183,7 +183,7 @@ _RUNS: Final = f"""
             run.start.seq as first_seq, coalesce(run.end.ts, run.next_at) as ended_at,
             coalesce(run.end.event, if(run.next_at is null, null, 'released')) as outcome, run.error as error))
 """
-"""A run goes from its `pulled` to the event before the next one. A server that is restarted forgets who had a job and
+"""A run goes from its `pulled` to the event before the next one. A server that was killed has forgotten who had a job and
 says nothing of it: that run is over when the job is handed out again, at the latest."""
 
 
