@@ -84,21 +84,22 @@ def clearings(events: DataFrame) -> DataFrame:
 
 
 def told(events: DataFrame) -> DataFrame:
-    """The events of lives, each with the number of its life, which rises with seq, and the seq of the last beginning.
+    """The events of lives, each with the number of its life, which rises with seq, and where the next one begins.
 
     The sums run over ranges and not over rows, so that a repeated event gets the same number as its original. No two
-    others have the same seq: a log that was taken back is cut before.
+    others have the same seq: a log that was taken back is cut before. The next of
+    a repeated beginning may be itself.
     """
     kept = events.where(is_told()).select(
         f.xxhash64(*_by_job).alias("job_hash"), *_by_job, f.struct(*_KEPT, *_marks()).alias("told")
     )
     ordered = Window.partitionBy(*_sorted_by_job).orderBy("told.seq")
     before = ordered.rangeBetween(Window.unboundedPreceding, -1)
-    whole = ordered.rangeBetween(Window.unboundedPreceding, Window.unboundedFollowing)
     starts = f.sum(f.col("told.is_start").cast("int")).over(ordered)
     ends = f.coalesce(f.sum(f.col("told.is_end").cast("int")).over(before), f.lit(0))
-    last_start = f.max(f.when(f.col("told.is_start"), f.col("told.seq"))).over(whole)
-    return kept.select(*_sorted_by_job, (starts + ends).alias("life"), last_start.alias("last_start"), "told")
+    by_job = f"PARTITION BY {', '.join(_sorted_by_job)} ORDER BY told.seq"
+    later = f.expr(f"lead(if(told.is_start, told.seq, null)) IGNORE NULLS OVER ({by_job})")
+    return kept.select(*_sorted_by_job, (starts + ends).alias("life"), later.alias("next_start"), "told")
 
 
 def _marks() -> Iterator[Column]:
@@ -116,14 +117,15 @@ def lives_of(told_events: DataFrame) -> DataFrame:
     A `removed` that stands alone and does not say what the job was before (none on Valkey does) is no life: the job may
     have ended in an earlier run.
     """
-    collected = told_events.groupBy(*_sorted_by_job, "life", "last_start").agg(
+    collected = told_events.groupBy(*_sorted_by_job, "life").agg(
+        f.max("next_start").alias("next_start"),
         *(f.max(f"told.{name}").alias(name) for name in _SAME),
         f.sort_array(f.collect_list("told")).alias("repeated"),
     )
     each_once = f.expr("filter(repeated, (e, at) -> at = 0 or e.seq != get(repeated, at - 1).seq)")
     marked = collected.withColumn("events", each_once).select(
         *_by_job,
-        "last_start",
+        "next_start",
         *_SAME,
         "events",
         f.element_at("events", 1).alias("first"),
@@ -134,7 +136,7 @@ def lives_of(told_events: DataFrame) -> DataFrame:
     )
     taken = (f.expr(sql).alias(name) for name, sql in {**_PARTICULARS, "runs": _RUNS}.items())
     whole = marked.where("size(events) > 1 or newest.event != 'removed' or newest.prev is not null")
-    return whole.select(*_by_job, "last_start", *_SAME, "events", *taken)
+    return whole.select(*_by_job, "next_start", *_SAME, "events", *taken)
 
 
 _LAST_ERROR: Final = "try_element_at(filter({}, e -> e.event = 'failed' and e.error is not null), -1).error"
@@ -183,8 +185,8 @@ _RUNS: Final = f"""
             run.start.seq as first_seq, coalesce(run.end.ts, run.next_at) as ended_at,
             coalesce(run.end.event, if(run.next_at is null, null, 'released')) as outcome, run.error as error))
 """
-"""A run goes from its `pulled` to the event before the next one. A server that was killed has forgotten who had a job and
-says nothing of it: that run is over when the job is handed out again, at the latest."""
+"""A run goes from its `pulled` to the event before the next one. A server that was killed has forgotten who had a job
+and says nothing of it: that run is over when the job is handed out again, at the latest."""
 
 
 def judged(lives: DataFrame, cleared: DataFrame | None = None) -> DataFrame:
@@ -198,13 +200,13 @@ def judged(lives: DataFrame, cleared: DataFrame | None = None) -> DataFrame:
         cleared_at = f.expr(
             f"""try_element_at(filter(clearings, c -> c.last_seq >= newest_seq
                 and (not c.only_waiting or newest_event in {WAITING})
-                and coalesce(last_start <= newest_seq or c.seq < last_start, true)), 1).ts"""
+                and coalesce(next_start <= newest_seq or c.seq < next_start, true)), 1).ts"""
         )
-    superseded_at = f.when(f.col("last_start") > f.col("newest_seq"), f.col("newest_ts"))
+    superseded_at = f.when(f.col("next_start") > f.col("newest_seq"), f.col("newest_ts"))
     ended = lives.withColumn("finished_at", f.coalesce(f.col("end_ts"), cleared_at, superseded_at))
     is_over = f.col("finished_at").isNotNull()
     return ended.select(
-        *(name for name in ended.columns if name not in ("last_start", "events", "clearings")),
+        *(name for name in ended.columns if name not in ("next_start", "events", "clearings")),
         f.when(~is_over, f.col("events")).alias("events"),
         f.coalesce(f.col("end_seq"), f.col("newest_seq")).alias("last_seq"),
         f.when(f.col("end_event") == "failed", "dlq")
