@@ -29,7 +29,9 @@ WITH life_events AS (
         'waiting', 'failed', 'pulled', 'completed', 'expired', 'removed', 'waiting-children')
       AND NOT (event = 'removed' AND prev IN ('completed', 'failed'))
 ), lives AS (
-    SELECT *, count(*) FILTER (begins) OVER (PARTITION BY queue, job ORDER BY epoch, seq) AS life FROM life_events
+    SELECT *, count(*) FILTER (begins) OVER so_far + count(*) FILTER (ends) OVER before AS life FROM life_events
+    WINDOW so_far AS (PARTITION BY queue, job ORDER BY epoch, seq),
+           before AS (PARTITION BY queue, job ORDER BY epoch, seq ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
 )
 SELECT *, count(*) FILTER (event = 'pulled') OVER (PARTITION BY queue, job, life ORDER BY epoch, seq) AS round
 FROM lives
@@ -44,33 +46,35 @@ WITH rounds AS (
            min({'seq': seq, 'ts': ts, 'event': event}) FILTER (event IN ('completed', 'failed', 'stalled', 'released',
                'delayed', 'waiting-children', 'removed', 'expired')) AS ended,
            arg_max(error, seq) FILTER (event = 'failed' AND error IS NOT NULL) AS error,
-           max(seq) AS newest, max(ts) AS newest_ts
-    FROM told WHERE round > 0 GROUP BY ALL
+           lead(min(ts) FILTER (event = 'pulled')) OVER (PARTITION BY queue, job, life ORDER BY round) AS next
+    FROM told WHERE round > 0 GROUP BY queue, job, life, round
 )
-SELECT r.* EXCLUDE (ended, newest, newest_ts), coalesce(ended.ts, j.finished) AS ended,
-       coalesce(ended.event, CASE WHEN j.finished IS NOT NULL THEN 'removed' END) AS outcome
+SELECT r.* EXCLUDE (ended, next), coalesce(ended.ts, next, j.finished) AS ended,
+       coalesce(ended.event, CASE WHEN next IS NOT NULL THEN 'released' WHEN j.finished IS NOT NULL THEN 'removed' END)
+           AS outcome
 FROM rounds r JOIN ends j USING (queue, job, life)
 """
 
 _ENDS = """
 CREATE TABLE ends AS
 WITH lives AS (
-    SELECT queue, job, life, max(seq) AS newest, max(ts) AS newest_ts, arg_max(event, seq) AS newest_event,
+    SELECT queue, job, life, min(seq) AS oldest, max(seq) AS newest, arg_max(ts, seq) AS newest_ts,
+           arg_max(event, seq) AS newest_event,
            min({'seq': seq, 'ts': ts, 'event': event}) FILTER (ends) AS own_end
     FROM told GROUP BY ALL
 ), placed AS (
-    SELECT *, life < max(life) OVER (PARTITION BY queue, job) AS has_successor FROM lives
+    SELECT *, lead(oldest) OVER (PARTITION BY queue, job ORDER BY life) AS successor FROM lives
 ), cleared AS (
     SELECT l.queue, l.job, l.life, arg_min(e.ts, e.seq) AS ts
     FROM placed l JOIN events e ON e.queue = l.queue AND e.event IN ('drained', 'obliterated') AND e.reached >= l.newest
-    WHERE own_end IS NULL
+    WHERE own_end IS NULL AND (successor IS NULL OR e.seq < successor)
       AND (e.event = 'obliterated' OR newest_event NOT IN ('pulled', 'waiting-children'))
     GROUP BY ALL
 )
 SELECT l.queue, l.job, l.life,
-       coalesce(own_end.ts, c.ts, CASE WHEN has_successor THEN newest_ts END) AS finished,
+       coalesce(own_end.ts, c.ts, CASE WHEN successor IS NOT NULL THEN newest_ts END) AS finished,
        coalesce(CASE own_end.event WHEN 'failed' THEN 'dlq' ELSE own_end.event END,
-                CASE WHEN c.ts IS NOT NULL OR has_successor THEN 'removed' END) AS outcome
+                CASE WHEN c.ts IS NOT NULL OR successor IS NOT NULL THEN 'removed' END) AS outcome
 FROM placed l LEFT JOIN cleared c USING (queue, job, life)
 """
 
@@ -79,20 +83,23 @@ CREATE TABLE jobs AS
 WITH lives AS (
     SELECT queue, job, life, min(seq) AS first_seq, max(name) AS name, min(ts) FILTER (begins) AS added,
            max(delay) FILTER (event = 'pushed') AS delay, max(priority) FILTER (event = 'pushed') AS priority,
-           max(ts) FILTER (event = 'waiting' AND prev = 'waiting-children') AS unblocked,
+           max(ts) FILTER (event = 'waiting' AND prev = 'waiting-children' AND round = 0) AS unblocked,
+           arg_max(ts + delay, seq) FILTER (event = 'delayed' AND round = 0) AS put_off,
+           max(ts) FILTER (event = 'promoted' AND round = 0) AS promoted,
            count(*) FILTER (event = 'failed') AS failures, count(*) FILTER (event = 'stalled') AS stalls,
            sum(delay) FILTER (event = 'retried') AS backoff,
            arg_max(error, seq) FILTER (event = 'failed' AND error IS NOT NULL) AS last_error
     FROM told GROUP BY ALL
 ), work AS (
     SELECT queue, job, life, min(started) AS first_active, max(started) AS last_active,
-           count(*) FILTER (outcome IS DISTINCT FROM 'released') AS attempts,
+           count(*) FILTER (outcome IS NULL OR outcome NOT IN ('released', 'delayed', 'waiting-children')) AS attempts,
            arg_max(worker, round) AS last_worker
     FROM attempts GROUP BY ALL
 )
 SELECT l.*, e.finished, e.outcome, w.first_active, w.last_active, coalesce(w.attempts, 0) AS attempts, w.last_worker,
        CASE WHEN added IS NOT NULL AND first_active IS NOT NULL THEN
-           greatest(0, first_active - greatest(added + coalesce(delay, 0), coalesce(unblocked, 0))) END AS wait,
+           greatest(0, first_active - greatest(coalesce(unblocked, 0),
+               least(coalesce(put_off, added + coalesce(delay, 0)), coalesce(promoted, 9e15::BIGINT)))) END AS wait,
        CASE WHEN added IS NOT NULL AND finished IS NOT NULL THEN greatest(0, finished - added) END AS total
 FROM lives l JOIN ends e USING (queue, job, life) LEFT JOIN work w USING (queue, job, life)
 """
@@ -108,6 +115,7 @@ busy AS (
     GROUP BY ALL
 ), edges AS (
     SELECT worker, started AS moment, 1 AS change FROM done UNION ALL SELECT worker, ended, -1 FROM done
+    UNION ALL SELECT worker, unnest(range(started - started % 86400000 + 86400000, ended + 1, 86400000)), 0 FROM done
 ), held AS (
     SELECT worker, moment - moment % 86400000 AS day,
            sum(change) OVER (PARTITION BY worker ORDER BY moment, change ROWS UNBOUNDED PRECEDING) AS held

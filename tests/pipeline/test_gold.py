@@ -114,6 +114,19 @@ def test_an_attempt_across_borders_counts_in_every_minute_for_its_part(spark: Sp
     assert [str(row.window_date) for row in found][-2:] == ["2026-11-01", "2026-11-02"]
 
 
+def test_a_worker_has_its_slots_on_every_day_that_its_work_touches(spark: SparkSession) -> None:
+    from headrace.pipeline import gold
+
+    tries = [attempt("two", 0, 600), attempt("two", 1, 650), attempt("days", 0, 200_000)]
+    found = gold.worker_facts(rows(spark, ATTEMPTS, tries)).collect()
+    assert {(str(row.window_date), row.slots) for row in found if row.worker == "two"} == {
+        ("2026-11-01", 2),
+        ("2026-11-02", 2),
+    }
+    assert max(row.utilisation for row in found) == 1
+    assert sum(row.busy_ms for row in found if row.worker == "days") == 200_000_000
+
+
 def test_signatures_leave_out_what_differs(spark: SparkSession) -> None:
     from pyspark.sql import functions as f
 

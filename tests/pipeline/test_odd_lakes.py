@@ -143,3 +143,23 @@ def test_a_date_that_a_dead_run_took_away_is_made_anew(spark: SparkSession, tmp_
     mended = facts(spark, lake)
     runs.tell(spark, lake, rebuild=True)
     assert mended == facts(spark, lake)
+
+
+class Dying(Lake):
+    """A lake that a run does not get to the end of: it has replaced the minutes, and not yet the hours."""
+
+    def publish_dates(self, table: str, staged: Path, since: str | None) -> None:
+        if table == "gold/queue_hour":
+            raise KeyboardInterrupt
+        super().publish_dates(table, staged, since)
+
+
+def test_promises_that_a_dead_run_has_begun_to_keep_are_kept_by_the_next(spark: SparkSession, tmp_path: Path) -> None:
+    lake = Lake(tmp_path)
+    bring(spark, lake, 0, *work("a", 1, 0))
+    runs.tell(spark, lake, sla_ms={"*": 10})
+    with pytest.raises(KeyboardInterrupt):
+        runs.tell(spark, Dying(tmp_path), sla_ms={"*": 90_000})
+    runs.tell(spark, lake)
+    told = [spark.read.parquet(str(lake.path(f"gold/queue_{unit}"))) for unit in ("minute", "hour", "day")]
+    assert {row.sla_target_ms for frame in told for row in frame.collect()} == {90_000}

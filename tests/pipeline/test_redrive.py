@@ -109,6 +109,25 @@ def test_dead_letters_without_data_run_again_and_only_what_is_gone_does_not(spar
     assert sorted((job["data"] for job in jobs), key=str) == [None, None, {"n": 0}]
 
 
+def test_a_dead_letter_is_chosen_by_how_it_died_last_and_keeps_its_priority(spark: SparkSession, wreck: Wreck) -> None:
+    from headrace.pipeline.redrive import Redrive
+
+    wreck.client.ok("PUSH", queue="twice", data={}, maxAttempts=1, priority=7)
+    for error in ("Timeout after 1 ms", "Refused"):
+        wreck.client.ok("RetryDlq", queue="twice")
+        job = wreck.client.ok("PULL", queue="twice")["job"]
+        wreck.client.ok("FAIL", id=job["id"], error=error)
+    runs.ingest(spark, wreck.lake, {"url": wreck.url})
+    runs.tell(spark, wreck.lake)
+    chosen = {
+        word: Redrive(spark, wreck.lake, word, f"queue = 'twice' AND last_error LIKE '{word}%'", wreck.url)
+        for word in ("Timeout", "Refused")
+    }
+    assert {word: len(plan.counts()) for word, plan in chosen.items()} == {"Timeout": 0, "Refused": 1}
+    assert chosen["Refused"].send(to_queue="thrice", rate=None, say=lambda _text: None) == 1
+    assert wreck.client.ok("PULL", queue="thrice")["job"]["priority"] == 7
+
+
 def test_a_lake_that_has_everything_agrees_with_its_server(spark: SparkSession, wreck: Wreck) -> None:
     from headrace.pipeline.verify import examine
 

@@ -165,3 +165,15 @@ def test_a_lake_that_changes_while_it_is_read_is_said_to_be_busy(
     monkeypatch.setattr("headrace.pipeline.report.ds.dataset", vanish)
     with pytest.raises(HeadraceError, match="changed while it was read: try again"):
         write_report(lake, tmp_path / "report.html")
+
+
+def test_a_backlog_from_before_the_days_of_a_report_is_not_taken_for_growth(tmp_path: Path) -> None:
+    """The queue stood still with 1,000 jobs, and one more came when most of these days were over."""
+    days = [START + timedelta(days=n) for n in range(10)]
+    told = [fact(at, added=20, started=20, completed=20) for at in days]
+    told += [fact(days[0], "orders", added=1000, backlog_end=1000), fact(days[9], "orders", added=1, backlog_end=1001)]
+    found = re.findall("<li>(.*?)</li>", report_of(lake_of(tmp_path, told)))
+    assert found == [
+        "Nobody works on <b>orders</b>: no job was started since Sat 04 Apr 00:00, and its backlog is 1,001 jobs, "
+        "those with a delay included."
+    ]

@@ -64,3 +64,10 @@ def test_rows_go_to_the_queue_that_they_name_and_must_name_one() -> None:
     assert [(queue, job["data"]) for queue, job in jobs(batch)] == [("a", {"id": 1}), ("b", {"id": 2})]
     with pytest.raises(HeadraceError, match="a row names no queue"):
         jobs(pa.record_batch({"id": pa.array([1, 2]), "queue": pa.array(["a", None])}))
+
+
+def test_the_queue_may_be_part_of_what_tells_rows_apart() -> None:
+    batch = pa.record_batch({"id": pa.array([1, 1]), "queue": pa.array(["a", "b"])})
+    found = jobs(batch, idColumns="queue, id")
+    assert [(queue, job["data"]) for queue, job in found] == [("a", {"id": 1}), ("b", {"id": 1})]
+    assert len({job["customId"] for _, job in found}) == 2

@@ -105,6 +105,62 @@ CASES: dict[str, list[dict[str, Any]]] = {
             event("reused", 202 + n, "completed", n + 2, attempt=1),
         )
     ][:-1],
+    "stepped back": [
+        event("stepped back", 300, "pushed", 0),
+        event("stepped back", 301, "pulled", 100, attempt=1, worker="w"),
+        event("stepped back", 302, "waiting-children", 150),
+        event("stepped back", 303, "waiting", 5_000, prev="waiting-children"),
+        event("stepped back", 304, "pulled", 5_100, attempt=1, worker="w"),
+        event("stepped back", 305, "completed", 5_200, attempt=1),
+    ],
+    "put off": [
+        event("put off", 310, "pushed", 0),
+        event("put off", 311, "delayed", 10, delay_ms=60_000),
+        event("put off", 312, "promoted", 60_010),
+        event("put off", 313, "pulled", 60_110, attempt=1),
+        event("put off", 314, "delayed", 60_120, delay_ms=500),
+        event("put off", 315, "pulled", 61_000, attempt=1),
+        event("put off", 316, "completed", 61_001, attempt=1),
+    ],
+    "hurried": [
+        event("hurried", 320, "pushed", 0, delay_ms=3_600_000),
+        event("hurried", 321, "promoted", 1_000),
+        event("hurried", 322, "pulled", 1_500, attempt=1),
+        event("hurried", 323, "completed", 1_501, attempt=1),
+    ],
+    "interrupted": [  # the server was killed in between, and forgot who had it
+        event("interrupted", 330, "pushed", 0),
+        event("interrupted", 331, "pulled", 10, attempt=1, worker="a"),
+        event("interrupted", 332, "pulled", 60_000, attempt=1, worker="b"),
+        event("interrupted", 333, "completed", 61_000, attempt=1, worker="b"),
+    ],
+    "retried on Valkey": [  # where only the attempt that ended last has a beginning
+        event("retried on Valkey", 340, "pushed", 0),
+        event("retried on Valkey", 341, "failed", 500, error="E", terminal=False),
+        event("retried on Valkey", 342, "retried", 500, prev="failed", delay_ms=3_600_000),
+        event("retried on Valkey", 343, "promoted", 3_600_500),
+        event("retried on Valkey", 344, "pulled", 3_600_600),
+        event("retried on Valkey", 345, "completed", 3_600_700),
+    ],
+    "delayed on Valkey": [  # where a push does not tell the delay
+        event("delayed on Valkey", 350, "pushed", 0),
+        event("delayed on Valkey", 351, "promoted", 60_000),
+        event("delayed on Valkey", 352, "pulled", 60_300),
+        event("delayed on Valkey", 353, "completed", 60_400),
+    ],
+    "revived on Valkey": [  # where that is told of no job
+        event("revived on Valkey", 360, "pushed", 0),
+        event("revived on Valkey", 361, "pulled", 10),
+        event("revived on Valkey", 362, "failed", 20, error="E", terminal=True),
+        event("revived on Valkey", 363, "pulled", 90_000),
+        event("revived on Valkey", 364, "completed", 90_010),
+        event("revived on Valkey", 365, "removed", 99_000),
+    ],
+    "succeeded": [
+        event("succeeded", 370, "pushed", 0, queue="reused"),  # how it ended is not in the log
+        event("succeeded", 371, "pushed", 1_000, queue="reused"),
+        event("", 372, "obliterated", 2_000, queue="reused", last_seq=371),
+    ],
     "midnight": [
         event("midnight", 110, "pushed", -60_000),
         event("midnight", 111, "pulled", -1_000, attempt=1, worker="night"),
@@ -211,6 +267,46 @@ def test_an_id_that_is_used_again_and_again_has_a_life_for_each_use(told: Any) -
         (seq, seq + 2, "completed") for seq in range(200, 257, 3)
     ]
     assert (last.first_seq, last.outcome) == (257, None)
+
+
+def test_a_job_waits_for_its_first_worker_only_also_if_it_waits_for_children_later(told: Any) -> None:
+    job = only(told["jobs"]["stepped back"])
+    assert (job.wait_ms, job.run_ms, job.attempts, job.total_ms) == (100, 100, 1, 5_200)
+    assert [row.outcome for row in told["attempts"]["stepped back"]] == ["waiting-children", "completed"]
+
+
+def test_a_delay_that_is_changed_is_no_wait_either(told: Any) -> None:
+    job = only(told["jobs"]["put off"])
+    assert (job.wait_ms, job.attempts, job.outcome) == (100, 1, "completed")
+    assert only(told["jobs"]["hurried"]).wait_ms == 500
+    assert only(told["jobs"]["delayed on Valkey"]).wait_ms == 300
+
+
+def test_an_attempt_that_nobody_ended_is_over_when_the_job_is_handed_out_again(told: Any) -> None:
+    job = only(told["jobs"]["interrupted"])
+    assert (job.attempts, job.run_ms, job.busy_ms, job.last_worker) == (1, 1_000, 60_990, "b")
+    first, second = told["attempts"]["interrupted"]
+    assert (first.worker, first.outcome, first.run_ms) == ("a", "released", 59_990)
+    assert (second.worker, second.outcome, second.run_ms) == ("b", "completed", 1_000)
+
+
+def test_a_job_whose_first_attempt_has_no_beginning_has_no_wait(told: Any) -> None:
+    job = only(told["jobs"]["retried on Valkey"])
+    assert (job.wait_ms, job.failures, job.total_ms) == (None, 1, 3_600_700)
+
+
+def test_what_happens_after_the_end_of_a_job_is_another_life(told: Any) -> None:
+    """A run that is told of it later knows nothing of the end, and must come to the same."""
+    first, second = told["jobs"]["revived on Valkey"]
+    assert (first.outcome, first.total_ms, first.attempts) == ("dlq", 20, 1)
+    assert (second.outcome, second.added_at, second.run_ms, second.first_seq) == ("completed", None, 10, 363)
+    assert [row.life_seq for row in told["attempts"]["revived on Valkey"]] == [360, 363]
+
+
+def test_a_life_ends_before_its_successor_begins_also_if_the_queue_is_emptied_later(told: Any) -> None:
+    first, second = told["jobs"]["succeeded"]
+    assert (first.outcome, first.total_ms) == ("removed", 0)
+    assert (second.outcome, second.total_ms) == ("removed", 1_000)
 
 
 def test_only_the_events_of_lives_that_go_on_are_kept_for_later_each_once(told: Any) -> None:

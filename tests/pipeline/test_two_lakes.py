@@ -9,6 +9,8 @@ from headrace.pipeline import runs
 from headrace.pipeline.lake import Lake
 from tests.protocol.steps import push
 from tests.serverprocess import ServerProcess
+from tests.waiting import eventually
+from tests.wireclient import Client
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -37,3 +39,27 @@ def test_a_lake_from_before_keeps_the_name_under_which_its_events_are_held(tmp_p
     lake = Lake(tmp_path / "lake")
     lake.checkpoint.mkdir(parents=True)
     assert lake.consumer() == "lake"
+
+
+def test_events_are_kept_for_a_lake_from_its_first_batch_on(spark: SparkSession, tmp_path: Path) -> None:
+    """Spark tells a source that a batch is done when it plans the next one, which may be hours later."""
+    lake = Lake(tmp_path / "lake")
+    flags = ("--capture", str(tmp_path / "log"), "--capture-segment-ms", "100", "--capture-keep-bytes", "0")
+    with ServerProcess(tmp_path / "headrace.db", *flags) as server, server.client() as client:
+        client.ok("EventPosition", consumer="holder", seq=0)
+        source = {"url": f"headrace://127.0.0.1:{server.port}"}
+        push(client, "q")
+        assert runs.ingest(spark, lake, source).events == 1
+        client.ok("ForgetEventPosition", consumer="holder")
+        for _ in range(4):
+            known = len(segments(client))
+            push(client, "q")
+            eventually(lambda known=known: len(segments(client)) > known)
+        assert runs.ingest(spark, lake, source).events == 4
+
+
+def segments(client: Client) -> list[int]:
+    """The closed segments that there have been, by their first event: the oldest of them may be gone."""
+    found = client.ok("EventSegments")
+    closed = [segment["first"] for segment in found["segments"] if segment["sealed"]]
+    return [*range(1, found["first"]), *closed]

@@ -12,6 +12,11 @@ from typing import Any
 
 import pytest
 
+from headrace.backends.local.eventlog import LogLimits
+from headrace.backends.valkey.backend import transport_of
+from headrace.backends.valkey.capture import Capture
+from headrace.backends.valkey.keys import Keys
+from headrace.backends.valkey.url import parse_url
 from headrace.pipeline.eventsource import BEGINNING, CaptureFolder
 from tests.serverprocess import ServerProcess
 from tests.valkeyserver import ValkeyServer
@@ -111,6 +116,64 @@ def test_what_a_stream_lost_before_it_was_read_is_named_as_a_gap(
     assert (gap["queue"], gap["first"], gap["last"], gap["seq"]) == ("q", 11, 40, 41)
     assert [event["job"] for event in events if event["event"] == "pushed"] == [
         str(n) for n in (*range(10), *range(40, 60))
+    ]
+
+
+def test_a_gap_is_named_once_also_if_the_positions_were_not_stored_after_it(
+    url: str, valkey: ValkeyServer, tmp_path: Path
+) -> None:
+    stream = f"{url.partition('prefix=')[2]}:{{q}}:events"
+    client = valkey.client()
+    for n in range(50):
+        client.xadd(stream, {"event": "added", "jobId": str(n)}, maxlen=20, approximate=False)
+    for n in (50, 51):
+        capture_once(url, tmp_path)
+        (tmp_path / "streams.json").unlink()  # as if it had died before they were stored: the log knows
+        client.xadd(stream, {"event": "added", "jobId": str(n)}, maxlen=20, approximate=False)
+    capture_once(url, tmp_path)
+    words = [event["event"] for event in captured(tmp_path)]
+    assert words == ["gap", *["pushed"] * 22]
+
+
+async def test_what_is_cut_after_it_was_read_is_no_gap(url: str, valkey: ValkeyServer, tmp_path: Path) -> None:
+    prefix = url.partition("prefix=")[2]
+    client = valkey.client()
+
+    def write(count: int) -> None:
+        for _ in range(count):
+            client.xadd(f"{prefix}:{{q}}:events", {"event": "added", "jobId": "j"}, maxlen=20, approximate=False)
+
+    class Overtaken(Capture):
+        """Others write so fast that what was just read is cut before it is counted."""
+
+        async def _check_loss(self, queue: str, just_read: list[str]) -> None:
+            write(15)
+            await super()._check_loss(queue, just_read)
+
+    server = transport_of(parse_url(url))
+    await server.open()
+    write(20)
+    capture = Overtaken(server, Keys(prefix), tmp_path, LogLimits())
+    try:
+        assert [await capture.poll() for _ in range(3)] == [20, 15, 15]
+    finally:
+        capture.close()
+        await server.close()
+    assert {event["event"] for event in captured(tmp_path)} == {"pushed"}
+
+
+def test_a_log_whose_end_is_lost_is_continued(url: str, valkey: ValkeyServer, tmp_path: Path) -> None:
+    client = valkey.client()
+    for n in range(2):
+        client.xadd(f"{url.partition('prefix=')[2]}:{{q}}:events", {"event": "added", "jobId": str(n)})
+        capture_once(url, tmp_path)
+    (tmp_path / "streams.json").unlink()
+    max((tmp_path / "shard=0").glob("seg-*")).write_bytes(b"damaged")
+    capture_once(url, tmp_path)
+    assert [(event["event"], event.get("job", "")) for event in captured(tmp_path)] == [
+        ("pushed", "0"),
+        ("gap", ""),
+        ("pushed", "1"),
     ]
 
 

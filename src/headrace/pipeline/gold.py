@@ -257,9 +257,13 @@ def _busy(done: DataFrame, since: datetime | None) -> DataFrame:
 
 def _slots(done: DataFrame, since: datetime | None) -> DataFrame:
     """The most jobs that each worker had at once per day, by counting starts and ends in their order."""
+    first, last = f.date_trunc("day", "started_at"), f.date_trunc("day", "ended_at")
+    nights = f.sequence(first + f.expr("INTERVAL 1 DAY"), last, f.expr("INTERVAL 1 DAY"))
     edges = union(
         done.select("worker", f.col("started_at").alias("at"), f.lit(1).alias("change")),
         done.select("worker", f.col("ended_at").alias("at"), f.lit(-1).alias("change")),
+        # A day begins with the jobs that the night before has left.
+        done.where(first < last).select("worker", f.explode(nights).alias("at"), f.lit(0).alias("change")),
     )
     in_order = Window.partitionBy("worker").orderBy("at", "change").rowsBetween(Window.unboundedPreceding, 0)
     held = edges.select("worker", f.to_date("at").alias("window_date"), f.sum("change").over(in_order).alias("held"))

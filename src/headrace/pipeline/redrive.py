@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 from pyspark.errors import AnalysisException, ParseException
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as f
 
 from headrace.errors import HeadraceError
@@ -66,19 +66,21 @@ class Redrive:
         self._chosen = self._choose(where).persist()
 
     def _choose(self, where: str) -> DataFrame:
-        failed = read_jobs(self._spark, self._lake).where(f.col("outcome") == "dlq")
+        by_job = Window.partitionBy("queue", "job_id")
+        # Only the first life of a job tells it.
+        priority = f.max_by("priority", f.when(f.col("priority").isNotNull(), f.col("last_seq"))).over(by_job)
+        newest = f.row_number().over(by_job.orderBy(f.desc("last_seq")))
+        jobs = read_jobs(self._spark, self._lake).withColumn("priority", priority)
+        dead = jobs.where(f.col("outcome") == "dlq").withColumn("newest", newest)
+        failed = dead.where("newest = 1").drop("newest")
         try:
             wanted = failed.where(where)
         except (AnalysisException, ParseException) as error:
             raise HeadraceError(f"--where is not a condition on the columns of silver/jobs: {_reason(error)}") from None
         letters = self._spark.read.format("headrace").options(kind="dlq", url=self._url).load()
-        newest = wanted.groupBy("queue", "job_id").agg(
-            f.max("finished_at").alias("failed_at"),
-            f.max_by("error_signature", "finished_at").alias("signature"),
-            f.max_by("priority", "finished_at").alias("priority"),
-        )
         data = letters.select("queue", "job_id", "job_name", "data", f.lit(True).alias("is_letter"))
-        return newest.join(data, ["queue", "job_id"], "left")
+        chosen = wanted.select("queue", "job_id", f.col("error_signature").alias("signature"), "priority")
+        return chosen.join(data, ["queue", "job_id"], "left")
 
     def counts(self) -> list[Chosen]:
         """How many jobs, by queue and error, and how many of them the server has no data of any more."""

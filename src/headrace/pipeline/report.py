@@ -60,6 +60,7 @@ class Facts:
         self.queue = queue
         self._since = newest - timedelta(days=min(days - 1, newest.toordinal() - 1))
         self._by_unit: dict[str, list[Row]] = {}
+        self._former = self._backlogs_before()
         self.errors = self._read("error_signature_hour")
         self.workers = [] if queue else self._read("worker_minute")
         self.gaps = _read_all(lake.committed("silver/gaps"))
@@ -83,16 +84,22 @@ class Facts:
             self._by_unit[unit] = self._read(f"queue_{unit}")
         return self._by_unit[unit]
 
-    def _read(self, table: str, columns: list[str] | None = None) -> list[Row]:
+    def _read(self, table: str, columns: list[str] | None = None, *, is_before: bool = False) -> list[Row]:
         folder = self.lake.path(f"gold/{table}")
         if next(folder.rglob("*.parquet"), None) is None:
             return []
         data = ds.dataset(folder, partitioning="hive", format="parquet")
         wanted = ds.field("window_date").cast("string") >= self._since.isoformat()
+        wanted = ~wanted if is_before else wanted
         if self.queue is not None and "queue" in data.schema.names:
             wanted = wanted & (ds.field("queue") == self.queue)
         rows: list[Row] = data.to_table(columns=columns, filter=wanted).to_pylist()
         return sorted(map(_in_ms, rows), key=lambda row: row["window_start"])
+
+    def _backlogs_before(self) -> dict[str, int]:
+        """What each queue had when the days of this report began, as the last day before with facts of it says."""
+        rows = self._read("queue_day", ["queue", "window_start", "backlog_end"], is_before=True)
+        return {row["queue"]: row["backlog_end"] for row in rows}
 
     def _look_closer(self) -> None:
         """Windows of seconds instead of minutes, if the jobs themselves are still there."""
@@ -124,10 +131,10 @@ class Facts:
         first, last = self.start - self.start % step, self.end - self.end % step
         return [(at, known.get(at, 0)) for at in range(first, last if last > first + step else self.end, step)]
 
-    def carried(self, queue: str, name: str) -> list[Point]:
-        """A level per window: where nothing happened it stays as it was."""
-        step, level = self.step_ms[self.unit], 0
-        known = {row["window_start"]: row[name] for row in self.of(queue)}
+    def backlog(self, queue: str) -> list[Point]:
+        """What there was at the end of each window: where nothing happened it stays as it was."""
+        step, level = self.step_ms[self.unit], self._former.get(queue, 0)
+        known = {row["window_start"]: row["backlog_end"] for row in self.of(queue)}
         points: list[Point] = []
         for at in range(self.start - self.start % step, self.end, step):
             level = known.get(at, level)
@@ -200,7 +207,7 @@ def _name(queue: str) -> str:
 
 def _falling_behind(facts: Facts, queue: str) -> str | None:
     rows = facts.of(queue)
-    level = facts.carried(queue, "backlog_end")
+    level = facts.backlog(queue)
     last, middle = level[-1][1] or 0, level[len(level) // 2][1] or 0
     since = level[len(level) // 2][0]
     recent = [row for row in rows if row["window_start"] >= since]
@@ -214,7 +221,7 @@ def _falling_behind(facts: Facts, queue: str) -> str | None:
 
 
 def _standing_still(facts: Facts, queue: str) -> str | None:
-    level = facts.carried(queue, "backlog_end")
+    level = facts.backlog(queue)
     since = level[len(level) // 2][0]
     backlog = level[-1][1] or 0
     unit = "minute" if facts.unit == "moment" else facts.unit  # what is counted from the jobs does not have it
@@ -350,7 +357,7 @@ class Page:
             totals.append(sum(map(_removed, days)))
             ended = sum(row["run_n"] for row in days)
             failed = sum(row["failed_attempts"] + row["stalled"] for row in days)
-            level = [value or 0 for _, value in self._facts.carried(queue, "backlog_end")]
+            level = [value or 0 for _, value in self._facts.backlog(queue)]
             rate = percent(failed / ended) if ended else "none"
             cells = [*map(count, totals), count(level[-1]), rate]
             figures = "".join(f'<td class="n">{cell}</td>' for cell in cells)
@@ -385,9 +392,7 @@ class Page:
         done = Series("done", "completed", facts.filled(queue, _done), is_area=True)
         removed = Series("removed", "dead", facts.filled(queue, _removed))
         flow = [done, added, removed] if any(map(_removed, facts.of(queue, "day"))) else [done, added]
-        backlog = Series(
-            "backlog below, delayed jobs included", "waiting", facts.carried(queue, "backlog_end"), is_area=True
-        )
+        backlog = Series("backlog below, delayed jobs included", "waiting", facts.backlog(queue), is_area=True)
         total = sum(row["added"] for row in facts.of(queue, "day"))
         caption = f"jobs {facts.words()}, n = {count(total)} added"
         upper = time_chart(flow, facts.span, count, height=90)

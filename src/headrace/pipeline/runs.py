@@ -256,13 +256,16 @@ class _Telling:
     def make_gold(self, *, is_rebuild: bool) -> None:
         """Facts that are due. The pointer remembers them until they are made, should this run die before."""
         pointer = self.lake.pointer()
-        due = EVERYTHING if is_rebuild or self.sla_ms != pointer.sla_ms else pointer.facts_due
+        if pointer.run and (is_rebuild or self.sla_ms != pointer.sla_ms):
+            pointer = msgspec.structs.replace(pointer, sla_ms=self.sla_ms, facts_due=EVERYTHING)
+            self.lake.store_pointer(pointer)
+        due = pointer.facts_due
         if due is None or not pointer.run:
             self.say("no facts are due")
             return
         self.say("making facts")
         self._gold(None if due == EVERYTHING else datetime.fromisoformat(due).replace(tzinfo=UTC))
-        after = msgspec.structs.replace(pointer, sla_ms=self.sla_ms, facts_due=None)
+        after = msgspec.structs.replace(pointer, facts_due=None)
         self.lake.store_pointer(after)
         self.lake.clean_up(after)
 

@@ -1,10 +1,11 @@
 """From events to jobs and attempts. Pure: DataFrame in, DataFrame out.
 
-A job's events, ordered by (epoch, seq), fall into *lives*: each begins with a push, the revival of a dead letter or
-the repetition of a completed job, and has at most one end. A life falls into *runs*: each begins when the job is handed
-to a worker. `told` numbers the lives, `lives_of` makes one row of each, with its events as a sorted list of which the
-particulars are taken, `judged` says how it ended, and everything else follows from those rows. The events are shuffled
-once, by (queue, job_id), and aggregated once.
+A job's events, in the order of their seq, fall into *lives*: each begins with a push, the revival of a dead letter or
+the repetition of a completed job, and has at most one end; what is told of a job after its end belongs to another life,
+whose beginning is not known. A life falls into *runs*: each begins when the job is handed to a worker. `told` numbers
+the lives, `lives_of` makes one row of each, with its events as a sorted list of which the particulars are taken,
+`judged` says how it ended, and everything else follows from those rows. The events are shuffled once, by (queue,
+job_id), and aggregated once.
 
 Order of input and repeated events change nothing. What is not over yet is told again together with the events to come:
 `carried` gives the events to keep for that. So a history read in pieces gives the same rows as one read at once.
@@ -26,6 +27,8 @@ WAITING: Final = ("pushed", "retried", "delayed", "promoted", "released", "stall
 """After these a job waits for a worker (a terminal failure is told apart before)."""
 LIFE_EVENTS: Final = (*WAITING, "pulled", "completed", "expired", "removed", "waiting-children")
 RUN_ENDS: Final = ("completed", "failed", "stalled", "released", "delayed", "waiting-children", "removed", "expired")
+GIVEN_BACK: Final = ("released", "delayed", "waiting-children")
+"""Ends of runs that were no attempts: the job goes on later, and the server counts none."""
 CLEARING: Final = ("drained", "obliterated")
 
 _event: Final = "event"
@@ -81,18 +84,22 @@ def clearings(events: DataFrame) -> DataFrame:
 
 
 def told(events: DataFrame) -> DataFrame:
-    """The events of lives, each with the number of its life, which rises with (epoch, seq), and whether it is the last.
+    """The events of lives, each with the number of its life, which rises with seq, and where the next one begins.
 
-    The sums run over ranges and not over rows, so that a repeated event gets the same number as its original.
+    The sums run over ranges and not over rows, so that a repeated event gets the same number as its original. No two
+    others have the same seq: a log that was taken back is cut before. The next of
+    a repeated beginning may be itself.
     """
     kept = events.where(is_told()).select(
         f.xxhash64(*_by_job).alias("job_hash"), *_by_job, f.struct(*_KEPT, *_marks()).alias("told")
     )
-    ordered = Window.partitionBy(*_sorted_by_job).orderBy("told.epoch", "told.seq")
-    whole = ordered.rangeBetween(Window.unboundedPreceding, Window.unboundedFollowing)
-    starts = f.sum(f.col("told.is_start").cast("int"))
-    life, lives = starts.over(ordered), starts.over(whole)
-    return kept.select(*_sorted_by_job, life.alias("life"), (life == lives).alias("is_last"), "told")
+    ordered = Window.partitionBy(*_sorted_by_job).orderBy("told.seq")
+    before = ordered.rangeBetween(Window.unboundedPreceding, -1)
+    starts = f.sum(f.col("told.is_start").cast("int")).over(ordered)
+    ends = f.coalesce(f.sum(f.col("told.is_end").cast("int")).over(before), f.lit(0))
+    by_job = f"PARTITION BY {', '.join(_sorted_by_job)} ORDER BY told.seq"
+    later = f.expr(f"lead(if(told.is_start, told.seq, null)) IGNORE NULLS OVER ({by_job})")
+    return kept.select(*_sorted_by_job, (starts + ends).alias("life"), later.alias("next_start"), "told")
 
 
 def _marks() -> Iterator[Column]:
@@ -101,22 +108,24 @@ def _marks() -> Iterator[Column]:
     yield _is("pulled").alias("is_pull")
     yield _is(*RUN_ENDS).alias("is_run_end")
     yield is_terminal().alias("is_end")
-    yield _is("failed", "stalled", "retried", "waiting").alias("is_aside")
+    yield _is("failed", "stalled", "retried", "waiting", "delayed", "promoted").alias("is_aside")
 
 
 def lives_of(told_events: DataFrame) -> DataFrame:
     """One row per life, with its events and its handings out (`runs`) in their order.
 
-    An event that comes twice has the same seq, and no two others have: a log that was taken back is cut before.
+    A `removed` that stands alone and does not say what the job was before (none on Valkey does) is no life: the job may
+    have ended in an earlier run.
     """
-    collected = told_events.groupBy(*_sorted_by_job, "life", "is_last").agg(
+    collected = told_events.groupBy(*_sorted_by_job, "life").agg(
+        f.max("next_start").alias("next_start"),
         *(f.max(f"told.{name}").alias(name) for name in _SAME),
         f.sort_array(f.collect_list("told")).alias("repeated"),
     )
     each_once = f.expr("filter(repeated, (e, at) -> at = 0 or e.seq != get(repeated, at - 1).seq)")
     marked = collected.withColumn("events", each_once).select(
         *_by_job,
-        "is_last",
+        "next_start",
         *_SAME,
         "events",
         f.element_at("events", 1).alias("first"),
@@ -126,17 +135,34 @@ def lives_of(told_events: DataFrame) -> DataFrame:
         f.expr("filter(sequence(1, size(events)), at -> events[at - 1].is_pull)").alias("pulls"),
     )
     taken = (f.expr(sql).alias(name) for name, sql in {**_PARTICULARS, "runs": _RUNS}.items())
-    return marked.select(*_by_job, "is_last", *_SAME, "events", *taken)
+    whole = marked.where("size(events) > 1 or newest.event != 'removed' or newest.prev is not null")
+    return whole.select(*_by_job, "next_start", *_SAME, "events", *taken)
 
 
 _LAST_ERROR: Final = "try_element_at(filter({}, e -> e.event = 'failed' and e.error is not null), -1).error"
+_EARLY: Final = "filter(asides, e -> e.seq < get(events, get(pulls, 0) - 1).seq)"
+"""What happened before the first handing out."""
+_READY_MS: Final = f"""
+    aggregate(
+        {_EARLY},
+        unix_millis(first.ts) + if(first.event = 'pushed', coalesce(first.delay_ms, 0L), 0L),
+        (due, e) -> case
+            when e.event = 'delayed' then unix_millis(e.ts) + coalesce(e.delay_ms, 0L)
+            when e.event = 'waiting' then greatest(due, unix_millis(e.ts))
+            when e.event = 'promoted' and (unix_millis(e.ts) < due or due = unix_millis(first.ts))
+                then unix_millis(e.ts)
+            else due end)
+"""
+"""When a job could have run first: delays may be changed or cut short, and children be waited for. A push on Valkey
+does not tell the delay; there the job's promotion does."""
 _PARTICULARS: Final = {
     "epoch": "newest.epoch",
     "first_seq": "first.seq",
     **{f"{which}_{name}": f"{which}.{name}" for which in ("newest", "end") for name in ("seq", "ts", "event")},
     "added_at": "if(first.is_start, first.ts, null)",
     **{name: f"if(first.event = 'pushed', first.{name}, null)" for name in ("delay_ms", "priority", "payload_bytes")},
-    "unblocked_at": "array_max(filter(asides, e -> e.event = 'waiting' and e.prev = 'waiting-children').ts)",
+    "ready_ms": _READY_MS,
+    "has_lost_start": f"exists({_EARLY}, e -> e.event in ('failed', 'stalled'))",
     "failures": "size(filter(asides, e -> e.event = 'failed'))",
     "stalls": "size(filter(asides, e -> e.event = 'stalled'))",
     "backoff_ms": """aggregate(filter(asides, e -> e.event = 'retried').delay_ms, cast(null as bigint),
@@ -144,17 +170,23 @@ _PARTICULARS: Final = {
     "last_error": _LAST_ERROR.format("asides"),
 }
 """What the events of a life say about it. Few lives have `asides`, so what is taken from those costs little."""
-_PARTS: Final = "transform(pulls, (at, n) -> slice(events, at, coalesce(get(pulls, n + 1), size(events) + 1) - at))"
+_PARTS: Final = """
+    transform(pulls, (at, n) -> struct(
+        slice(events, at, coalesce(get(pulls, n + 1), size(events) + 1) - at) as events,
+        get(events, get(pulls, n + 1) - 1).ts as next_at))
+"""
 _RUNS: Final = f"""
     transform(
         transform({_PARTS}, part -> struct(
-            part[0] as start, get(filter(part, e -> e.is_run_end), 0) as end,
-            if(size(asides) = 0, null, {_LAST_ERROR.format("part")}) as error)),
+            part.events[0] as start, get(filter(part.events, e -> e.is_run_end), 0) as end, part.next_at as next_at,
+            if(size(asides) = 0, null, {_LAST_ERROR.format("part.events")}) as error)),
         run -> struct(
             run.start.ts as started_at, run.start.worker as worker, run.start.attempt as attempt,
-            run.start.seq as first_seq, run.end.ts as ended_at, run.end.event as outcome, run.error as error))
+            run.start.seq as first_seq, coalesce(run.end.ts, run.next_at) as ended_at,
+            coalesce(run.end.event, if(run.next_at is null, null, 'released')) as outcome, run.error as error))
 """
-"""A run goes from its `pulled` to the event before the next one."""
+"""A run goes from its `pulled` to the event before the next one. A server that was killed has forgotten who had a job
+and says nothing of it: that run is over when the job is handed out again, at the latest."""
 
 
 def judged(lives: DataFrame, cleared: DataFrame | None = None) -> DataFrame:
@@ -167,13 +199,14 @@ def judged(lives: DataFrame, cleared: DataFrame | None = None) -> DataFrame:
         lives = lives.join(f.broadcast(cleared), "queue", "left")
         cleared_at = f.expr(
             f"""try_element_at(filter(clearings, c -> c.last_seq >= newest_seq
-                and (not c.only_waiting or newest_event in {WAITING})), 1).ts"""
+                and (not c.only_waiting or newest_event in {WAITING})
+                and coalesce(next_start <= newest_seq or c.seq < next_start, true)), 1).ts"""
         )
-    superseded_at = f.when(~f.col("is_last"), f.col("newest_ts"))
+    superseded_at = f.when(f.col("next_start") > f.col("newest_seq"), f.col("newest_ts"))
     ended = lives.withColumn("finished_at", f.coalesce(f.col("end_ts"), cleared_at, superseded_at))
     is_over = f.col("finished_at").isNotNull()
     return ended.select(
-        *(name for name in ended.columns if name not in ("is_last", "events", "clearings")),
+        *(name for name in ended.columns if name not in ("next_start", "events", "clearings")),
         f.when(~is_over, f.col("events")).alias("events"),
         f.coalesce(f.col("end_seq"), f.col("newest_seq")).alias("last_seq"),
         f.when(f.col("end_event") == "failed", "dlq")
@@ -198,7 +231,7 @@ def jobs_of(judged_lives: DataFrame) -> DataFrame:
         "*",
         f.when(has_run, first.started_at).alias("first_active_at"),
         f.when(has_run, last.started_at).alias("last_active_at"),
-        f.expr("size(filter(runs, r -> not r.outcome <=> 'released'))").alias("attempts"),
+        f.expr(f"size(filter(runs, r -> r.outcome is null or r.outcome not in {GIVEN_BACK}))").alias("attempts"),
         f.when(has_run, _lasted(last.started_at, ended_at)).alias("run_ms"),
         f.when(has_run, f.expr(f"aggregate(runs, 0L, (sum, r) -> sum + {ms})")).alias("busy_ms"),
         f.expr("try_element_at(filter(runs.worker, w -> w is not null), -1)").alias("last_worker"),
@@ -207,18 +240,20 @@ def jobs_of(judged_lives: DataFrame) -> DataFrame:
 
 
 def _lasted(start: Column, end: Column) -> Column:
-    """Null without both, and never negative: clocks are set back at times."""
-    ms = millis_between(end, start)
+    return _not_negative(millis_between(end, start))
+
+
+def _not_negative(ms: Column) -> Column:
+    """Null stays null, and clocks are set back at times."""
     return f.when(ms.isNotNull(), f.greatest(f.lit(0), ms))
 
 
 def _timed(lives: DataFrame) -> DataFrame:
-    delay = f.make_dt_interval(secs=f.coalesce(f.col("delay_ms"), f.lit(0)) / 1000)
-    ready_at = f.greatest(f.col("added_at") + delay, f.col("unblocked_at"))
-    is_whole = f.col("added_at").isNotNull()
+    is_whole = f.col("added_at").isNotNull() & ~f.col("has_lost_start")
+    waited = f.unix_millis("first_active_at") - f.col("ready_ms")
     return lives.select(
         "*",
-        f.when(is_whole, _lasted(ready_at, f.col("first_active_at"))).alias("wait_ms"),
+        f.when(is_whole, _not_negative(waited)).alias("wait_ms"),
         _lasted(f.col("added_at"), f.col("finished_at")).alias("total_ms"),
         signature(f.col("last_error")).alias("error_signature"),
         f.to_date("finished_at").alias("finished_date"),

@@ -51,7 +51,9 @@ class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         which = self._options.starting_offset
         newest = self._opened().newest() if which == "latest" else BEGINNING
-        return to_offset(self._options.position(which, newest))
+        begin = self._options.position(which, newest)
+        self._settle(begin)  # from now on: the first `commit` comes with the second batch, which may be hours later
+        return to_offset(begin)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         self._target = self._opened().newest()
@@ -109,5 +111,8 @@ class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def commit(self, end: dict[str, Any]) -> None:
         """Tell the server how far this consumer is. It comes a batch late: too much is kept, never too little."""
+        self._settle(from_offset(end))
+
+    def _settle(self, position: Position) -> None:
         if self._options.consumer is not None:
-            self._opened().settle(self._options.consumer, from_offset(end))
+            self._opened().settle(self._options.consumer, position)

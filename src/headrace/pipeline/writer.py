@@ -118,9 +118,8 @@ class RowsToJobs:
         size = self.options.batch_size
         for batch in records:
             columns = {name: _plain_values(batch.column(name)) for name in batch.schema.names}
-            queues = columns.pop("queue", None)
             jobs = self.jobs(columns)
-            for queue, share in _by_queue(jobs, self.options.queue, queues).items():
+            for queue, share in _by_queue(jobs, self.options.queue, columns.get("queue")).items():
                 ready = waiting.setdefault(queue, [])
                 ready += share
                 whole = len(ready) - len(ready) % size

@@ -30,6 +30,7 @@ from headrace.model import Event
 
 EPOCH: Final = 1
 _ENTRIES_AT_ONCE: Final = 1000
+_LINES_AT_ONCE: Final = 10_000
 _SCAN_EVERY_S: Final = 60.0
 _BEGINNING: Final = "0-0"
 _WORDS: Final = {
@@ -148,12 +149,15 @@ class Capture:
             found = Progress()
         except msgspec.DecodeError as error:
             raise HeadraceError(f"{self._progress_path} is unreadable ({error}): remove it to begin anew") from error
-        while found.seq < self.log.last_seq:
-            for line in self.log.read(found.seq, 10_000):
-                event = _decode_event(line)
+        # The end of the log may be lost: then nothing is left to read before its last seq.
+        while found.seq < self.log.last_seq and (lines := list(self.log.read(found.seq, _LINES_AT_ONCE))):
+            for event in map(_decode_event, lines):
                 found.seq = event.seq
+                place = found.streams.setdefault(event.queue, StreamPlace())
                 if event.entry:
-                    _move(found.streams.setdefault(event.queue, StreamPlace()), event.entry)
+                    _move(place, event.entry)
+                elif event.first is not None and event.last is not None:  # a gap
+                    place.added += event.last - event.first + 1
         return found
 
     def _store_progress(self) -> None:
@@ -204,14 +208,14 @@ class Capture:
         commands = [(key, ("XRANGE", key, *bound)) for key, bound in zip(streams, bounds, strict=True)]
         replies = await self._server.call_many(commands) if commands else []
         found = {queue: entries for queue, entries in zip(queues, replies, strict=True) if entries}
-        for queue in found:
-            await self._check_loss(queue)
+        for queue, entries in found.items():
+            await self._check_loss(queue, [entry_id.decode() for entry_id, _ in entries])
         return sorted(
             (_entry(queue, fields) for queue, entries in found.items() for fields in entries),
             key=lambda entry: _order(entry.id),
         )
 
-    async def _check_loss(self, queue: str) -> None:
+    async def _check_loss(self, queue: str, just_read: list[str]) -> None:
         """What was added to a stream, is not there any more and was not read, is lost."""
         key, place = self._stream(queue), self._place(queue)
         flat = await self._server.call(key, "XINFO", "STREAM", key)
@@ -219,7 +223,9 @@ class Capture:
         added, length = int(facts[b"entries-added"]), int(facts[b"length"])
         if added < place.added:
             place.added = 0  # the queue was obliterated, and its stream began again
-        lost = added - length - place.added
+        oldest = facts[b"first-entry"]  # what was read just now may have been cut since
+        cut = sum(oldest is None or _order(entry) < _order(oldest[0].decode()) for entry in just_read)
+        lost = added - length - place.added - cut
         if lost > 0:
             self._tell_gap(queue, lost)
             place.added += lost
