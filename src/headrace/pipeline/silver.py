@@ -87,8 +87,7 @@ def told(events: DataFrame) -> DataFrame:
     """The events of lives, each with the number of its life, which rises with seq, and where the next one begins.
 
     The sums run over ranges and not over rows, so that a repeated event gets the same number as its original. No two
-    others have the same seq: a log that was taken back is cut before. The next of
-    a repeated beginning may be itself.
+    others have the same seq: a log that was taken back is cut before. The next of a repeated beginning may be itself.
     """
     kept = events.where(is_told()).select(
         f.xxhash64(*_by_job).alias("job_hash"), *_by_job, f.struct(*_KEPT, *_marks()).alias("told")
