@@ -15,11 +15,15 @@ from tests.scale import IS_FULL
 from tests.serverprocess import ServerProcess
 from tests.wireclient import Client
 
-# Folders whose tests share something that takes seconds to start, so one worker runs them all: a Spark session.
-WHOLE_FOLDERS = ("tests/pipeline/",)
+# Tests that share something that takes seconds to make, so one worker runs them all: a lake, and else a Spark session.
+# The first that fits counts.
+SHARING = (
+    ("tests/pipeline/test_commands.py", "tests/pipeline/test_second_opinion.py", "tests/pipeline/test_silver.py"),
+    ("tests/pipeline/",),
+)
 # What takes longest begins first, or one worker would still be at it when the others have nothing left to do.
 LONGEST = (
-    *WHOLE_FOLDERS,
+    "tests/pipeline/",
     "tests/conformance/test_machine.py",
     "tests/http/test_webhooks.py",
     "tests/worker/test_faults.py",
@@ -41,11 +45,11 @@ settings.load_profile("suite")
 
 
 class Scheduling(LoadFileScheduling):
-    """A worker takes a file at a time, because the tests of a file share a server, or a folder of WHOLE_FOLDERS."""
+    """A worker takes a file at a time, because the tests of a file share a server, or a group of SHARING."""
 
     def _split_scope(self, nodeid: str) -> str:
-        whole = next((folder for folder in WHOLE_FOLDERS if nodeid.startswith(folder)), None)
-        return whole or super()._split_scope(nodeid)
+        group = next((group for group in SHARING if nodeid.startswith(group)), None)
+        return group[0] if group else super()._split_scope(nodeid)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -10,7 +10,7 @@ cd "$(dirname "$0")/.."
 
 # Tests start Python hundreds of times. Where bytecode is not kept, each start would compile everything anew.
 export PYTHONDONTWRITEBYTECODE=
-WORKERS=${HEADRACE_TEST_WORKERS:-3}
+WORKERS=${HEADRACE_TEST_WORKERS:-4}
 SOME_FAILED=1
 NOTHING_SELECTED=5
 
