@@ -620,6 +620,7 @@ class Settlement(Intake):
         )
         successor.history = History(timeline=[TimelineEntry(successor.state.word, float(now))])
         self._jobs[successor.id] = successor
+        job.remember().successor = successor.id
         self._take_keys(successor, links, now)
         self._enter(successor)
         self._journal.add(successor)
