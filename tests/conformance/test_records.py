@@ -179,6 +179,15 @@ class TestRepeat:
         assert rig.look(rig.ids_in("delayed")[0])["data"] == "new"
         assert rig.look(first)["data"] == "old"
 
+    def test_update_of_a_completed_job_leaves_other_repeating_jobs_alone(self, rig: Rig) -> None:
+        first, second = (rig.push(data=data, repeat=Repeat(every=1000)) for data in ("a", "b"))
+        rig.run()
+        rig.run()
+        rig.update(second, pack("new b"))
+        assert sorted(rig.look(job_id)["data"] for job_id in rig.ids_in("delayed")) == ["a", "new b"]
+        rig.update(first, pack("new a"))
+        assert sorted(rig.look(job_id)["data"] for job_id in rig.ids_in("delayed")) == ["new a", "new b"]
+
     def test_children_of_one_run_are_not_those_of_the_next(self, rig: Rig) -> None:
         first = rig.push(repeat=Repeat(every=1000))
         held = rig.take()

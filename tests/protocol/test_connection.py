@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import socket
+
+import pytest
+
 from headrace import __version__
-from tests.protocol.steps import OK
+from tests.protocol.steps import OK, counts
+from tests.serverprocess import ServerProcess
 from tests.wireclient import Client
 
 
@@ -28,3 +33,19 @@ def test_auth_is_fine_when_no_tokens_are_configured(client: Client) -> None:
 def test_commands_are_known_by_their_exact_name(client: Client) -> None:
     assert client.call("push", reqId="1") == {"ok": False, "error": "Unknown command: push", "reqId": "1"}
     assert client.error("Nonsense") == "Unknown command: Nonsense"
+
+
+@pytest.mark.parametrize("how", ["plain", "durable", "sliced"])
+def test_who_only_stops_sending_is_still_answered(server: ServerProcess, client: Client, queue: str, how: str) -> None:
+    with server.client() as leaving:
+        if how == "sliced":
+            leaving.send("PUSHB", queue=queue, jobs=[{"data": n} for n in range(3000)], reqId="1")
+        else:
+            leaving.send("PUSH", queue=queue, data=1, durable=how == "durable", reqId="1")
+        leaving.send("GetJobCounts", queue=f"{queue}.other", reqId="2")
+        leaving.socket.shutdown(socket.SHUT_WR)
+        replies = [leaving.recv(), leaving.recv()]
+        assert sorted((reply["reqId"], reply["ok"]) for reply in replies) == [("1", True), ("2", True)]
+        with pytest.raises(ConnectionError):
+            leaving.recv()
+    assert counts(client, queue) == {"waiting": 3000 if how == "sliced" else 1}

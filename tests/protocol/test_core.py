@@ -860,6 +860,25 @@ def test_ack_batch_lists_leases_that_were_finalised_before(client: Client, queue
     assert reply["data"] == {"ignoredIndices": [0, 1, 2], "ignoredIds": ids}
 
 
+@pytest.mark.parametrize("end", ["timeout", "failure", "completion"])
+def test_a_job_that_is_gone_with_its_lease_does_not_spoil_the_batch(client: Client, queue: str, end: str) -> None:
+    push(client, queue, maxAttempts=1, removeOnFail=True, removeOnComplete=True, timeout=1 if end == "timeout" else 0)
+    gone, token = take(client, queue)
+    if end == "failure":
+        client.ok("FAIL", id=gone["id"], token=token)
+    elif end == "completion":
+        client.ok("ACK", id=gone["id"], token=token)
+    eventually(lambda: state(client, gone["id"]) == "unknown")
+    ids, tokens = _take_many(client, queue, 2)
+    reply = client.call("ACKB", ids=[gone["id"], *ids], tokens=[token, *tokens])
+    assert reply == {"ok": True, "data": {"ignoredIndices": [0], "ignoredIds": [gone["id"]]}}
+    assert counts(client, queue) == {"completed": 2}
+    for command in ("ACK", "FAIL"):
+        assert client.call(command, id=gone["id"], token=token) == NOT_APPLIED
+        error = client.error(command, id=gone["id"], token="another")
+        assert error == f"Job not found or not in processing state: {gone['id']}"
+
+
 # -- FAIL ----------------------------------------------------------------------------------------------------
 
 

@@ -153,6 +153,11 @@ class Driver(Generic[Key]):
         """Whether a command waits for an event or for its next slice."""
         return bool(self._waiting)
 
+    @property
+    def is_at_work(self) -> bool:
+        """Whether a command is under way that goes on with or without its client."""
+        return None in self._waiting.values()
+
     def _give_up(self) -> None:
         """The peer is gone: nothing may be given to it any more."""
         self._is_gone = True

@@ -295,6 +295,11 @@ class Session(Driver[bytes | Raw]):
         if not start:
             self._stir()
 
+    @property
+    def has_replies(self) -> bool:
+        """Whether something leaves with the end of the tick."""
+        return bool(self._out)
+
     def take(self) -> bytearray:
         """Everything that may leave now: called after the commit."""
         out = self._out

@@ -69,6 +69,20 @@ class Connection(asyncio.Protocol):
         if session.backlog:
             self._set_reading()
 
+    def eof_received(self) -> bool:
+        """The client sends no more, and may still read: what it asked for is answered before the connection is closed.
+
+        Only who waits for a job is let go, for one that is gone looks the same. With TLS both halves end together.
+        """
+        if self._server.tls is not None or not self._owes_replies:
+            return False
+        self.session.is_closing = True
+        return True
+
+    @property
+    def _owes_replies(self) -> bool:
+        return bool(self._parcels or self.session.has_replies or self.session.is_at_work)
+
     def _watch_partial(self) -> None:
         """A frame must make progress; a connection that is idle between frames may stay."""
         if self._partial_timer is not None:
@@ -133,7 +147,7 @@ class Connection(asyncio.Protocol):
             transport.abort()
             return
         transport.write(out)
-        if self.session.is_closing:
+        if self.session.is_closing and not self._owes_replies:
             transport.close()
         elif not self._valve.is_open:
             self._set_reading()

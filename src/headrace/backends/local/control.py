@@ -98,22 +98,12 @@ class Control(Delivery):
     async def update(self, job_id: str, data: Raw) -> None:
         job = self._find(job_id)
         if job is not None and job.state is State.COMPLETED:
-            job = self._successor(job)
+            following = job.history.successor if job.history is not None else None
+            job = self._find(following) if following is not None else None
         if job is None or job.state in (State.COMPLETED, State.FAILED):
             raise Refused("Job not found or cannot be updated")
         self._replace_data(job, bytes(data))
         self._emit(EventName.UPDATED, job, self._clock.now_ms()).bytes = job.size
-
-    def _successor(self, job: Job) -> Job | None:
-        """The job that a completed repeat job left behind it."""
-        repeat = job.links.repeat if job.links is not None else None
-        if repeat is None:
-            return None
-        for other in (*job.queue.delayed.values(), *job.queue.ready.live(), *job.queue.active.values()):
-            following = other.links.repeat if other.links is not None else None
-            if following is not None and following.count == repeat.count + 1 and other.name == job.name:
-                return other
-        return None
 
     def _replace_data(self, job: Job, data: bytes) -> None:
         job.data = data

@@ -35,6 +35,8 @@ class History(Struct, omit_defaults=True):
     key_released: bool = False
     """The uniqueKey was taken away from this job while it lived."""
     key_expires: int | None = None
+    successor: str | None = None
+    """The job that a repeating job left behind it when it completed."""
 
 
 class Lease(Struct, gc=False):

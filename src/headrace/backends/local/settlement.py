@@ -18,7 +18,7 @@ from headrace.backends.base import Ack, QueueFigures
 from headrace.backends.local.index import Queue
 from headrace.backends.local.intake import Intake
 from headrace.backends.local.job import Ended, History, Job
-from headrace.backends.local.store import MAX_SATISFIED
+from headrace.backends.local.store import MAX_DEPARTED, MAX_SATISFIED
 from headrace.backoff import retry_delay_ms
 from headrace.errors import HeadraceError, LeaseLost, NotFound
 from headrace.model import (
@@ -161,6 +161,8 @@ class Settlement(Intake):
         """
         job = self._jobs.get(job_id)
         if job is None or job.queue.is_dead:
+            if self._departed.get(job_id, "") == (token or None):
+                return None
             raise NotFound(f"Job not found or not in processing state: {job_id}")
         lease = job.lease
         if lease is not None:
@@ -186,8 +188,6 @@ class Settlement(Intake):
         if job.links is not None:
             self._release_key(job)
         self._move(job, Verb.COMPLETE)
-        if token is not None:
-            job.ended = Ended(token, finalized=True)
         event = self._emit(EventName.COMPLETED, job, now)
         event.attempt, event.worker = job.attempts + 1, worker
         if ack.result is not None:
@@ -204,6 +204,17 @@ class Settlement(Intake):
             self._remove(job)
         else:
             self._journal.finish(job)
+        if token is not None:
+            self._end_lease(job, token)
+
+    def _end_lease(self, job: Job, token: str | None) -> None:
+        """Remember a lease that is over, to answer a late ACK or FAIL. The job may be gone with it."""
+        if job.state is not State.REMOVED:
+            job.ended = Ended(token, finalized=True)
+            return
+        self._departed[job.id] = token
+        if len(self._departed) > MAX_DEPARTED:
+            self._departed.popitem(last=False)
 
     def _evict_completed(self) -> None:
         """Only the newest completed jobs are kept.
@@ -301,14 +312,13 @@ class Settlement(Intake):
         event.terminal = terminal
         if job.queue.watchers or self.wants_bodies:
             self._attach(event, job, self._data(job))
-        ended = Ended(lease.token if lease else None, finalized=True)
         if terminal:
             if reason is DeadLetterReason.EXPLICIT_FAIL:
                 reason = DeadLetterReason.MAX_ATTEMPTS_EXCEEDED
             self._bury_or_remove(job, now, reason, error, remove=remove)
         else:
             self._retry(job, now, retry_after)
-        job.ended = ended
+        self._end_lease(job, lease.token if lease else None)
 
     def _record_failure(self, job: Job, now: int, reason: DeadLetterReason, error: str | None) -> None:
         history = job.remember()
@@ -620,6 +630,7 @@ class Settlement(Intake):
         )
         successor.history = History(timeline=[TimelineEntry(successor.state.word, float(now))])
         self._jobs[successor.id] = successor
+        job.remember().successor = successor.id
         self._take_keys(successor, links, now)
         self._enter(successor)
         self._journal.add(successor)

@@ -31,6 +31,7 @@ from headrace.states import State, Verb, advance
 from headrace.views import HistoryView, brief_history, encode, encode_job, plain_history, rich_history
 
 MAX_SATISFIED: Final = 100_000
+MAX_DEPARTED: Final = 10_000
 
 # Members of an enum are looked up through its metaclass; on the hot path they are plain globals.
 _WAITING: Final = State.WAITING
@@ -97,6 +98,8 @@ class Store(Collection):
         self._dependents: dict[str, list[Job]] = {}
         self._satisfied: OrderedDict[str, None] = OrderedDict()
         """Ids of jobs that completed and were not kept: they still satisfy a dependsOn."""
+        self._departed: OrderedDict[str, str | None] = OrderedDict()
+        """Jobs that went with the end of their lease, and its token: as `Job.ended`, for a late ACK or FAIL."""
         self._bad_news: deque[tuple[Job, str | None]] = deque()
         """Failures that parents have not heard of yet."""
         self._open_batches: dict[int, int] = {}
