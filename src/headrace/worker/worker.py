@@ -418,7 +418,8 @@ class Worker:
             holding.failed(reason, error.stack, unrecoverable=error.is_unrecoverable, retry_after=later)
         else:
             reason, later = reason_of(error), retry_after_ms(error)
-            holding.failed(reason, stack_of(error), unrecoverable=is_final(error), retry_after=later)
+            stack = stack_of(error, holding.info.stack_trace_limit)
+            holding.failed(reason, stack, unrecoverable=is_final(error), retry_after=later)
         extra = {"job_id": holding.info.id, "queue": holding.info.queue, "task": holding.info.name}
         log.warning("job %s of %s failed: %s", holding.info.id, holding.info.queue, reason, extra=extra)
 
