@@ -68,7 +68,10 @@ async def test_a_stop_lets_running_jobs_end_and_takes_no_more(
     assert (counts["completed"], counts["waiting"], counts["active"]) == (2, 2, 0)
 
 
-@pytest.mark.parametrize("task", ["work", "work_in_thread", "work_in_process"])
+TASKS = ["work", "work_uncancelled", "work_by_thread", "work_in_thread", "work_in_process"]
+
+
+@pytest.mark.parametrize("task", TASKS)
 async def test_what_runs_after_the_drain_is_given_back_at_once(
     server: ServerProcess, producer: Headrace, marks: Marks, task: str
 ) -> None:
@@ -176,10 +179,12 @@ def test_check_shows_the_tasks_without_a_server() -> None:
     assert (shown.returncode, shown.stderr) == (0, "")
     assert [line.split() for line in shown.stdout.splitlines()[1:]] == [
         ["marks", "work", "loop"],
+        ["marks", "work_by_thread", "loop"],
         ["marks", "work_in_process", "process"],
         ["marks", "work_in_thread", "thread"],
+        ["marks", "work_uncancelled", "loop"],
     ]
-    assert set(program.app.tasks) == {"work", "work_in_thread", "work_in_process"}
+    assert set(program.app.tasks) == set(TASKS)
 
 
 @pytest.mark.parametrize(

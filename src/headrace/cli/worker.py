@@ -17,7 +17,8 @@ import subprocess
 import sys
 import time
 import traceback
-from typing import TYPE_CHECKING, Final
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from headrace.cli.session import Exit, UsageError, advised
 from headrace.config import LOG_LEVELS, split_tokens
@@ -140,15 +141,23 @@ def work(app: Headrace, arguments: argparse.Namespace) -> int:
             await app.close()
 
     with asyncio.Runner(loop_factory=new_loop) as runner:
+        # That of `asyncio.to_thread`: what a coroutine left to a thread belongs to its handler, too.
+        helpers = ThreadPoolExecutor(thread_name_prefix=worker.thread_prefix)
+        runner.get_loop().set_default_executor(helpers)
         runner.run(main())
-    if worker.has_threads_left:
-        # Their jobs were given back. Waiting for threads that cannot be stopped would undo the deadline.
-        logging.shutdown()
-        for stream in (sys.stdout, sys.stderr):  # what jobs printed
-            with contextlib.suppress(OSError, ValueError):
-                stream.flush()
-        os._exit(0)
+        helpers.shutdown(wait=False, cancel_futures=True)
+        if worker.has_handlers_left:
+            _leave_at_once()
     return 0
+
+
+def _leave_at_once() -> NoReturn:
+    """The jobs of those who still run were given back. Waiting for what cannot be stopped would undo the deadline."""
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):  # what jobs printed
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(0)
 
 
 class Supervisor:
