@@ -156,6 +156,18 @@ async def test_a_supervisor_replaces_a_process_that_was_killed_and_stops_all(
         assert not any(psutil.pid_exists(pid) for pid in children)
 
 
+async def test_processes_of_a_supervisor_that_is_killed_end_their_jobs_and_go(
+    server: ServerProcess, producer: Headrace, marks: Marks
+) -> None:
+    with WorkerProcess(url_of(server), marks, "--processes", "2") as supervisor:
+        await add(producer, 1, 1.0)
+        await until(lambda: marks.begun() == [1] and len(supervisor.children) == 2, 20)
+        children = [child.pid for child in supervisor.children]
+        supervisor.kill()
+        await until(lambda: not any(psutil.pid_exists(pid) for pid in children), 20)
+    assert marks.ended() == [1]
+
+
 async def test_processes_of_handlers_end_with_a_worker_that_is_killed(
     server: ServerProcess, producer: Headrace, marks: Marks
 ) -> None:

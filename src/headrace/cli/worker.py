@@ -32,6 +32,7 @@ log: Final = logging.getLogger("headrace.worker")
 _LOOK_EVERY: Final = 0.2
 _PAUSE: Final = 1.0
 """Seconds before a process that ended is replaced: one that cannot start must not eat a core."""
+_PR_SET_PDEATHSIG: Final = 1
 
 
 def prepare(parser: argparse.ArgumentParser) -> None:
@@ -64,6 +65,8 @@ def run(arguments: argparse.Namespace) -> int:
     from headrace.worker.logs import JobFields
 
     configure_logging(arguments.log_format, arguments.log_level, JobFields())
+    if any(number is not None and number < 1 for number in (arguments.processes, arguments.max_jobs_per_child)):
+        raise UsageError("--processes and --max-jobs-per-child must be at least 1")
     if arguments.processes > 1 and not arguments.check:
         return Supervisor(arguments.processes).run()
     app = load_app(arguments.app)
@@ -164,6 +167,9 @@ class Supervisor:
     """Keeps N processes of this command alive, unless they say that it is the command that is wrong."""
 
     def __init__(self, count: int) -> None:
+        import ctypes
+
+        self._system = ctypes.CDLL(None)
         self._code = Exit.OK
         self._children: dict[int, subprocess.Popen[bytes]] = {}
         self._due = dict.fromkeys(range(count), 0.0)
@@ -195,7 +201,13 @@ class Supervisor:
         del self._due[slot]
         command = [sys.executable, "-m", "headrace", *_for_one(sys.argv[1:])]
         # A group of their own: Ctrl-C reaches us alone, and we pass it on.
-        self._children[slot] = subprocess.Popen(command, start_new_session=True)
+        self._children[slot] = subprocess.Popen(command, start_new_session=True, preexec_fn=self._end_with_us)
+
+    def _end_with_us(self) -> None:
+        """In the new process: when the supervisor is killed, it gets a SIGTERM. Else it would go on beside those of the
+        next supervisor."""
+        with contextlib.suppress(AttributeError):  # only Linux has it
+            self._system.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
     def _bury(self, slot: int, now: float) -> None:
         child = self._children.pop(slot)
