@@ -208,7 +208,7 @@ def _from_file(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"cannot read config file {path}: {error.strerror}") from None
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # nor is what is no UTF-8
         raise ConfigError(f"config file {path} is not valid TOML: {error}") from None
 
 

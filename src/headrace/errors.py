@@ -39,9 +39,13 @@ the client reads, so it follows the protocol reference word for word where that 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
-from typing import ClassVar, Final, Self
+from itertools import islice
+from typing import Any, ClassVar, Final, Self
+
+_TOLD_PARTS: Final = 5
+"""How many errors of a group its message tells."""
 
 
 class HeadraceError(Exception):
@@ -325,9 +329,24 @@ class StepNotFoundError(WorkflowError, LookupError):
 def message_of(error: BaseException) -> str:
     """What an error says, whoever wrote its class: what failed has failed, even if it cannot tell why."""
     try:
-        return encodable(str(error))
+        said = encodable(str(error))
     except Exception:
         return "its message cannot be read"
+    if not isinstance(error, BaseExceptionGroup):
+        return said
+    parts = [f"{type(part).__name__}: {message_of(part)}" for part in islice(_parts_of(error), _TOLD_PARTS)]
+    return f"{said}: {'; '.join(parts)}"
+
+
+def _parts_of(group: BaseExceptionGroup[Any]) -> Iterator[BaseException]:
+    """The errors of a group and of the groups in it: by itself it tells only how many there are."""
+    waiting: list[BaseException] = [group]
+    while waiting:
+        error = waiting.pop()
+        if isinstance(error, BaseExceptionGroup):
+            waiting += reversed(error.exceptions)
+        else:
+            yield error
 
 
 def encodable(text: str) -> str:

@@ -222,6 +222,8 @@ def test_an_unknown_command_ends_with_2(offline: Cli) -> None:
         (("--log-level", "loud"), "debug, info"),
         (("--lease", "0s"), "too short"),
         (("--queues", ",,"), "names no queue"),
+        (("--processes", "0"), "at least 1"),
+        (("--max-jobs-per-child", "0"), "at least 1"),
     ],
 )
 def test_a_worker_with_options_that_make_no_sense_is_refused(offline: Cli, words: tuple[str, ...], said: str) -> None:

@@ -7,6 +7,8 @@ import json
 import logging
 import subprocess
 import sys
+from pathlib import Path
+from uuid import UUID
 
 import pytest
 
@@ -59,6 +61,12 @@ async def test_records_in_and_below_a_handler_name_the_job(
     assert found == {"job_id": job.id, "queue": queue, "task": task, "attempt": 1}
     line = json.loads(JsonLines().format(record))
     assert line.items() >= found.items()
+
+
+def test_a_field_that_is_no_json_is_written_as_text() -> None:
+    record = logging.makeLogRecord({"msg": "hello", "job_id": UUID(int=7), "queue": Path("mail")})
+    line = json.loads(JsonLines().format(record))
+    assert (line["job_id"], line["queue"]) == (str(UUID(int=7)), "mail")
 
 
 async def test_the_record_of_a_failure_names_the_job(records: pytest.LogCaptureFixture) -> None:

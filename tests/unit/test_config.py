@@ -43,6 +43,14 @@ def test_an_empty_token_is_refused_because_anybody_has_it(tmp_path: Path, token:
         load_settings({"config": str(config)}, {})
 
 
+@pytest.mark.parametrize("content", [b"tcp_port = ", 'host = "café"'.encode("latin-1")])
+def test_a_config_file_that_cannot_be_read_is_named(tmp_path: Path, content: bytes) -> None:
+    config = tmp_path / "headrace.toml"
+    config.write_bytes(content)
+    with pytest.raises(ConfigError, match=f"config file {config} is not valid TOML"):
+        load_settings({"config": str(config)}, {})
+
+
 @pytest.mark.parametrize(("given", "level"), [("WARN", "warning"), ("warn", "warning"), ("Info", "info")])
 def test_a_log_level_of_the_environment_may_be_written_as_other_programs_do(given: str, level: str) -> None:
     assert load_settings({}, {"LOG_LEVEL": given}).log_level == level

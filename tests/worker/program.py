@@ -6,7 +6,7 @@ import asyncio
 import os
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from headrace import Headrace, JobContext
@@ -29,6 +29,23 @@ async def work(ctx: JobContext, n: int, seconds: float = 0.0) -> int:
     await asyncio.sleep(seconds)
     _mark("end", n, ctx.attempt)
     return n
+
+
+@app.task(attempts=50, backoff=0)
+async def work_uncancelled(ctx: JobContext, n: int, seconds: float = 0.0) -> int:
+    """Catches all that there is, as a loop around something flaky does."""
+    _mark("begin", n, ctx.attempt)
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        with suppress(BaseException):
+            await asyncio.sleep(end - time.monotonic())
+    _mark("end", n, ctx.attempt)
+    return n
+
+
+@app.task(attempts=50, backoff=0)
+async def work_by_thread(ctx: JobContext, n: int, seconds: float = 0.0) -> int:
+    return await asyncio.to_thread(work_in_thread.function, ctx, n, seconds)
 
 
 @app.task(attempts=50, backoff=0)

@@ -23,6 +23,7 @@ from headrace import (
     current_job,
 )
 from headrace.errors import InvalidCommand
+from headrace.worker.failures import stack_of
 from tests.waiting import until
 from tests.worker import handlers
 
@@ -170,6 +171,62 @@ async def test_a_job_out_of_attempts_is_a_dead_letter_with_reason_and_stack(app:
     assert not any("headrace/worker" in line for line in info.stacktrace)
     (letter,) = await app.queue().dlq.list()
     assert letter.error == "ValueError: no such order"
+
+
+async def test_a_failure_deep_below_a_handler_keeps_the_lines_where_it_happened(app: Headrace, queue: str) -> None:
+    def descend(steps: int) -> None:
+        if steps == 0:
+            raise ValueError("at the bottom\nof it all")
+        descend(steps - 1)
+
+    async with Worker(app.client, queue, lambda job: descend(30)):
+        stack = await _stack_of_failed(await app.queue().add("j", attempts=1))
+    assert len(stack) == 10
+    assert stack[-1] == "ValueError: at the bottom"
+    assert 'in descend: raise ValueError("at the bottom' in stack[-2]
+
+
+async def test_a_failure_of_a_group_of_tasks_says_what_failed_in_it(app: Headrace, queue: str) -> None:
+    async def call_bank() -> None:
+        raise ConnectionError("the bank does not answer")
+
+    async def handle(job: JobContext) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(call_bank())
+
+    async with Worker(app.client, queue, handle):
+        job = await app.queue().add("j", attempts=1)
+        stack = await _stack_of_failed(job)
+    assert (await job.info()).failed_reason == stack[-1]
+    assert stack[-1].endswith("(1 sub-exception): ConnectionError: the bank does not answer")
+    assert any("in call_bank: raise ConnectionError" in line for line in stack)
+
+
+async def test_what_led_to_an_error_is_told_before_it(app: Headrace, queue: str) -> None:
+    async def handle(job: JobContext) -> None:
+        try:
+            job.data["amount"]
+        except KeyError as error:
+            raise RuntimeError("no such order") from error
+
+    async with Worker(app.client, queue, handle):
+        stack = await _stack_of_failed(await app.queue().add("j", {}, attempts=1))
+    assert [line for line in stack if " in handle: " not in line] == [
+        "KeyError: 'amount'",
+        "RuntimeError: no such order",
+    ]
+    assert stack[0].endswith('in handle: job.data["amount"]')
+
+
+def test_errors_that_led_to_each_other_are_told_once() -> None:
+    first, second = ValueError("first"), ValueError("second")
+    first.__cause__, second.__cause__ = second, ExceptionGroup("both", [first, second])
+    assert stack_of(first, 10)[-1] == "ValueError: first"
+
+
+async def _stack_of_failed(job: Any) -> list[str]:
+    assert await job.wait(timeout=10)
+    return (await job.info()).stacktrace or []
 
 
 @pytest.mark.parametrize("run_in", ["thread", "process"])

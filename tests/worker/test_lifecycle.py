@@ -68,7 +68,10 @@ async def test_a_stop_lets_running_jobs_end_and_takes_no_more(
     assert (counts["completed"], counts["waiting"], counts["active"]) == (2, 2, 0)
 
 
-@pytest.mark.parametrize("task", ["work", "work_in_thread", "work_in_process"])
+TASKS = ["work", "work_uncancelled", "work_by_thread", "work_in_thread", "work_in_process"]
+
+
+@pytest.mark.parametrize("task", TASKS)
 async def test_what_runs_after_the_drain_is_given_back_at_once(
     server: ServerProcess, producer: Headrace, marks: Marks, task: str
 ) -> None:
@@ -153,6 +156,18 @@ async def test_a_supervisor_replaces_a_process_that_was_killed_and_stops_all(
         assert not any(psutil.pid_exists(pid) for pid in children)
 
 
+async def test_processes_of_a_supervisor_that_is_killed_end_their_jobs_and_go(
+    server: ServerProcess, producer: Headrace, marks: Marks
+) -> None:
+    with WorkerProcess(url_of(server), marks, "--processes", "2") as supervisor:
+        await add(producer, 1, 1.0)
+        await until(lambda: marks.begun() == [1] and len(supervisor.children) == 2, 20)
+        children = [child.pid for child in supervisor.children]
+        supervisor.kill()
+        await until(lambda: not any(psutil.pid_exists(pid) for pid in children), 20)
+    assert marks.ended() == [1]
+
+
 async def test_processes_of_handlers_end_with_a_worker_that_is_killed(
     server: ServerProcess, producer: Headrace, marks: Marks
 ) -> None:
@@ -176,10 +191,12 @@ def test_check_shows_the_tasks_without_a_server() -> None:
     assert (shown.returncode, shown.stderr) == (0, "")
     assert [line.split() for line in shown.stdout.splitlines()[1:]] == [
         ["marks", "work", "loop"],
+        ["marks", "work_by_thread", "loop"],
         ["marks", "work_in_process", "process"],
         ["marks", "work_in_thread", "thread"],
+        ["marks", "work_uncancelled", "loop"],
     ]
-    assert set(program.app.tasks) == {"work", "work_in_thread", "work_in_process"}
+    assert set(program.app.tasks) == set(TASKS)
 
 
 @pytest.mark.parametrize(

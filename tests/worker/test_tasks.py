@@ -7,14 +7,18 @@ import enum
 import subprocess
 import sys
 import textwrap
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from functools import partial
 from typing import Any
 
 import msgspec
+import pydantic
 import pytest
+from pydantic.alias_generators import to_camel
 
 from headrace import Flow, Headrace, JobContext, JobFailed, RateLimit, current_job
 from headrace.errors import InvalidCommand
@@ -39,21 +43,19 @@ class Receipt(msgspec.Struct):
     total: float
 
 
-class Model:
-    """Looks like a pydantic model, as far as anybody here looks."""
+class Item(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(alias_generator=to_camel)
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    unit_price: Decimal
 
-    def model_dump(self, mode: str) -> dict[str, str]:
-        return {"name": self.name}
 
-    @classmethod
-    def model_validate(cls, value: dict[str, str]) -> Model:
-        return cls(value["name"])
+class Basket(pydantic.BaseModel):
+    owner: str = pydantic.Field(alias="boughtBy")
+    items: list[Item] = []
 
 
 ORDER = Order(7, datetime(2026, 3, 1, 12, tzinfo=UTC), Colour.RED)
+BASKET = Basket.model_validate({"boughtBy": "ada", "items": [{"unitPrice": "1.50"}]})
 
 
 # -- arguments and results ---------------------------------------------------------------------------------------------
@@ -63,14 +65,24 @@ async def test_arguments_and_results_are_what_the_annotations_say(app: Headrace)
     seen: list[Any] = []
 
     @app.task()
-    async def pay(order: Order, *more: int, model: Model, by: timedelta = timedelta(0), **rest: float) -> Receipt:
-        seen.append((order, more, model.name, by, rest))
+    async def pay(order: Order, *more: int, basket: Basket, by: timedelta = timedelta(0), **rest: float) -> Receipt:
+        seen.append((order, more, basket, by, rest))
         return Receipt(order, 9.5)
 
     async with app.worker():
-        job = await pay.enqueue(ORDER, 1, 2, model=Model("m"), by=timedelta(seconds=5), tax=0.5)
+        job = await pay.enqueue(ORDER, 1, 2, basket=BASKET, by=timedelta(seconds=5), tax=0.5)
         assert await job.result(timeout=10) == Receipt(ORDER, 9.5)
-    assert seen == [(ORDER, (1, 2), "m", timedelta(seconds=5), {"tax": 0.5})]
+    assert seen == [(ORDER, (1, 2), BASKET, timedelta(seconds=5), {"tax": 0.5})]
+
+
+async def test_an_iterable_comes_as_a_list_of_what_it_declares(app: Headrace) -> None:
+    @app.task()
+    async def spread(prices: Iterable[Decimal]) -> list[str]:
+        return [repr(price) for price in prices]
+
+    async with app.worker():
+        job = await spread.enqueue((Decimal("1.50"), Decimal(2)))
+        assert await job.result(timeout=10) == ["Decimal('1.50')", "Decimal('2')"]
 
 
 async def test_a_result_that_is_not_what_its_task_declares_is_told_as_such(app: Headrace) -> None:
@@ -252,6 +264,10 @@ async def test_declarations_that_cannot_work_are_refused(app: Headrace) -> None:
 
         @app.task()
         def fifth(value: Local) -> None: ...
+
+    for no_function in (partial(print, "x"), Colour.RED):
+        with pytest.raises(InvalidCommand, match="is no function: write one that calls it"):
+            app.task()(no_function)  # type: ignore[call-overload]
 
 
 # -- the context -------------------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ class JsonLines(logging.Formatter):
         shown |= {name: value for name in _FIELDS if (value := getattr(record, name, None)) is not None}
         if record.exc_info:
             shown["exception"] = self.formatException(record.exc_info)
-        return self._dumps(shown, ensure_ascii=False)
+        return self._dumps(shown, ensure_ascii=False, default=str)  # handlers give their records anything
 
 
 def configure_logging(form: str, level: str, *filters: logging.Filter) -> None:

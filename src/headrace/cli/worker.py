@@ -17,7 +17,8 @@ import subprocess
 import sys
 import time
 import traceback
-from typing import TYPE_CHECKING, Final
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from headrace.cli.session import Exit, UsageError, advised
 from headrace.config import LOG_LEVELS, split_tokens
@@ -31,6 +32,7 @@ log: Final = logging.getLogger("headrace.worker")
 _LOOK_EVERY: Final = 0.2
 _PAUSE: Final = 1.0
 """Seconds before a process that ended is replaced: one that cannot start must not eat a core."""
+_PR_SET_PDEATHSIG: Final = 1
 
 
 def prepare(parser: argparse.ArgumentParser) -> None:
@@ -63,6 +65,8 @@ def run(arguments: argparse.Namespace) -> int:
     from headrace.worker.logs import JobFields
 
     configure_logging(arguments.log_format, arguments.log_level, JobFields())
+    if any(number is not None and number < 1 for number in (arguments.processes, arguments.max_jobs_per_child)):
+        raise UsageError("--processes and --max-jobs-per-child must be at least 1")
     if arguments.processes > 1 and not arguments.check:
         return Supervisor(arguments.processes).run()
     app = load_app(arguments.app)
@@ -140,21 +144,32 @@ def work(app: Headrace, arguments: argparse.Namespace) -> int:
             await app.close()
 
     with asyncio.Runner(loop_factory=new_loop) as runner:
+        # That of `asyncio.to_thread`: what a coroutine left to a thread belongs to its handler, too.
+        helpers = ThreadPoolExecutor(thread_name_prefix=worker.thread_prefix)
+        runner.get_loop().set_default_executor(helpers)
         runner.run(main())
-    if worker.has_threads_left:
-        # Their jobs were given back. Waiting for threads that cannot be stopped would undo the deadline.
-        logging.shutdown()
-        for stream in (sys.stdout, sys.stderr):  # what jobs printed
-            with contextlib.suppress(OSError, ValueError):
-                stream.flush()
-        os._exit(0)
+        helpers.shutdown(wait=False, cancel_futures=True)
+        if worker.has_handlers_left:
+            _leave_at_once()
     return 0
+
+
+def _leave_at_once() -> NoReturn:
+    """The jobs of those who still run were given back. Waiting for what cannot be stopped would undo the deadline."""
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):  # what jobs printed
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(0)
 
 
 class Supervisor:
     """Keeps N processes of this command alive, unless they say that it is the command that is wrong."""
 
     def __init__(self, count: int) -> None:
+        import ctypes
+
+        self._system = ctypes.CDLL(None)
         self._code = Exit.OK
         self._children: dict[int, subprocess.Popen[bytes]] = {}
         self._due = dict.fromkeys(range(count), 0.0)
@@ -186,7 +201,13 @@ class Supervisor:
         del self._due[slot]
         command = [sys.executable, "-m", "headrace", *_for_one(sys.argv[1:])]
         # A group of their own: Ctrl-C reaches us alone, and we pass it on.
-        self._children[slot] = subprocess.Popen(command, start_new_session=True)
+        self._children[slot] = subprocess.Popen(command, start_new_session=True, preexec_fn=self._end_with_us)
+
+    def _end_with_us(self) -> None:
+        """In the new process: when the supervisor is killed, it gets a SIGTERM. Else it would go on beside those of the
+        next supervisor."""
+        with contextlib.suppress(AttributeError):  # only Linux has it
+            self._system.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
     def _bury(self, slot: int, now: float) -> None:
         child = self._children.pop(slot)

@@ -42,6 +42,7 @@ class JobInfo(Struct, rename="camel", kw_only=True, omit_defaults=True):
     progress_message: str | None = None
     failed_reason: str | None = None
     stacktrace: list[str] | None = None
+    stack_trace_limit: int = 10
     created_at: float = 0
     run_at: float = 0
     started_at: float | None = None

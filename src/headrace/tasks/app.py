@@ -195,6 +195,8 @@ class Headrace(AsyncShell):
             raise InvalidCommand("write @app.task() with parentheses, even if there is nothing in them")
 
         def make(function: Callable[..., Any]) -> AnyTask:
+            if not hasattr(function, "__qualname__"):
+                raise InvalidCommand(f"{function!r} is no function: write one that calls it, and make that a task")
             chosen = queue or self.default_queue
             task: AnyTask = Task(self, function, name or function.__name__, chosen, options, run_in)
             if task.run_in == "process":

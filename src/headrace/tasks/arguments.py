@@ -8,8 +8,10 @@ containers of them. What does not fit is refused with the name of the parameter,
 from __future__ import annotations
 
 import inspect
+import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any, Final
 
 import msgspec
@@ -149,13 +151,23 @@ def converted(value: Any, wanted: Any) -> Any:
     return value if wanted is Any else msgspec.convert(value, wanted, strict=False, dec_hook=_foreign)
 
 
-def _foreign(wanted: type, value: Any) -> Any:
-    """What msgspec does not know: pydantic models read themselves."""
-    validate = getattr(wanted, "model_validate", None)
+def _foreign(wanted: Any, value: Any) -> Any:
+    """What msgspec does not know: pydantic models read themselves, and any iterable may be a list."""
+    kind = typing.get_origin(wanted) or wanted
+    validate = getattr(kind, "model_validate", None)
     if validate is not None:
-        return validate(value)
-    if isinstance(value, wanted):
+        return validate(value, **_names_count(validate))
+    if kind is Iterable and typing.get_args(wanted):
+        return converted(value, types.GenericAlias(list, typing.get_args(wanted)))
+    if isinstance(value, kind):
         return value
     raise TypeError(
-        f"a {wanted.__name__} cannot be made from data; use a dataclass, a msgspec struct or a pydantic model"
+        f"a {kind.__name__} cannot be made from data; use a dataclass, a msgspec struct or a pydantic model"
     )
+
+
+@cache
+def _names_count(validate: Callable[..., Any]) -> dict[str, bool]:
+    """Models are sent by the names of their fields, whatever aliases they have; before pydantic 2.11 only a setting of
+    the model lets it read them so."""
+    return {"by_name": True} if "by_name" in inspect.signature(validate).parameters else {}

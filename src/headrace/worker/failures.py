@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import traceback
+from collections import deque
+from collections.abc import Iterator
 from functools import partial
 from typing import Final
 
 from headrace.durations import Duration, milliseconds
 from headrace.errors import InvalidCommand, encodable, message_of
+from headrace.model import MAX_STACK
 
 _MAX_REASON: Final = 2000
-_MAX_LINES: Final = 50
+_MAX_ERRORS: Final = 20
+"""How many errors that led to each other are told."""
+_PACKAGE: Final = os.path.dirname(os.path.dirname(__file__))
+_PLUMBING: Final = tuple(os.path.join(_PACKAGE, folder, "") for folder in ("worker", "tasks"))
+"""How we came to call a handler is nobody's concern."""
 
 
 class UnrecoverableError(Exception):
@@ -53,9 +61,26 @@ def reason_of(error: BaseException) -> str:
     return (f"{name}: {message}" if message else name)[:_MAX_REASON]
 
 
-def stack_of(error: BaseException) -> list[str]:
-    """The traceback in lines, from the handler down; the innermost calls win when there are too many."""
+def stack_of(error: BaseException, limit: int) -> list[str]:
+    """Its traceback in as many lines as its job keeps, from the handler down, and before it what led to it. The last
+    lines win when there are too many: they say where it happened."""
+    return list(deque(map(encodable, _lines(error, set())), maxlen=min(limit, MAX_STACK)))
+
+
+def _lines(error: BaseException, told: set[int]) -> Iterator[str]:
+    if id(error) in told or len(told) == _MAX_ERRORS:
+        return
+    told.add(id(error))
+    before = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    if before is not None:
+        yield from _lines(before, told)
+    yield from _frames(error)
+    for part in error.exceptions if isinstance(error, BaseExceptionGroup) else ():
+        yield from _lines(part, told)
+    yield reason_of(error).partition("\n")[0]
+
+
+def _frames(error: BaseException) -> list[str]:
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if "/headrace/worker/" not in frame.filename] or frames
-    lines = [f"{frame.filename}:{frame.lineno} in {frame.name}: {frame.line or ''}".rstrip(": ") for frame in own]
-    return [*map(encodable, lines[-_MAX_LINES:]), reason_of(error)]
+    own = [frame for frame in frames if not frame.filename.startswith(_PLUMBING)] or frames
+    return [f"{frame.filename}:{frame.lineno} in {frame.name}: {frame.line or ''}".rstrip(": ") for frame in own]

@@ -295,7 +295,7 @@ def _answer(context: JobContext, call: Call) -> Answer:
         return Answer(
             kind="failed",
             reason=reason_of(error),
-            stack=stack_of(error),
+            stack=stack_of(error, call.info.stack_trace_limit),
             is_unrecoverable=is_final(error),
             retry_after=retry_after_ms(error),
         )
@@ -327,9 +327,10 @@ class _ChildContext(JobContext):
 
 def check_importable(function: Callable[..., Any]) -> None:
     """Refuse functions that a process of its own could not find."""
-    if "<" in function.__qualname__:
+    name = getattr(function, "__qualname__", None)
+    if name is None or "<" in name:
         raise InvalidCommand(
-            f"{function.__qualname__} cannot run in a process of its own: define it at the top of a module"
+            f"{name or function!r} cannot run in a process of its own: define it at the top of a module"
         )
 
 

@@ -266,15 +266,19 @@ class Worker:
             await asyncio.wait({task for _, task in late}, timeout=_CLEAN_UP_SECONDS)
 
     @property
-    def has_threads_left(self) -> bool:
-        """Whether a handler still runs in a thread although its job was given back: such a process should just end."""
-        threads = [thread for thread in threading.enumerate() if thread.name.startswith(self._thread_prefix)]
+    def has_handlers_left(self) -> bool:
+        """Whether a handler still runs although its job was given back, in a thread or as a coroutine that does not let
+        itself be cancelled: such a process should just end."""
+        if any(not task.done() for _, task in self._running.values()):
+            return True
+        threads = [thread for thread in threading.enumerate() if thread.name.startswith(self.thread_prefix)]
         for thread in threads:
             thread.join(_CLEAN_UP_SECONDS / 10)  # idle ones end by themselves
         return any(thread.is_alive() for thread in threads)
 
     @property
-    def _thread_prefix(self) -> str:
+    def thread_prefix(self) -> str:
+        """How the names of the threads begin in which handlers run."""
         return f"headrace-{self.id}"
 
     async def _on_line(self, make: Callable[[], Any]) -> None:
@@ -400,7 +404,7 @@ class Worker:
     async def _in_thread(self, call: Callable[[], T]) -> T:
         """A thread cannot be stopped: who is cancelled meanwhile waits for it no longer."""
         if self._threads is None:
-            self._threads = ThreadPoolExecutor(self.concurrency, thread_name_prefix=self._thread_prefix)
+            self._threads = ThreadPoolExecutor(self.concurrency, thread_name_prefix=self.thread_prefix)
         threads = self._threads
         variables = contextvars.copy_context()
         try:
@@ -418,7 +422,8 @@ class Worker:
             holding.failed(reason, error.stack, unrecoverable=error.is_unrecoverable, retry_after=later)
         else:
             reason, later = reason_of(error), retry_after_ms(error)
-            holding.failed(reason, stack_of(error), unrecoverable=is_final(error), retry_after=later)
+            stack = stack_of(error, holding.info.stack_trace_limit)
+            holding.failed(reason, stack, unrecoverable=is_final(error), retry_after=later)
         extra = {"job_id": holding.info.id, "queue": holding.info.queue, "task": holding.info.name}
         log.warning("job %s of %s failed: %s", holding.info.id, holding.info.queue, reason, extra=extra)
 
