@@ -26,6 +26,8 @@ from headrace.errors import StorageUnavailable
 from headrace.model import Event
 
 POLL_MS: Final = 150
+RETIRED_AT_ONCE: Final = 10_000
+"""Completed jobs of a queue that go in one second: more than a broker completes in that time."""
 
 log: Final = logging.getLogger("headrace.valkey")
 
@@ -224,16 +226,19 @@ class ValkeyBackend(Refused):
 
     # -- what is kept --------------------------------------------------------------------------------------------------
 
-    async def retire_completed(self, limit: int = 512) -> int:
+    async def retire_completed(self, limit: int = RETIRED_AT_ONCE) -> int:
         """Drop completed jobs beyond the kept number or age; how many went."""
+        queues = list(self._registered)
+        keys = [f"{self._keys.of(queue)}:completed" for queue in queues]
+        kept = await self._server.call_many([(key, ("ZCARD", key)) for key in keys])
         gone = 0
-        for queue in list(self._registered):
-            gone += await self._retire(queue, limit)
+        for queue, count in zip(queues, kept, strict=True):
+            if count > self.max_completed or (count and self.completed_retention_ms is not None):
+                gone += await self._retire(queue, count - self.max_completed, limit)
         return gone
 
-    async def _retire(self, queue: str, limit: int) -> int:
+    async def _retire(self, queue: str, over: int, limit: int) -> int:
         key = f"{self._keys.of(queue)}:completed"
-        over = await self._server.call(key, "ZCARD", key) - self.max_completed
         doomed: list[bytes] = []
         if over > 0:
             doomed = await self._server.call(key, "ZRANGE", key, 0, min(over, limit) - 1)
