@@ -178,7 +178,7 @@ do
   local function resolve_family(job, extra)
     if extra.parent then
       local parent = find(extra.parent.queue and queue_at(extra.parent.queue) or job.queue, extra.parent.id)
-      if parent then adopt_child(job, parent) end
+      if parent then families.adopt_child(job, parent) end
     end
     if job.h.state ~= 'waiting-children' then return end
     local past, targets = history(job), {}
@@ -186,13 +186,13 @@ do
     for _, tie in ipairs(extra.dependsOn or {}) do
       local target = target_of(tie, job.queue)
       if target and target.h.state ~= 'completed' then
-        if not contains(past.pending, target.id) then wait_for(job, target) end
+        if not families.contains(past.pending, target.id) then families.wait_for(job, target) end
         targets[#targets + 1] = target
       elseif target then
         past.children_completed = (past.children_completed or 0) + 1
       end
     end
-    if #past.pending == 0 then unblock(job, true) else hear_of_failures(targets) end
+    if #past.pending == 0 then families.unblock(job, true) else families.hear_of_failures(targets) end
   end
 
   -- An id that somebody chose, for the job or for the member of a family, becomes that of the job if it is free.
