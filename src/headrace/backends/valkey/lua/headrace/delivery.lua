@@ -4,7 +4,7 @@ local promote_due, watch, back_to_waiting
 do
   local PROMOTE_SLICE = 1000
   local STALL_DEFAULTS = { enabled = true, stallInterval = 30000, maxStalls = 3, gracePeriod = 5000 }
-  local MAX_PASSED = 200 -- entries of the stream that a claim passes over
+  local MAX_PASSED = 200 -- jobs that a claim passes over because they may not start
   local NODE_LOCK = 30000 -- after this silence a Node worker takes a job for abandoned
 
   -- -- promoting ----------------------------------------------------------------------------------------------------------
@@ -475,7 +475,13 @@ do
   end
 
   local function give_in_order(round, queue, wanted, group)
+    local looked_at = 0
     while round.count < wanted do
+      if looked_at >= wanted + MAX_PASSED then
+        wake(queue) -- as above
+        return
+      end
+      looked_at = looked_at + 1
       local job
       if group then job = next_of_groups(queue, group) else job = next_job(queue) end
       if job == nil then return end
