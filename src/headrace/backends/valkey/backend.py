@@ -15,7 +15,7 @@ from msgspec import Struct
 from headrace.backends.base import Counts, Outcome, StorageStatus
 from headrace.backends.local.eventlog import LogLimits, MemoryLog, Roll, decode_events
 from headrace.backends.valkey.hashes import from_fields
-from headrace.backends.valkey.library import ensure_libraries, is_own_glidemq
+from headrace.backends.valkey.library import check_rights, ensure_libraries, is_own_glidemq
 from headrace.backends.valkey.refused import Refused
 from headrace.backends.valkey.streams import Streams
 from headrace.backends.valkey.transport import Standalone, Transport, answer
@@ -104,6 +104,7 @@ class ValkeyBackend(Refused):
         try:
             await self._server.open()
             await self.load_libraries()
+            await answer(check_rights(self._server.primaries(), self.url.prefix))
             await self._check_eviction()
         except BaseException:
             await self._server.close()

@@ -449,4 +449,20 @@ do
       return VERSION
     end,
   })
+
+  -- Which of the commands that functions use the caller may not use on a key, which is also the name of a channel.
+  redis.register_function({
+    function_name = 'headrace_forbidden',
+    flags = { 'no-writes' },
+    callback = function(_, args)
+      local refused = {}
+      for _, words in ipairs(COMMANDS) do
+        local command, second = unpack(words)
+        local is_allowed
+        if second then is_allowed = redis.acl_check_cmd(command, second, args[1]) else is_allowed = redis.acl_check_cmd(command, args[1]) end
+        if not is_allowed then refused[#refused + 1] = command end
+      end
+      return refused
+    end,
+  })
 end
