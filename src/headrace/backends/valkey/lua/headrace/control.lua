@@ -113,7 +113,7 @@ do
     local state = word(job)
     if state == 'active' then
       check_token(job, args[3])
-      tell('released', job)
+      tell('released', job, { attempt = number(job, 'attemptsMade') + 1 })
       back_to_waiting(job)
       forget_lease(job)
     elseif state == 'delayed' then

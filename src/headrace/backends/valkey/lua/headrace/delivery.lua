@@ -541,7 +541,7 @@ do
   end
 
   local function give_back(job)
-    tell('released', job, { worker = job.h.own })
+    tell('released', job, { attempt = number(job, 'attemptsMade') + 1, worker = job.h.own })
     back_to_waiting(job)
     forget_lease(job)
   end
@@ -619,7 +619,8 @@ do
   -- -- what time does -----------------------------------------------------------------------------------------------------
 
   local function tell_stall(job, is_last)
-    tell('stalled', job, { stalls = number(job, 'stalledCount'), worker = job.h.own, action = is_last and 'dlq' or 'retry' })
+    local attempt = number(job, 'attemptsMade') + 1
+    tell('stalled', job, { stalls = number(job, 'stalledCount'), attempt = attempt, worker = job.h.own, action = is_last and 'dlq' or 'retry' })
     announce(job.queue, 'stalled', job.id)
   end
 
