@@ -49,6 +49,19 @@ class TestWords:
         assert told(rig, lambda: rig.release(holder)) == ["released"]
         assert told(rig, lambda: rig.pull("nowhere")) == []
 
+    def test_an_attempt_that_ends_without_an_outcome_is_told_by_its_number(self, rig: Rig) -> None:
+        rig.push()
+        for _ in range(2):
+            rig.take(lease_ms=1000)
+            rig.advance(1200)
+        held = rig.take()
+        rig.move_to_wait(held.id, held.token)
+        holder: dict[str, int] = {}
+        rig.pull(holder=holder)
+        rig.release(holder)
+        told = [(event.event, event.attempt) for event in rig.events if event.event in ("stalled", "released")]
+        assert told == [("stalled", 1), ("stalled", 2), ("released", 3), ("released", 3)]
+
     def test_completion(self, rig: Rig) -> None:
         rig.push()
         held = rig.take()

@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
+import valkey
 from headrace.client.events import QueueEvents
 from headrace.client.queue import Queue
 from headrace.connect import open_client
+from headrace.errors import StorageUnavailable
 from headrace.events import EventContext, Events, event
 from headrace.workflows import Workflows
 from headrace.workflows.testing import Saga, define
@@ -54,5 +56,22 @@ async def test_jobs_events_and_workflows_work_with_the_rights_that_are_named(url
         async with QueueEvents(client, "*") as listening:
             job = await Queue(client, "q").add("heard")
             assert (await anext(aiter(listening))).job_id == job.id
+    finally:
+        await asyncio.wrap_future(client.close())
+
+
+@pytest.mark.parametrize(
+    ("taken", "text"),
+    [(("-zadd", "-xgroup"), "may not use XGROUP, ZADD on shop:*"), (("resetkeys", "~shop:hr:q*"), "HSET")],
+)
+async def test_who_lacks_a_right_that_functions_need_is_told_at_the_start(
+    url: str, taken: tuple[str, ...], text: str
+) -> None:
+    port = int(re.search(r":(\d+)/", url)[1])
+    valkey.Valkey(port=port).execute_command("ACL", "SETUSER", "clerk", *taken)
+    client = open_client(url)
+    try:
+        with pytest.raises(StorageUnavailable, match=re.escape(text)):
+            await Queue(client, "q").add("j")
     finally:
         await asyncio.wrap_future(client.close())

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,8 @@ from headrace.backends.valkey import library
 from headrace.backends.valkey.backend import ValkeyBackend
 from headrace.client.queue import Queue
 from headrace.connect import open_client
+from headrace.engine.crons import Crons
+from headrace.engine.workers import WorkerRegistry
 from headrace.errors import StorageUnavailable
 from headrace.model import CronEntry
 from headrace.worker.context import JobContext
@@ -220,8 +223,9 @@ def test_an_end_is_told_though_the_job_was_removed_before_the_answer_came(rig: R
     assert [event.job for event in rig.events if event.event == "completed"] == [held.id]
 
 
-def cron(name: str, queue: str) -> CronEntry:
-    return CronEntry(name=name, queue=queue, data=b"\xc0", schedule=None, repeat_every=1000.0, next_run=1.0)
+def cron(name: str, queue: str, **given: Any) -> CronEntry:
+    fields = {"data": b"\xc0", "schedule": None, "repeat_every": 1000.0, "next_run": 1.0, "prevent_overlap": False}
+    return CronEntry(name=name, queue=queue, **{**fields, **given})
 
 
 class TestSchedules:
@@ -239,3 +243,94 @@ class TestSchedules:
         rig.put_cron(cron("b", "q"))
         assert [(entry.name, entry.queue) for entry in rig.crons()] == [("a", "r"), ("b", "q")]
         assert foreign.client.hkeys(foreign.key("hr:crons")) == ["b"]
+
+    @pytest.mark.parametrize("queue", ["q", "r"])
+    def test_what_is_left_of_one_is_in_nobodys_way(self, rig: Rig, foreign: Foreign, queue: str) -> None:
+        rig.put_cron(cron("a", "q"))
+        if queue == "q":
+            foreign.client.hdel(f"{foreign.prefix}:hr:cron-queues", "a")
+        else:
+            foreign.client.hset(f"{foreign.prefix}:hr:cron-queues", "a", queue)
+        assert rig.wait(scheduler(rig).upsert(cron("a", "q"))).next_run == rig.clock.now_ms() + 1000
+        assert [(entry.name, entry.queue) for entry in rig.crons()] == [("a", "q")]
+
+
+def scheduler(rig: Rig) -> Crons:
+    """One of several brokers on the same store."""
+    return Crons(rig.backend, rig.clock, WorkerRegistry(rig.clock, rig.backend.ids, 30_000))
+
+
+class TestSchedulesAtTwoBrokers:
+    """One broker has looked at a schedule; before it goes on, another one acts."""
+
+    @pytest.fixture
+    def outrun(self, rig: Rig, monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Awaitable[Any]]], None]:
+        look = rig.backend.cron
+
+        def meanwhile(act: Callable[[], Awaitable[Any]]) -> None:
+            async def look_and_be_outrun(name: str) -> CronEntry | None:
+                found = await look(name)
+                monkeypatch.setattr(rig.backend, "cron", look)
+                await act()
+                return found
+
+            monkeypatch.setattr(rig.backend, "cron", look_and_be_outrun)
+
+        return meanwhile
+
+    def test_a_slot_that_fires_while_its_schedule_is_said_again_fires_once(self, rig: Rig, outrun: Any) -> None:
+        one, other = scheduler(rig), scheduler(rig)
+        rig.wait(other.upsert(cron("c", "q")))
+        rig.clock.advance(1000)
+        outrun(other.fire_due)
+        rig.wait(one.upsert(cron("c", "q")))
+        rig.wait(one.fire_due())
+        assert rig.count() == {"waiting": 1}
+        assert rig.cron("c").executions == 1
+
+    def test_one_that_two_begin_runs_immediately_once(self, rig: Rig, outrun: Any) -> None:
+        one, other = scheduler(rig), scheduler(rig)
+
+        async def be_faster() -> None:
+            await other.upsert(cron("c", "q"), immediately=True)
+            await other.fire_due()
+
+        outrun(be_faster)
+        rig.clock.advance(1)
+        rig.wait(one.upsert(cron("c", "q"), immediately=True))
+        rig.wait(one.fire_due())
+        assert rig.count() == {"waiting": 1}
+
+    def test_one_that_is_changed_while_a_slot_fires_stays_changed(self, rig: Rig, outrun: Any) -> None:
+        one, other = scheduler(rig), scheduler(rig)
+        rig.wait(one.upsert(cron("c", "q")))
+        rig.clock.advance(1000)
+        outrun(lambda: other.upsert(cron("c", "q", data=b"\x07", repeat_every=5000.0)))
+        rig.wait(one.fire_due())
+        entry = rig.cron("c")
+        assert (entry.data, entry.repeat_every, entry.next_run) == (b"\x07", 5000.0, rig.clock.now_ms() + 5000)
+
+
+def test_in_a_second_more_completed_jobs_go_than_a_broker_completes(rig: Rig) -> None:
+    rig.backend.max_completed = 10
+    rig.push_many(*(spec(n) for n in range(2000)))
+    while held := rig.pull(count=500):
+        rig.complete([Ack(one.id, one.token) for one in held])
+    rig.retire_completed()
+    assert rig.count() == {"completed": 10}
+
+
+def test_jobs_that_may_not_start_do_not_hold_the_server_up(rig: Rig, foreign: Foreign) -> None:
+    """However many have expired in front of those that may: a claim looks at so many, and is asked for again."""
+    rig.push_many(*(spec(n, priority=1, ttl=100) for n in range(1000)))
+    rig.clock.advance(200)
+    late = rig.push(priority=1)
+    expired, claims, held = 1000, 0, []
+    while not held:
+        rig.backend.take_ready()
+        held, claims = rig.pull(), claims + 1
+        left = foreign.client.zcard(foreign.key("hr:ready"))
+        assert expired - left <= 300
+        assert held or "q" in rig.backend.take_ready(), "who waits is not told to ask again"
+        expired = left
+    assert (held[0].id, claims) == (late, 5)

@@ -1,4 +1,4 @@
-"""What a failover does: the primary of a queue is killed, its replica takes over, and brokers go on by themselves."""
+"""A queue goes to another node, by a failover or because its slot is moved: brokers go on by themselves."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from valkey.crc import key_slot
 
+import valkey
 from tests.serverprocess import ServerProcess
-from tests.valkeyserver import ValkeyCluster
+from tests.valkeyserver import ValkeyCluster, ValkeyServer
 from tests.waiting import eventually
 from tests.wireclient import Client
 
@@ -68,3 +69,33 @@ def test_brokers_go_on_with_the_replica_and_nothing_replicated_is_lost(cluster: 
         assert (counts["completed"], counts["active"], counts["waiting"]) == (20, 1, 0)
         cluster.nodes[0].start()  # the old primary comes back as a replica, and nobody notices
         assert client.ok("PUSH", queue=queue, data="later")["id"]
+
+
+def has_slot_of(node: ValkeyServer, key: str) -> bool:
+    try:
+        return bool(node.client().exists(key))
+    except valkey.ResponseError as error:
+        if not str(error).startswith("MOVED"):
+            raise
+        return False
+
+
+@pytest.mark.timeout(120)
+def test_a_push_is_answered_while_the_slot_of_its_queue_moves(cluster: ValkeyCluster) -> None:
+    queue = queue_of_first_primary()
+    stream, pushed = f"glide:{{{queue}}}:stream", 0
+    slot = key_slot(stream.encode())
+    with ServerProcess(":memory:", "--backend", cluster.url) as broker, broker.client() as client:
+        for here, there in ((0, 1), (1, 2), (2, 0)):
+            target = cluster.nodes[there]
+            name = str(target.client().execute_command("CLUSTER MYID"))
+            move = ("CLUSTER", "MIGRATESLOTS", "SLOTSRANGE", slot, slot, "NODE", name)
+            cluster.nodes[here].client().execute_command(*move)
+            deadline = time.monotonic() + 30
+            while not has_slot_of(target, stream):
+                client.ok("PUSH", queue=queue, data=pushed)
+                pushed += 1
+                assert time.monotonic() < deadline
+            client.ok("PUSH", queue=queue, data=pushed)
+            pushed += 1
+        assert client.ok("GetJobCounts", queue=queue)["counts"]["waiting"] == pushed

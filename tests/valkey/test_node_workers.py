@@ -253,3 +253,18 @@ def test_our_own_books_are_right_after_both_worked(rig: Rig, node: NodeWorker) -
         rig.run()
     valkeykeys.check(rig.backend)
     assert rig.count() == {"waiting": 4, "completed": 5, "failed": 1}
+
+
+def test_a_job_deep_in_a_long_stream_is_found_without_reading_the_stream(rig: Rig, foreign: Foreign) -> None:
+    client, stream = foreign.client, foreign.key("stream")
+    pipe = client.pipeline(transaction=False)
+    for n in range(5000):
+        pipe.xadd(stream, {"jobId": f"old{n}", "name": "work"}, id=f"{n + 1}-0")
+    pipe.execute()
+    seconds, micros = client.time()
+    job_id = foreign.add(timestamp=seconds * 1000 + micros // 1000)
+    client.hdel(foreign.key(f"job:{job_id}"), "entry")  # Node's library does not note it
+    client.config_resetstat()
+    rig.cancel(f"q:{job_id}")
+    assert client.info("commandstats")["cmdstat_xrange"]["calls"] <= 2
+    assert client.xlen(stream) == 5000

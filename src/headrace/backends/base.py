@@ -604,7 +604,9 @@ class Backend(Protocol):
     async def clear_logs(self, job_id: str, keep: int | None) -> None: ...
 
     # -- schedules and webhooks ------------------------------------------------------------------------------------
-    async def put_cron(self, entry: CronEntry) -> None: ...
+    async def put_cron(self, entry: CronEntry, known: CronEntry | None = None) -> bool:
+        """Store a schedule in the place of `known`. False, and nothing is changed, when that is not how it stands now:
+        somebody else changed or fired it meanwhile."""
 
     async def cron(self, name: str) -> CronEntry | None: ...
 

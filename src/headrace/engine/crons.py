@@ -23,13 +23,15 @@ from headrace.backends.base import Backend
 from headrace.clock import Clock
 from headrace.commands.jobs import PushEntry
 from headrace.engine.workers import WorkerRegistry
-from headrace.errors import HeadraceError, InvalidCommand
+from headrace.errors import HeadraceError, InvalidCommand, StorageUnavailable
 from headrace.model import CronEntry
 
 CATCH_UP_MS: Final = 60_000
 RETRY_MS: Final = 1_000
 MAX_FIRES: Final = 1_000
 """Runs in one call; the rest is still due afterwards, and others get a turn between."""
+MAX_TRIES: Final = 100
+"""How often a schedule is stored anew because another server fired or changed it meanwhile."""
 KEPT_RUNS: Final = 5
 """Runs of each schedule that are remembered, until the server stops."""
 
@@ -69,9 +71,9 @@ class Crons:
         following = _run_after(entry, now)
         if following is None:
             return entry
-        entry = structs.replace(entry, next_run=following)
-        await self._backend.put_cron(entry)
-        return entry
+        skipping = structs.replace(entry, next_run=following)
+        is_stored = await self._backend.put_cron(skipping, entry)
+        return skipping if is_stored else entry  # another server was faster: its next run is found before the run
 
     # -- what clients ask for --------------------------------------------------------------------------------
 
@@ -80,16 +82,18 @@ class Crons:
         from headrace.schedules import check_cron  # calendars and time zones: loaded with the first schedule
 
         check_cron(entry.schedule, entry.repeat_every, entry.timezone)
-        now = self._clock.now_ms()
-        known = await self._backend.cron(entry.name)
-        if known is None:
-            first = float(now) if immediately else _first_run(entry, now)
-            entry = structs.replace(entry, next_run=first, created_at=float(now))
-        else:
-            entry = _replacing(known, entry, now)
-        await self._backend.put_cron(entry)
-        self._plan(entry.name, entry.next_run)
-        return entry
+        for _ in range(MAX_TRIES):
+            now = self._clock.now_ms()
+            known = await self._backend.cron(entry.name)
+            if known is None:
+                first = float(now) if immediately else _first_run(entry, now)
+                stored = structs.replace(entry, next_run=first, created_at=float(now))
+            else:
+                stored = _replacing(known, entry, now)
+            if await self._backend.put_cron(stored, known):
+                self._plan(stored.name, stored.next_run)
+                return stored
+        raise StorageUnavailable(f"Schedule {entry.name} is being changed by others all the time: try again")
 
     async def get(self, name: str) -> CronEntry | None:
         return await self._backend.cron(name)

@@ -115,7 +115,7 @@ class Driver(Generic[Key]):
             self._waiting[work] = suspended
             suspended.resume = resume
             self._stir()  # the end of the tick sets the timer that ends the waiting
-        elif isinstance(suspended, Breath):
+        elif suspended is None or isinstance(suspended, Breath):  # None is what asyncio.sleep(0) suspends on
             self._waiting[work] = None
             self._later(lambda: resume(None))
             self._stir()  # what the slice did so far is committed with this tick

@@ -118,9 +118,11 @@ class Records(Queries):
 
     # -- schedules -----------------------------------------------------------------------------------------------------
 
-    async def put_cron(self, entry: CronEntry) -> None:
+    async def put_cron(self, entry: CronEntry, known: CronEntry | None = None) -> bool:
+        """Nobody else is at it, so `known` is always how it stands."""
         self._crons[entry.name] = entry
         self._journal.put_record("cron", entry.name, encode(entry))
+        return True
 
     async def cron(self, name: str) -> CronEntry | None:
         return self._crons.get(name)

@@ -194,7 +194,7 @@ FUNCTIONS: Final[dict[str, tuple[str, str]]] = {
     "discard": ("id token", "Bury a job without an attempt."),
     "extend": ("Renewal*", "Renew leases, note heartbeats."),
     "fail": ("id token error stack isTerminal remove luck hasError retryAfter", "End an attempt: retry or bury."),
-    "fireCron": ("name slot entry NewJob?", "Advance a schedule and push its job, once per slot."),
+    "fireCron": ("name slot progress NewJob?", "Advance a schedule and push its job, once per slot."),
     "fireScheduler": (
         "name before after jobName data opts attempts priority ttl lifo schedulerName",
         "Fire a schedule that Node wrote, if it still reads `before`; without `after` it is over.",
@@ -211,6 +211,10 @@ FUNCTIONS: Final[dict[str, tuple[str, str]]] = {
     "obliterate": ("count", "Forget an emptied queue; if jobs came meanwhile, its settings only. Whether it is gone."),
     "progress": ("id progress hasMessage message", "Note how far a job is; counts as a sign of life."),
     "promote": ("mode id*", "Delayed jobs wait at once: `one` must be delayed, of `many` those that are."),
+    "putCron": (
+        "name seen progress entry",
+        "Store a schedule if it is still as far as the caller saw it (`seen`, empty for none).",
+    ),
     "reclaim": ("idleMs maxStalls cursor", "Take over what a dead Node worker had; returns the cursor."),
     "release": ("(id lease)*", "Give jobs back that are held by this token or serial."),
     "releaseLeases": ("owner id*", "Give back what is leased to an owner, but for the ids."),

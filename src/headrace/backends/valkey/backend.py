@@ -15,7 +15,7 @@ from msgspec import Struct
 from headrace.backends.base import Counts, Outcome, StorageStatus
 from headrace.backends.local.eventlog import LogLimits, MemoryLog, Roll, decode_events
 from headrace.backends.valkey.hashes import from_fields
-from headrace.backends.valkey.library import ensure_libraries, is_own_glidemq
+from headrace.backends.valkey.library import check_rights, ensure_libraries, is_own_glidemq
 from headrace.backends.valkey.refused import Refused
 from headrace.backends.valkey.streams import Streams
 from headrace.backends.valkey.transport import Standalone, Transport, answer
@@ -26,6 +26,8 @@ from headrace.errors import StorageUnavailable
 from headrace.model import Event
 
 POLL_MS: Final = 150
+RETIRED_AT_ONCE: Final = 10_000
+"""Completed jobs of a queue that go in one second: more than a broker completes in that time."""
 
 log: Final = logging.getLogger("headrace.valkey")
 
@@ -102,6 +104,7 @@ class ValkeyBackend(Refused):
         try:
             await self._server.open()
             await self.load_libraries()
+            await answer(check_rights(self._server.primaries(), self.url.prefix))
             await self._check_eviction()
         except BaseException:
             await self._server.close()
@@ -224,16 +227,19 @@ class ValkeyBackend(Refused):
 
     # -- what is kept --------------------------------------------------------------------------------------------------
 
-    async def retire_completed(self, limit: int = 512) -> int:
+    async def retire_completed(self, limit: int = RETIRED_AT_ONCE) -> int:
         """Drop completed jobs beyond the kept number or age; how many went."""
+        queues = list(self._registered)
+        keys = [f"{self._keys.of(queue)}:completed" for queue in queues]
+        kept = await self._server.call_many([(key, ("ZCARD", key)) for key in keys])
         gone = 0
-        for queue in list(self._registered):
-            gone += await self._retire(queue, limit)
+        for queue, count in zip(queues, kept, strict=True):
+            if count > self.max_completed or (count and self.completed_retention_ms is not None):
+                gone += await self._retire(queue, count - self.max_completed, limit)
         return gone
 
-    async def _retire(self, queue: str, limit: int) -> int:
+    async def _retire(self, queue: str, over: int, limit: int) -> int:
         key = f"{self._keys.of(queue)}:completed"
-        over = await self._server.call(key, "ZCARD", key) - self.max_completed
         doomed: list[bytes] = []
         if over > 0:
             doomed = await self._server.call(key, "ZRANGE", key, 0, min(over, limit) - 1)

@@ -21,7 +21,7 @@ from headrace.errors import StorageUnavailable
 
 GENERATION: Final = 1
 """Counts up when programs before and after must not work on the same queues: other arguments, replies or keys."""
-REVISION: Final = 16
+REVISION: Final = 17
 """Counts up with every change to a Lua file: servers get the newer one."""
 
 GLIDEMQ_VERSION: Final = f"40+headrace.{REVISION}"
@@ -40,6 +40,8 @@ _PARTS: Final = (
     "flows",
 )
 _MISSING: Final = re.compile(r"Function not found|Function not loaded|No matching script|NOSCRIPT", re.IGNORECASE)
+_COMMAND: Final = re.compile(r"call\(('[A-Z]+'(?:, '[A-Z]+')?)")
+"""A command that functions use, with its second word if it has one."""
 _EXISTS: Final = re.compile(r"already exists", re.IGNORECASE)
 
 
@@ -49,9 +51,13 @@ def _read(*path: str) -> str:
 
 @cache
 def headrace_source() -> str:
-    parts = [_read("headrace", f"{part}.lua") for part in _PARTS]
-    facts = f"local VERSION, GENERATION = '{HEADRACE_VERSION}', '{GENERATION}'"
-    return "\n".join(["#!lua name=headrace", facts, *parts])
+    text = "\n".join(_read("headrace", f"{part}.lua") for part in _PARTS)
+    used = sorted({f"{{ {words} }}" for words in _COMMAND.findall(text)})
+    facts = (
+        f"local VERSION, GENERATION = '{HEADRACE_VERSION}', '{GENERATION}'",
+        f"local COMMANDS = {{ {', '.join(used)} }}",
+    )
+    return "\n".join(["#!lua name=headrace", *facts, text])
 
 
 @cache
@@ -79,6 +85,19 @@ async def ensure_libraries(primaries: Sequence[Connection]) -> str:
 
 def is_own_glidemq(version: str) -> bool:
     return version.startswith("40+headrace.")
+
+
+async def check_rights(primaries: Sequence[Connection], prefix: str) -> None:
+    """Functions use commands on behalf of who calls them. One that is refused half way would leave a job nowhere, so a
+    user who may not use all of them does not begin."""
+    for primary in primaries:
+        refused = await primary.call("FCALL", "headrace_forbidden", 0, f"{prefix}:hr:wake")
+        if refused:
+            commands = ", ".join(command.decode() for command in refused)
+            raise StorageUnavailable(
+                f"the user that this program has on Valkey may not use {commands} on {prefix}:*: give it the rights "
+                "that docs/valkey.md names"
+            )
 
 
 async def _version(primary: Connection, function: str) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -10,6 +11,7 @@ from headrace.backends.valkey.arguments import Text, flat
 from headrace.backends.valkey.control import check_log_line
 from headrace.backends.valkey.hashes import to_fields
 from headrace.backends.valkey.queries import Queries
+from headrace.backends.valkey.transport import Command
 from headrace.errors import InvalidCommand
 from headrace.model import CronEntry, JobSpec, Log, Webhook
 from headrace.views import encode, with_entries
@@ -60,53 +62,65 @@ class Records(Queries):
     def _cron_key(self, queue: str) -> str:
         return f"{self._keys.of(queue)}:hr:crons"
 
-    async def put_cron(self, entry: CronEntry) -> None:
+    def _slots_key(self, queue: str) -> str:
+        return f"{self._keys.of(queue)}:hr:cron-slots"
+
+    async def _cron_home(self, name: str) -> str | None:
         """A schedule is where the registry says, so that it moves to another queue in one step."""
-        registry = self._keys.crons
-        old = await self._server.call(registry, "HGET", registry, entry.name)
-        key, slots = self._cron_key(entry.queue), f"{self._keys.of(entry.queue)}:hr:cron-slots"
-        await self._server.call_many(
-            [
-                (key, ("HSET", key, entry.name, encode(entry))),
-                (slots, ("HSET", slots, entry.name, int(entry.last_slot or 0))),
-            ]
-        )
-        await self._server.call(registry, "HSET", registry, entry.name, entry.queue)
-        if old is not None and old.decode() != entry.queue:
-            await self._drop_cron(old.decode(), entry.name)
+        home = await self._server.call(self._keys.crons, "HGET", self._keys.crons, name)
+        return None if home is None else str(home.decode())
+
+    async def put_cron(self, entry: CronEntry, known: CronEntry | None = None) -> bool:
+        home = await self._cron_home(entry.name)
+        seen = _progress(known) if known is not None and known.queue == entry.queue else ""
+        if not await self._put_cron(entry, seen):
+            if await self._cron_home(entry.name) == entry.queue:
+                return False
+            # It is no schedule, but what is left of one whose deletion or move was broken off.
+            await self._drop_cron(entry.queue, entry.name)
+            if not await self._put_cron(entry, seen):
+                return False
+        await self._server.call(self._keys.crons, "HSET", self._keys.crons, entry.name, entry.queue)
+        if home is not None and home != entry.queue:
+            await self._drop_cron(home, entry.name)
+        return True
+
+    async def _put_cron(self, entry: CronEntry, seen: str) -> bool:
+        return bool((await self._call("putCron", entry.queue, entry.name, seen, _progress(entry), encode(entry)))[0])
 
     async def cron(self, name: str) -> CronEntry | None:
-        registry = self._keys.crons
-        queue = await self._server.call(registry, "HGET", registry, name)
-        if queue is None:
-            return None
-        key = self._cron_key(queue.decode())
-        blob = await self._server.call(key, "HGET", key, name)
-        return None if blob is None else _decode_cron(blob)
+        queue = await self._cron_home(name)
+        return None if queue is None else (await self._read_crons([(name, queue)]))[0]
 
     async def crons(self) -> list[CronEntry]:
-        registry = self._keys.crons
-        flat = await self._server.call(registry, "HGETALL", registry)
-        places = [(name, self._cron_key(queue.decode())) for name, queue in zip(flat[::2], flat[1::2], strict=True)]
-        found = await self._server.call_many([(key, ("HGET", key, name)) for name, key in places])
-        entries = [_decode_cron(blob) for blob in found if blob is not None]
+        flat = await self._server.call(self._keys.crons, "HGETALL", self._keys.crons)
+        places = [(name.decode(), queue.decode()) for name, queue in zip(flat[::2], flat[1::2], strict=True)]
+        entries = [entry for entry in await self._read_crons(places) if entry is not None]
         return sorted(entries, key=lambda entry: (entry.created_at, entry.name))
 
+    async def _read_crons(self, places: Sequence[tuple[str, str]]) -> list[CronEntry | None]:
+        asked: list[tuple[str, Command]] = []
+        for name, queue in places:
+            # How far it is comes first: if it is changed in between, this is out of date and nothing is fired.
+            for key in (self._slots_key(queue), self._cron_key(queue)):
+                asked.append((key, ("HGET", key, name)))
+        found = await self._server.call_many(asked)
+        return [_cron_of(progress, blob) for progress, blob in zip(found[::2], found[1::2], strict=True)]
+
     async def delete_cron(self, name: str) -> bool:
-        registry = self._keys.crons
-        queue = await self._server.call(registry, "HGET", registry, name)
+        queue = await self._cron_home(name)
         if queue is None:
             return False
-        await self._server.call(registry, "HDEL", registry, name)
-        return await self._drop_cron(queue.decode(), name)
+        await self._server.call(self._keys.crons, "HDEL", self._keys.crons, name)
+        return await self._drop_cron(queue, name)
 
     async def _drop_cron(self, queue: str, name: str) -> bool:
-        key, slots = self._cron_key(queue), f"{self._keys.of(queue)}:hr:cron-slots"
+        key, slots = self._cron_key(queue), self._slots_key(queue)
         dropped = await self._server.call_many([(key, ("HDEL", key, name)), (slots, ("HDEL", slots, name))])
         return bool(dropped[0])
 
     async def fire_cron(self, entry: CronEntry, spec: JobSpec | None) -> str | None:
-        args: list[Text] = [entry.name, str(int(entry.last_slot or 0)), encode(entry)]
+        args: list[Text] = [entry.name, repr(float(entry.last_slot or 0)), _progress(entry)]
         if spec is not None:
             await self._register(entry.queue)
             args += flat(await self._new_job(entry.queue, spec, self._clock.now_ms(), frozenset(), []))
@@ -141,6 +155,20 @@ class Records(Queries):
 
     async def _tell_webhooks(self) -> None:
         self.webhook_changes += 1
+
+
+def _progress(entry: CronEntry) -> str:
+    """How far a schedule is, as it is stored."""
+    return f"{float(entry.last_slot or 0)!r} {float(entry.next_run)!r} {entry.executions}"
+
+
+def _cron_of(progress: bytes | None, blob: bytes | None) -> CronEntry | None:
+    if progress is None or blob is None:
+        return None
+    last, following, executions = progress.split()
+    entry = _decode_cron(blob)
+    entry.last_slot, entry.next_run, entry.executions = float(last) or None, float(following), int(executions)
+    return entry
 
 
 def _log_of(line: bytes) -> Log:

@@ -113,7 +113,7 @@ do
     local state = word(job)
     if state == 'active' then
       check_token(job, args[3])
-      tell('released', job)
+      tell('released', job, { attempt = number(job, 'attemptsMade') + 1 })
       back_to_waiting(job)
       forget_lease(job)
     elseif state == 'delayed' then
@@ -127,14 +127,14 @@ do
     local job = get(queue, args[2])
     if job.h.state ~= 'active' then refuse('refused', 'Job is not active') end
     check_token(job, args[3])
-    local ties, past, all, open = own_links(job), history(job), children(job), {}
+    local ties, past, all, open = own_links(job), history(job), families.children_of(job), {}
     past.pending = {}
     ties.dependsOn = ties.dependsOn or {}
     for _, child in ipairs(all) do
       if child.h.state ~= 'completed' then
         open[#open + 1] = child
-        wait_for(job, child)
-        if not contains(ties.dependsOn, child.id) then ties.dependsOn[#ties.dependsOn + 1] = child.id end
+        families.wait_for(job, child)
+        if not families.contains(ties.dependsOn, child.id) then ties.dependsOn[#ties.dependsOn + 1] = child.id end
       end
     end
     leave(job)
@@ -143,9 +143,9 @@ do
     note(job, 'waiting-children')
     tell('waiting-children', job)
     announce(queue, 'waiting-children', job.id)
-    hear_of_failures(open)
+    families.hear_of_failures(open)
     -- Without children yet it waits for the first one to be pushed; with all of them done it may go on.
-    if #all > 0 then after_drop(job) end
+    if #all > 0 then families.after_drop(job) end
   end)
 
   verb('discard', 'id token', function(queue, args)
@@ -173,8 +173,8 @@ do
     end
     own_links(child).parentId = parent.id
     if args[4] ~= '' or args[5] ~= '' then replace_data(child, args[4], args[5]) end
-    adopt_child(child, parent)
-    hear_of_failures({ child })
+    families.adopt_child(child, parent)
+    families.hear_of_failures({ child })
   end)
 
   verb('removeChildDependency', 'childId', function(queue, args, keys)
@@ -183,8 +183,8 @@ do
     if not parent_id then refuse('refused', 'Job ' .. child.id .. ' has no parent') end
     local parent, removed = find(queue_of_key(keys[2]), parent_id), false
     if parent then
-      removed = cut_tie(parent, child)
-      after_drop(parent)
+      removed = families.cut_tie(parent, child)
+      families.after_drop(parent)
     end
     own_links(child).parentId = nil
     return { removed and 1 or 0 }
@@ -192,13 +192,13 @@ do
 
   verb('removeUnprocessedChildren', 'parentId', function(queue, args)
     local parent = get(queue, args[2])
-    for _, child in ipairs(children(parent)) do
+    for _, child in ipairs(families.children_of(parent)) do
       if is_unstarted(child) then
-        cut_tie(parent, child)
+        families.cut_tie(parent, child)
         withdraw(child)
       end
     end
-    after_drop(parent)
+    families.after_drop(parent)
   end)
 
   -- -- unique keys --------------------------------------------------------------------------------------------------------
@@ -288,14 +288,14 @@ do
 
   verb('limits', '', function(queue)
     local m = meta(queue)
-    local bucket = queue_bucket(queue)
+    local bucket = groups.queue_bucket(queue)
     local ttl = -2
     if bucket then
       local ends = tonumber(m.hrLimitUntil)
-      ttl = ends and math.max(0, ends - NOW) or bucket_wait(bucket) or 0
+      ttl = ends and math.max(0, ends - NOW) or groups.bucket_wait(bucket) or 0
     end
     local concurrency = m.hrHold and 0 or tonumber(m.globalConcurrency)
-    return { bucket and m.rateLimitMax or '', bucket and m.rateLimitDuration or '', bucket and m.hrLimitUntil or '', str(ttl), concurrency and str(concurrency) or '', concurrency and active_count(queue) >= concurrency and 1 or 0 }
+    return { bucket and m.rateLimitMax or '', bucket and m.rateLimitDuration or '', bucket and m.hrLimitUntil or '', str(ttl), concurrency and str(concurrency) or '', concurrency and groups.active_count(queue) >= concurrency and 1 or 0 }
   end)
 
   -- Remove the given jobs while they are in one of the given states (comma list, or `any`); ids of those removed.
@@ -379,7 +379,7 @@ do
 
   -- Change one setting of a group: `concurrency`, `paused`, or `max` with `duration`. Whether it was set before.
   verb('setGroup', 'group (setting value)*', function(queue, args)
-    local group, set = args[2], group_config(queue, args[2])
+    local group, set = args[2], groups.config(queue, args[2])
     local had = set[args[3]] ~= nil
     for i = 3, #args - 1, 2 do
       local value = args[i + 1]
@@ -395,15 +395,15 @@ do
   end)
 
   verb('holdGroup', 'group durationMs', function(queue, args)
-    hold_group(queue, args[2], NOW + math.floor(tonumber(args[3])))
+    groups.hold(queue, args[2], NOW + math.floor(tonumber(args[3])))
   end)
 
   verb('groupWait', 'group', function(queue, args)
-    local set, wait = group_config(queue, args[2]), held_until(queue, args[2]) - NOW
+    local set, wait = groups.config(queue, args[2]), groups.held_until(queue, args[2]) - NOW
     local text = call('HGET', queue.p .. ':hr:buckets', 'group ' .. args[2])
     if text then
       local max, duration = string.match(text, '^%S+ %S+ (%S+) (%S+)$')
-      wait = math.max(wait, bucket_wait(read_bucket(queue, 'group ' .. args[2], tonumber(max), tonumber(duration))) or 0)
+      wait = math.max(wait, groups.bucket_wait(groups.read_bucket(queue, 'group ' .. args[2], tonumber(max), tonumber(duration))) or 0)
     end
     return { str(wait > 0 and wait or -2) }
   end)
@@ -447,6 +447,22 @@ do
     flags = { 'no-writes' },
     callback = function()
       return VERSION
+    end,
+  })
+
+  -- Which of the commands that functions use the caller may not use on a key, which is also the name of a channel.
+  redis.register_function({
+    function_name = 'headrace_forbidden',
+    flags = { 'no-writes' },
+    callback = function(_, args)
+      local refused = {}
+      for _, words in ipairs(COMMANDS) do
+        local command, second = unpack(words)
+        local is_allowed
+        if second then is_allowed = redis.acl_check_cmd(command, second, args[1]) else is_allowed = redis.acl_check_cmd(command, args[1]) end
+        if not is_allowed then refused[#refused + 1] = command end
+      end
+      return refused
     end,
   })
 end

@@ -4,7 +4,7 @@ local promote_due, watch, back_to_waiting
 do
   local PROMOTE_SLICE = 1000
   local STALL_DEFAULTS = { enabled = true, stallInterval = 30000, maxStalls = 3, gracePeriod = 5000 }
-  local MAX_PASSED = 200 -- entries of the stream that a claim passes over
+  local MAX_PASSED = 200 -- jobs that a claim passes over because they may not start
   local NODE_LOCK = 30000 -- after this silence a Node worker takes a job for abandoned
 
   -- -- promoting ----------------------------------------------------------------------------------------------------------
@@ -87,9 +87,9 @@ do
   local function stream_head(queue)
     local stream = queue.p .. ':stream'
     local after = '0-0'
-    local groups = redis.pcall('XINFO', 'GROUPS', stream)
-    if groups.err then return nil end
-    for _, group in ipairs(groups) do
+    local readers = redis.pcall('XINFO', 'GROUPS', stream)
+    if readers.err then return nil end
+    for _, group in ipairs(readers) do
       local info = to_map(group)
       if info.name == GROUP then after = info['last-delivered-id'] end
     end
@@ -234,7 +234,7 @@ do
       call('ZREM', queue.p .. ':hr:turn', group)
       return nil
     end
-    if not group_may_run(queue, group, demand) then return nil end
+    if not groups.may_run(queue, group, demand) then return nil end
     return take_ready(queue, head, group)
   end
 
@@ -346,17 +346,17 @@ do
   -- Whether a job that was taken may run; else it is gone, parked or failed.
   local function may_start(job)
     if job.h.revoked == '1' then
-      step_back(job)
+      groups.step_back(job)
       job.h.state = 'waiting'
       fail_for_good(job, 'revoked')
       return false
     end
     if is_expired(job) then
-      step_back(job)
+      groups.step_back(job)
       expire(job)
       return false
     end
-    return pass_gates(job, fail_for_good) and true or false
+    return groups.pass_gates(job, fail_for_good) and true or false
   end
 
   -- `hand_out` spelled out for what nearly every claim finds: a plain job in the stream. Appends its particulars to
@@ -475,7 +475,13 @@ do
   end
 
   local function give_in_order(round, queue, wanted, group)
+    local looked_at = 0
     while round.count < wanted do
+      if looked_at >= wanted + MAX_PASSED then
+        wake(queue) -- as above
+        return
+      end
+      looked_at = looked_at + 1
       local job
       if group then job = next_of_groups(queue, group) else job = next_job(queue) end
       if job == nil then return end
@@ -489,10 +495,10 @@ do
     local only_stream = has_only_stream(queue)
     if not only_stream then
       promote_due(queue)
-      promote_rate_limited(queue)
+      groups.promote_rate_limited(queue)
     end
     if meta(queue).paused == '1' then return {} end
-    local wanted, bucket = room(queue, total)
+    local wanted, bucket = groups.room(queue, total)
     local round = { demands = demands, claims = {}, count = 0, at = 1, nth = 0 }
     if wanted > 0 and not group and (only_stream or is_stream_next(queue)) then
       give_from_stream(round, queue, wanted)
@@ -501,7 +507,7 @@ do
     end
     if bucket and round.count > 0 then
       bucket.tokens = math.max(0, bucket.tokens - round.count)
-      save_bucket(queue, bucket)
+      groups.save_bucket(queue, bucket)
     end
     if round.count < total and not only_stream then next_job_due(queue) end
     return round.claims
@@ -535,7 +541,7 @@ do
   end
 
   local function give_back(job)
-    tell('released', job, { worker = job.h.own })
+    tell('released', job, { attempt = number(job, 'attemptsMade') + 1, worker = job.h.own })
     back_to_waiting(job)
     forget_lease(job)
   end
@@ -613,7 +619,8 @@ do
   -- -- what time does -----------------------------------------------------------------------------------------------------
 
   local function tell_stall(job, is_last)
-    tell('stalled', job, { stalls = number(job, 'stalledCount'), worker = job.h.own, action = is_last and 'dlq' or 'retry' })
+    local attempt = number(job, 'attemptsMade') + 1
+    tell('stalled', job, { stalls = number(job, 'stalledCount'), attempt = attempt, worker = job.h.own, action = is_last and 'dlq' or 'retry' })
     announce(job.queue, 'stalled', job.id)
   end
 
@@ -712,7 +719,7 @@ do
   local function sweep(queue, args)
     local luck = tonumber(args[2])
     promote_due(queue)
-    promote_rate_limited(queue)
+    groups.promote_rate_limited(queue)
     tend_active(queue, luck)
     tend_dead_letters(queue)
     expire_rate_limit(queue)

@@ -1,8 +1,8 @@
 -- Who waits for whom. A waiting job knows what is pending in its history; hr:dependents:<id> lists those who wait for a
 -- job, as `<queue prefix> <job id>`. Families may span queues (not in a cluster, where the client refuses them).
 
-local contains, wait_for, unblock, after_drop, child_done, bury_or_remove, child_failed, hear_of_failures,
-  adopt_child, children, cut_tie
+local families = {}
+local bury_or_remove -- see settlement.lua
 do
   local function dependents_key(job_or_queue, id)
     return job_or_queue.p .. ':hr:dependents:' .. id
@@ -32,7 +32,7 @@ do
     return false
   end
 
-  function contains(list, value)
+  function families.contains(list, value)
     for _, one in ipairs(list or {}) do
       if one == value then return true end
     end
@@ -45,7 +45,7 @@ do
     return queue_at(homes and homes[id] or job.queue.p)
   end
 
-  function wait_for(job, target)
+  function families.wait_for(job, target)
     local past = history(job)
     past.pending = past.pending or {}
     past.pending[#past.pending + 1] = target.id
@@ -72,7 +72,7 @@ do
   end
 
   -- Nothing is left to wait for: the job waits for a worker, or for its time.
-  function unblock(job, is_quiet)
+  function families.unblock(job, is_quiet)
     leave(job)
     enter_queued(job)
     note(job, word(job))
@@ -81,8 +81,8 @@ do
     announce(job.queue, 'active', job.id)
   end
 
-  function after_drop(parent)
-    if parent.h.state == 'waiting-children' and #(history(parent).pending or {}) == 0 then unblock(parent) end
+  function families.after_drop(parent)
+    if parent.h.state == 'waiting-children' and #(history(parent).pending or {}) == 0 then families.unblock(parent) end
   end
 
   -- glide-mq's own book about a parent, so that Node sees the same family.
@@ -144,7 +144,7 @@ do
     if left and left <= 0 and parent.h.state == 'waiting-children' then unblock_flow_parent(parent) end
   end
 
-  function child_done(job)
+  function families.child_done(job)
     for _, parent in ipairs(flow_parents(job)) do settle_child_of(parent, job) end
     local waiting = waiting_for(job)
     if #waiting == 0 then return end
@@ -154,7 +154,7 @@ do
       if parent and remove_value(history(parent).pending, job.id) then
         local past = history(parent)
         past.children_completed = (past.children_completed or 0) + 1
-        after_drop(parent)
+        families.after_drop(parent)
       end
     end
   end
@@ -198,22 +198,22 @@ do
           past.failed_children = past.failed_children or {}
           past.failed_children[key] = text
           while past.pending and past.pending[1] do drop_dependency(parent, past.pending[1]) end
-          after_drop(parent)
+          families.after_drop(parent)
         elseif policy.ignoreDependencyOnFailure then
           past.ignored_children = past.ignored_children or {}
           past.ignored_children[key] = text
           drop_dependency(parent, child.id)
-          after_drop(parent)
+          families.after_drop(parent)
         elseif policy.removeDependencyOnFailure then
           drop_dependency(parent, child.id)
-          after_drop(parent)
+          families.after_drop(parent)
         end
       end
     end
   end
 
   -- A parent that fails for its child is news for its own parents; chains are long, so this is a list and no recursion.
-  function child_failed(job, text)
+  function families.child_failed(job, text)
     if BAD_NEWS then
       BAD_NEWS[#BAD_NEWS + 1] = { job, text }
       return
@@ -228,16 +228,16 @@ do
   end
 
   -- Children may have failed for good before anybody waited for them: their policy counts all the same.
-  function hear_of_failures(targets)
+  function families.hear_of_failures(targets)
     for _, target in ipairs(targets) do
-      if not target.is_gone and target.h.state == 'failed' then child_failed(target, failed_reason(target)) end
+      if not target.is_gone and target.h.state == 'failed' then families.child_failed(target, failed_reason(target)) end
     end
   end
 
-  function adopt_child(child, parent)
+  function families.adopt_child(child, parent)
     local ties = own_links(parent)
     ties.childrenIds = ties.childrenIds or {}
-    if not contains(ties.childrenIds, child.id) then ties.childrenIds[#ties.childrenIds + 1] = child.id end
+    if not families.contains(ties.childrenIds, child.id) then ties.childrenIds[#ties.childrenIds + 1] = child.id end
     if child.queue ~= parent.queue then
       local past = history(parent)
       past.homes = past.homes or {}
@@ -245,12 +245,12 @@ do
     end
     if parent.h.state ~= 'waiting-children' or child.h.state == 'completed' then return end
     ties.dependsOn = ties.dependsOn or {}
-    if contains(history(parent).pending, child.id) or contains(ties.dependsOn, child.id) then return end
+    if families.contains(history(parent).pending, child.id) or families.contains(ties.dependsOn, child.id) then return end
     ties.dependsOn[#ties.dependsOn + 1] = child.id
-    wait_for(parent, child)
+    families.wait_for(parent, child)
   end
 
-  function children(parent)
+  function families.children_of(parent)
     local found = {}
     for _, id in ipairs(links(parent).childrenIds or {}) do
       local homes = has_history(parent) and history(parent).homes or nil
@@ -260,7 +260,7 @@ do
     return found
   end
 
-  function cut_tie(parent, child)
+  function families.cut_tie(parent, child)
     local ties = own_links(parent)
     local known = remove_value(ties.childrenIds, child.id)
     known = remove_value(ties.dependsOn, child.id) or known

@@ -1,7 +1,6 @@
 -- Limits: token buckets, the groups of the bunqueue protocol, and the ordering groups of glide-mq.
 
-local read_bucket, save_bucket, bucket_wait, queue_bucket, active_count, room, group_config, held_until, hold_group,
-  group_may_run, step_back, pass_gates, promote_rate_limited
+local groups = {}
 do
   local DUST = 1e-9
 
@@ -14,7 +13,7 @@ do
   end
 
   -- A bucket is `<tokens> <stamp> <max> <duration>` in hr:buckets; another limit begins with a full one.
-  function read_bucket(queue, name, max, duration)
+  function groups.read_bucket(queue, name, max, duration)
     local text = call('HGET', queue.p .. ':hr:buckets', name)
     local tokens, stamp, old_max, old_duration
     if text then tokens, stamp, old_max, old_duration = string.match(text, '^(%S+) (%S+) (%S+) (%S+)$') end
@@ -32,43 +31,43 @@ do
     return not stamp or NOW - tonumber(stamp) >= tonumber(duration)
   end
 
-  function save_bucket(queue, bucket)
+  function groups.save_bucket(queue, bucket)
     local text = string.format('%.9f %.0f %.14g %.14g', bucket.tokens, NOW, bucket.max, bucket.duration)
     call('HSET', queue.p .. ':hr:buckets', bucket.name, text)
     if bucket.name ~= '' then tidy(queue.p .. ':hr:buckets', is_full) end
   end
 
   -- ms until the next token; nil when there will be none.
-  function bucket_wait(bucket)
+  function groups.bucket_wait(bucket)
     local missing = 1 - bucket.tokens
     if missing <= DUST then return 0 end
     if bucket.max < 1 or bucket.duration <= 0 then return nil end
     return math.ceil((missing - DUST) / (bucket.max / bucket.duration))
   end
 
-  function queue_bucket(queue)
+  function groups.queue_bucket(queue)
     local m = meta(queue)
     local max, duration, ends = tonumber(m.rateLimitMax), tonumber(m.rateLimitDuration), tonumber(m.hrLimitUntil)
     if not max or not duration or (ends and ends <= NOW) then return nil end
-    return read_bucket(queue, '', max, duration)
+    return groups.read_bucket(queue, '', max, duration)
   end
 
-  function active_count(queue)
+  function groups.active_count(queue)
     local done, pending = pcall(call, 'XPENDING', queue.p .. ':stream', GROUP)
     local in_stream = done and type(pending) == 'table' and tonumber(pending[1]) or 0
     return in_stream + (tonumber(call('GET', queue.p .. ':list-active')) or 0)
   end
 
   -- How many jobs the limits of the queue let out now, its bucket, and when to try again.
-  function room(queue, wanted)
+  function groups.room(queue, wanted)
     if meta(queue).hrHold then return 0, nil end
     local concurrency = tonumber(meta(queue).globalConcurrency)
-    if concurrency and concurrency > 0 then wanted = math.min(wanted, concurrency - active_count(queue)) end
-    local bucket = queue_bucket(queue)
+    if concurrency and concurrency > 0 then wanted = math.min(wanted, concurrency - groups.active_count(queue)) end
+    local bucket = groups.queue_bucket(queue)
     if not bucket then return wanted, nil end
     wanted = math.min(wanted, math.floor(bucket.tokens + DUST))
     if wanted <= 0 then
-      local wait = bucket_wait(bucket)
+      local wait = groups.bucket_wait(bucket)
       if wait then due_at(NOW + math.max(1, wait)) end
     end
     return wanted, bucket
@@ -76,12 +75,12 @@ do
 
   -- -- groups of the bunqueue protocol ------------------------------------------------------------------------------------
 
-  function group_config(queue, group)
+  function groups.config(queue, group)
     local text = call('HGET', queue.p .. ':hr:group-config', group)
     return text and cjson.decode(text) or {}
   end
 
-  function held_until(queue, group)
+  function groups.held_until(queue, group)
     return tonumber(call('HGET', queue.p .. ':hr:held', group)) or 0
   end
 
@@ -89,17 +88,17 @@ do
     return tonumber(ends) <= NOW
   end
 
-  function hold_group(queue, group, ends)
+  function groups.hold(queue, group, ends)
     call('HSET', queue.p .. ':hr:held', group, str(ends))
     tidy(queue.p .. ':hr:held', is_past)
     due_at(ends)
   end
 
   -- Whether a job of the group may run now; takes a token of its rate.
-  function group_may_run(queue, group, demand)
-    local set = group_config(queue, group)
+  function groups.may_run(queue, group, demand)
+    local set = groups.config(queue, group)
     if set.paused then return false end
-    local held = held_until(queue, group)
+    local held = groups.held_until(queue, group)
     if held > NOW then
       due_at(held)
       return false
@@ -108,14 +107,14 @@ do
     if concurrency and (tonumber(call('HGET', queue.p .. ':hr:groups-active', group)) or 0) >= concurrency then return false end
     local max, duration = set.max or demand.limitMax, set.duration or demand.limitDuration
     if not max or not duration then return true end
-    local bucket = read_bucket(queue, 'group ' .. group, max, duration)
+    local bucket = groups.read_bucket(queue, 'group ' .. group, max, duration)
     if bucket.tokens + DUST < 1 then
-      local wait = bucket_wait(bucket)
+      local wait = groups.bucket_wait(bucket)
       if wait then due_at(NOW + math.max(1, wait)) end
       return false
     end
     bucket.tokens = math.max(0, bucket.tokens - 1)
-    save_bucket(queue, bucket)
+    groups.save_bucket(queue, bucket)
     return true
   end
 
@@ -196,13 +195,13 @@ do
   end
 
   -- An entry that was read stands among the pending ones; leaving `waiting` does not take it from there.
-  function step_back(job)
+  function groups.step_back(job)
     if job.source == 's' then call('XACK', job.queue.p .. ':stream', GROUP, job.h.entry) end
   end
 
   local function park(job, wait)
     local queue, key = job.queue, ordering(job)
-    step_back(job)
+    groups.step_back(job)
     leave(job)
     put(job, 'state', 'group-waiting')
     call('ZADD', queue.p .. ':groupq:' .. key, number(job, 'orderingSeq'), job.id)
@@ -271,7 +270,7 @@ do
   end
 
   -- Whether an ordered job may become active now; else it is parked (or failed) and nil.
-  function pass_gates(job, fail_for_good)
+  function groups.pass_gates(job, fail_for_good)
     local key = ordering(job)
     if not key then return true end
     local queue, g = job.queue, ordered_group(job.queue, key)
@@ -285,7 +284,7 @@ do
     local external = tonumber(call('ZSCORE', queue.p .. ':ratelimited', key) or '') or 0
     local wait, bucket = limits_wait(g, cost_of(job))
     if wait == false then
-      step_back(job)
+      groups.step_back(job)
       fail_for_good(job, 'cost exceeds token bucket capacity')
       return nil
     end
@@ -311,7 +310,7 @@ do
     return true
   end
 
-  function promote_rate_limited(queue)
+  function groups.promote_rate_limited(queue)
     local due = call('ZRANGEBYSCORE', queue.p .. ':ratelimited', '-inf', str(NOW), 'LIMIT', 0, 100)
     for _, key in ipairs(due) do
       call('ZREM', queue.p .. ':ratelimited', key)

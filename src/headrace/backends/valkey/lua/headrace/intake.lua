@@ -178,7 +178,7 @@ do
   local function resolve_family(job, extra)
     if extra.parent then
       local parent = find(extra.parent.queue and queue_at(extra.parent.queue) or job.queue, extra.parent.id)
-      if parent then adopt_child(job, parent) end
+      if parent then families.adopt_child(job, parent) end
     end
     if job.h.state ~= 'waiting-children' then return end
     local past, targets = history(job), {}
@@ -186,13 +186,13 @@ do
     for _, tie in ipairs(extra.dependsOn or {}) do
       local target = target_of(tie, job.queue)
       if target and target.h.state ~= 'completed' then
-        if not contains(past.pending, target.id) then wait_for(job, target) end
+        if not families.contains(past.pending, target.id) then families.wait_for(job, target) end
         targets[#targets + 1] = target
       elseif target then
         past.children_completed = (past.children_completed or 0) + 1
       end
     end
-    if #past.pending == 0 then unblock(job, true) else hear_of_failures(targets) end
+    if #past.pending == 0 then families.unblock(job, true) else families.hear_of_failures(targets) end
   end
 
   -- An id that somebody chose, for the job or for the member of a family, becomes that of the job if it is free.
@@ -307,18 +307,37 @@ do
     return job
   end
 
-  -- Store the advanced schedule and push its job in one step; nothing happens when the slot was fired by somebody else.
-  local function fire_cron(queue, args, keys)
-    local name, slot, entry = args[2], tonumber(args[3]), args[4]
-    local fired = call('HGET', queue.p .. ':hr:cron-slots', name)
-    if not fired or tonumber(fired) >= slot then return { '' } end
-    call('HSET', queue.p .. ':hr:cron-slots', name, str(slot))
+  -- -- schedules ----------------------------------------------------------------------------------------------------------
+
+  -- What a schedule says is in hr:crons, how far it is in hr:cron-slots: `<last slot> <next run> <runs>`. Who fires it
+  -- writes the latter only, so it never takes back what somebody else made of it meanwhile.
+
+  local function slots_key(queue)
+    return queue.p .. ':hr:cron-slots'
+  end
+
+  -- Nothing happens when the schedule is not as far any more as it was when the caller looked; `seen` is empty for none.
+  local function put_cron(queue, args)
+    local name, seen, progress, entry = unpack(args, 2, 5)
+    if (call('HGET', slots_key(queue), name) or '') ~= seen then return { 0 } end
     call('HSET', queue.p .. ':hr:crons', name, entry)
+    call('HSET', slots_key(queue), name, progress)
+    return { 1 }
+  end
+
+  verb('putCron', 'name seen progress entry', put_cron, NEEDS_MEMORY)
+
+  -- Advance the schedule and push its job in one step; nothing happens when this slot is not the one that is planned.
+  local function fire_cron(queue, args, keys)
+    local name, slot = args[2], tonumber(args[3])
+    local last, planned = string.match(call('HGET', slots_key(queue), name) or '', '^(%S+) (%S+) ')
+    if not planned or tonumber(planned) ~= slot or tonumber(last) >= slot then return { '' } end
+    call('HSET', slots_key(queue), name, args[4])
     if not args[5] then return { '' } end
     local job = push(read_new(args, 5, keys))
     tell('cron-fired', job, { action = name })
     return { job.id }
   end
 
-  verb('fireCron', 'name slot entry NewJob?', fire_cron, NEEDS_MEMORY)
+  verb('fireCron', 'name slot progress NewJob?', fire_cron, NEEDS_MEMORY)
 end

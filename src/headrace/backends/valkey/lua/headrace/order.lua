@@ -182,23 +182,31 @@ do
     put(job, 'rank', nil)
   end
 
-  -- Node's functions do not note where in the stream they put a job: it has to be searched for. An entry that stayed
-  -- there would be carried out by a Node worker, whatever has become of the job. Whoever empties a queue asks for the
-  -- first one each time, so the first look is a short one.
-  local function drop_unknown_entry(job)
-    local stream, from, size = job.queue.p .. ':stream', '-', 10
-    while from do
-      local entries = call('XRANGE', stream, from, '+', 'COUNT', size)
+  local CLOCKS_APART = 1000
+  local MAX_SEARCHED = 50000
+
+  -- The entry of a job among so many of the stream from one on.
+  local function find_entry(job, from, most)
+    local size = 10
+    while from and most > 0 do
+      local entries = call('XRANGE', job.queue.k.stream, from, '+', 'COUNT', size)
       for _, entry in ipairs(entries) do
-        if field_of(entry, 'jobId') == job.id then
-          call('XACK', stream, GROUP, entry[1])
-          call('XDEL', stream, entry[1])
-          return
-        end
+        if field_of(entry, 'jobId') == job.id then return entry[1] end
       end
       from = #entries == size and '(' .. entries[size][1]
-      size = math.min(size * 10, 1000)
+      most, size = most - size, math.min(size * 10, 1000)
     end
+  end
+
+  -- Node's functions do not note where in the stream they put a job: it has to be searched for. An entry that stayed
+  -- there would be carried out by a Node worker, whatever has become of the job. Whoever empties a queue asks for the
+  -- first one each time. Others stand where they were added: entries are numbered by time.
+  local function drop_unknown_entry(job)
+    local added = str(math.max(0, number(job, 'timestamp') + number(job, 'delay') - CLOCKS_APART))
+    local entry = find_entry(job, '-', 10) or find_entry(job, added, MAX_SEARCHED) or find_entry(job, '-', MAX_SEARCHED)
+    if not entry then return end
+    call('XACK', job.queue.k.stream, GROUP, entry)
+    call('XDEL', job.queue.k.stream, entry)
   end
 
   -- Out of the lists or the set of delayed jobs; whether it was there.

@@ -179,7 +179,7 @@ do
     announce_completed(queue, job.id, job.h.returnvalue, job.h.hr)
     count_minute(queue, 'completed', 1, started and NOW - started or nil)
     if ack.plan and ack.plan.run then succeed(job, ack.plan) end
-    child_done(job)
+    families.child_done(job)
     plan_scheduler(job)
     local keep = should_remove(job, ack.remove)
     if keep == true then
@@ -380,13 +380,13 @@ do
     announce(queue, 'failed', job.id, 'failedReason', text or 'failed')
     if keep == true then
       plan_scheduler(job)
-      child_failed(job, text)
+      families.child_failed(job, text)
       remove(job)
       return
     end
     bury(job, reason, text)
     plan_scheduler(job)
-    child_failed(job, text)
+    families.child_failed(job, text)
     if keep then
       write(job)
       retain(job, 'failed', keep)
