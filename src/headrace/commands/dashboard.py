@@ -65,7 +65,7 @@ class Overview(Struct, rename="camel"):
     crons: list[CronView]
     storage: StorageHealth
     queues: list[QueueRow]
-    """The busiest queues, at most OVERVIEW_QUEUES; the most loaded first."""
+    """At most OVERVIEW_QUEUES: those in which a job has waited longest first, then the most loaded ones."""
     total_queues: int
     timestamp: float
 
@@ -86,11 +86,18 @@ class DashboardOverview(Command[OverviewReply], tag="DashboardOverview"):
             workers=WorkersOverview(engine.workers.stats(), engine.workers.list(None)),
             crons=[cron_view(entry) for entry in await engine.crons.list()],
             storage=storage_health(engine),
-            queues=rows_of(engine, engine.figures.busiest(queues, OVERVIEW_QUEUES)),
+            queues=rows_of(engine, _pressing(engine, queues)),
             total_queues=len(queues),
             timestamp=float(engine.clock.now_ms()),
         )
         return OverviewReply(data=overview)
+
+
+def _pressing(engine: Engine, queues: list[QueueSummary]) -> list[QueueSummary]:
+    """The queues that the overview shows. Where trouble is need not be where most jobs are: one may be stuck alone."""
+    waited = {queue.name: engine.backend.oldest_waiting_ms(queue.name) or 0.0 for queue in queues}
+    by_load = engine.figures.busiest(queues, len(queues))
+    return sorted(by_load, key=lambda queue: -waited[queue.name])[:OVERVIEW_QUEUES]
 
 
 class QueueRows(Struct):
