@@ -29,9 +29,12 @@ export const token = {
 const heard = { onAnswer: () => {}, onLost: () => {} };
 export const listenToAnswers = (onAnswer, onLost) => Object.assign(heard, { onAnswer, onLost });
 
+// A header holds bytes: letters beyond Latin-1, which fetch would refuse, go as UTF-8.
+const asBytes = (text) => String.fromCharCode(...new TextEncoder().encode(text));
+
 export function authorization() {
   const value = token.get();
-  return value ? { Authorization: `Bearer ${value}` } : {};
+  return value ? { Authorization: `Bearer ${asBytes(value)}` } : {};
 }
 
 /** Whether `headrace serve --report` has a report to show. */
@@ -44,7 +47,8 @@ export async function hasReport() {
 export async function openReport(event) {
   if (!token.get()) return;
   event.preventDefault();
-  const answer = await fetch(`${BASE}/report`, { headers: authorization() });
+  const answer = await fetch(`${BASE}/report`, { headers: authorization() }).catch(() => null);
+  if (answer?.status !== 200) throw new ApiError("lost", "The server does not give the report.");
   const link = document.createElement("a");
   link.href = URL.createObjectURL(await answer.blob());
   link.download = "headrace-report.html";
@@ -98,7 +102,7 @@ const j = (id) => `/jobs/${encodeURIComponent(id)}`;
 
 // -- looking ---------------------------------------------------------------------------------------------------
 
-/** {stats, metrics, workers: {stats, list}, crons, storage, queues, totalQueues}; queues has the busiest ones. */
+/** {stats, metrics, workers: {stats, list}, crons, storage, queues, totalQueues}; queues has those that wait longest. */
 export async function overview() {
   const answer = await get("/dashboard");
   return { ...answer, queues: answer.queues.map(queueRow) };

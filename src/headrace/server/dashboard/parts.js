@@ -135,16 +135,21 @@ export function toast(text, kind = "done") {
   setTimeout(() => node.remove(), kind === "bad" ? 8000 : 4000);
 }
 
-/** Run an action, say what it did or why it failed. */
-export async function perform(work, told) {
+/** What `work` gives; null when it failed, after saying why. */
+export async function attempted(work) {
   try {
-    const result = await work();
-    toast(typeof told === "function" ? told(result) : told);
-    return true;
+    return await work();
   } catch (error) {
     toast(error.message, "bad");
-    return false;
+    return null;
   }
+}
+
+/** Run an action, say what it did or why it failed. */
+export async function perform(work, told) {
+  const done = await attempted(async () => ({ result: await work() }));
+  if (done) toast(typeof told === "function" ? told(done.result) : told);
+  return done !== null;
 }
 
 /** Ask once, in the words of what will happen. Resolves to whether it was confirmed. */
