@@ -12,6 +12,7 @@ from playwright.sync_api import expect
 
 from tests.browser.conftest import OpenPage, Site
 from tests.browser.test_watching import fail_one, push, row
+from tests.valkeyserver import ValkeyServer
 from tests.wireclient import Client
 
 
@@ -246,8 +247,15 @@ def test_a_lost_server_is_loud_and_its_return_is_silent(open_page: OpenPage, tmp
         expect(row(page, "mail")).to_be_visible()
         expect(strip).to_be_hidden()
         site.kill()
-        expect(strip).to_have_text(re.compile("No connection to the server. What you see is from .*; trying again."))
+        seen = r"What you see is from \d\d:\d\d:\d\d; trying again."
+        expect(strip).to_have_text(re.compile(f"No connection to the server. {seen}"))
         expect(row(page, "mail")).to_be_visible()
+        page.set_viewport_size({"width": 390, "height": 200})
+        page.mouse.wheel(0, 300)
+        ends, begins = strip.bounding_box(), page.locator("#bar").bounding_box()
+        assert ends is not None
+        assert begins is not None
+        assert 0 <= ends["y"] < ends["y"] + ends["height"] <= begins["y"] < 200
         site.start()
         expect(strip).to_be_hidden()
         expect(row(page, "mail").locator("td[data-label=Waiting] .figure")).to_have_text("2")
@@ -281,6 +289,27 @@ def test_what_is_asked_of_a_server_that_is_gone_is_told_to_have_failed(open_page
                 expect(page.locator(".toast.bad")).to_have_text("The server does not answer.")
     finally:
         site.kill()
+
+
+def test_what_a_backend_cannot_do_is_no_lost_server(open_page: OpenPage, tmp_path: Path) -> None:
+    with (
+        ValkeyServer(tmp_path) as valkey,
+        Site(Path(":memory:"), "--backend", valkey.url) as site,
+        site.client() as client,
+    ):
+        assert isinstance(site, Site)
+        push(client, "mail")
+        page, watch = open_page(site)
+        watch.allow("501")
+        expect(page.locator("#state")).to_contain_text("No queue is known to be late. 1 waiting")
+        page.evaluate("""() => {
+          const strip = new MutationObserver(() => (window.wasLost = true));
+          strip.observe(document.getElementById("lost"), { childList: true });
+        }""")
+        page.goto(site.url("#/queue/mail?find=ada"))
+        expect(page.locator(".notice")).to_contain_text("not supported on this backend")
+        assert page.evaluate("window.wasLost") is None
+        page.close()  # a page that outlives its server complains about that
 
 
 def test_a_server_that_hangs_is_told_like_one_that_is_gone(open_page: OpenPage, tmp_path: Path) -> None:

@@ -250,8 +250,10 @@ def test_every_place_fits_the_screen_and_is_readable(
     job_id = fail_one(client, queue, "a message " + "that-is-long-and-has-no-place-to-break" * 4)
     client.ok("Pause", queue=queue)
     push(client, queue, 2, data={"text": "x" * 300})
+    lengthy = f"{queue}.{'a-name-as-long-as-allowed' * 10}"[:256]
+    push(client, lengthy)
     page, _ = open_page(site, viewport=size, color_scheme=scheme)
-    for place in [*PLACES, f"#/queue/{queue}", f"#/job/{job_id}"]:
+    for place in [*PLACES, f"#/queue/{queue}", f"#/job/{job_id}", f"#/queue/{lengthy}"]:
         page.goto(site.url(place))
         expect(page.locator("h1")).to_be_attached()
         expect(page.locator(".loading")).to_have_count(0)
@@ -259,6 +261,10 @@ def test_every_place_fits_the_screen_and_is_readable(
         faint = page.evaluate(FAINT_TEXTS)
         assert faint == [], place
     page.screenshot()
+    page.get_by_role("button", name="Limits").click()
+    expect(page.get_by_role("dialog")).to_be_visible()
+    assert page.get_by_role("dialog").evaluate("box => box.scrollWidth - box.clientWidth") <= 0
+    client.ok("Obliterate", queue=lengthy)
 
 
 # Texts whose contrast to their ground is below 4.5 to 1.

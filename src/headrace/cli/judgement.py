@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from headrace import notation
+from headrace.commands.dashboard import LONG_WAIT_MS
 
 if TYPE_CHECKING:
     from headrace.commands.dashboard import HistoryView, Overview, QueueRow
     from headrace.commands.monitoring import ServerStats
 
 RECENT_MS: Final = 60_000
-LONG_WAIT_MS: Final = 60_000
 GRAVITY: Final = {"stuck": 4, "behind": 3, "late": 2, "paused": 1, "": 0}
 
 

@@ -27,6 +27,8 @@ SAMPLE_IDS = 5
 MAX_SIGNATURE = 200
 OVERVIEW_QUEUES = 100
 """Rows of the overview at most; DashboardQueues has them all, by page."""
+LONG_WAIT_MS: Final = 60_000
+"""A queue in which a job has waited for longer needs a look."""
 
 
 class QueueRow(Struct, rename="camel"):
@@ -65,7 +67,7 @@ class Overview(Struct, rename="camel"):
     crons: list[CronView]
     storage: StorageHealth
     queues: list[QueueRow]
-    """At most OVERVIEW_QUEUES: those in which a job has waited longest first, then the most loaded ones."""
+    """At most OVERVIEW_QUEUES: those in which a job has waited for long, the longest first, then the most loaded."""
     total_queues: int
     timestamp: float
 
@@ -95,9 +97,12 @@ class DashboardOverview(Command[OverviewReply], tag="DashboardOverview"):
 
 def _pressing(engine: Engine, queues: list[QueueSummary]) -> list[QueueSummary]:
     """The queues that the overview shows. Where trouble is need not be where most jobs are: one may be stuck alone."""
-    waited = {queue.name: engine.backend.oldest_waiting_ms(queue.name) or 0.0 for queue in queues}
-    by_load = engine.figures.busiest(queues, len(queues))
-    return sorted(by_load, key=lambda queue: -waited[queue.name])[:OVERVIEW_QUEUES]
+
+    def lateness(queue: QueueSummary) -> float:
+        waited = engine.backend.oldest_waiting_ms(queue.name) or 0.0
+        return waited if waited > LONG_WAIT_MS else 0.0
+
+    return sorted(engine.figures.busiest(queues, len(queues)), key=lateness, reverse=True)[:OVERVIEW_QUEUES]
 
 
 class QueueRows(Struct):

@@ -2,7 +2,7 @@
 //
 // Everything a view uses comes from here in the dashboard's own words, so a change of shape touches this file only.
 // Errors are ApiError with a `kind`: "login" (401), "forbidden" (403), "missing" (404), "refused" (other 4xx),
-// "lost" (no answer, or 5xx).
+// "lost" (no answer, or 5xx of a proxy in between).
 
 const TOKEN = "headrace.token";
 
@@ -57,7 +57,8 @@ export async function openReport(event) {
 }
 
 const KINDS = { 401: "login", 403: "forbidden", 404: "missing" };
-const kindOf = (status) => KINDS[status] ?? (status >= 500 ? "lost" : "refused");
+// What says why is the server itself: it is there, even if it cannot do what it was asked for.
+const kindOf = (status, error) => KINDS[status] ?? (status >= 500 && error === undefined ? "lost" : "refused");
 
 async function call(method, path, body) {
   const headers = authorization();
@@ -82,7 +83,7 @@ async function call(method, path, body) {
     }
   }
   if (!response.ok || answer.ok === false) {
-    const kind = response.ok ? "refused" : kindOf(response.status);
+    const kind = response.ok ? "refused" : kindOf(response.status, answer.error);
     if (kind === "lost") heard.onLost();
     else heard.onAnswer(null, kind !== "login");
     throw new ApiError(kind, answer.error ?? `The server answered ${response.status}.`);

@@ -32,7 +32,7 @@ export const when = (time) =>
   h("time", { title: exactTime(time), datetime: isoTime(time) }, age(time, now()));
 
 export const link = (to, ...content) => h("a", { href: to }, ...content);
-export const queueLink = (name) => h("a", { href: paths.queue(name), class: "name" }, name);
+export const queueLink = (name) => h("a", { href: paths.queue(name), class: "name", title: name }, name);
 
 export const paths = {
   queue: (name, query = {}) => withQuery(`#/queue/${encodeURIComponent(name)}`, query),
@@ -102,7 +102,7 @@ export function jobTable(jobs, { withQueue = false, act } = {}) {
           h(
             "td",
             { class: "main" },
-            h("a", { href: paths.job(job.id), class: "name", "data-open": true }, nameOf(job)),
+            h("a", { href: paths.job(job.id), class: "name", "data-open": true, title: nameOf(job) }, nameOf(job)),
             job.priority ? h("span", { class: "tag" }, `priority ${job.priority}`) : null,
             h("div", { class: "excerpt" }, job.failedReason ? firstLine(job.failedReason) : excerpt(job.data)),
           ),

@@ -1,7 +1,7 @@
 // One queue: its jobs by state, how it has been doing, and what one may do to it.
 
 import * as api from "./api.js";
-import { chart, roundUp } from "./charts.js";
+import { chart, roundUp, roundUpCount } from "./charts.js";
 import { h } from "./dom.js";
 import { NOTHING, count, duration, exactCount, jobs, nameOf, rate, rateNumber, rateUnit, runAgain } from "./format.js";
 import { judge } from "./health.js";
@@ -162,7 +162,7 @@ function figures({ queue, hour }, ctx) {
             label: "Waiting jobs, last hour",
             lines: [{ values: own.waiting, class: "waiting", area: true }],
             format: count,
-            top: roundUp,
+            top: roundUpCount,
           }),
         ),
         wide &&

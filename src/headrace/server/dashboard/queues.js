@@ -100,7 +100,7 @@ function row(queue, ctx, unit) {
     h(
       "td",
       { class: "main" },
-      h("a", { class: "name", href: paths.queue(queue.name), "data-open": true }, queue.name),
+      h("a", { class: "name", href: paths.queue(queue.name), "data-open": true, title: queue.name }, queue.name),
       queue.paused && h("span", { class: "mark-paused" }, badge("paused")),
       queue.trouble && queue.trouble !== "paused" && h("span", { class: "tag warn" }, `! ${WORDS[queue.trouble]}`),
     ),
