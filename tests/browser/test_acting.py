@@ -12,6 +12,7 @@ from playwright.sync_api import expect
 
 from tests.browser.conftest import OpenPage, Site
 from tests.browser.test_watching import fail_one, push, row
+from tests.valkeyserver import ValkeyServer
 from tests.wireclient import Client
 
 
@@ -199,6 +200,20 @@ def test_signing_in_with_a_wrong_and_then_the_right_token(open_page: OpenPage, t
         page.close()  # a page that outlives its server complains about that
 
 
+def test_a_token_may_be_written_in_any_alphabet(open_page: OpenPage, tmp_path: Path) -> None:
+    with Site(tmp_path / "closed.db", "--auth-tokens", "сезам-開け") as closed:
+        assert isinstance(closed, Site)
+        page, watch = open_page(closed)
+        watch.allow("401")
+        for token, heading in (("сезам", "Sign in"), ("сезам-開け", "No queues yet")):
+            page.get_by_label("Token").fill(token)
+            page.get_by_role("button", name="Sign in").click()
+            expect(page.get_by_role("alert").filter(has_text="did not accept")).to_have_count(int(heading == "Sign in"))
+            expect(page.get_by_role("heading", name=heading)).to_be_visible()
+        expect(page.locator("#lost")).to_be_hidden()
+        page.close()  # a page that outlives its server complains about that
+
+
 def test_a_page_opens_a_websocket_with_its_token(open_page: OpenPage, tmp_path: Path) -> None:
     with Site(tmp_path / "closed.db", "--auth-tokens", "open-sesame/é") as closed:
         assert isinstance(closed, Site)
@@ -232,13 +247,69 @@ def test_a_lost_server_is_loud_and_its_return_is_silent(open_page: OpenPage, tmp
         expect(row(page, "mail")).to_be_visible()
         expect(strip).to_be_hidden()
         site.kill()
-        expect(strip).to_have_text(re.compile("No connection to the server. What you see is from .*; trying again."))
+        seen = r"What you see is from \d\d:\d\d:\d\d; trying again."
+        expect(strip).to_have_text(re.compile(f"No connection to the server. {seen}"))
         expect(row(page, "mail")).to_be_visible()
+        page.set_viewport_size({"width": 390, "height": 200})
+        page.mouse.wheel(0, 300)
+        ends, begins = strip.bounding_box(), page.locator("#bar").bounding_box()
+        assert ends is not None
+        assert begins is not None
+        assert 0 <= ends["y"] < ends["y"] + ends["height"] <= begins["y"] < 200
         site.start()
         expect(strip).to_be_hidden()
         expect(row(page, "mail").locator("td[data-label=Waiting] .figure")).to_have_text("2")
     finally:
         site.kill()
+
+
+def test_what_is_asked_of_a_server_that_is_gone_is_told_to_have_failed(open_page: OpenPage, tmp_path: Path) -> None:
+    site = Site(tmp_path / "gone.db")
+    site.start()
+    try:
+        with site.client() as client:
+            for _ in range(2):
+                fail_one(client, "mail")
+        places = {
+            "#/": ["Retry 2", "Pause"],
+            "#/queue/mail": ["Retry 2 failed", "Limits"],
+            "#/failures?queue=mail": ["Remove all"],
+        }
+        opened = [(open_page(site, place), names) for place, names in places.items()]
+        for (page, watch), names in opened:
+            watch.allow("ERR_")
+            expect(page.get_by_role("button", name=names[-1])).to_be_visible()
+        expect(opened[0][0][0].get_by_role("button", name="Retry 2")).to_have_count(2)
+        site.kill()
+        for (page, _), names in opened:
+            expect(page.locator("#lost")).to_be_visible()
+            for button in [button for name in names for button in page.get_by_role("button", name=name).all()]:
+                page.locator(".toast").evaluate_all("toasts => toasts.forEach((toast) => toast.remove())")
+                button.click()
+                expect(page.locator(".toast.bad")).to_have_text("The server does not answer.")
+    finally:
+        site.kill()
+
+
+def test_what_a_backend_cannot_do_is_no_lost_server(open_page: OpenPage, tmp_path: Path) -> None:
+    with (
+        ValkeyServer(tmp_path) as valkey,
+        Site(Path(":memory:"), "--backend", valkey.url) as site,
+        site.client() as client,
+    ):
+        assert isinstance(site, Site)
+        push(client, "mail")
+        page, watch = open_page(site)
+        watch.allow("501")
+        expect(page.locator("#state")).to_contain_text("No queue is known to be late. 1 waiting")
+        page.evaluate("""() => {
+          const strip = new MutationObserver(() => (window.wasLost = true));
+          strip.observe(document.getElementById("lost"), { childList: true });
+        }""")
+        page.goto(site.url("#/queue/mail?find=ada"))
+        expect(page.locator(".notice")).to_contain_text("not supported on this backend")
+        assert page.evaluate("window.wasLost") is None
+        page.close()  # a page that outlives its server complains about that
 
 
 def test_a_server_that_hangs_is_told_like_one_that_is_gone(open_page: OpenPage, tmp_path: Path) -> None:

@@ -42,6 +42,17 @@ def test_counts_rates_and_durations_are_written_in_one_way(page: Page) -> None:
     assert ask(page, "format", "count", None) == "\N{EN DASH}"
 
 
+@pytest.mark.parametrize(
+    ("top", "write"), [("roundUpCount", "count"), ("roundUp", "rateNumber"), ("roundUpTime", "duration")]
+)
+def test_the_marks_of_an_axis_are_where_they_say(top: str, write: str, page: Page) -> None:
+    for value in (0, 0.004, 0.3, 0.7, 1, 1.2, 1.5, 2.6, 3, 5, 13, 47, 130):
+        end = ask(page, "charts", top, value)
+        assert value * 0.999 <= end <= max(value * 50, 2), value
+        written = ask(page, "format", write, end / 2, "s")
+        assert float(written.removesuffix(" ms")) == pytest.approx(end / 2), (value, written)
+
+
 ERRORS = [
     "",
     "host 12 timed out after 30.5 s",

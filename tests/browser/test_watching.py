@@ -7,6 +7,7 @@ import subprocess
 import sys
 from contextlib import suppress
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -96,6 +97,20 @@ def test_the_sentence_names_the_queue_in_trouble(site: Site, client: Client, que
     expect(page.locator("tr[data-row]").first).to_contain_text(queue)
     client.ok("Drain", queue=queue)
     expect(sentence).to_contain_text("All queues are keeping up.")
+
+
+def test_the_sentence_knows_of_a_lone_job_among_very_many_queues(open_page: OpenPage, tmp_path: Path) -> None:
+    with Site(tmp_path / "many.db") as many, many.client() as client:
+        assert isinstance(many, Site)
+        for number in range(105):
+            client.ok("PUSHB", queue=f"busy-{number}", jobs=[{"data": 1}] * 2)
+        push(client, "forgotten", timestamp=client.ok("Ping")["data"]["time"] - 900_000)
+        page, _ = open_page(many)
+        sentence = page.locator("#state")
+        expect(sentence).to_contain_text("forgotten stands still: 1 waiting")
+        client.ok("Drain", queue="forgotten")
+        expect(sentence).to_have_text(re.compile("All queues are keeping up. 210 waiting, 0 running"))
+        page.close()  # a page that outlives its server complains about that
 
 
 def test_charts_share_the_moment_that_is_pointed_at(
@@ -235,8 +250,10 @@ def test_every_place_fits_the_screen_and_is_readable(
     job_id = fail_one(client, queue, "a message " + "that-is-long-and-has-no-place-to-break" * 4)
     client.ok("Pause", queue=queue)
     push(client, queue, 2, data={"text": "x" * 300})
+    lengthy = f"{queue}.{'a-name-as-long-as-allowed' * 10}"[:256]
+    push(client, lengthy)
     page, _ = open_page(site, viewport=size, color_scheme=scheme)
-    for place in [*PLACES, f"#/queue/{queue}", f"#/job/{job_id}"]:
+    for place in [*PLACES, f"#/queue/{queue}", f"#/job/{job_id}", f"#/queue/{lengthy}"]:
         page.goto(site.url(place))
         expect(page.locator("h1")).to_be_attached()
         expect(page.locator(".loading")).to_have_count(0)
@@ -244,6 +261,10 @@ def test_every_place_fits_the_screen_and_is_readable(
         faint = page.evaluate(FAINT_TEXTS)
         assert faint == [], place
     page.screenshot()
+    page.get_by_role("button", name="Limits").click()
+    expect(page.get_by_role("dialog")).to_be_visible()
+    assert page.get_by_role("dialog").evaluate("box => box.scrollWidth - box.clientWidth") <= 0
+    client.ok("Obliterate", queue=lengthy)
 
 
 # Texts whose contrast to their ground is below 4.5 to 1.

@@ -81,10 +81,47 @@ def test_a_client_that_will_be_refused_is_not_told_to_go_on(web: WebServer) -> N
         assert raw.answer().status == 404
 
 
-def test_http_1_0_is_answered_and_closed(web: WebServer) -> None:
+@pytest.mark.parametrize("wish", ["", "Connection: keep-alive\r\n"])
+def test_http_1_0_is_answered_and_closed(web: WebServer, wish: str) -> None:
+    # Such a client reads until the end, unless it is told that there will be none: `ab -k` would wait for it.
     with web.raw() as raw:
-        assert raw.ask(b"GET /ping HTTP/1.0\r\nHost: localhost\r\n\r\n").status == 200
+        answer = raw.ask(f"GET /ping HTTP/1.0\r\nHost: localhost\r\n{wish}\r\n".encode())
+        assert (answer.status, answer.headers["connection"]) == (200, "close")
         assert raw.is_closed()
+
+
+def test_http_1_0_is_not_told_to_go_on(web: WebServer, queue: str) -> None:
+    with web.raw() as raw:
+        expecting = request("POST", f"/queues/{queue}/jobs", b'{"data": 1}', "Expect: 100-continue")
+        assert raw.ask(expecting.replace(b"HTTP/1.1", b"HTTP/1.0")).status == 200
+
+
+H2C = ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAEAAEAAAAIAAAAB")
+"""What the HTTP client of Java sends along with its first request to any server without TLS."""
+
+
+def test_a_request_that_would_rather_speak_http_2_is_served_with_its_body(web: WebServer, queue: str) -> None:
+    path = f"/queues/{queue}/jobs"
+    with web.raw() as raw:
+        assert raw.ask(request("POST", path, b'{"data": "whole"}', *H2C)).status == 200
+        expecting = request("POST", path, b'{"data": "later"}', *H2C, "Expect: 100-continue")
+        head, body = expecting[:-17], expecting[-17:]
+        assert raw.ask(head).status == 100
+        assert raw.ask(body).status == 200
+        chunked = b'8\r\n{"data":\r\n6\r\n "bit"\r\n1\r\n}\r\n0\r\n\r\n'
+        raw.send(request("POST", path, b"", *H2C, "Transfer-Encoding: chunked"))
+        assert raw.ask(chunked).status == 200
+        asked = request("POST", f"{path}/pull-batch", b'{"count": 10}', *H2C, "Upgrade: foo")
+        raw.send(asked + request("GET", "/ping", b"", *H2C) * 100 + request("GET", "/ping"))
+        jobs = raw.answer().json["jobs"]
+        assert [job["data"] for job in jobs] == ["whole", "later", "bit"]
+        assert [raw.answer().status for _ in range(101)] == [200] * 101
+
+
+def test_wishing_for_http_2_opens_no_door(guarded: WebServer) -> None:
+    for more in ((), ("Authorization: Bearer sesame", "Authorization: Bearer wrong"), ("Host: localhost",)):
+        with guarded.raw() as raw:
+            assert raw.ask(request("GET", "/queues", b"", *H2C, *more)).status in (400, 401)
 
 
 def test_connection_close_is_obeyed(web: WebServer) -> None:

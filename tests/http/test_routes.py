@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import re
 import threading
 from collections.abc import Callable
@@ -336,6 +337,16 @@ def test_a_form_is_415(http: Http, spec: Spec, route: Route) -> None:
     form = {"Content-Type": "application/x-www-form-urlencoded"}
     answer = http.call(route.method, some_path(route), b"a=1", form)
     assert (answer.status, answer.error) == (415, "Content-Type must be application/json")
+
+
+@pytest.mark.parametrize("said", [{}, {"Content-Type": "application/json"}])
+def test_a_packed_body_is_415(web: WebServer, said: dict[str, str]) -> None:
+    body = gzip.compress(b"{}")
+    with web.http() as http:
+        http.connection.request("POST", "/gc", body, {"Content-Encoding": "gzip", **said})
+        response = http.connection.getresponse()
+        assert response.status == 415
+        assert b"Content-Encoding is not supported" in response.read()
 
 
 @every_body

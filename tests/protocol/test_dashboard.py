@@ -70,12 +70,27 @@ def test_a_row_tells_of_failures_and_limits(client: Client, queue: str) -> None:
         assert (row["failedToday"], row["dlq"], row["concurrency"], row["oldestWaitingMs"]) == (1, 1, 4, None)
 
 
-def test_the_overview_shows_the_most_loaded_queues_first(client: Client, queue: str) -> None:
-    client.ok("PUSHB", queue=queue, jobs=[{"data": 1}] * 3)
+def test_a_lone_job_that_is_stuck_is_among_the_queues_of_the_overview_however_many_there_are(
+    client: Client, queue: str
+) -> None:
+    others = [f"{queue}.{number}" for number in range(110)]
+    for other in others:
+        client.ok("PUSHB", queue=other, jobs=[{"data": 1}] * 3)
+    push(client, queue, timestamp=client.ok("Ping")["data"]["time"] - 86_400_000)
+    client.ok("PUSHB", queue=others[-1], jobs=[{"data": 1}] * 300)
     data = client.call("DashboardOverview")["data"]
-    loads = [row["waiting"] + row["delayed"] + row["active"] + row["dlq"] for row in data["queues"]]
+    assert [row["name"] for row in data["queues"][:2]] == [queue, others[-1]]
+    assert len(data["queues"]) == 100 < data["totalQueues"]
+    for name in (queue, *others):
+        client.ok("Obliterate", queue=name)
+
+
+def test_where_nothing_is_late_the_overview_has_the_most_loaded_queues_first(client: Client, queue: str) -> None:
+    client.ok("PUSHB", queue=queue, jobs=[{"data": 1}] * 3)
+    rows = [row for row in client.call("DashboardOverview")["data"]["queues"] if (row["oldestWaitingMs"] or 0) < 50_000]
+    loads = [row["waiting"] + row["delayed"] + row["active"] + row["dlq"] for row in rows]
     assert loads == sorted(loads, reverse=True)
-    assert len(data["queues"]) == min(100, data["totalQueues"])
+    assert queue in [row["name"] for row in rows]
 
 
 def test_schedules_come_with_their_next_and_their_last_runs(client: Client, queue: str) -> None:

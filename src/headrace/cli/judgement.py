@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from headrace import notation
+from headrace.commands.dashboard import LONG_WAIT_MS
 
 if TYPE_CHECKING:
-    from headrace.commands.dashboard import HistoryView, QueueRow
-    from headrace.commands.monitoring import StorageHealth
+    from headrace.commands.dashboard import HistoryView, Overview, QueueRow
+    from headrace.commands.monitoring import ServerStats
 
 RECENT_MS: Final = 60_000
-LONG_WAIT_MS: Final = 60_000
 GRAVITY: Final = {"stuck": 4, "behind": 3, "late": 2, "paused": 1, "": 0}
 
 
@@ -71,14 +71,15 @@ def worst_first(queues: list[Judged]) -> list[Judged]:
     return sorted(queues, key=lambda queue: (*(-part for part in queue.badness), queue.row.name))
 
 
-def sentence(queues: list[Judged], storage: StorageHealth, unit: str) -> Sentence:
+def sentence(queues: list[Judged], overview: Overview, unit: str) -> Sentence:
     """One sentence of state, and a second one for the rest. `queues` come with the worst first."""
+    storage = overview.storage
     if storage.disk_full or storage.error:
         reason = notation.one_line(storage.error or "it is full").rstrip(".")
         text = f"The disk refuses writes: {reason}. Nothing is accepted until it takes them again."
         return Sentence("✕", text, "bold red")
     if not queues or not queues[0].trouble:
-        return Sentence("✓", f"All queues are keeping up. {_summary(queues)}", "green")
+        return Sentence("✓", f"{_reassurance(queues)} {_summary(overview.stats)}", "green")
     worst = queues[0]
     more = sum(bool(queue.trouble) for queue in queues) - 1
     rest = f" {more} more {'queue needs' if more == 1 else 'queues need'} a look." if more else ""
@@ -97,8 +98,12 @@ def _told(queue: Judged, unit: str) -> str:
     }[queue.trouble]
 
 
-def _summary(queues: list[Judged]) -> str:
-    waiting = sum(queue.row.waiting for queue in queues)
-    active = sum(queue.row.active for queue in queues)
-    delayed = sum(queue.row.delayed for queue in queues)
-    return f"{notation.count(waiting)} waiting, {notation.count(active)} running, {notation.count(delayed)} delayed."
+def _reassurance(queues: list[Judged]) -> str:
+    """Not every backend knows how long jobs have waited."""
+    is_blind = any(queue.row.waiting and not queue.row.paused and queue.oldest_ms is None for queue in queues)
+    return "No queue is known to be late." if is_blind else "All queues are keeping up."
+
+
+def _summary(stats: ServerStats) -> str:
+    waiting, active, delayed = (notation.count(count) for count in (stats.waiting, stats.active, stats.delayed))
+    return f"{waiting} waiting, {active} running, {delayed} delayed."

@@ -94,7 +94,7 @@ def look(client: Client) -> Picture:
     queues = worst_first([judge(row, history) for row in overview.queues])
     fastest = max((max(queue.in_per_sec, queue.out_per_sec) for queue in queues), default=0.0)
     unit = notation.rate_unit(max(fastest, history.rates.in_per_sec, history.rates.out_per_sec))
-    return Picture(overview, history, queues, sentence(queues, overview.storage, unit), unit)
+    return Picture(overview, history, queues, sentence(queues, overview, unit), unit)
 
 
 # -- rows --------------------------------------------------------------------------------------------------------------

@@ -27,6 +27,8 @@ SAMPLE_IDS = 5
 MAX_SIGNATURE = 200
 OVERVIEW_QUEUES = 100
 """Rows of the overview at most; DashboardQueues has them all, by page."""
+LONG_WAIT_MS: Final = 60_000
+"""A queue in which a job has waited for longer needs a look."""
 
 
 class QueueRow(Struct, rename="camel"):
@@ -65,7 +67,7 @@ class Overview(Struct, rename="camel"):
     crons: list[CronView]
     storage: StorageHealth
     queues: list[QueueRow]
-    """The busiest queues, at most OVERVIEW_QUEUES; the most loaded first."""
+    """At most OVERVIEW_QUEUES: those in which a job has waited for long, the longest first, then the most loaded."""
     total_queues: int
     timestamp: float
 
@@ -86,11 +88,21 @@ class DashboardOverview(Command[OverviewReply], tag="DashboardOverview"):
             workers=WorkersOverview(engine.workers.stats(), engine.workers.list(None)),
             crons=[cron_view(entry) for entry in await engine.crons.list()],
             storage=storage_health(engine),
-            queues=rows_of(engine, engine.figures.busiest(queues, OVERVIEW_QUEUES)),
+            queues=rows_of(engine, _pressing(engine, queues)),
             total_queues=len(queues),
             timestamp=float(engine.clock.now_ms()),
         )
         return OverviewReply(data=overview)
+
+
+def _pressing(engine: Engine, queues: list[QueueSummary]) -> list[QueueSummary]:
+    """The queues that the overview shows. Where trouble is need not be where most jobs are: one may be stuck alone."""
+
+    def lateness(queue: QueueSummary) -> float:
+        waited = engine.backend.oldest_waiting_ms(queue.name) or 0.0
+        return waited if waited > LONG_WAIT_MS else 0.0
+
+    return sorted(engine.figures.busiest(queues, len(queues)), key=lateness, reverse=True)[:OVERVIEW_QUEUES]
 
 
 class QueueRows(Struct):

@@ -91,6 +91,12 @@ class Request:
             value = self.headers[name] + b", " + value
         self.headers[name] = value
 
+    def head_without_upgrade(self, version: str) -> bytes:
+        """What came, as if it had not asked for another protocol."""
+        lines = [b"%s %s HTTP/%s" % (self.method.encode(), self.target, version.encode())]
+        lines += [name + b": " + value for name, value in self.headers.items() if name != b"upgrade"]
+        return b"\r\n".join(lines) + b"\r\n\r\n"
+
     @property
     def is_head(self) -> bool:
         return self.method == "HEAD"

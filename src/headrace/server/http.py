@@ -95,10 +95,7 @@ class HttpConnection(asyncio.Protocol):
         if self._request is not None:
             self._unread_head += len(data)
         try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade as upgrade:
-            self._is_deaf = True
-            self._early = data[upgrade.args[0] :]
+            self._parse(data)
         except httptools.HttpParserError:
             self._fail(BadRequest("Bad request"))
         request = self._request
@@ -107,6 +104,29 @@ class HttpConnection(asyncio.Protocol):
         self._set_deadline()
         if self.session.backlog:
             self._set_reading()
+
+    def _parse(self, data: bytes) -> None:
+        """The parser stops at every Upgrade, before the body. Only a WebSocket is one that we take."""
+        left: bytes | memoryview = data
+        while True:
+            try:
+                self._parser.feed_data(left)
+                return
+            except httptools.HttpParserUpgrade as upgrade:
+                left = memoryview(left)[upgrade.args[0] :]
+            if self._request is None:
+                self._is_deaf = True
+                self._early = bytes(left)
+                return
+            head = self._request.head_without_upgrade(self._parser.get_http_version())
+            self._parser = httptools.HttpRequestParser(self)
+            self._parser.feed_data(head)
+
+    def _is_declined(self, request: Request) -> bool:
+        """Whether it asks for a protocol that is not ours, such as h2c: then it is a request like any other."""
+        if not self._parser.should_upgrade() or request.method == "CONNECT" or request.refusal is not None:
+            return False
+        return request.method != "GET" or request.headers.get(b"upgrade", b"").lower() != b"websocket"
 
     def on_message_begin(self) -> None:
         self._request = Request()
@@ -132,10 +152,15 @@ class HttpConnection(asyncio.Protocol):
         request = self._request
         if request is None:
             return
+        request.method = self._parser.get_method().decode("latin-1")
+        if self._is_declined(request):
+            return  # its head comes once more: see _parse
         self._has_head = True
         self._unread_head = 0
-        request.method = self._parser.get_method().decode("latin-1")
-        request.keeps_alive = self._parser.should_keep_alive() and not self._parser.should_upgrade()
+        version = self._parser.get_http_version()
+        # A client of the old kind waits for the end unless it is told otherwise, and cannot be told to go on.
+        is_old = version == "1.0"
+        request.keeps_alive = self._parser.should_keep_alive() and not self._parser.should_upgrade() and not is_old
         if request.head_bytes > MAX_HEAD_BYTES:
             self._fail(HeadTooLarge("Request headers exceed 16 KB"))
             return
@@ -145,13 +170,13 @@ class HttpConnection(asyncio.Protocol):
             return
         if request.refusal is None:
             try:
-                self.server.admit(request, self._parser.get_http_version())
+                self.server.admit(request, version)
             except HeadraceError as error:
                 request.refusal = error
         length = request.headers.get(b"content-length", b"0")
         if length.isdigit() and int(length) > MAX_BODY_BYTES:
             self._fail(TooLarge("Request body exceeds 64 MB"))
-        elif request.headers.get(b"expect", b"").lower() == b"100-continue" and request.refusal is None:
+        elif request.headers.get(b"expect", b"").lower() == b"100-continue" and request.refusal is None and not is_old:
             self._continue()
 
     def _continue(self) -> None:
@@ -170,8 +195,11 @@ class HttpConnection(asyncio.Protocol):
             request.body += body
 
     def on_message_complete(self) -> None:
-        request, self._request = self._request, None
-        if request is not None and not self._is_deaf:
+        request = self._request
+        if request is None or self._is_declined(request):
+            return
+        self._request = None
+        if not self._is_deaf:
             self.session.receive(request)
 
     def _fail(self, error: HeadraceError) -> None:
@@ -453,6 +481,8 @@ def _absolute_path(target: bytes) -> str:
 def _check_content(headers: dict[bytes, bytes]) -> None:
     """Bodies are JSON as it is: no forms, no other character sets, nothing packed."""
     has_body = headers.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in headers
+    if has_body and headers.get(b"content-encoding", b"identity").lower() != b"identity":
+        raise WrongContent("Content-Encoding is not supported")
     given = headers.get(b"content-type")
     if not has_body or given is None:
         return
@@ -462,5 +492,3 @@ def _check_content(headers: dict[bytes, bytes]) -> None:
         raise WrongContent("Content-Type must be application/json")
     if options and options != "charset=utf-8":
         raise WrongContent("The body must be UTF-8")
-    if headers.get(b"content-encoding", b"identity").lower() != b"identity":
-        raise WrongContent("Content-Encoding is not supported")

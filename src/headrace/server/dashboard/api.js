@@ -2,7 +2,7 @@
 //
 // Everything a view uses comes from here in the dashboard's own words, so a change of shape touches this file only.
 // Errors are ApiError with a `kind`: "login" (401), "forbidden" (403), "missing" (404), "refused" (other 4xx),
-// "lost" (no answer, or 5xx).
+// "lost" (no answer, or 5xx of a proxy in between).
 
 const TOKEN = "headrace.token";
 
@@ -29,9 +29,12 @@ export const token = {
 const heard = { onAnswer: () => {}, onLost: () => {} };
 export const listenToAnswers = (onAnswer, onLost) => Object.assign(heard, { onAnswer, onLost });
 
+// A header holds bytes: letters beyond Latin-1, which fetch would refuse, go as UTF-8.
+const asBytes = (text) => String.fromCharCode(...new TextEncoder().encode(text));
+
 export function authorization() {
   const value = token.get();
-  return value ? { Authorization: `Bearer ${value}` } : {};
+  return value ? { Authorization: `Bearer ${asBytes(value)}` } : {};
 }
 
 /** Whether `headrace serve --report` has a report to show. */
@@ -44,7 +47,8 @@ export async function hasReport() {
 export async function openReport(event) {
   if (!token.get()) return;
   event.preventDefault();
-  const answer = await fetch(`${BASE}/report`, { headers: authorization() });
+  const answer = await fetch(`${BASE}/report`, { headers: authorization() }).catch(() => null);
+  if (answer?.status !== 200) throw new ApiError("lost", "The server does not give the report.");
   const link = document.createElement("a");
   link.href = URL.createObjectURL(await answer.blob());
   link.download = "headrace-report.html";
@@ -53,7 +57,8 @@ export async function openReport(event) {
 }
 
 const KINDS = { 401: "login", 403: "forbidden", 404: "missing" };
-const kindOf = (status) => KINDS[status] ?? (status >= 500 ? "lost" : "refused");
+// What says why is the server itself: it is there, even if it cannot do what it was asked for.
+const kindOf = (status, error) => KINDS[status] ?? (status >= 500 && error === undefined ? "lost" : "refused");
 
 async function call(method, path, body) {
   const headers = authorization();
@@ -78,7 +83,7 @@ async function call(method, path, body) {
     }
   }
   if (!response.ok || answer.ok === false) {
-    const kind = response.ok ? "refused" : kindOf(response.status);
+    const kind = response.ok ? "refused" : kindOf(response.status, answer.error);
     if (kind === "lost") heard.onLost();
     else heard.onAnswer(null, kind !== "login");
     throw new ApiError(kind, answer.error ?? `The server answered ${response.status}.`);
@@ -98,7 +103,7 @@ const j = (id) => `/jobs/${encodeURIComponent(id)}`;
 
 // -- looking ---------------------------------------------------------------------------------------------------
 
-/** {stats, metrics, workers: {stats, list}, crons, storage, queues, totalQueues}; queues has the busiest ones. */
+/** {stats, metrics, workers: {stats, list}, crons, storage, queues, totalQueues}; queues has those that wait longest. */
 export async function overview() {
   const answer = await get("/dashboard");
   return { ...answer, queues: answer.queues.map(queueRow) };

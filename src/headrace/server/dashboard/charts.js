@@ -9,16 +9,21 @@ const LEFT = 40;
 const BOTTOM = 20;
 const TOP = 8;
 
-/** A round number that is not below `value`, and whose half is round as well. */
-export function roundUp(value) {
-  if (!(value > 0)) return 1;
-  const power = 10 ** Math.floor(Math.log10(value));
-  return [1, 1.5, 2, 3, 4, 5, 6, 8, 10].map((step) => step * power).find((step) => step >= value * 0.999);
+/** A round number that is not below `value`, and whose half can be written: with `digits` behind the point. */
+export function roundUp(value, digits = 1) {
+  const least = value > 0 ? value : 1;
+  const power = 10 ** Math.floor(Math.log10(least));
+  const isWritten = (number) => Math.abs(Number(number.toFixed(digits)) - number) < power / 1000;
+  const steps = [1, 1.5, 2, 3, 4, 5, 6, 8, 10, 20].map((step) => step * power);
+  return steps.find((step) => step >= least * 0.999 && isWritten(step / 2)) ?? 2 / 10 ** digits;
 }
+
+/** The same for what is counted. */
+export const roundUpCount = (value) => roundUp(value, 0);
 
 /** For durations the round numbers are those of a clock. */
 const CLOCK = [
-  1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 10e3, 20e3, 30e3, 60e3, 120e3, 300e3, 600e3, 1200e3, 1800e3,
+  2, 4, 6, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 10e3, 20e3, 30e3, 60e3, 120e3, 300e3, 600e3, 1200e3, 1800e3,
   3600e3,
 ];
 export const roundUpTime = (ms) => CLOCK.find((step) => step >= ms * 0.999) ?? roundUp(ms / 3600e3) * 3600e3;

@@ -4,7 +4,7 @@ import * as api from "./api.js";
 import { h } from "./dom.js";
 import { retry } from "./failures.js";
 import { exactCount, excerpt, firstLine, jobs, nameOf, signature } from "./format.js";
-import { confirm, notice, paths, perform, queueLink, when } from "./parts.js";
+import { attempted, confirm, notice, paths, perform, queueLink, when } from "./parts.js";
 
 const MOST_QUEUES = 10;
 const MOST_LETTERS = 200;
@@ -215,10 +215,12 @@ function groupSection(found, chosen, ctx) {
 }
 
 async function purge(queue, ctx) {
-  const total = (await api.queue(queue)).counts.failed;
+  const detail = await attempted(() => api.queue(queue));
+  if (!detail) return;
+  const total = detail.counts.failed;
   if (
     !(await confirm(
-      `Remove ${exactCount(total)} failed jobs of ${queue}?`,
+      `Remove ${jobs(total, "failed")} of ${queue}?`,
       `Remove ${jobs(total)}`,
       "They cannot be brought back.",
     ))

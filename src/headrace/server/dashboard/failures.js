@@ -2,8 +2,8 @@
 
 import * as api from "./api.js";
 import { h } from "./dom.js";
-import { count, excerpt, jobs, nameOf, signature } from "./format.js";
-import { paths, perform, queueLink, when } from "./parts.js";
+import { count, excerpt, nameOf, runAgain, signature } from "./format.js";
+import { attempted, paths, perform, queueLink, when } from "./parts.js";
 
 const MOST_RETRIED = 2000;
 const FRESH_MS = 4500;
@@ -84,9 +84,9 @@ export function groupTable(groups, ctx) {
 }
 
 async function retryGroup(found, ctx) {
-  const lists = await Promise.all(
-    found.queues.map(async (name) => api.deadLetters(name, (await api.queue(name)).counts.failed, MOST_RETRIED)),
-  );
+  const letters = async (name) => api.deadLetters(name, (await api.queue(name)).counts.failed, MOST_RETRIED);
+  const lists = await attempted(() => Promise.all(found.queues.map(letters)));
+  if (!lists) return;
   await retry(
     lists.flat().filter((letter) => signature(letter.error ?? "") === found.signature),
     ctx,
@@ -102,7 +102,7 @@ export async function retry(letters, ctx) {
       const done = await Promise.all(queues.map((name) => api.retryMany(name, idsOf(name))));
       return done.reduce((sum, n) => sum + n, 0);
     },
-    (done) => (done === 1 ? `${nameOf(letters[0].job)} runs again` : `${jobs(done)} run again`),
+    (done) => (done === 1 ? `${nameOf(letters[0].job)} runs again` : runAgain(done)),
   );
   ctx.ui.failures = null;
   ctx.reload();

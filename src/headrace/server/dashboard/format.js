@@ -21,7 +21,8 @@ export function count(value) {
 /** The full number with separators, for sentences that must say exactly how many. */
 export const exactCount = (value) => (known(value) ? whole.format(value) : NOTHING);
 
-export const jobs = (n) => `${exactCount(n)} ${n === 1 ? "job" : "jobs"}`;
+export const jobs = (n, kind = "") => `${exactCount(n)} ${kind && `${kind} `}${n === 1 ? "job" : "jobs"}`;
+export const runAgain = (n, where = "") => `${jobs(n)}${where} ${n === 1 ? "runs" : "run"} again`;
 
 export function duration(ms) {
   if (!known(ms)) return NOTHING;

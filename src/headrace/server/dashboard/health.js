@@ -64,7 +64,7 @@ const SAY = {
 };
 
 /** One sentence of state, and a second one for the rest. */
-export function sentence(queues, storage, unit) {
+export function sentence(queues, { storage, stats }, unit) {
   if (storage && (storage.diskFull || storage.error)) {
     return say(
       "bad",
@@ -75,9 +75,8 @@ export function sentence(queues, storage, unit) {
     );
   }
   const troubled = queues.filter((queue) => queue.trouble).sort(worstFirst);
-  const rest = summary(queues);
   if (!troubled.length)
-    return say("good", "✓", h("strong", {}, "All queues are keeping up."), " ", h("span", { class: "quiet" }, rest));
+    return say("good", "✓", h("strong", {}, reassurance(queues)), " ", h("span", { class: "quiet" }, summary(stats)));
   const [worst, ...others] = troubled;
   const more =
     others.length > 0 &&
@@ -94,10 +93,14 @@ export function sentence(queues, storage, unit) {
   );
 }
 
-function summary(queues) {
-  const sum = (field) => queues.reduce((total, queue) => total + queue[field], 0);
-  return `${count(sum("waiting"))} waiting, ${count(sum("active"))} running, ${count(sum("delayed"))} delayed.`;
-}
+// Not every backend knows how long jobs have waited.
+const reassurance = (queues) =>
+  queues.some((queue) => queue.waiting && !queue.paused && queue.oldest === null)
+    ? "No queue is known to be late."
+    : "All queues are keeping up.";
+
+const summary = ({ waiting, active, delayed }) =>
+  `${count(waiting)} waiting, ${count(active)} running, ${count(delayed)} delayed.`;
 
 const say = (kind, glyph, ...words) =>
   h(

@@ -6,10 +6,10 @@
 
 import { ApiError, hasReport, openReport, token } from "./api.js";
 import { h, oncePerFrame, show } from "./dom.js";
-import { age } from "./format.js";
+import { clockTime } from "./format.js";
 import * as live from "./live.js";
 import * as login from "./login.js";
-import { dialog, paths, problem } from "./parts.js";
+import { attempted, dialog, paths, problem } from "./parts.js";
 
 // Fetched when they are first opened: the first paint needs one of them only.
 const PAGES = {
@@ -195,7 +195,7 @@ function drawBar() {
       "div",
       { class: "corner" },
       h("a", { href: "#/workers", "aria-current": here === "workers" ? "page" : null }, "Workers"),
-      isReported && h("a", { href: "report", target: "_blank", onclick: openReport }, "Report"),
+      isReported && h("a", { href: "report", target: "_blank", onclick: (event) => attempted(() => openReport(event)) }, "Report"),
       h(
         "button",
         {
@@ -247,7 +247,7 @@ function drawConnection() {
   if (gone)
     show(
       lost,
-      `No connection to the server. What you see is from ${age(live.connection.lastGood, Date.now())}; trying again.`,
+      `No connection to the server. What you see is from ${clockTime(live.connection.lastGood, true)}; trying again.`,
     );
 }
 

@@ -56,7 +56,7 @@ export function view(data, ctx) {
   const unit = rateUnit(Math.max(0, ...series.in, ...series.out));
   return [
     h("h1", { class: "hidden" }, "Overview"),
-    sentence(queues, server.storage, unit),
+    sentence(queues, server, unit),
     charts(data, ctx, unit),
     section(
       "Queues",

@@ -32,7 +32,7 @@ export const when = (time) =>
   h("time", { title: exactTime(time), datetime: isoTime(time) }, age(time, now()));
 
 export const link = (to, ...content) => h("a", { href: to }, ...content);
-export const queueLink = (name) => h("a", { href: paths.queue(name), class: "name" }, name);
+export const queueLink = (name) => h("a", { href: paths.queue(name), class: "name", title: name }, name);
 
 export const paths = {
   queue: (name, query = {}) => withQuery(`#/queue/${encodeURIComponent(name)}`, query),
@@ -102,7 +102,7 @@ export function jobTable(jobs, { withQueue = false, act } = {}) {
           h(
             "td",
             { class: "main" },
-            h("a", { href: paths.job(job.id), class: "name", "data-open": true }, nameOf(job)),
+            h("a", { href: paths.job(job.id), class: "name", "data-open": true, title: nameOf(job) }, nameOf(job)),
             job.priority ? h("span", { class: "tag" }, `priority ${job.priority}`) : null,
             h("div", { class: "excerpt" }, job.failedReason ? firstLine(job.failedReason) : excerpt(job.data)),
           ),
@@ -135,16 +135,21 @@ export function toast(text, kind = "done") {
   setTimeout(() => node.remove(), kind === "bad" ? 8000 : 4000);
 }
 
-/** Run an action, say what it did or why it failed. */
-export async function perform(work, told) {
+/** What `work` gives; null when it failed, after saying why. */
+export async function attempted(work) {
   try {
-    const result = await work();
-    toast(typeof told === "function" ? told(result) : told);
-    return true;
+    return await work();
   } catch (error) {
     toast(error.message, "bad");
-    return false;
+    return null;
   }
+}
+
+/** Run an action, say what it did or why it failed. */
+export async function perform(work, told) {
+  const done = await attempted(async () => ({ result: await work() }));
+  if (done) toast(typeof told === "function" ? told(done.result) : told);
+  return done !== null;
 }
 
 /** Ask once, in the words of what will happen. Resolves to whether it was confirmed. */

@@ -1,11 +1,11 @@
 // One queue: its jobs by state, how it has been doing, and what one may do to it.
 
 import * as api from "./api.js";
-import { chart, roundUp } from "./charts.js";
+import { chart, roundUp, roundUpCount } from "./charts.js";
 import { h } from "./dom.js";
-import { NOTHING, count, duration, exactCount, jobs, nameOf, rate, rateNumber, rateUnit } from "./format.js";
+import { NOTHING, count, duration, exactCount, jobs, nameOf, rate, rateNumber, rateUnit, runAgain } from "./format.js";
 import { judge } from "./health.js";
-import { STATES, badge, confirm, dialog, firstJob, jobTable, live, notice, paths, perform } from "./parts.js";
+import { STATES, attempted, badge, confirm, dialog, firstJob, jobTable, live, notice, paths, perform } from "./parts.js";
 import { pauseButton } from "./queues.js";
 
 const PAGE = 25;
@@ -162,7 +162,7 @@ function figures({ queue, hour }, ctx) {
             label: "Waiting jobs, last hour",
             lines: [{ values: own.waiting, class: "waiting", area: true }],
             format: count,
-            top: roundUp,
+            top: roundUpCount,
           }),
         ),
         wide &&
@@ -273,7 +273,7 @@ function actions(queue, counts, ctx) {
   const unstarted = counts.waiting + counts.delayed;
   const ask = (question, verb, work, detail) => async () => {
     if (!(await confirm(question, verb, detail))) return;
-    await perform(work, (n) => `${exactCount(n)} done`);
+    await perform(work, (n) => `${jobs(n)} removed`);
     ctx.reload();
   };
   const name = queue.name;
@@ -289,7 +289,7 @@ function actions(queue, counts, ctx) {
           onclick: async () => {
             await perform(
               () => api.retryFailed(name),
-              (n) => `${jobs(n)} run again`,
+              runAgain,
             );
             ctx.reload();
           },
@@ -320,7 +320,7 @@ function actions(queue, counts, ctx) {
           type: "button",
           class: "small danger",
           onclick: ask(
-            `Remove ${exactCount(unstarted)} waiting and delayed jobs of ${name}?`,
+            `Remove ${jobs(unstarted, "waiting and delayed")} of ${name}?`,
             `Remove ${jobs(unstarted)}`,
             () => api.drain(name),
             "Jobs that run go on; completed and failed ones stay.",
@@ -335,7 +335,7 @@ function actions(queue, counts, ctx) {
           type: "button",
           class: "small danger",
           onclick: ask(
-            `Remove ${exactCount(counts.completed)} completed jobs of ${name}?`,
+            `Remove ${jobs(counts.completed, "completed")} of ${name}?`,
             `Remove ${jobs(counts.completed)}`,
             () => api.clean(name, "completed", counts.completed),
           ),
@@ -349,7 +349,7 @@ function actions(queue, counts, ctx) {
           type: "button",
           class: "small danger",
           onclick: ask(
-            `Remove ${exactCount(counts.failed)} failed jobs of ${name}?`,
+            `Remove ${jobs(counts.failed, "failed")} of ${name}?`,
             `Remove ${jobs(counts.failed)}`,
             () => api.purge(name),
             "They cannot be brought back.",
@@ -362,8 +362,10 @@ function actions(queue, counts, ctx) {
 
 // Each limit is set by itself: leaving one alone must not change it.
 async function limits(queue, ctx) {
-  const { stall, dlq, limits } = await api.queueSettings(queue.name);
   const name = queue.name;
+  const settings = await attempted(() => api.queueSettings(name));
+  if (!settings) return;
+  const { stall, dlq, limits } = settings;
   const act = (work, told) => async (event) => {
     event.preventDefault();
     const fields = new FormData(event.target.closest("form"));

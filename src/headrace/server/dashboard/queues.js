@@ -3,7 +3,7 @@
 import * as api from "./api.js";
 import { sparkline } from "./charts.js";
 import { h } from "./dom.js";
-import { count, duration, rateNumber, rateUnit } from "./format.js";
+import { count, duration, rateNumber, rateUnit, runAgain } from "./format.js";
 import { judge, worstFirst } from "./health.js";
 import { badge, firstJob, live, notice, paths, perform } from "./parts.js";
 
@@ -100,7 +100,7 @@ function row(queue, ctx, unit) {
     h(
       "td",
       { class: "main" },
-      h("a", { class: "name", href: paths.queue(queue.name), "data-open": true }, queue.name),
+      h("a", { class: "name", href: paths.queue(queue.name), "data-open": true, title: queue.name }, queue.name),
       queue.paused && h("span", { class: "mark-paused" }, badge("paused")),
       queue.trouble && queue.trouble !== "paused" && h("span", { class: "tag warn" }, `! ${WORDS[queue.trouble]}`),
     ),
@@ -171,7 +171,7 @@ export function pauseButton(queue, ctx) {
 export async function retryAll(queue, ctx) {
   await perform(
     () => api.retryFailed(queue.name),
-    (n) => `${count(n)} jobs of ${queue.name} run again`,
+    (n) => runAgain(n, ` of ${queue.name}`),
   );
   ctx.ui.failures = null;
   ctx.reload();
