@@ -22,7 +22,9 @@ from headrace.errors import (
     PayloadError,
     ProviderStoppedError,
     Refused,
+    StalledError,
     WorkflowError,
+    WorkflowRollbackError,
     WorkflowStepError,
 )
 from headrace.propagation import Retry, current_meta, propagate
@@ -584,3 +586,42 @@ async def test_without_on_complete_a_flow_ends_with_its_last_step(make_flows: Ma
         assert await handle.result(10) == {"a": "a", "b": None, "c": "c"}
         kinds = [entry.kind for entry in (await flows.look(handle.id)).steps]
     assert kinds == ["started", "completed", "completed", "completed", "result"]
+
+
+# -- whatever a handler raises, whatever it returns --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("where", ["step", "rollback", "complete", "error"])
+@pytest.mark.parametrize(
+    "raised",
+    [SystemExit(3), asyncio.CancelledError("its own"), BaseExceptionGroup("two", [SystemExit(1)]), StalledError("far")],
+    ids=lambda error: type(error).__name__,
+)
+async def test_every_kind_of_error_has_the_same_attempts(where: str, raised: BaseException) -> None:
+    """A step that asks an event whose worker died meets a StalledError that is none of its own."""
+    calls: list[str] = []
+
+    async def call(name: str, is_wrong: bool) -> None:
+        calls.append(name)
+        if is_wrong:
+            raise raised
+
+    flows = Workflows("memory://any-error", default_retry=Retry(2, backoff="fixed", delay=0.001))
+    first, second = step("first"), step("second", retry=Retry(1) if where != "step" else None)
+    flows.register_definition_consumer(
+        workflow("any-error").step(first).step(second).build(),
+        {
+            "first": (lambda ctx: call("first", False), lambda ctx: call("rollback", where == "rollback")),
+            "second": lambda ctx: call("step", where == "step") if where in ("step", "complete") else 1 / 0,
+        },
+        on_complete=lambda ctx: call("complete", where == "complete"),
+        on_error=lambda ctx, error: call("error", where == "error"),
+    )
+    async with flows:
+        handle = await flows.execute(flows.definition_of("any-error", 1), None)  # type: ignore[arg-type]
+        with pytest.raises((WorkflowError, WorkflowStepError, WorkflowRollbackError)):
+            await handle.result(10)
+        attempts = [entry.body.error async for entry in handle.events() if entry.kind == "attempt-failed"]
+    assert calls.count(where) == 2
+    if where in ("step", "rollback"):
+        assert [error.type for error in attempts if error is not None] == [type(raised).__name__]

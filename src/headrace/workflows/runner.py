@@ -193,16 +193,22 @@ class FlowWorker(Worker):
         """One attempt: its news, or that of the final failure; another failure is the engine's to retry."""
         number, began = _attempt(job), time.perf_counter()
         told_as = (run.plan.workflow, work.flow, job.name if work.step else "")
+        stalls = job.info.stall_count
         try:
-            if job.info.stall_count > run.plan.max_stalls:
-                raise StalledError(f"its worker died {job.info.stall_count} times")
+            if stalls > run.plan.max_stalls:
+                raise StalledError(f"its worker died {stalls} times")
             news = await attempt()
             self._hooks.tell("on_step_completed", *told_as, (time.perf_counter() - began) * 1000)
-        except Exception as error:
+        except (KeyboardInterrupt, GeneratorExit):
+            raise
+        except BaseException as error:
+            # sys.exit() or a CancelledError of its own is a failure like any other, and has no more attempts.
+            if self._has_stopped(job, error):
+                raise
             self._hooks.tell("on_step_failed", *told_as, error)
             report = ErrorReport.of(error, step=work.step or None, attempt=number)
-            is_last = number >= policy_of(run.plan, work.role, work.step).attempts
-            if not is_last and not is_final(error) and not isinstance(error, StalledError):
+            is_last = number >= policy_of(run.plan, work.role, work.step).attempts or stalls > run.plan.max_stalls
+            if not is_last and not is_final(error):
                 failed = AttemptFailed(work.step, number, _with_error(told, report))
                 if await self._wants_another(work, failed):
                     raise
