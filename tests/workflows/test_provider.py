@@ -8,8 +8,9 @@ import logging
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
+import msgspec
 import psutil
 import pytest
 
@@ -625,3 +626,45 @@ async def test_every_kind_of_error_has_the_same_attempts(where: str, raised: Bas
     assert calls.count(where) == 2
     if where in ("step", "rollback"):
         assert [error.type for error in attempts if error is not None] == [type(raised).__name__]
+
+
+class _Fare(msgspec.Struct):
+    price: int
+
+
+class _Seat(TypedDict):
+    row: int
+
+
+async def test_types_of_data_and_results_may_be_typed_dicts() -> None:
+    seat = step("seat", _Seat)
+    ride = workflow("ride", data=_Seat, result=_Seat).step(seat).build()
+    flows = Workflows("memory://typed-dicts")
+    flows.register_definition_consumer(ride, {"seat": lambda ctx: ctx.data}, on_complete=lambda ctx: ctx.result(seat))
+    async with flows:
+        assert await (await flows.execute(ride, {"row": 7})).result(10) == {"row": 7}
+        with pytest.raises(PayloadError, match=r"data of workflow 'ride': Expected `int`, got `str` at \$\.row"):
+            await flows.execute(ride, {"row": "seven"})  # type: ignore[typeddict-item]
+
+
+async def test_an_object_whose_fields_are_wrong_is_refused_where_it_is_given() -> None:
+    """Else the step is done, and all that read its result fail: its own rollback, too."""
+    wrong: Any = "much"
+    fare = step("fare", _Fare)
+    ride = workflow("ride", data=_Fare).step(fare).build()
+    flows = Workflows("memory://wrong-fields", default_retry=QUICK)
+    flows.register_definition_consumer(ride, {"fare": lambda ctx: _Fare(wrong)})
+    async with flows:
+        with pytest.raises(PayloadError, match=r"data of workflow 'ride': Expected `int`, got `str` at \$\.price"):
+            await flows.execute(ride, _Fare(wrong))
+        with pytest.raises(WorkflowStepError, match=r"result of step 'fare': Expected `int`, got `str` at \$\.price"):
+            await (await flows.execute(ride, _Fare(5))).result(10)
+
+
+async def test_a_result_that_is_no_data_is_called_by_its_name() -> None:
+    flows = Workflows("memory://no-data", default_retry=QUICK)
+    flows.register_definition_consumer(define("a", name="no-data"), {"a": lambda ctx: object()})
+    async with flows:
+        handle = await flows.execute(define("a", name="no-data"), None)
+        with pytest.raises(WorkflowStepError, match="result of step 'a' may hold plain values only, not"):
+            await handle.result(10)
