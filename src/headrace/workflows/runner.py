@@ -48,7 +48,8 @@ from headrace.workflows.plan import ROLLBACK, Body, results_of
 from headrace.workflows.registry import Implementation
 
 Implementations = Mapping[tuple[str, int], Implementation]
-_PUT_OFF_MS: Final = 5000
+_PUT_OFF_MS: Final = (50.0, 5000.0)
+"""How long at least and at most a job is put off for which there is no code here."""
 
 
 class StepInterrupted(UnrecoverableError):
@@ -291,10 +292,16 @@ class FlowWorker(Worker):
         return self._implementations.get((run.plan.workflow, run.plan.version))
 
     async def _put_off(self, job: JobContext, run: Run) -> Any:
-        """A job whose code this process does not have, or not in that version, waits for one that does, and says so."""
+        """A job whose code this process does not have, or not in that version, waits for one that does, and says so.
+
+        It waits for half as long again as it has waited already: during a deploy the next worker may have the code,
+        and the time of a flow is short.
+        """
         text = "workflow %s: no code for version %d of %s here; it waits for a worker that has it"
         self._log.warning(text, run.plan.workflow, run.plan.version, job.name)
-        await self._client.ask(MoveToDelayed(id=job.id, delay=_PUT_OFF_MS, token=job.token))
+        shortest, longest = _PUT_OFF_MS
+        delay = min(max((job.info.run_at - job.info.created_at) / 2, shortest), longest)
+        await self._client.ask(MoveToDelayed(id=job.id, delay=delay, token=job.token))
         return SETTLED
 
     @contextlib.contextmanager
