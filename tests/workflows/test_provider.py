@@ -668,3 +668,25 @@ async def test_a_result_that_is_no_data_is_called_by_its_name() -> None:
         handle = await flows.execute(define("a", name="no-data"), None)
         with pytest.raises(WorkflowStepError, match="result of step 'a' may hold plain values only, not"):
             await handle.result(10)
+
+
+async def test_a_rollback_that_hangs_is_ended_by_a_forced_cancel_of_its_job(make_flows: MakeFlows) -> None:
+    hangs = asyncio.Event()
+
+    async def hang(ctx: StepContext[Any]) -> None:
+        hangs.set()
+        await asyncio.Event().wait()
+
+    flows = make_flows(default_retry=Retry(1))
+    order = define("charge", "ship", name="hanging")
+    flows.register_definition_consumer(order, {"charge": (lambda ctx: 1, hang), "ship": lambda ctx: 1 / 0})
+    async with flows:
+        handle = await flows.execute(order, None, id="order-2", timeout=0)
+        await asyncio.wait_for(hangs.wait(), 10)
+        assert (
+            await Queue(flows.client, "workflow.hanging.steps").job("order-2-step-charge:rollback").cancel(force=True)
+        )
+        with pytest.raises(WorkflowRollbackError) as failed:
+            await handle.result(10)
+        assert [str(error) for error in failed.value.rollback_errors] == ["JobRemoved: its job was cancelled"]
+        assert await handle.status() is FlowStatus.FAILED
