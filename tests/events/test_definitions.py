@@ -213,3 +213,13 @@ def test_data_is_read_as_the_type_that_was_declared(kind: Any) -> None:
 def test_an_impossible_name_is_refused(name: str) -> None:
     with pytest.raises(InvalidCommand):
         event(name)
+
+
+def test_what_is_no_data_is_called_by_the_name_of_its_event() -> None:
+    question = event("what.is", object, object)
+    with pytest.raises(
+        InvalidCommand, match=r"data of event what\.is may hold plain values only, not builtins\.object"
+    ):
+        question.encode_data(object())
+    with pytest.raises(InvalidCommand, match=r"result of event what\.is may hold plain values only"):
+        question.check_result(object())

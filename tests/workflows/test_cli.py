@@ -58,13 +58,23 @@ def test_a_flow_is_drawn_within_the_terminal(columns: int | None) -> None:
         Bar("ship", "step", 200, 7_400_000, 1, "failed", error),
         Bar("reserve", "rollback", 7_400_000, 7_400_300, 1, "rolled-back"),
     ]
-    lines = drawing(Timeline("o-1", "order", 1, FlowStatus.FAILED, 0, 7_400_300, [], bars, None, None), columns)[1:]
+    lines = drawing(Timeline("o-1", "order", 1, FlowStatus.FAILED, 0, 7_400_300, [], bars, None, None), 0, columns)[1:]
     assert all(outcome in line for outcome, line in zip(("completed", "failed", "rolled-back"), lines, strict=True))
     assert " 2.1 h  #1 failed" in lines[1]
     if columns is None:
         assert lines[1].endswith(error.message)
     else:
         assert max(map(len, lines)) <= columns
+
+
+def test_what_is_under_way_is_drawn_until_now() -> None:
+    bars = [Bar("ask", "step", 0, 400, outcome="completed"), Bar("ship", "step", 400, attempt=0)]
+    drawn = drawing(Timeline("o-1", "order", 1, FlowStatus.RUNNING, 0, None, [], bars, None, "cancel"), 3_600_000)
+    assert drawn[1:] == [
+        f"  ask  |{'█'.ljust(40)}| 400 ms  completed",
+        f"  ship |{'·' * 40}|    1 h  running",
+        "cause: cancel",
+    ]
 
 
 async def test_flows_are_signalled_and_cancelled(server_url: str) -> None:

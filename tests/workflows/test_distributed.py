@@ -18,7 +18,7 @@ from msgspec import Raw
 from headrace.commands.flows import FlowCancel, FlowSignal
 from headrace.errors import WorkflowCancelledError, WorkflowRollbackError, WorkflowStepError
 from headrace.propagation import Retry, propagate
-from headrace.workflows import FlowStatus, Workflows, runner, step, workflow
+from headrace.workflows import FlowStatus, Workflows, step, workflow
 from headrace.workflows.testing import Saga, define
 from headrace.workflows.testing.contract import eventually
 from tests.scale import scaled
@@ -75,10 +75,9 @@ async def test_ew_206_a_flow_of_an_older_version_waits_for_code_of_its_version(
 
 
 async def test_code_that_lacks_a_step_or_its_rollback_leaves_the_job_to_code_that_has_it(
-    make_flows: MakeFlows, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    make_flows: MakeFlows, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Somebody changed a workflow and not its version; for the time of a deploy there are both."""
-    monkeypatch.setattr(runner, "_PUT_OFF_MS", 20)
     old = Saga(workflow("changed").step(step("a")).build(), without_rollback=("a",))
     new = Saga(workflow("changed").step(step("a"), step("b")).wait("go").build())
     emitter, older, newer = make_flows(), make_flows(), make_flows()
@@ -106,6 +105,21 @@ async def test_code_that_lacks_a_step_or_its_rollback_leaves_the_job_to_code_tha
                 await another.result(20)
     assert new.calls[-3:] == ["undo b", "undo a", "error"]
     assert old.calls == ["a"]
+
+
+async def test_workers_of_two_versions_side_by_side_make_no_flow_late(make_flows: MakeFlows) -> None:
+    """Each gets half of the jobs of the other one and puts them off."""
+    steps = ("a", "b", "c", "d", "e")
+    old, new = (Saga(define(*steps, name="rolling", version=version)) for version in (1, 2))
+    older, newer = make_flows(), make_flows()
+    old.join(older)
+    new.join(newer)
+    async with older, newer:
+        handles = [await newer.execute(saga.definition, None) for saga in (old, new) for _ in range(10)]
+        for handle in handles:
+            assert set(await handle.result(30)) == set(steps)
+        waited = [flow.ended_at - flow.created_at for flow in await newer.list("rolling") if flow.ended_at is not None]
+    assert sorted(waited)[len(waited) // 2] < 5000, "half of them waited for less than one pause had been before"
 
 
 # -- several processes on a real server --------------------------------------------------------------------------------

@@ -8,8 +8,9 @@ import logging
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
+import msgspec
 import psutil
 import pytest
 
@@ -22,7 +23,9 @@ from headrace.errors import (
     PayloadError,
     ProviderStoppedError,
     Refused,
+    StalledError,
     WorkflowError,
+    WorkflowRollbackError,
     WorkflowStepError,
 )
 from headrace.propagation import Retry, current_meta, propagate
@@ -584,3 +587,106 @@ async def test_without_on_complete_a_flow_ends_with_its_last_step(make_flows: Ma
         assert await handle.result(10) == {"a": "a", "b": None, "c": "c"}
         kinds = [entry.kind for entry in (await flows.look(handle.id)).steps]
     assert kinds == ["started", "completed", "completed", "completed", "result"]
+
+
+# -- whatever a handler raises, whatever it returns --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("where", ["step", "rollback", "complete", "error"])
+@pytest.mark.parametrize(
+    "raised",
+    [SystemExit(3), asyncio.CancelledError("its own"), BaseExceptionGroup("two", [SystemExit(1)]), StalledError("far")],
+    ids=lambda error: type(error).__name__,
+)
+async def test_every_kind_of_error_has_the_same_attempts(where: str, raised: BaseException) -> None:
+    """A step that asks an event whose worker died meets a StalledError that is none of its own."""
+    calls: list[str] = []
+
+    async def call(name: str, is_wrong: bool) -> None:
+        calls.append(name)
+        if is_wrong:
+            raise raised
+
+    flows = Workflows("memory://any-error", default_retry=Retry(2, backoff="fixed", delay=0.001))
+    first, second = step("first"), step("second", retry=Retry(1) if where != "step" else None)
+    flows.register_definition_consumer(
+        workflow("any-error").step(first).step(second).build(),
+        {
+            "first": (lambda ctx: call("first", False), lambda ctx: call("rollback", where == "rollback")),
+            "second": lambda ctx: call("step", where == "step") if where in ("step", "complete") else 1 / 0,
+        },
+        on_complete=lambda ctx: call("complete", where == "complete"),
+        on_error=lambda ctx, error: call("error", where == "error"),
+    )
+    async with flows:
+        handle = await flows.execute(flows.definition_of("any-error", 1), None)  # type: ignore[arg-type]
+        with pytest.raises((WorkflowError, WorkflowStepError, WorkflowRollbackError)):
+            await handle.result(10)
+        attempts = [entry.body.error async for entry in handle.events() if entry.kind == "attempt-failed"]
+    assert calls.count(where) == 2
+    if where in ("step", "rollback"):
+        assert [error.type for error in attempts if error is not None] == [type(raised).__name__]
+
+
+class _Fare(msgspec.Struct):
+    price: int
+
+
+class _Seat(TypedDict):
+    row: int
+
+
+async def test_types_of_data_and_results_may_be_typed_dicts() -> None:
+    seat = step("seat", _Seat)
+    ride = workflow("ride", data=_Seat, result=_Seat).step(seat).build()
+    flows = Workflows("memory://typed-dicts")
+    flows.register_definition_consumer(ride, {"seat": lambda ctx: ctx.data}, on_complete=lambda ctx: ctx.result(seat))
+    async with flows:
+        assert await (await flows.execute(ride, {"row": 7})).result(10) == {"row": 7}
+        with pytest.raises(PayloadError, match=r"data of workflow 'ride': Expected `int`, got `str` at \$\.row"):
+            await flows.execute(ride, {"row": "seven"})  # type: ignore[typeddict-item]
+
+
+async def test_an_object_whose_fields_are_wrong_is_refused_where_it_is_given() -> None:
+    """Else the step is done, and all that read its result fail: its own rollback, too."""
+    wrong: Any = "much"
+    fare = step("fare", _Fare)
+    ride = workflow("ride", data=_Fare).step(fare).build()
+    flows = Workflows("memory://wrong-fields", default_retry=QUICK)
+    flows.register_definition_consumer(ride, {"fare": lambda ctx: _Fare(wrong)})
+    async with flows:
+        with pytest.raises(PayloadError, match=r"data of workflow 'ride': Expected `int`, got `str` at \$\.price"):
+            await flows.execute(ride, _Fare(wrong))
+        with pytest.raises(WorkflowStepError, match=r"result of step 'fare': Expected `int`, got `str` at \$\.price"):
+            await (await flows.execute(ride, _Fare(5))).result(10)
+
+
+async def test_a_result_that_is_no_data_is_called_by_its_name() -> None:
+    flows = Workflows("memory://no-data", default_retry=QUICK)
+    flows.register_definition_consumer(define("a", name="no-data"), {"a": lambda ctx: object()})
+    async with flows:
+        handle = await flows.execute(define("a", name="no-data"), None)
+        with pytest.raises(WorkflowStepError, match="result of step 'a' may hold plain values only, not"):
+            await handle.result(10)
+
+
+async def test_a_rollback_that_hangs_is_ended_by_a_forced_cancel_of_its_job(make_flows: MakeFlows) -> None:
+    hangs = asyncio.Event()
+
+    async def hang(ctx: StepContext[Any]) -> None:
+        hangs.set()
+        await asyncio.Event().wait()
+
+    flows = make_flows(default_retry=Retry(1))
+    order = define("charge", "ship", name="hanging")
+    flows.register_definition_consumer(order, {"charge": (lambda ctx: 1, hang), "ship": lambda ctx: 1 / 0})
+    async with flows:
+        handle = await flows.execute(order, None, id="order-2", timeout=0)
+        await asyncio.wait_for(hangs.wait(), 10)
+        assert (
+            await Queue(flows.client, "workflow.hanging.steps").job("order-2-step-charge:rollback").cancel(force=True)
+        )
+        with pytest.raises(WorkflowRollbackError) as failed:
+            await handle.result(10)
+        assert [str(error) for error in failed.value.rollback_errors] == ["JobRemoved: its job was cancelled"]
+        assert await handle.status() is FlowStatus.FAILED

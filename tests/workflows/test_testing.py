@@ -88,3 +88,27 @@ async def test_steps_name_themselves_and_what_is_final_is_not_tried_again() -> N
 
     report = await run_workflow(order, fakes={charge: "c", ship: refuse})
     assert report.calls == ["charge", "ship", "charge:rollback"]
+
+
+async def test_a_rehearsal_refuses_what_a_real_flow_refuses() -> None:
+    """The result of on_complete has a type; and what a step does to its data is its own affair."""
+    first, second = step("first"), step("second")
+    kinds = workflow("kinds", data=list, result=int).step(first).step(second).build()
+    seen: list[Any] = []
+
+    class Wrong:
+        @first.execute
+        def _first(self, ctx: StepContext[Any]) -> None:
+            ctx.data.append("mine")
+
+        @second.execute
+        def _second(self, ctx: StepContext[Any]) -> None:
+            seen.append(ctx.data)
+
+        async def on_complete(self, ctx: StepContext[Any]) -> str:
+            return "no number"
+
+    report = await run_workflow(kinds, [1], code=Wrong)
+    assert seen == [[1]]
+    assert report.status is FlowStatus.FAILED
+    assert "result of 'kinds': Expected `int`, got `str` at $" in str(report.error)

@@ -141,7 +141,7 @@ async def _show(flows: Workflows, arguments: argparse.Namespace) -> None:
     if arguments.as_json:
         print_json(timeline)
         return
-    for line in drawing(timeline, console().width if is_terminal() else None):
+    for line in drawing(timeline, time.time() * 1000, console().width if is_terminal() else None):
         print_line(notation.one_line(line))
 
 
@@ -175,22 +175,24 @@ async def _retry(flows: Workflows, arguments: argparse.Namespace) -> None:
 # -- drawing -----------------------------------------------------------------------------------------------------------
 
 
-def drawing(timeline: Timeline, columns: int | None = None) -> list[str]:
+def drawing(timeline: Timeline, now: float, columns: int | None = None) -> list[str]:
     """The flow as lines of text: a bar for every attempt, rollbacks below the steps; within `columns`, if there are."""
     last = max((bar.ended_at or bar.began_at for bar in timeline.bars), default=timeline.began_at)
-    span = max(1.0, (timeline.ended_at or last) - timeline.began_at)
+    until = timeline.ended_at or max(now, last)  # this clock may be behind the store's
+    span = max(1.0, until - timeline.began_at)
     labels = max((len(_label(bar)) for bar in timeline.bars), default=0)
-    outcomes = max((len(_outcome(bar)) for bar in timeline.bars), default=0)
+    outcomes = max((len(_outcome(bar, until)) for bar in timeline.bars), default=0)
     width = _WIDTH if columns is None else min(_WIDTH, max(_LEAST, columns - labels - outcomes - 6))
     began = notation.moment(timeline.began_at)
     lines = [f"{timeline.id}  {timeline.workflow} v{timeline.version}  {timeline.status.value}  {began}"]
     for bar in timeline.bars:
-        drawn = _drawn(bar, timeline.began_at, span, width)
+        drawn = _drawn(bar, timeline.began_at, until, width / span, width)
         why = f"  {bar.error.type}: {bar.error.message}" if bar.error is not None else ""
-        lines.append(notation.one_line(f"  {_label(bar).ljust(labels)} |{drawn}| {_outcome(bar)}{why}", columns))
+        lines.append(notation.one_line(f"  {_label(bar).ljust(labels)} |{drawn}| {_outcome(bar, until)}{why}", columns))
     if timeline.cause is not None:
-        said = f": {timeline.error.type}: {timeline.error.message}" if timeline.error is not None else ""
-        lines.append(f"cause: {timeline.cause}{said}")
+        error = timeline.error
+        told = () if error is None else (error.type, error.message)
+        lines.append(": ".join(filter(None, ("cause", timeline.cause, *told))))
     return lines
 
 
@@ -198,13 +200,12 @@ def _label(bar: Bar) -> str:
     return f"{'undo ' if bar.role == 'rollback' else ''}{bar.step}"
 
 
-def _outcome(bar: Bar) -> str:
-    took = notation.duration((bar.ended_at or bar.began_at) - bar.began_at)
-    return f"{took:>6}  #{bar.attempt} {bar.outcome}"
+def _outcome(bar: Bar, until: float) -> str:
+    took = notation.duration((bar.ended_at or until) - bar.began_at)
+    return f"{took:>6}  {f'#{bar.attempt} ' if bar.attempt else ''}{bar.outcome}"
 
 
-def _drawn(bar: Bar, began: float, span: float, width: int) -> str:
-    first = min(width - 1, int((bar.began_at - began) / span * width))
-    ended = bar.ended_at or bar.began_at
-    length = max(1, min(width - first, round((ended - bar.began_at) / span * width)))
+def _drawn(bar: Bar, began: float, until: float, scale: float, width: int) -> str:
+    first = min(width - 1, int((bar.began_at - began) * scale))
+    length = max(1, min(width - first, round(((bar.ended_at or until) - bar.began_at) * scale)))
     return f"{' ' * first}{_MARKS.get(bar.outcome, '·') * length}".ljust(width)

@@ -49,7 +49,7 @@ class EventDefinition(Generic[D, R]):
 
     def encode_data(self, data: D) -> Raw:
         """The data as bytes, refused here when a handler would refuse it."""
-        encoded = encode_payload(data)
+        encoded = encode_payload(data, f"data of event {self.name}")
         self.read_data(decode_payload(encoded))
         return encoded
 
@@ -60,7 +60,7 @@ class EventDefinition(Generic[D, R]):
         """What a handler returned, if it may. Fire-and-forget events have no answer: theirs is dropped."""
         if not self.expects_result:
             return None
-        plain = decode_payload(encode_payload(value))
+        plain = decode_payload(encode_payload(value, f"result of event {self.name}"))
         self.read_result(plain)
         return plain
 

@@ -50,6 +50,8 @@ _WATCH_EVERY: Final = 1.0
 _RETRY_START: Final = 1.0
 _TELL_AGAIN: Final = 30.0
 """Seconds after which a worker says once more that it still waits for its server."""
+_STOPS: Final = (asyncio.CancelledError, JobCancelled)
+"""With what a handler ends that is stopped."""
 
 
 class Worker:
@@ -354,17 +356,20 @@ class Worker:
     def _ended_badly(self, holdings: list[Holding], contexts: list[JobContext], error: BaseException) -> None:
         """Jobs whose handler was stopped by us are given back. Whatever else it raised is a failure: sys.exit() in a
         handler must not end the worker, nor a CancelledError of its own let the job run for ever."""
-        is_cancelled = isinstance(error, asyncio.CancelledError | JobCancelled)
-        if is_cancelled and self._is_cancelled:
+        if self._is_cancelled and isinstance(error, _STOPS):
             self.stop_pulling()  # else what is given back would come again, and run while the worker ends
         for holding, context in zip(holdings, contexts, strict=True):
-            if is_cancelled and (context.cancelled or self._is_cancelled):
+            if self._has_stopped(context, error):
                 context.cancel()
                 holding.given_back()
             else:
                 self._failed(holding, error)
         if isinstance(error, KeyboardInterrupt):
             raise error
+
+    def _has_stopped(self, context: JobContext, error: BaseException) -> bool:
+        """Whether this ended a handler because we wanted it to end."""
+        return isinstance(error, _STOPS) and (context.cancelled or self._is_cancelled)
 
     @property
     def _is_cancelled(self) -> bool:

@@ -27,9 +27,7 @@ MOST_LOG_BYTES: Final = 24 * 1024 * 1024
 
 
 def fitted(value: Any, wanted: Any, what: str) -> Any:
-    """The value as the type that was declared for it. PayloadError says where it does not fit."""
-    if wanted is Any or (wanted is None and value is None) or (isinstance(wanted, type) and isinstance(value, wanted)):
-        return value
+    """What was read as the type that was declared for it. PayloadError says where it does not fit."""
     try:
         return converted(value, wanted)
     except (msgspec.ValidationError, ValueError, TypeError) as error:
@@ -39,8 +37,11 @@ def fitted(value: Any, wanted: Any, what: str) -> Any:
 
 def encoded(value: Any, wanted: Any, what: str, already: int = 0) -> Raw:
     """The value as it is written to the log of a flow, if it fits its type, and the log that has so many bytes
-    already: whoever works on a flow reads all of it."""
-    found = encode_payload(fitted(value, wanted, what))
+    already: whoever works on a flow reads all of it. An object is judged by what will be read of it: its class alone
+    does not say that its fields are what they should be."""
+    found = encode_payload(value, what)
+    if wanted is not Any:
+        found = encode_payload(fitted(decode_payload(found), wanted, what), what)
     if len(found) > MAX_DATA_BYTES:
         raise PayloadError(what, "$", f"{len(found)} bytes are too many, the most is {MAX_DATA_BYTES}")
     check_room(already, len(found), what)

@@ -48,7 +48,8 @@ from headrace.workflows.plan import ROLLBACK, Body, results_of
 from headrace.workflows.registry import Implementation
 
 Implementations = Mapping[tuple[str, int], Implementation]
-_PUT_OFF_MS: Final = 5000
+_PUT_OFF_MS: Final = (50.0, 5000.0)
+"""How long at least and at most a job is put off for which there is no code here."""
 
 
 class StepInterrupted(UnrecoverableError):
@@ -193,16 +194,22 @@ class FlowWorker(Worker):
         """One attempt: its news, or that of the final failure; another failure is the engine's to retry."""
         number, began = _attempt(job), time.perf_counter()
         told_as = (run.plan.workflow, work.flow, job.name if work.step else "")
+        stalls = job.info.stall_count
         try:
-            if job.info.stall_count > run.plan.max_stalls:
-                raise StalledError(f"its worker died {job.info.stall_count} times")
+            if stalls > run.plan.max_stalls:
+                raise StalledError(f"its worker died {stalls} times")
             news = await attempt()
             self._hooks.tell("on_step_completed", *told_as, (time.perf_counter() - began) * 1000)
-        except Exception as error:
+        except (KeyboardInterrupt, GeneratorExit):
+            raise
+        except BaseException as error:
+            # sys.exit() or a CancelledError of its own is a failure like any other, and has no more attempts.
+            if self._has_stopped(job, error):
+                raise
             self._hooks.tell("on_step_failed", *told_as, error)
             report = ErrorReport.of(error, step=work.step or None, attempt=number)
-            is_last = number >= policy_of(run.plan, work.role, work.step).attempts
-            if not is_last and not is_final(error) and not isinstance(error, StalledError):
+            is_last = number >= policy_of(run.plan, work.role, work.step).attempts or stalls > run.plan.max_stalls
+            if not is_last and not is_final(error):
                 failed = AttemptFailed(work.step, number, _with_error(told, report))
                 if await self._wants_another(work, failed):
                     raise
@@ -285,10 +292,16 @@ class FlowWorker(Worker):
         return self._implementations.get((run.plan.workflow, run.plan.version))
 
     async def _put_off(self, job: JobContext, run: Run) -> Any:
-        """A job whose code this process does not have, or not in that version, waits for one that does, and says so."""
+        """A job whose code this process does not have, or not in that version, waits for one that does, and says so.
+
+        It waits for half as long again as it has waited already: during a deploy the next worker may have the code,
+        and the time of a flow is short.
+        """
         text = "workflow %s: no code for version %d of %s here; it waits for a worker that has it"
         self._log.warning(text, run.plan.workflow, run.plan.version, job.name)
-        await self._client.ask(MoveToDelayed(id=job.id, delay=_PUT_OFF_MS, token=job.token))
+        shortest, longest = _PUT_OFF_MS
+        delay = min(max((job.info.run_at - job.info.created_at) / 2, shortest), longest)
+        await self._client.ask(MoveToDelayed(id=job.id, delay=delay, token=job.token))
         return SETTLED
 
     @contextlib.contextmanager

@@ -20,6 +20,8 @@ _ATTEMPTS: dict[str, Outcome] = {
     "rolled-back": "rolled-back",
     "rollback-failed": "rollback-failed",
 }
+_BEFORE = ("started", "completed", "attempt-failed")
+"""Entries after which an attempt at a step can begin."""
 
 
 class Bar(Struct, rename="camel", omit_defaults=True):
@@ -50,15 +52,6 @@ class Timeline(Struct, rename="camel"):
 
 def timeline_of(flow: Flow, log: Sequence[Entry]) -> Timeline:
     run = Run.of(log)
-    bars: list[Bar] = []
-    undoing = ""
-    for entry in log:
-        if entry.kind == "rolling-back":
-            undoing = entry.step
-        elif entry.kind in _ATTEMPTS:
-            bars.append(_bar(entry, is_rollback=undoing == entry.step))
-        elif entry.kind in ("sleeping", "waiting"):
-            bars.append(Bar(entry.step, "step", entry.at, outcome="waiting"))
     groups = [[one.name for one in group] for group in run.plan.groups]
     failure = run.failure.error if run.failure is not None else None
     return Timeline(
@@ -69,14 +62,50 @@ def timeline_of(flow: Flow, log: Sequence[Entry]) -> Timeline:
         flow.created_at,
         flow.ended_at,
         groups,
-        bars,
+        [*_ended_bars(flow, log), *_open_bars(run, log)],
         failure,
         run.cause,
     )
 
 
-def _bar(entry: Entry, *, is_rollback: bool) -> Bar:
+def _ended_bars(flow: Flow, log: Sequence[Entry]) -> list[Bar]:
+    """What has ended, and waits that have not."""
+    bars: list[Bar] = []
+    waits: dict[str, Bar] = {}
+    undoing = ""
+    for entry in log:
+        if entry.kind == "rolling-back":
+            undoing = entry.step
+        elif entry.kind == "compensating":
+            for wait in waits.values():
+                wait.ended_at = entry.at
+        elif entry.kind in ("sleeping", "waiting"):
+            bars.append(waits.setdefault(entry.step, Bar(entry.step, "step", entry.at, outcome="waiting")))
+        elif entry.kind in _ATTEMPTS and entry.step in waits:
+            wait = waits.pop(entry.step)
+            wait.ended_at, wait.outcome, wait.error = entry.at, _ATTEMPTS[entry.kind], entry.body.error
+        elif entry.kind in _ATTEMPTS:
+            bars.append(_bar(entry, flow.created_at, is_rollback=undoing == entry.step))
+    return bars
+
+
+def _bar(entry: Entry, first: float, *, is_rollback: bool) -> Bar:
     body = entry.body
     role: Literal["step", "rollback"] = "rollback" if is_rollback or entry.kind.startswith("roll") else "step"
-    began = min(body.began or entry.at, entry.at)  # the clock of the worker may be ahead of the store's
+    # The clock of the worker may not be the store's, and a retry has steps that were done before it began.
+    began = min(max(body.began or entry.at, first), entry.at)
     return Bar(entry.step, role, began, entry.at, entry.attempt, _ATTEMPTS[entry.kind], body.error, body.worker)
+
+
+def _open_bars(run: Run, log: Sequence[Entry]) -> list[Bar]:
+    """What was to be done next and has not ended: since when it is at work nobody tells, but when it could begin."""
+    neighbours = {one.name for one in run.at_work}
+    bars: list[Bar] = []
+    for one in run.at_work:
+        if one.kind == "run" and (run.is_open(one.name) or one.name in run.unsettled):
+            before = neighbours - {one.name}
+            told = (entry.at for entry in log if entry.kind in _BEFORE and entry.step not in before)
+            bars.append(Bar(one.name, "step", max(told)))
+    if run.undoing:
+        bars.append(Bar(run.undoing, "rollback", max(entry.at for entry in log if entry.step == run.undoing)))
+    return bars

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from msgspec import Struct
+from msgspec import Raw, Struct
 
 from headrace.client.payloads import decode_payload, encode_payload
 from headrace.errors import WorkflowError
@@ -22,11 +22,11 @@ from headrace.model import FlowStatus
 from headrace.propagation import ErrorReport
 from headrace.worker.failures import UnrecoverableError, is_final
 from headrace.workflows import machine
-from headrace.workflows.context import FlowLogger, Results, StepContext, fitted
+from headrace.workflows.context import FlowLogger, Results, StepContext, encoded, fitted
 from headrace.workflows.definition import Step, WorkflowDefinition
 from headrace.workflows.failures import failure_of
 from headrace.workflows.ledger import policy_of
-from headrace.workflows.plan import ROLLBACK, Body, Entry, FlowJob, Plan, job_name, plan_of
+from headrace.workflows.plan import ROLLBACK, Body, Entry, FlowJob, Plan, job_name, plan_of, results_of
 from headrace.workflows.registry import Implementation
 
 _log: Final = logging.getLogger("headrace.workflows.testing")
@@ -85,7 +85,7 @@ class _Rehearsal:
         timeout: float,
     ) -> None:
         self._definition = definition
-        self._data = fitted(data, definition.data, f"data of workflow {definition.name!r}")
+        self._data = encoded(data, definition.data, f"data of workflow {definition.name!r}")
         self._code = None if code is None else Implementation.of(definition, code)
         self._fakes = fakes
         self._failing = Counter(fail)
@@ -98,7 +98,7 @@ class _Rehearsal:
         self.calls: list[str] = []
 
     async def play(self, signals: Mapping[str, Any]) -> None:
-        self._carry_out(machine.begin(Entry("started", body=Body(plan=self._plan, data=encode_payload(self._data)))))
+        self._carry_out(machine.begin(Entry("started", body=Body(plan=self._plan, data=self._data))))
         for name, payload in signals.items():
             decision = machine.decide(self._run, machine.Signalled(name, encode_payload(payload)))
             if not decision.entries:
@@ -157,7 +157,7 @@ class _Rehearsal:
 
     async def _attempt(self, job: FlowJob, attempt: int) -> machine.News:
         if job.role == "complete":
-            return machine.Completed(encode_payload(await self._complete(attempt)))
+            return machine.Completed(await self._complete(attempt))
         if job.role == "error":
             await self._call("on_error", self._hook("on_error"), attempt, failure_of("test", self._run))
             return machine.Reported()
@@ -167,18 +167,16 @@ class _Rehearsal:
             return machine.RollbackDone(job.step, attempt)
         given = self._fakes.get(job.step, None if known is None else known.handler)
         value = await self._call(job.step, given, attempt)
-        result = fitted(value, self._definition.steps[job.step].result, f"result of step {job.step!r}")
+        result = encoded(value, self._definition.steps[job.step].result, f"result of step {job.step!r}")
         can_roll_back = known is None or known.rollback is not None
-        return machine.StepDone(job.step, attempt, Body(result=encode_payload(result), can_roll_back=can_roll_back))
+        return machine.StepDone(job.step, attempt, Body(result=result, can_roll_back=can_roll_back))
 
-    async def _complete(self, attempt: int) -> Any:
+    async def _complete(self, attempt: int) -> Raw:
         hook = self._hook("on_complete")
-        done = {name: decode_payload(body.result) for name, body in self._run.done.items()}
-        return (
-            done
-            if hook is None and not self._failing["on_complete"]
-            else await self._call("on_complete", hook, attempt)
-        )
+        if hook is None and not self._failing["on_complete"]:
+            return results_of(self._run.done)
+        value = await self._call("on_complete", hook, attempt)
+        return encoded(value, self._definition.result, f"result of {self._definition.name!r}")
 
     def _hook(self, name: str) -> Callable[..., Any] | None:
         return None if self._code is None else getattr(self._code, name)
@@ -200,7 +198,7 @@ class _Rehearsal:
             flow_id="test",
             workflow=self._definition.name,
             step="" if call.startswith("on_") else call,
-            data=self._data,
+            data=fitted(decode_payload(self._data), self._definition.data, f"data of {self._definition.name!r}"),
             results=Results(run.before if call in self._definition.steps else dict(run.done), self._definition),
             attempt=attempt,
             meta={},
