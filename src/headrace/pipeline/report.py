@@ -13,7 +13,7 @@ from datetime import date, datetime, timedelta
 from html import escape
 from importlib import resources
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import pyarrow.dataset as ds
 
@@ -26,6 +26,8 @@ from headrace.pipeline.lake import Lake, LakeBusy
 
 MIN_N: Final = 100
 MAX_QUEUES: Final = 12
+_MAX_ALIKE: Final = 5
+"""Sentences of one kind: who reads two hundred of them?"""
 _MIN_BACKLOG: Final = 10
 _NOTABLE_BACKLOG: Final = 0.05
 """A backlog below this share of what came lately is nothing to speak of."""
@@ -60,20 +62,23 @@ class Facts:
         self.queue = queue
         self._since = newest - timedelta(days=min(days - 1, newest.toordinal() - 1))
         self._by_unit: dict[str, list[Row]] = {}
+        self._by_queue: dict[str, dict[str, list[Row]]] = {}
         self._former = self._backlogs_before()
         self.errors = self._read("error_signature_hour")
         self.workers = [] if queue else self._read("worker_minute")
         self.gaps = _read_all(lake.committed("silver/gaps"))
         minutes = [row["window_start"] for row in self._read("queue_minute", ["window_start"])]
         if not minutes:
-            raise HeadraceError(f"{lake.root} has no facts" + (f" of the queue {queue}" if queue else ""))
+            which = f" of the queue {queue} since {self._since}: --days takes more of them" if queue else ""
+            raise HeadraceError(f"{lake.root} has no facts{which}")
         self.start, self.end = minutes[0], minutes[-1] + _UNIT_MS["minute"]
         self.unit = next((unit for unit, ms in _LONGEST_MS.items() if self.end - self.start <= ms), "day")
         self.step_ms = dict(_UNIT_MS)
         is_short = self.end - self.start <= moments.LONGEST_MS
         if is_short and 0 < sum(row["added"] for row in self.rows("day")) <= moments.MAX_JOBS:
             self._look_closer()
-        totals: dict[str, int] = defaultdict(int)
+        # A queue in which nothing happens any more still has its backlog.
+        totals: dict[str, int] = defaultdict(int, {name: 0 for name, left in self._former.items() if left})
         for row in self.rows("day"):
             totals[row["queue"]] += row["added"] + row["started"]
         self.queues = sorted(totals, key=lambda name: -totals[name])
@@ -118,7 +123,10 @@ class Facts:
         return f"per {duration(self.step_ms[unit])}" if unit == "moment" else f"per {unit}"
 
     def of(self, queue: str, unit: str | None = None) -> list[Row]:
-        return [row for row in self.rows(unit or self.unit) if row["queue"] == queue]
+        unit = unit or self.unit
+        if unit not in self._by_queue:
+            self._by_queue[unit] = _grouped(self.rows(unit), "queue")
+        return self._by_queue[unit].get(queue, [])
 
     @property
     def span(self) -> tuple[float, float]:
@@ -174,6 +182,13 @@ def _read_all(folders: Iterable[Path]) -> list[Row]:
     return [row for folder in folders for row in ds.dataset(folder, format="parquet").to_table().to_pylist()]
 
 
+def _grouped(rows: Iterable[Row], name: str) -> dict[str, list[Row]]:
+    groups: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        groups[row[name]].append(row)
+    return dict(groups)
+
+
 def _in_ms(row: Row) -> Row:
     return {k: int(v.timestamp() * 1000) if isinstance(v, datetime) else v for k, v in row.items()}
 
@@ -181,14 +196,32 @@ def _in_ms(row: Row) -> Row:
 # -- what was found -------------------------------------------------------------------------------------------------
 
 
+class Finding(NamedTuple):
+    """A sentence about a queue, and how bad it is beside others of its kind."""
+
+    weight: float
+    text: str
+
+
 def findings(facts: Facts) -> list[str]:
     """Sentences with numbers, worst first. HTML."""
-    found = [_falling_behind(facts, queue) or _standing_still(facts, queue) for queue in facts.queues]
-    found += [_broken_promise(facts, queue) for queue in facts.queues]
-    found += [_slowest_hour(facts, queue) for queue in facts.queues]
+    found: list[str | None] = []
+    for find, others in (
+        (_trouble, "have a backlog that grows or that nobody works on"),
+        (_broken_promise, "broke their promise"),
+        (_slowest_hour, "had an hour that was much slower than usual"),
+    ):
+        found += _worst(filter(None, (find(facts, queue) for queue in facts.queues)), others)
     found += [_main_error(facts), _retries(facts), _busiest_worker(facts), _gaps(facts)]
     told = [text for text in found if text]
     return told or ["Nothing stands out: all queues kept up, no promise was broken and nothing failed."]
+
+
+def _worst(found: Iterable[Finding], others: str) -> list[str]:
+    """The worst of a kind, and how many more there are."""
+    texts = [finding.text for finding in sorted(found, key=lambda finding: -finding.weight)]
+    more = len(texts) - _MAX_ALIKE
+    return texts if more < 2 else [*texts[:_MAX_ALIKE], f"{counted(more, 'more queue')} {others}."]
 
 
 def _done(row: Row) -> int:
@@ -203,6 +236,11 @@ def _removed(row: Row) -> int:
 
 def _name(queue: str) -> str:
     return f"<b>{escape(queue)}</b>"
+
+
+def _trouble(facts: Facts, queue: str) -> Finding | None:
+    text = _falling_behind(facts, queue) or _standing_still(facts, queue)
+    return Finding(facts.backlog(queue)[-1][1] or 0, text) if text else None
 
 
 def _falling_behind(facts: Facts, queue: str) -> str | None:
@@ -234,19 +272,20 @@ def _standing_still(facts: Facts, queue: str) -> str | None:
     )
 
 
-def _broken_promise(facts: Facts, queue: str) -> str | None:
+def _broken_promise(facts: Facts, queue: str) -> Finding | None:
     rows = facts.of(queue, "day")
     broken, waits = sum(row["sla_breaches"] for row in rows), sum(row["wait_n"] for row in rows)
     target = next((row["sla_target_ms"] for row in rows if row["sla_target_ms"]), None)
     if not broken or target is None:
         return None
-    return (
+    return Finding(
+        broken,
         f"{count(broken)} of {count(waits)} jobs of {_name(queue)} ({percent(broken / waits)}) waited longer than the "
-        f"promised {duration(target)}."
+        f"promised {duration(target)}.",
     )
 
 
-def _slowest_hour(facts: Facts, queue: str) -> str | None:
+def _slowest_hour(facts: Facts, queue: str) -> Finding | None:
     rows = [row for row in facts.of(queue, "hour") if row["wait_n"] >= MIN_N]
     if len(rows) < 2:
         return None
@@ -255,9 +294,10 @@ def _slowest_hour(facts: Facts, queue: str) -> str | None:
     if worst["wait_p95"] < 2 * max(usual, 50):
         return None
     when = moment(worst["window_start"])
-    return (
+    return Finding(
+        worst["wait_p95"],
         f"p95 wait of {_name(queue)} was {duration(worst['wait_p95'])} in the hour from {when} "
-        f"(n = {count(worst['wait_n'])}); in a usual hour it is {duration(usual)}."
+        f"(n = {count(worst['wait_n'])}); in a usual hour it is {duration(usual)}.",
     )
 
 
@@ -452,9 +492,7 @@ class Page:
         )
 
     def _error_table(self) -> str:
-        grouped: dict[str, list[Row]] = defaultdict(list)
-        for row in self._facts.errors:
-            grouped[row["signature"]].append(row)
+        grouped = _grouped(self._facts.errors, "signature")
         if not grouped:
             return ""
         worst = sorted(grouped.items(), key=lambda item: -sum(row["count"] for row in item[1]))[:15]
@@ -490,9 +528,7 @@ class Page:
         )
 
     def _worker_table(self) -> str:
-        grouped: dict[str, list[Row]] = defaultdict(list)
-        for row in self._facts.workers:
-            grouped[row["worker"]].append(row)
+        grouped = _grouped(self._facts.workers, "worker")
         if not grouped:
             return ""
         by_work = sorted(grouped.items(), key=lambda item: -sum(row["busy_ms"] for row in item[1]))[:20]
