@@ -15,11 +15,12 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from headrace import __version__
 from headrace.errors import HeadraceError
-from headrace.notation import count, counted, duration
+from headrace.notation import count, counted, duration, one_line
 from headrace.pipeline import moments
 from headrace.pipeline.charts import Point, Series, day, heat_map, moment, percent, span, sparkline, time_chart
 from headrace.pipeline.lake import Lake, LakeBusy
@@ -65,18 +66,19 @@ class Facts:
         self._by_queue: dict[str, dict[str, list[Row]]] = {}
         self._former = self._backlogs_before()
         self.errors = self._read("error_signature_hour")
-        self.workers = [] if queue else self._read("worker_minute")
         self.gaps = _read_all(lake.committed("silver/gaps"))
-        minutes = [row["window_start"] for row in self._read("queue_minute", ["window_start"])]
+        minutes = self._table("queue_minute", ["window_start"])
         if not minutes:
             which = f" of the queue {queue} since {self._since}: --days takes more of them" if queue else ""
             raise HeadraceError(f"{lake.root} has no facts{which}")
-        self.start, self.end = minutes[0], minutes[-1] + _UNIT_MS["minute"]
+        first, last = pc.min_max(minutes["window_start"]).as_py().values()
+        self.start, self.end = moments.ms_of(first), moments.ms_of(last) + _UNIT_MS["minute"]
         self.unit = next((unit for unit, ms in _LONGEST_MS.items() if self.end - self.start <= ms), "day")
         self.step_ms = dict(_UNIT_MS)
         is_short = self.end - self.start <= moments.LONGEST_MS
         if is_short and 0 < sum(row["added"] for row in self.rows("day")) <= moments.MAX_JOBS:
             self._look_closer()
+        self.workers = [] if queue else self._workers()
         # A queue in which nothing happens any more still has its backlog.
         totals: dict[str, int] = defaultdict(int, {name: 0 for name, left in self._former.items() if left})
         for row in self.rows("day"):
@@ -90,16 +92,41 @@ class Facts:
         return self._by_unit[unit]
 
     def _read(self, table: str, columns: list[str] | None = None, *, is_before: bool = False) -> list[Row]:
+        found = self._table(table, columns, is_before=is_before)
+        rows: list[Row] = found.to_pylist() if found else []
+        return sorted(map(_in_ms, rows), key=lambda row: row["window_start"])
+
+    def _table(self, table: str, columns: list[str] | None = None, *, is_before: bool = False) -> Any:
+        """The rows of these days (or of those before them) as they are stored; None when there are none."""
         folder = self.lake.path(f"gold/{table}")
         if next(folder.rglob("*.parquet"), None) is None:
-            return []
+            return None
         data = ds.dataset(folder, partitioning="hive", format="parquet")
         wanted = ds.field("window_date").cast("string") >= self._since.isoformat()
         wanted = ~wanted if is_before else wanted
         if self.queue is not None and "queue" in data.schema.names:
             wanted = wanted & (ds.field("queue") == self.queue)
-        rows: list[Row] = data.to_table(columns=columns, filter=wanted).to_pylist()
-        return sorted(map(_in_ms, rows), key=lambda row: row["window_start"])
+        return data.to_table(columns=columns, filter=wanted) or None
+
+    @property
+    def course_ms(self) -> int:
+        """How long the windows are in which workers are shown."""
+        return max(_UNIT_MS["minute"], (self.end - self.start) // 60)
+
+    def _workers(self) -> list[Row]:
+        """A row per worker and `place`, the number of its window. A fleet has millions of minutes: no row for each."""
+        minutes = self._table("worker_minute", ["worker", "window_start", "busy_ms", "slots"])
+        if minutes is None:
+            return []
+        at = pc.divide(minutes["window_start"].cast("int64"), 1000)
+        place = pc.divide(pc.max_element_wise(pc.subtract(at, self.start), 0), self.course_ms)
+        sums: list[Row] = (
+            minutes.append_column("place", place)
+            .group_by(["worker", "place"])
+            .aggregate([("busy_ms", "sum"), ("slots", "sum"), ("slots", "max")])
+            .to_pylist()
+        )
+        return sums
 
     def _backlogs_before(self) -> dict[str, int]:
         """What each queue had when the days of this report began, as the last day before with facts of it says."""
@@ -190,7 +217,7 @@ def _grouped(rows: Iterable[Row], name: str) -> dict[str, list[Row]]:
 
 
 def _in_ms(row: Row) -> Row:
-    return {k: int(v.timestamp() * 1000) if isinstance(v, datetime) else v for k, v in row.items()}
+    return {k: moments.ms_of(v) if isinstance(v, datetime) else v for k, v in row.items()}
 
 
 # -- what was found -------------------------------------------------------------------------------------------------
@@ -310,7 +337,7 @@ def _main_error(facts: Facts) -> str | None:
     worst, total = max(counts, key=lambda text: counts[text]), sum(counts.values())
     return (
         f"{counted(total, 'attempt')} failed with an error; {percent(counts[worst] / total)} of them say "
-        f"<code>{escape(worst[:120])}</code>."
+        f"<code>{escape(one_line(worst, 120))}</code>."
     )
 
 
@@ -329,8 +356,8 @@ def _retries(facts: Facts) -> str | None:
 def _busiest_worker(facts: Facts) -> str | None:
     busy: dict[str, list[float]] = defaultdict(lambda: [0, 0])
     for row in facts.workers:
-        busy[row["worker"]][0] += row["busy_ms"]
-        busy[row["worker"]][1] += row["slots"] * _UNIT_MS["minute"]
+        busy[row["worker"]][0] += row["busy_ms_sum"]
+        busy[row["worker"]][1] += row["slots_sum"] * _UNIT_MS["minute"]
     if not busy:
         return None
     name = max(busy, key=lambda worker: busy[worker][0] / busy[worker][1])
@@ -522,7 +549,7 @@ class Page:
         sample = escape(f"{rows[0]['sample_error']}\njob {rows[0]['sample_job_id']}")
         line = f"<td>{sparkline(course, 'failed')}</td>" if self._has_course(step) else ""
         return (
-            f'<tr><td><code title="{sample}">{escape(signature[:160])}</code></td>'
+            f'<tr><td><code title="{sample}">{escape(one_line(signature, 160))}</code></td>'
             f'<td class="n">{count(sum(row["count"] for row in rows))}</td><td>{escape(queues)}</td>'
             f'{line}<td class="when">{seen[0]}</td><td class="when">{seen[1]}</td></tr>'
         )
@@ -531,7 +558,7 @@ class Page:
         grouped = _grouped(self._facts.workers, "worker")
         if not grouped:
             return ""
-        by_work = sorted(grouped.items(), key=lambda item: -sum(row["busy_ms"] for row in item[1]))[:20]
+        by_work = sorted(grouped.items(), key=lambda item: -sum(row["busy_ms_sum"] for row in item[1]))[:20]
         rows = "".join(self._worker_row(worker, found) for worker, found in by_work)
         course = "<th>Course</th>" if self._has_course(_UNIT_MS["minute"]) else ""
         head = f"<tr><th>Worker</th><th class=n>Busy</th><th class=n>Slots</th><th class=n>Used</th>{course}</tr>"
@@ -540,13 +567,12 @@ class Page:
         return f'<section><h2>Workers</h2>{table}<p class="note">{note}</p></section>'
 
     def _worker_row(self, worker: str, rows: list[Row]) -> str:
-        busy = sum(row["busy_ms"] for row in rows)
-        room = sum(row["slots"] for row in rows) * _UNIT_MS["minute"]
-        step = max(_UNIT_MS["minute"], (self._facts.end - self._facts.start) // 60)
-        course = [0.0] * ((self._facts.end - self._facts.start) // step + 1)
-        for row in rows:
-            course[max(0, row["window_start"] - self._facts.start) // step] += row["busy_ms"]
-        cells = (duration(busy), str(max(row["slots"] for row in rows)), percent(busy / room))
+        busy = sum(row["busy_ms_sum"] for row in rows)
+        room = sum(row["slots_sum"] for row in rows) * _UNIT_MS["minute"]
+        known = {row["place"]: row["busy_ms_sum"] for row in rows}
+        places = (self._facts.end - self._facts.start) // self._facts.course_ms + 1
+        course = [known.get(place, 0) for place in range(places)]
+        cells = (duration(busy), str(max(row["slots_max"] for row in rows)), percent(busy / room))
         figures = "".join(f'<td class="n">{cell}</td>' for cell in cells)
         line = f"<td>{sparkline(course, 'active')}</td>" if self._has_course(_UNIT_MS["minute"]) else ""
         return f"<tr><th>{escape(worker)}</th>{figures}{line}</tr>"
