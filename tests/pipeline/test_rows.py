@@ -11,11 +11,12 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyspark.sql.types import LongType, StructField, StructType, VariantType
 
 from headrace.errors import HeadraceError
 from headrace.pipeline.arrow import job_row
 from headrace.pipeline.options import Options
-from headrace.pipeline.writer import RowsToJobs
+from headrace.pipeline.writer import JobsWriter, RowsToJobs
 
 MOMENT = datetime(2026, 10, 25, 0, 30, tzinfo=UTC)  # the first 2:30 of this night in Berlin
 
@@ -90,6 +91,13 @@ def test_columns_of_one_name_are_refused_before_anything_is_written() -> None:
     batch = pa.record_batch([pa.array([1]), pa.array([2]), pa.array([3])], names=["id", "n", "n"])
     with pytest.raises(HeadraceError, match="several columns are called n: rename or drop"):
         jobs(batch, queue="q")
+
+
+def test_a_variant_is_refused_with_what_to_write_instead() -> None:
+    """Arrow has two binary fields of it, which would be the data of the job."""
+    schema = StructType([StructField("id", LongType()), StructField("body", VariantType())])
+    with pytest.raises(HeadraceError, match=r"the column body is a variant.*write to_json\(body\)"):
+        JobsWriter(Options.parse({"queue": "q", "idColumns": "id"}), schema)
 
 
 def test_rows_without_any_id_are_refused_and_not_taken_for_one_job() -> None:

@@ -280,9 +280,19 @@ def _known(outcome: FoundJob | HeadraceError) -> _Known | None:
     return _decode_known(outcome.job)
 
 
+def _rows_of(schema: StructType, options: Options) -> RowsToJobs:
+    variants = [field.name for field in schema if field.dataType.typeName() == "variant"]
+    if variants:
+        name = variants[0]
+        raise BadOption(
+            f"the column {name} is a variant, of which only Spark can read the bytes: write to_json({name})"
+        )
+    return RowsToJobs(options, schema.fieldNames())
+
+
 class JobsWriter(DataSourceArrowWriter):
     def __init__(self, options: Options, schema: StructType) -> None:
-        self._rows = RowsToJobs(options, schema.fieldNames())
+        self._rows = _rows_of(schema, options)
         self._refused_before: float | None = None
         if options.on_duplicate == "fail":
             # A task that is tried again finds rows of its own. They are younger than this, and no reason to fail.
@@ -295,7 +305,7 @@ class JobsWriter(DataSourceArrowWriter):
 
 class JobsStreamWriter(DataSourceStreamArrowWriter):
     def __init__(self, options: Options, schema: StructType) -> None:
-        self._rows = RowsToJobs(options, schema.fieldNames())
+        self._rows = _rows_of(schema, options)
 
     def write(self, iterator: Iterator[Any]) -> Written:
         return send(self._rows, iterator)
