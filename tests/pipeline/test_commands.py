@@ -92,6 +92,19 @@ def test_what_is_missing_is_told_before_spark_starts(
     assert "starting Spark" not in said
 
 
+@pytest.mark.parametrize("job", ["ingest", "run"])
+def test_a_lake_without_its_checkpoint_is_not_begun_again_behind_its_own_back(
+    job: str, chronicle: Chronicle, tmp_path: Path
+) -> None:
+    """Batch 0 would be written anew with all events, and those that are new would count as told."""
+    lake = shutil.copytree(chronicle.lake.root, tmp_path / "lake")
+    shutil.rmtree(lake / "state" / "checkpoint")
+    code, said = pipeline(job, "--lake", str(lake), "--capture", str(chronicle.log))
+    assert code == 1
+    assert "checkpoint, which says how far they go, is gone: bring it back, or begin another lake" in said
+    assert "starting Spark" not in said
+
+
 def test_a_report_of_nothing_says_what_to_run_first(tmp_path: Path) -> None:
     code, text = pipeline("report", "--lake", str(tmp_path))
     assert code == 1

@@ -197,7 +197,9 @@ def _check_server(arguments: argparse.Namespace) -> None:
 
 
 def _check_folder(arguments: argparse.Namespace) -> None:
-    _lake(arguments).root.mkdir(parents=True, exist_ok=True)
+    lake = _lake(arguments)
+    lake.root.mkdir(parents=True, exist_ok=True)
+    lake.check_checkpoint()
 
 
 def _check_events(arguments: argparse.Namespace) -> None:

@@ -158,10 +158,11 @@ def _plain_values(column: Any) -> list[Any]:
     if kinds.is_integer(kind) or kinds.is_floating(kind) or kinds.is_boolean(kind) or kinds.is_string(kind):
         plain: list[Any] = column.to_pylist()
         is_wide = kinds.is_integer(kind) and any(map(_is_wide, pc.min_max(column).as_py().values()))
-        return _narrowed(plain) if is_wide else plain
+        return [*map(_narrowed, plain)] if is_wide else plain
     wanted = _in_utc(kind)
     values = (column if wanted == kind else column.cast(wanted)).to_pylist(maps_as_pydicts="strict")
-    return _from_json(_encode_json(values).decode())
+    decoded: list[Any] = _from_json(_encode_json(values).decode())
+    return decoded
 
 
 def _in_utc(kind: Any) -> Any:
