@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 
-from playwright.sync_api import expect
+import pytest
+from playwright.sync_api import Browser, expect
 
 from tests.browser.conftest import OpenPage, Site
 from tests.http.webserver import WebServer
+from tests.pipeline.test_report import ERRORS, WORKERS, fact, lake_of, report_of, write
 
 PAGE = "<!doctype html><title>r</title><style>h1 { color: rgb(1, 2, 3) }</style><h1>4 queues</h1>"
 
@@ -38,3 +41,30 @@ def test_the_report_is_for_those_who_have_a_token(tmp_path: Path) -> None:
             answer = known.get("/report")
             assert (answer.status, answer.headers["content-type"]) == (200, "text/html; charset=utf-8")
             assert "default-src 'none'" in answer.headers["content-security-policy"]
+
+
+@pytest.mark.parametrize("width", [1280, 400])
+def test_long_names_do_not_make_the_report_wider_than_the_page(browser: Browser, tmp_path: Path, width: int) -> None:
+    at, name = datetime(2026, 3, 29, tzinfo=UTC), "x" * 256
+    lake = lake_of(tmp_path, [fact(at, name, added=500, started=100, failed_attempts=9, run_n=100, backlog_end=400)])
+    seen = {"window_start": at, "count": 1, "first_seen": at, "last_seen": at}
+    error = {"queue": name, "signature": "e" * 300, "sample_error": "E", "sample_job_id": "j", **seen}
+    write(lake, "gold/error_signature_hour/window_date=2026-03-29", ERRORS, [error])
+    worker = {"worker": name, "window_start": at, "busy_ms": 10, "slots": 1}
+    write(lake, "gold/worker_minute/window_date=2026-03-29", WORKERS, [worker])
+    report_of(lake)
+    page = browser.new_page(viewport={"width": width, "height": 800})
+    page.goto((tmp_path / "report.html").as_uri())
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    page.close()
+
+
+def test_a_report_that_is_printed_from_a_dark_screen_is_dark_on_light(browser: Browser, tmp_path: Path) -> None:
+    report_of(lake_of(tmp_path, [fact(datetime(2026, 3, 29, tzinfo=UTC), added=1)]))
+    page = browser.new_page(color_scheme="dark")
+    page.goto((tmp_path / "report.html").as_uri())
+    colour = "getComputedStyle(document.body).color"
+    assert page.evaluate(colour) == "rgb(236, 236, 234)"
+    page.emulate_media(media="print", color_scheme="dark")
+    assert page.evaluate(colour) == "rgb(28, 28, 26)"
+    page.close()

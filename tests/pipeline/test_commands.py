@@ -18,6 +18,7 @@ import pytest
 
 from headrace import notation
 from headrace.backends.local.segments import Sealed, rewrite_manifest
+from headrace.cli.pipeline import _essence
 from headrace.errors import HeadraceError
 from headrace.pipeline import charts
 from headrace.pipeline.lake import Lake, LakeBusy, Pointer
@@ -88,6 +89,19 @@ def test_what_is_missing_is_told_before_spark_starts(
     exit_code, said = pipeline(*arguments)
     assert exit_code == code
     assert text in said
+    assert "starting Spark" not in said
+
+
+@pytest.mark.parametrize("job", ["ingest", "run"])
+def test_a_lake_without_its_checkpoint_is_not_begun_again_behind_its_own_back(
+    job: str, chronicle: Chronicle, tmp_path: Path
+) -> None:
+    """Batch 0 would be written anew with all events, and those that are new would count as told."""
+    lake = shutil.copytree(chronicle.lake.root, tmp_path / "lake")
+    shutil.rmtree(lake / "state" / "checkpoint")
+    code, said = pipeline(job, "--lake", str(lake), "--capture", str(chronicle.log))
+    assert code == 1
+    assert "checkpoint, which says how far they go, is gone: bring it back, or begin another lake" in said
     assert "starting Spark" not in said
 
 
@@ -412,3 +426,47 @@ def test_verify_finds_missing_and_repeated_events(spark: SparkSession, chronicle
     problems = examine(spark, copy, None).problems
     assert any("more than once" in problem for problem in problems)
     assert any("are missing" in problem for problem in problems)
+
+
+@pytest.mark.parametrize(
+    ("spark_says", "told"),
+    [
+        (
+            """An exception was thrown from the Python worker:
+Traceback (most recent call last):
+  File "writer.py", line 9, in write
+    raise HeadraceError("no")
+
+headrace.errors.HeadraceError: a row has no id: id (idColumns) must not all be null
+""",
+            "a row has no id: id (idColumns) must not all be null",
+        ),
+        (
+            """An exception was thrown from the Python worker:
+Traceback (most recent call last):
+  File "writer.py", line 9, in write
+    values = column.to_pylist()
+             ^^^^^^^^^^^^^^^^^^
+
+OverflowError: date value out of range
+
+\tat org.apache.spark.api.python.BasePythonRunner
+""",
+            "OverflowError: date value out of range",
+        ),
+        (
+            """An error occurred while calling o57.parquet.
+: org.apache.spark.SparkException: No space left on device
+\tat org.apache.spark.sql
+""",
+            "org.apache.spark.SparkException: No space left on device",
+        ),
+        (
+            "[PATH_NOT_FOUND] Path does not exist: file:/gone.csv.",
+            "[PATH_NOT_FOUND] Path does not exist: file:/gone.csv.",
+        ),
+        ("\n", "Spark failed without a reason"),
+    ],
+)
+def test_of_the_pages_that_spark_writes_the_line_is_told_that_says_what_went_wrong(spark_says: str, told: str) -> None:
+    assert _essence(spark_says) == told

@@ -167,6 +167,7 @@ def test_offsets_are_written_per_shard() -> None:
         ({"kind": "jobs", "state": "wating"}, "one of waiting, delayed, active, completed, failed, waiting-children"),
         ({"kind": "dlq", "state": "failed"}, "state is for jobs"),
         ({"batchSize": "0"}, "batchSize must be between 1 and 10000"),
+        ({"numPartitions": "1000000000"}, "numPartitions must be between 0 and 10000"),
     ],
 )
 def test_a_wrong_option_is_named(given: dict[str, str], text: str) -> None:

@@ -131,6 +131,23 @@ def test_facts_made_piece_by_piece_equal_those_of_a_rebuild(spark: SparkSession,
     assert in_pieces == facts(spark, lake)
 
 
+def test_what_a_clock_that_was_set_back_over_midnight_told_is_in_every_date(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """A job of the new day, that ends in the evening before; the next run is about the new day alone."""
+    lake = Lake(tmp_path)
+    began = [event("a", 1, "pushed", 300_000), event("a", 2, "pulled", 301_000, attempt=1, worker="w")]
+    bring(spark, lake, 0, *began, event("a", 3, "completed", -300_000, attempt=1), *work("b", 4, 0))
+    runs.tell(spark, lake)
+    bring(spark, lake, 1, *work("c", 7, 2 * HOUR))
+    runs.tell(spark, lake)
+    in_pieces = facts(spark, lake)
+    (day,) = spark.read.parquet(str(lake.path("gold/queue_day"))).collect()
+    assert (day.added, day.started, day.completed, day.backlog_end) == (3, 3, 3, 0)
+    runs.tell(spark, lake, rebuild=True)
+    assert in_pieces == facts(spark, lake)
+
+
 def test_a_date_that_a_dead_run_took_away_is_made_anew(spark: SparkSession, tmp_path: Path) -> None:
     lake = Lake(tmp_path)
     bring(spark, lake, 0, *work("a", 1, 0))

@@ -177,3 +177,30 @@ def test_a_backlog_from_before_the_days_of_a_report_is_not_taken_for_growth(tmp_
         "Nobody works on <b>orders</b>: no job was started since Sat 04 Apr 00:00, and its backlog is 1,001 jobs, "
         "those with a delay included."
     ]
+
+
+def test_a_queue_in_which_nothing_happens_any_more_still_has_its_backlog(tmp_path: Path) -> None:
+    days = [START + timedelta(days=n) for n in range(10)]
+    told = [fact(at, added=20, started=20, completed=20) for at in days]
+    told += [fact(days[0], "orders", added=1000, backlog_end=1000), fact(days[0], "idle", added=1, completed=1)]
+    lake = lake_of(tmp_path, told)
+    text = report_of(lake)
+    assert re.findall("<li>(.*?)</li>", text) == [
+        "Nobody works on <b>orders</b>: no job was started since Sat 04 Apr 00:00, and its backlog is 1,000 jobs, "
+        "those with a delay included."
+    ]
+    assert "<h1>2 queues, " in text
+    with pytest.raises(HeadraceError, match="no facts of the queue orders since 2026-04-01: --days takes more"):
+        report_of(lake, queue="orders")
+
+
+def test_many_queues_in_trouble_are_counted_and_the_worst_of_them_named(tmp_path: Path) -> None:
+    told = [fact(START + timedelta(minutes=20), added=1, started=1, completed=1)]
+    for n in range(200):
+        waits = {"started": 50, "wait_n": 50, "sla_breaches": 50, "sla_target_ms": 10}
+        told.append(fact(START, f"tenant-{n}", added=100 + n, backlog_end=50 + n, **waits))
+    found = re.findall("<li>(.*?)</li>", report_of(lake_of(tmp_path, told)))
+    assert len(found) == 12
+    assert found[0].startswith("Nobody works on <b>tenant-199</b>")
+    assert "195 more queues have a backlog that grows or that nobody works on." in found
+    assert "195 more queues broke their promise." in found

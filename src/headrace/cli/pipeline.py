@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 _LAKE = "folder of the lake (default: ./lake)"
 _MOST = 1_000_000_000
+_RAISED = re.compile(r"^Traceback \(most recent call last\):\n(?:[ \t].*\n|\n)*(\S.*)", re.MULTILINE)
+"""What a traceback ends with."""
 _PATIENCE_S = 5.0
 """How long a server may take to answer before Spark is started. Once it works, servers may be away for longer."""
 
@@ -194,7 +197,9 @@ def _check_server(arguments: argparse.Namespace) -> None:
 
 
 def _check_folder(arguments: argparse.Namespace) -> None:
-    _lake(arguments).root.mkdir(parents=True, exist_ok=True)
+    lake = _lake(arguments)
+    lake.root.mkdir(parents=True, exist_ok=True)
+    lake.check_checkpoint()
 
 
 def _check_events(arguments: argparse.Namespace) -> None:
@@ -204,10 +209,12 @@ def _check_events(arguments: argparse.Namespace) -> None:
 
 
 def _essence(text: str) -> str:
-    """Our own error, if Spark only carries it, or the first line of Spark's."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    """Our own error, if Spark only carries it, else Python's, else the first line of Spark's that says anything."""
+    lines = [line.strip(" \t\r:") for line in text.splitlines() if line.strip()]
     ours = [line.partition(": ")[2] for line in lines if line.startswith("headrace.")]
-    return ours[0] if ours else lines[0] if lines else "Spark failed without a reason"
+    raised = _RAISED.findall(text)
+    telling = [line for line in lines if not line.startswith("An error occurred while calling")]
+    return next(iter([*ours, *raised, *telling]), "Spark failed without a reason")
 
 
 def _source(arguments: argparse.Namespace) -> dict[str, str]:

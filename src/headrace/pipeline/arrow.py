@@ -10,7 +10,9 @@ import pyarrow.compute as pc
 import pyarrow.json as pj
 
 from headrace.backends.base import DeadLetter, ResultRow
+from headrace.client.job import decode_job
 from headrace.pipeline.schemas import EVENTS, arrow
+from headrace.server.jsonwire import packed_to_json
 
 _NAMES: Final = {
     "job_id": "job",
@@ -30,8 +32,7 @@ _LINE_FIELDS: Final = pa.schema(
     + [("ts", pa.int64()), ("bytes", pa.int64())]
 )
 _encode_json: Final = msgspec.json.Encoder(enc_hook=str).encode
-# JavaScript's undefined, and whatever else JSON has no word for.
-_decode: Final = msgspec.msgpack.Decoder(ext_hook=lambda code, data: None).decode
+_NULL: Final = b"null"
 
 
 def events_table(lines: bytes, shard: int) -> Any:
@@ -82,9 +83,10 @@ def chosen(table: Any, after: int, until: int, queue: str | None) -> Any:
     return table.filter(wanted)
 
 
-def json_text(value: Any) -> str | None:
-    """A payload as JSON; what JSON has no word for becomes text."""
-    return None if value is None else _encode_json(value).decode()
+def json_text(payload: bytes | msgspec.Raw) -> str | None:
+    """A payload as JSON. Whatever clients have put into it, one job must not make all the others unreadable."""
+    text = packed_to_json(bytes(payload)) if payload else _NULL
+    return None if text == _NULL else text.decode()
 
 
 def _time(value: Any) -> int | None:
@@ -92,25 +94,25 @@ def _time(value: Any) -> int | None:
 
 
 def job_row(encoded: msgspec.Raw) -> dict[str, Any]:
-    job = _decode(encoded)
+    job = decode_job(encoded)
     return {
-        "queue": job["queue"],
-        "job_id": job["id"],
-        "job_name": job.get("name"),
-        "state": job.get("state"),
-        "data": json_text(job.get("data")),
-        "result": json_text(job.get("returnvalue")),
-        "failed_reason": job.get("failedReason"),
-        "priority": int(job["priority"]),
-        "attempts": int(job["attempts"]),
-        "max_attempts": int(job["maxAttempts"]),
-        "created_at": _time(job["createdAt"]),
-        "run_at": _time(job["runAt"]),
-        "started_at": _time(job.get("startedAt")),
-        "finished_at": _time(job.get("completedAt")),
-        "parent_id": job.get("parentId"),
-        "group_id": job.get("groupId"),
-        "tags": job.get("tags") or None,
+        "queue": job.queue,
+        "job_id": job.id,
+        "job_name": job.given_name,
+        "state": job.state,
+        "data": json_text(job.encoded_data),
+        "result": json_text(job.encoded_result),
+        "failed_reason": job.failed_reason,
+        "priority": job.priority,
+        "attempts": job.attempts,
+        "max_attempts": job.max_attempts,
+        "created_at": _time(job.created_at),
+        "run_at": _time(job.run_at),
+        "started_at": _time(job.started_at),
+        "finished_at": _time(job.completed_at),
+        "parent_id": job.parent_id,
+        "group_id": job.group_id,
+        "tags": job.tags or None,
     }
 
 
@@ -120,17 +122,17 @@ def result_row(found: ResultRow) -> dict[str, Any]:
         "job_id": found.id,
         "job_name": found.name,
         "finished_at": _time(found.finished_at),
-        "result": None if found.result is msgspec.UNSET else json_text(_decode(found.result)),
+        "result": None if found.result is msgspec.UNSET else json_text(found.result),
     }
 
 
 def letter_row(letter: DeadLetter) -> dict[str, Any]:
-    job = _decode(letter.job)
+    job = decode_job(letter.job)
     return {
-        "queue": job["queue"],
-        "job_id": job["id"],
-        "job_name": job.get("name"),
-        "data": json_text(job.get("data")),
+        "queue": job.queue,
+        "job_id": job.id,
+        "job_name": job.given_name,
+        "data": json_text(job.encoded_data),
         "reason": letter.reason,
         "error": letter.error,
         "entered_at": _time(letter.entered_at),

@@ -78,6 +78,14 @@ class Lake:
     def checkpoint(self) -> Path:
         return self.root / "state" / "checkpoint"
 
+    def check_checkpoint(self) -> None:
+        """Refuse to begin again with batch 0 in a lake that has batches: new events would hide behind their numbers."""
+        if self.numbered("bronze/events") and not (self.checkpoint / "offsets").is_dir():
+            raise HeadraceError(
+                f"{self.root} has events, but {self.checkpoint}, which says how far they go, is gone: bring it back, "
+                "or begin another lake"
+            )
+
     @property
     def _pointer_path(self) -> Path:
         return self.root / "state" / "pointer.json"

@@ -57,7 +57,7 @@ def _read(lake: Lake, table: str, columns: list[str], queue: str | None, wanted:
     return rows
 
 
-def _ms(moment: datetime) -> int:
+def ms_of(moment: datetime) -> int:
     return round(moment.timestamp() * 1000)
 
 
@@ -71,7 +71,7 @@ class _Windows:
         self.values: dict[tuple[str, int, str], list[int]] = defaultdict(list)
 
     def at(self, queue: str, moment: datetime) -> tuple[str, int]:
-        ms = _ms(moment)
+        ms = ms_of(moment)
         key = queue, ms - ms % self._step
         self.rows.setdefault(key, {"queue": queue, "window_start": key[1], **dict.fromkeys(_COUNTED, 0)})
         return key

@@ -81,9 +81,9 @@ class Options(msgspec.Struct, frozen=True, rename=lambda name: name.replace("_",
         for name in ("max_events_per_trigger", "min_events_per_trigger", "max_bytes_per_trigger"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise BadOption(f"the option {_spark_name(name)} must be at least 1")
-        for name in ("fetch_size", "batch_size", "max_in_flight"):
-            if not 1 <= getattr(self, name) <= 10_000:
-                raise BadOption(f"the option {_spark_name(name)} must be between 1 and 10000")
+        for name, least in (("fetch_size", 1), ("batch_size", 1), ("max_in_flight", 1), ("num_partitions", 0)):
+            if not least <= getattr(self, name) <= 10_000:
+                raise BadOption(f"the option {_spark_name(name)} must be between {least} and 10000")
 
     def connect(self, patience_s: float = PATIENCE_S) -> Connection:
         """A connection to the server. A token of the environment is looked up here, where the connection is made, and

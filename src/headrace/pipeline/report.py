@@ -13,19 +13,22 @@ from datetime import date, datetime, timedelta
 from html import escape
 from importlib import resources
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
+import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from headrace import __version__
 from headrace.errors import HeadraceError
-from headrace.notation import count, counted, duration
+from headrace.notation import count, counted, duration, one_line
 from headrace.pipeline import moments
 from headrace.pipeline.charts import Point, Series, day, heat_map, moment, percent, span, sparkline, time_chart
 from headrace.pipeline.lake import Lake, LakeBusy
 
 MIN_N: Final = 100
 MAX_QUEUES: Final = 12
+_MAX_ALIKE: Final = 5
+"""Sentences of one kind: who reads two hundred of them?"""
 _MIN_BACKLOG: Final = 10
 _NOTABLE_BACKLOG: Final = 0.05
 """A backlog below this share of what came lately is nothing to speak of."""
@@ -60,20 +63,24 @@ class Facts:
         self.queue = queue
         self._since = newest - timedelta(days=min(days - 1, newest.toordinal() - 1))
         self._by_unit: dict[str, list[Row]] = {}
+        self._by_queue: dict[str, dict[str, list[Row]]] = {}
         self._former = self._backlogs_before()
         self.errors = self._read("error_signature_hour")
-        self.workers = [] if queue else self._read("worker_minute")
         self.gaps = _read_all(lake.committed("silver/gaps"))
-        minutes = [row["window_start"] for row in self._read("queue_minute", ["window_start"])]
+        minutes = self._table("queue_minute", ["window_start"])
         if not minutes:
-            raise HeadraceError(f"{lake.root} has no facts" + (f" of the queue {queue}" if queue else ""))
-        self.start, self.end = minutes[0], minutes[-1] + _UNIT_MS["minute"]
+            which = f" of the queue {queue} since {self._since}: --days takes more of them" if queue else ""
+            raise HeadraceError(f"{lake.root} has no facts{which}")
+        first, last = pc.min_max(minutes["window_start"]).as_py().values()
+        self.start, self.end = moments.ms_of(first), moments.ms_of(last) + _UNIT_MS["minute"]
         self.unit = next((unit for unit, ms in _LONGEST_MS.items() if self.end - self.start <= ms), "day")
         self.step_ms = dict(_UNIT_MS)
         is_short = self.end - self.start <= moments.LONGEST_MS
         if is_short and 0 < sum(row["added"] for row in self.rows("day")) <= moments.MAX_JOBS:
             self._look_closer()
-        totals: dict[str, int] = defaultdict(int)
+        self.workers = [] if queue else self._workers()
+        # A queue in which nothing happens any more still has its backlog.
+        totals: dict[str, int] = defaultdict(int, {name: 0 for name, left in self._former.items() if left})
         for row in self.rows("day"):
             totals[row["queue"]] += row["added"] + row["started"]
         self.queues = sorted(totals, key=lambda name: -totals[name])
@@ -85,16 +92,41 @@ class Facts:
         return self._by_unit[unit]
 
     def _read(self, table: str, columns: list[str] | None = None, *, is_before: bool = False) -> list[Row]:
+        found = self._table(table, columns, is_before=is_before)
+        rows: list[Row] = found.to_pylist() if found else []
+        return sorted(map(_in_ms, rows), key=lambda row: row["window_start"])
+
+    def _table(self, table: str, columns: list[str] | None = None, *, is_before: bool = False) -> Any:
+        """The rows of these days (or of those before them) as they are stored; None when there are none."""
         folder = self.lake.path(f"gold/{table}")
         if next(folder.rglob("*.parquet"), None) is None:
-            return []
+            return None
         data = ds.dataset(folder, partitioning="hive", format="parquet")
         wanted = ds.field("window_date").cast("string") >= self._since.isoformat()
         wanted = ~wanted if is_before else wanted
         if self.queue is not None and "queue" in data.schema.names:
             wanted = wanted & (ds.field("queue") == self.queue)
-        rows: list[Row] = data.to_table(columns=columns, filter=wanted).to_pylist()
-        return sorted(map(_in_ms, rows), key=lambda row: row["window_start"])
+        return data.to_table(columns=columns, filter=wanted) or None
+
+    @property
+    def course_ms(self) -> int:
+        """How long the windows are in which workers are shown."""
+        return max(_UNIT_MS["minute"], (self.end - self.start) // 60)
+
+    def _workers(self) -> list[Row]:
+        """A row per worker and `place`, the number of its window. A fleet has millions of minutes: no row for each."""
+        minutes = self._table("worker_minute", ["worker", "window_start", "busy_ms", "slots"])
+        if minutes is None:
+            return []
+        at = pc.divide(minutes["window_start"].cast("int64"), 1000)
+        place = pc.divide(pc.max_element_wise(pc.subtract(at, self.start), 0), self.course_ms)
+        sums: list[Row] = (
+            minutes.append_column("place", place)
+            .group_by(["worker", "place"])
+            .aggregate([("busy_ms", "sum"), ("slots", "sum"), ("slots", "max")])
+            .to_pylist()
+        )
+        return sums
 
     def _backlogs_before(self) -> dict[str, int]:
         """What each queue had when the days of this report began, as the last day before with facts of it says."""
@@ -118,7 +150,10 @@ class Facts:
         return f"per {duration(self.step_ms[unit])}" if unit == "moment" else f"per {unit}"
 
     def of(self, queue: str, unit: str | None = None) -> list[Row]:
-        return [row for row in self.rows(unit or self.unit) if row["queue"] == queue]
+        unit = unit or self.unit
+        if unit not in self._by_queue:
+            self._by_queue[unit] = _grouped(self.rows(unit), "queue")
+        return self._by_queue[unit].get(queue, [])
 
     @property
     def span(self) -> tuple[float, float]:
@@ -174,21 +209,46 @@ def _read_all(folders: Iterable[Path]) -> list[Row]:
     return [row for folder in folders for row in ds.dataset(folder, format="parquet").to_table().to_pylist()]
 
 
+def _grouped(rows: Iterable[Row], name: str) -> dict[str, list[Row]]:
+    groups: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        groups[row[name]].append(row)
+    return dict(groups)
+
+
 def _in_ms(row: Row) -> Row:
-    return {k: int(v.timestamp() * 1000) if isinstance(v, datetime) else v for k, v in row.items()}
+    return {k: moments.ms_of(v) if isinstance(v, datetime) else v for k, v in row.items()}
 
 
 # -- what was found -------------------------------------------------------------------------------------------------
 
 
+class Finding(NamedTuple):
+    """A sentence about a queue, and how bad it is beside others of its kind."""
+
+    weight: float
+    text: str
+
+
 def findings(facts: Facts) -> list[str]:
     """Sentences with numbers, worst first. HTML."""
-    found = [_falling_behind(facts, queue) or _standing_still(facts, queue) for queue in facts.queues]
-    found += [_broken_promise(facts, queue) for queue in facts.queues]
-    found += [_slowest_hour(facts, queue) for queue in facts.queues]
+    found: list[str | None] = []
+    for find, others in (
+        (_trouble, "have a backlog that grows or that nobody works on"),
+        (_broken_promise, "broke their promise"),
+        (_slowest_hour, "had an hour that was much slower than usual"),
+    ):
+        found += _worst(filter(None, (find(facts, queue) for queue in facts.queues)), others)
     found += [_main_error(facts), _retries(facts), _busiest_worker(facts), _gaps(facts)]
     told = [text for text in found if text]
     return told or ["Nothing stands out: all queues kept up, no promise was broken and nothing failed."]
+
+
+def _worst(found: Iterable[Finding], others: str) -> list[str]:
+    """The worst of a kind, and how many more there are."""
+    texts = [finding.text for finding in sorted(found, key=lambda finding: -finding.weight)]
+    more = len(texts) - _MAX_ALIKE
+    return texts if more < 2 else [*texts[:_MAX_ALIKE], f"{counted(more, 'more queue')} {others}."]
 
 
 def _done(row: Row) -> int:
@@ -203,6 +263,11 @@ def _removed(row: Row) -> int:
 
 def _name(queue: str) -> str:
     return f"<b>{escape(queue)}</b>"
+
+
+def _trouble(facts: Facts, queue: str) -> Finding | None:
+    text = _falling_behind(facts, queue) or _standing_still(facts, queue)
+    return Finding(facts.backlog(queue)[-1][1] or 0, text) if text else None
 
 
 def _falling_behind(facts: Facts, queue: str) -> str | None:
@@ -234,19 +299,20 @@ def _standing_still(facts: Facts, queue: str) -> str | None:
     )
 
 
-def _broken_promise(facts: Facts, queue: str) -> str | None:
+def _broken_promise(facts: Facts, queue: str) -> Finding | None:
     rows = facts.of(queue, "day")
     broken, waits = sum(row["sla_breaches"] for row in rows), sum(row["wait_n"] for row in rows)
     target = next((row["sla_target_ms"] for row in rows if row["sla_target_ms"]), None)
     if not broken or target is None:
         return None
-    return (
+    return Finding(
+        broken,
         f"{count(broken)} of {count(waits)} jobs of {_name(queue)} ({percent(broken / waits)}) waited longer than the "
-        f"promised {duration(target)}."
+        f"promised {duration(target)}.",
     )
 
 
-def _slowest_hour(facts: Facts, queue: str) -> str | None:
+def _slowest_hour(facts: Facts, queue: str) -> Finding | None:
     rows = [row for row in facts.of(queue, "hour") if row["wait_n"] >= MIN_N]
     if len(rows) < 2:
         return None
@@ -255,9 +321,10 @@ def _slowest_hour(facts: Facts, queue: str) -> str | None:
     if worst["wait_p95"] < 2 * max(usual, 50):
         return None
     when = moment(worst["window_start"])
-    return (
+    return Finding(
+        worst["wait_p95"],
         f"p95 wait of {_name(queue)} was {duration(worst['wait_p95'])} in the hour from {when} "
-        f"(n = {count(worst['wait_n'])}); in a usual hour it is {duration(usual)}."
+        f"(n = {count(worst['wait_n'])}); in a usual hour it is {duration(usual)}.",
     )
 
 
@@ -270,7 +337,7 @@ def _main_error(facts: Facts) -> str | None:
     worst, total = max(counts, key=lambda text: counts[text]), sum(counts.values())
     return (
         f"{counted(total, 'attempt')} failed with an error; {percent(counts[worst] / total)} of them say "
-        f"<code>{escape(worst[:120])}</code>."
+        f"<code>{escape(one_line(worst, 120))}</code>."
     )
 
 
@@ -289,8 +356,8 @@ def _retries(facts: Facts) -> str | None:
 def _busiest_worker(facts: Facts) -> str | None:
     busy: dict[str, list[float]] = defaultdict(lambda: [0, 0])
     for row in facts.workers:
-        busy[row["worker"]][0] += row["busy_ms"]
-        busy[row["worker"]][1] += row["slots"] * _UNIT_MS["minute"]
+        busy[row["worker"]][0] += row["busy_ms_sum"]
+        busy[row["worker"]][1] += row["slots_sum"] * _UNIT_MS["minute"]
     if not busy:
         return None
     name = max(busy, key=lambda worker: busy[worker][0] / busy[worker][1])
@@ -452,9 +519,7 @@ class Page:
         )
 
     def _error_table(self) -> str:
-        grouped: dict[str, list[Row]] = defaultdict(list)
-        for row in self._facts.errors:
-            grouped[row["signature"]].append(row)
+        grouped = _grouped(self._facts.errors, "signature")
         if not grouped:
             return ""
         worst = sorted(grouped.items(), key=lambda item: -sum(row["count"] for row in item[1]))[:15]
@@ -484,18 +549,16 @@ class Page:
         sample = escape(f"{rows[0]['sample_error']}\njob {rows[0]['sample_job_id']}")
         line = f"<td>{sparkline(course, 'failed')}</td>" if self._has_course(step) else ""
         return (
-            f'<tr><td><code title="{sample}">{escape(signature[:160])}</code></td>'
+            f'<tr><td><code title="{sample}">{escape(one_line(signature, 160))}</code></td>'
             f'<td class="n">{count(sum(row["count"] for row in rows))}</td><td>{escape(queues)}</td>'
             f'{line}<td class="when">{seen[0]}</td><td class="when">{seen[1]}</td></tr>'
         )
 
     def _worker_table(self) -> str:
-        grouped: dict[str, list[Row]] = defaultdict(list)
-        for row in self._facts.workers:
-            grouped[row["worker"]].append(row)
+        grouped = _grouped(self._facts.workers, "worker")
         if not grouped:
             return ""
-        by_work = sorted(grouped.items(), key=lambda item: -sum(row["busy_ms"] for row in item[1]))[:20]
+        by_work = sorted(grouped.items(), key=lambda item: -sum(row["busy_ms_sum"] for row in item[1]))[:20]
         rows = "".join(self._worker_row(worker, found) for worker, found in by_work)
         course = "<th>Course</th>" if self._has_course(_UNIT_MS["minute"]) else ""
         head = f"<tr><th>Worker</th><th class=n>Busy</th><th class=n>Slots</th><th class=n>Used</th>{course}</tr>"
@@ -504,13 +567,12 @@ class Page:
         return f'<section><h2>Workers</h2>{table}<p class="note">{note}</p></section>'
 
     def _worker_row(self, worker: str, rows: list[Row]) -> str:
-        busy = sum(row["busy_ms"] for row in rows)
-        room = sum(row["slots"] for row in rows) * _UNIT_MS["minute"]
-        step = max(_UNIT_MS["minute"], (self._facts.end - self._facts.start) // 60)
-        course = [0.0] * ((self._facts.end - self._facts.start) // step + 1)
-        for row in rows:
-            course[max(0, row["window_start"] - self._facts.start) // step] += row["busy_ms"]
-        cells = (duration(busy), str(max(row["slots"] for row in rows)), percent(busy / room))
+        busy = sum(row["busy_ms_sum"] for row in rows)
+        room = sum(row["slots_sum"] for row in rows) * _UNIT_MS["minute"]
+        known = {row["place"]: row["busy_ms_sum"] for row in rows}
+        places = (self._facts.end - self._facts.start) // self._facts.course_ms + 1
+        course = [known.get(place, 0) for place in range(places)]
+        cells = (duration(busy), str(max(row["slots_max"] for row in rows)), percent(busy / room))
         figures = "".join(f'<td class="n">{cell}</td>' for cell in cells)
         line = f"<td>{sparkline(course, 'active')}</td>" if self._has_course(_UNIT_MS["minute"]) else ""
         return f"<tr><th>{escape(worker)}</th>{figures}{line}</tr>"

@@ -202,7 +202,8 @@ def judged(lives: DataFrame, cleared: DataFrame | None = None) -> DataFrame:
                 and coalesce(next_start <= newest_seq or c.seq < next_start, true)), 1).ts"""
         )
     superseded_at = f.when(f.col("next_start") > f.col("newest_seq"), f.col("newest_ts"))
-    ended = lives.withColumn("finished_at", f.coalesce(f.col("end_ts"), cleared_at, superseded_at))
+    end = f.coalesce(f.col("end_ts"), cleared_at, superseded_at)
+    ended = lives.withColumn("finished_at", _not_before(end, f.col("added_at"), f.get("runs", f.lit(0)).started_at))
     is_over = f.col("finished_at").isNotNull()
     return ended.select(
         *(name for name in ended.columns if name not in ("next_start", "events", "clearings")),
@@ -247,6 +248,14 @@ def _not_negative(ms: Column) -> Column:
     return f.when(ms.isNotNull(), f.greatest(f.lit(0), ms))
 
 
+def _not_before(end: Column, *starts: Column) -> Column:
+    """When something ended, by a clock that may have been set back meanwhile.
+
+    Facts of a date are made of what ended on it or later: what ended before it began would be missing from them.
+    """
+    return f.when(end.isNotNull(), f.greatest(end, *starts))
+
+
 def _timed(lives: DataFrame) -> DataFrame:
     is_whole = f.col("added_at").isNotNull() & ~f.col("has_lost_start")
     waited = f.unix_millis("first_active_at") - f.col("ready_ms")
@@ -271,7 +280,7 @@ def attempts_of(judged_lives: DataFrame) -> DataFrame:
         (f.col("place") + 1).alias("round"),
         f.get("runs", f.col("place") - 1).started_at.alias("previous_at"),
         *(f.col(f"one.{name}").alias(name) for name in ("attempt", "worker", "started_at", "first_seq", "error")),
-        f.coalesce(f.col("one.ended_at"), f.col("finished_at")).alias("ended_at"),
+        _not_before(f.coalesce(f.col("one.ended_at"), f.col("finished_at")), f.col("one.started_at")).alias("ended_at"),
         f.coalesce(f.col("one.outcome"), f.when(is_over, f.lit("removed"))).alias("outcome"),
     )  # fmt: skip
     ended = named.select(

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import repeat
@@ -22,6 +24,7 @@ from headrace.commands.jobs import PushBatch
 from headrace.commands.monitoring import Ping
 from headrace.commands.queries import FoundJob, GetJobByCustomId
 from headrace.errors import HeadraceError, NotFound
+from headrace.model import MAX_SAFE_INTEGER, js_number
 from headrace.pipeline.connection import Connection
 from headrace.pipeline.options import BadOption, Options
 
@@ -39,8 +42,10 @@ JOB_COLUMNS: Final = {
 """Columns that say how the job is run; all others are its data, unless `dataColumn` names the one that is."""
 _BATCH_BYTES: Final = 8 << 20
 _LOOKUPS_AT_ONCE: Final = 100
-_encode_json: Final = msgspec.json.Encoder(enc_hook=str, order="deterministic").encode
+_encode_json: Final = msgspec.json.Encoder(enc_hook=str).encode
+_encode_sorted: Final = msgspec.json.Encoder(order="deterministic").encode
 _decode_json: Final = msgspec.json.decode
+_LONG_NUMBER: Final = re.compile(r"\d{10}")
 
 
 class _Id(msgspec.Struct):
@@ -80,6 +85,9 @@ class RowsToJobs:
         missing = [name for name in needed if name not in names]
         if missing:
             raise BadOption(f"the columns {', '.join(missing)} are not in the data: {', '.join(names)}")
+        twice = [name for name, times in Counter(names).items() if times > 1]
+        if twice:
+            raise BadOption(f"several columns are called {', '.join(twice)}: rename or drop all but one of them")
         self.data = [name for name in names if name not in JOB_COLUMNS and name != "queue"]
 
     def jobs(self, columns: dict[str, list[Any]]) -> list[msgspec.Struct]:
@@ -97,7 +105,7 @@ class RowsToJobs:
         if all(None in columns[column] for column in self.ids):
             self._refuse_nameless(columns)
         for values in zip(*(columns[column] for column in self.ids), strict=True):
-            yield hashlib.blake2b(_encode_json([name, *values]), digest_size=16).hexdigest()
+            yield hashlib.blake2b(_encode_sorted([name, *values]), digest_size=16).hexdigest()
 
     def _refuse_nameless(self, columns: dict[str, list[Any]]) -> None:
         """Rows without any id would all become the same job."""
@@ -141,6 +149,7 @@ def _record(names: tuple[str, ...]) -> type[msgspec.Struct]:
 def _plain_values(column: Any) -> list[Any]:
     """What a job's data may be is what JSON can say: dates, decimals, bytes and the like become text, maps objects."""
     import pyarrow as pa
+    import pyarrow.compute as pc
     import pyarrow.types as kinds
 
     if kinds.is_decimal(column.type):  # the same text that Python makes of it, for a tenth of the work
@@ -148,10 +157,11 @@ def _plain_values(column: Any) -> list[Any]:
     kind = column.type
     if kinds.is_integer(kind) or kinds.is_floating(kind) or kinds.is_boolean(kind) or kinds.is_string(kind):
         plain: list[Any] = column.to_pylist()
-        return plain
+        is_wide = kinds.is_integer(kind) and any(map(_is_wide, pc.min_max(column).as_py().values()))
+        return [*map(_narrowed, plain)] if is_wide else plain
     wanted = _in_utc(kind)
     values = (column if wanted == kind else column.cast(wanted)).to_pylist(maps_as_pydicts="strict")
-    decoded: list[Any] = _decode_json(_encode_json(values))
+    decoded: list[Any] = _from_json(_encode_json(values).decode())
     return decoded
 
 
@@ -178,9 +188,34 @@ def _as_json(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     try:
-        return _decode_json(value)
-    except msgspec.DecodeError:
+        return _from_json(value)
+    except (msgspec.DecodeError, OverflowError):
         return value
+
+
+def _from_json(text: str) -> Any:
+    value = _decode_json(text)
+    return _narrowed(value) if _LONG_NUMBER.search(text) else value
+
+
+def _is_wide(value: int | None) -> bool:
+    return value is not None and type(js_number(value)) is float
+
+
+def _narrowed(value: Any) -> Any:
+    """Whole numbers beyond 32 bits as floats, since JavaScript clients take 64-bit integers for BigInts.
+
+    Those that a float cannot hold stay as they are if they can: a BigInt is better than another number.
+    """
+    kind = type(value)
+    if kind is int:
+        is_exact = abs(value) <= MAX_SAFE_INTEGER or abs(value) >= 2**63
+        return js_number(value) if is_exact else value
+    if kind is dict:
+        return {key: _narrowed(item) for key, item in value.items()}
+    if kind is list:
+        return [_narrowed(item) for item in value]
+    return value
 
 
 def _by_queue(
@@ -246,9 +281,19 @@ def _known(outcome: FoundJob | HeadraceError) -> _Known | None:
     return _decode_known(outcome.job)
 
 
+def _rows_of(schema: StructType, options: Options) -> RowsToJobs:
+    variants = [field.name for field in schema if field.dataType.typeName() == "variant"]
+    if variants:
+        name = variants[0]
+        raise BadOption(
+            f"the column {name} is a variant, of which only Spark can read the bytes: write to_json({name})"
+        )
+    return RowsToJobs(options, schema.fieldNames())
+
+
 class JobsWriter(DataSourceArrowWriter):
     def __init__(self, options: Options, schema: StructType) -> None:
-        self._rows = RowsToJobs(options, schema.fieldNames())
+        self._rows = _rows_of(schema, options)
         self._refused_before: float | None = None
         if options.on_duplicate == "fail":
             # A task that is tried again finds rows of its own. They are younger than this, and no reason to fail.
@@ -261,7 +306,7 @@ class JobsWriter(DataSourceArrowWriter):
 
 class JobsStreamWriter(DataSourceStreamArrowWriter):
     def __init__(self, options: Options, schema: StructType) -> None:
-        self._rows = RowsToJobs(options, schema.fieldNames())
+        self._rows = _rows_of(schema, options)
 
     def write(self, iterator: Iterator[Any]) -> Written:
         return send(self._rows, iterator)
