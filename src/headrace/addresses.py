@@ -1,10 +1,10 @@
-"""Where a webhook may point: the guard against requests into our own network.
+"""Where a webhook may point: the guard against server-side request forgery (SSRF).
 
 Two checks with one set of rules. `check_webhook_url` reads a URL the way browsers and HTTP clients do (an
 address has many spellings: 0x7f.1, 017700000001 and [::ffff:7f00:1] are all 127.0.0.1) and refuses what names
 this machine or a private network. `check_address` applies the same rules to what DNS answered, just before a
-delivery connects. `UrlRules` is what the operator decided: networks inside that may be called all the same, and
-whether plain http will do. To block a further range add a row to _BLOCKED_V4 or _BLOCKED_V6; the first match gives
+delivery connects. `UrlRules` is what the operator decided: internal networks that may be called after all, and
+whether plain http is allowed. To block a further range add a row to _BLOCKED_V4 or _BLOCKED_V6; the first match gives
 the text.
 """
 

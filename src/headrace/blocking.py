@@ -1,7 +1,7 @@
-"""The blocking face of something that lives on a loop, for threads.
+"""The blocking facade of something that lives on an event loop, for threads.
 
-Entering a face runs what it stands for on a loop in the background, unless it runs on one already. A face has a method
-for each coroutine it offers and hands it to `_run`; the context of the caller goes along.
+Entering a facade runs what it wraps on a background loop, unless it runs on one already. A facade has a method
+for each coroutine it offers and passes it to `_run`, together with the caller's context variables.
 """
 
 from __future__ import annotations

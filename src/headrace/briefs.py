@@ -1,6 +1,6 @@
-"""The beginning of a payload, for lists: a few of its entries, long texts cut, the same shape.
+"""The beginning of a payload, for lists: a few of its entries, long strings truncated, the same shape.
 
-It is read off the encoded bytes, and what is left out is stepped over, never decoded: a payload of many megabytes costs
+It is taken from the encoded bytes, and what is left out is skipped, never decoded: a payload of many megabytes costs
 no more than a small one.
 """
 

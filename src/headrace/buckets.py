@@ -1,7 +1,7 @@
 """The token bucket behind rate limits: how many may pass now, and when the next may.
 
 Pure: the caller brings the time. A bucket holds at most `capacity` tokens and gains `refill_per_ms` of them
-every millisecond; handing out a job costs one. A bucket that can never hold what is asked for answers None
+every millisecond; handing out a job costs one. A bucket that can never hold what is requested returns None
 instead of a waiting time, so that nobody sets a timer for it.
 """
 

@@ -1,13 +1,13 @@
 """From a URL to a client. The only module that knows both sides: sockets to a server and the engine in this process.
 
     sqlite:///path.db        an engine in this process on one file (sqlite:////abs/path.db for an absolute path)
-    memory://                an engine in this process, gone with it; memory://name is shared by that name
+    memory://                an engine in this process, gone when it ends; memory://name is shared by that name
     headrace://host:6789     a server; ?token=...; headraces:// with TLS; bunqueue:// is the same
     valkey://host:6379/0     an engine in this process on shared queues, without any server; ?prefix=glide
 
-Options of a connection may stand in the query: ?pool_size=2&command_timeout=5s. Without a URL that of HEADRACE_URL is
-meant, or a server on this machine; without a token that of HEADRACE_TOKEN. Clients of one URL share what is behind it:
-it is closed by the last one that lets go.
+Connection options may be given in the query: ?pool_size=2&command_timeout=5s. The default URL is HEADRACE_URL, or
+a server on this machine; the default token is HEADRACE_TOKEN. Clients of one URL share what is behind it: the last one
+to close closes it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Spans and moments as people write them: seconds, timedelta, "30s", datetimes with a zone. Inside all is ms."""
+"""Durations and times as people write them: seconds, timedelta, "30s", aware datetimes. Internally all is ms."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """The engine in this process: the same commands as over a socket, without the socket.
 
-An `EmbeddedEngine` owns a database file (or memory) and ends ticks as the server does: what is asked in one turn of the
-loop shares one commit, and nothing is answered before it. Each client of it is a `LocalPeer`, as each connection of a
+An `EmbeddedEngine` owns a database file (or memory) and ends ticks as the server does: the commands of one turn of the
+loop share one commit, and none is answered before it. Each client of it is a `LocalPeer`, as each connection of a
 server is a session. Commands and replies take the form they have on the wire, so limits, errors and types are those of
-a server, and nobody holds a piece of the engine in his hands.
+a server, and no caller holds a reference into the engine.
 """
 
 from __future__ import annotations

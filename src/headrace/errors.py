@@ -1,4 +1,4 @@
-"""Everything that can go wrong, as one tree.
+"""Every error of Headrace, as one class hierarchy.
 
     HeadraceError
     ├── InvalidCommand          the request itself is wrong: a field, a limit, a combination
@@ -6,35 +6,35 @@
     │   └── PayloadError        data or a result does not fit its declaration
     ├── NotFound                no such job, cron, worker or webhook
     ├── Refused                 the thing exists, but not in a state that allows this
-    │   ├── LeaseLost           the token is missing, wrong or outlived
-    │   └── Conflict            somebody else changed it meanwhile: look again and decide anew
+    │   ├── LeaseLost           the token is missing, wrong or expired
+    │   └── Conflict            somebody else changed it meanwhile: read it again and decide again
     ├── NotAuthenticated
     ├── RateLimited
-    ├── ReplyTooLarge           the answer would not fit a frame
+    ├── ReplyTooLarge           the reply would not fit into a frame
     ├── NotSupported            this backend cannot do it
     ├── StorageUnavailable      the disk or the engine behind the backend refuses writes
-    ├── Internal                a bug of ours: logged, and told without its insides
+    ├── Internal                a bug of ours: logged, and reported without details
     ├── ConfigError             a setting or a URL that cannot be used; never a reply
     ├── ProtocolViolation       the byte stream cannot be trusted any more: reply, then close
-    └── ClientError             noticed on this side of the wire; never a reply
-        ├── ConnectionLost      what became of the command is unknown
+    └── ClientError             raised on the client's side; never a reply
+        ├── ConnectionLost      whether the command was carried out is unknown
         │   └── Unreachable     it was not sent at all
         ├── CommandTimeout
         ├── ClientClosed
         ├── JobFailed           the job whose result was wanted failed for good
         ├── JobTimeout          the job whose result was wanted did not end in time
-        ├── RemoteError         an error of another process, rebuilt from its texts
-        ├── StalledError        the worker that had it died, as often as is allowed
+        ├── RemoteError         an error of another process, rebuilt from text
+        ├── StalledError        the worker that had it died, too often
         ├── ProviderStoppedError        events or workflows were stopped while somebody waited
         ├── UnknownEventError, EventTimeoutError, EventCancelledError
         └── WorkflowError
             ├── WorkflowStepError       a step failed for good; its cause is attached
-            ├── WorkflowRollbackError   compensating failed too: a group of all errors
+            ├── WorkflowRollbackError   compensation failed too: a group of all errors
             ├── WorkflowTimeoutError, WorkflowCancelledError
             └── StepNotFoundError
 
-Errors are raised where they are noticed and become replies in one place (`server.session`). The message is what
-the client reads, so it follows the protocol reference word for word where that gives a text.
+Errors are raised where they are detected and become replies in one place (`server.driving`). The message is what
+the client reads, so it follows the protocol reference verbatim where that gives a text.
 """
 
 from __future__ import annotations

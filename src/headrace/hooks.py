@@ -1,4 +1,4 @@
-"""Hooks of the user, told of what happens: each may be missing, and what they raise is logged and breaks nothing."""
+"""User hooks, called when something happens: each is optional, and what they raise is logged and breaks nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The nouns of Headrace and their limits: what a job is told, what a queue is told, what an event records.
+"""The data model of Headrace and its limits: the options of jobs, the settings of queues, the records of events.
 
 Rules: no I/O, no behaviour beyond small conversions. Limits are `Annotated` types declared once here and used by
 every command that takes the field, so PUSH, PUSHB, PUSHF and Cron cannot diverge. A type's `extra` gives the exact

@@ -1,14 +1,14 @@
-"""Pushes that do not take the way over the line: a plain job goes to Valkey straight from the loop of who adds it.
+"""Pushes that bypass the line: a plain job goes to Valkey straight from the caller's own loop.
 
-The line is another thread. Going there and back for each job of somebody who adds one by one costs more than all the
-rest. Valkey keeps all state by itself, so for the simplest command a connection on the caller's own loop will do, as if
-it were that of another process.
+The line is another thread. For a caller that adds jobs one by one, the round trip to that thread costs more than all
+the rest. Valkey holds all state, so for the simplest command a connection on the caller's own loop will do, as if
+it belonged to another process.
 
-Rules: whatever is not a plain push to a queue that the engine knows and nobody here listens to takes the usual way, and
-so does every push while one of this loop is under way there: it must not be overtaken. For the same reason a push that
-takes the usual way waits until those that went by the door are done. A door that cannot be opened, or
-whose server lacks our functions, is no error: the usual way says what is wrong, or mends it. A door is closed with its
-client, or with its loop.
+Rules: whatever is not a plain push to a queue that the engine knows and nobody here listens to goes over the line, and
+so does every push while another push of this loop is in flight there: it must not overtake that one. For the same
+reason a push over the line waits until the direct ones before it are done. A door (a direct connection) that cannot be
+opened, or whose server lacks our functions, is no error: the line reports what is wrong, or fixes it. A door is closed
+with its client, or with its loop.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""How numbers, times and payloads are written for people: in the terminal and in reports as on the dashboard.
+"""Formatting numbers, times and payloads for people: in the terminal and in reports as on the dashboard.
 
 1,234 · 12.3 k · 4.1 M; 850 ms · 12 s · 3 min · 2 h; rates in one unit per page. `server/dashboard/format.js` is the
-same in the browser: change both. Text that came from outside is made harmless here: what a terminal would obey
-(escape sequences, line breaks) is shown instead.
+same in the browser: change both. Untrusted text is sanitized here: control characters that a terminal would obey
+(escape sequences, line breaks) are shown instead.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ number of hops. The keys `correlationId`, `traceId`, `spanId` and `parentSpanId`
 to the application. Every message is a span of its own: `capture` gives it a new id whose parent is the current span,
 and invents no trace where there is none.
 
-Errors travel as `ErrorReport`, which is text: an error of another process is rebuilt as a RemoteError that tells its
+Errors travel as `ErrorReport`, which is text: an error of another process is rebuilt as a RemoteError with its
 type, message, step, attempt and traceback, and is never unpickled.
 """
 

@@ -1,14 +1,14 @@
 """When things run again: cron expressions, fixed intervals and repeating jobs.
 
-Rules: times are milliseconds since the epoch, every answer lies strictly after the time asked about, and
+Rules: times are milliseconds since the epoch, every result lies strictly after the given time, and
 nothing here reads a clock. Expressions have 5 fields, or 6 with leading seconds, or are one of MACROS.
 
 Daylight saving follows Debian's cron. A schedule whose minute and hour are both fixed (`30 2 * * *`) runs
 once a day: when clocks skip its time it runs at the end of the gap, when they repeat it the first pass
 counts. Every other schedule (`*/30 * * * *`) runs in every real hour.
 
-cronsim knows the calendar and is only asked about wall-clock time; the step between wall clock and UTC is
-taken here. To add a macro add it to MACROS.
+cronsim knows the calendar and is only used for wall-clock time; the conversion between wall clock and UTC is
+done here. To add a macro add it to MACROS.
 """
 
 from __future__ import annotations

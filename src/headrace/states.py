@@ -1,8 +1,8 @@
 """The life of a job: states, verbs and the only table that connects them.
 
-Everything that can change a job's state is in NEXT; the missing entry is the illegal transition. To add a verb: add
-it to Verb, add its rows, run `make docs` (diagram and table follow), then teach the backends; the conformance suite
-tells you where.
+Everything that can change a job's state is in NEXT; a missing entry is an illegal transition. To add a verb: add
+it to Verb, add its rows, run `make docs` (diagram and table follow), then implement it in the backends; the conformance
+suite tells you where.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The wire shape of a job: one MessagePack map, put together from encoded fragments.
+"""The wire format of a job: one MessagePack map, spliced from encoded fragments.
 
-A job answer has about forty keys, nearly all of them the same for nearly all jobs. So the map is joined from
+A job on the wire has about forty keys, nearly all of them the same for nearly all jobs. So the map is joined from
 fragments: settings are shared objects whose fragment is encoded once, links and history have a constant fragment
-while a job has none, and only ids, times and counters are packed per answer. Payloads are spliced in as they came.
+while a job has none, and only ids, times and counters are packed per reply. Payloads are spliced in as they came.
 
 To add a field to the job object: add it to the view struct of its part; counts follow by themselves.
 """

@@ -1,13 +1,13 @@
-"""The codec: frames to commands, replies to frames. Does no I/O; knows all quirks of JavaScript clients.
+"""The codec: frames to commands, replies to frames. Does no I/O; knows the quirks of JavaScript clients.
 
-Decoding is optimistic: one typed decode into the union of all commands, limits included. Only when that refuses a
+Decoding is optimistic: one typed decode into the union of all commands, limits included. Only when that rejects a
 frame is it taken apart field by field (`_Explainer`), which either cleans up what is legal in the protocol but not in
 the types (JavaScript's `undefined` as extension 0, null for an absent option, whole numbers as floats) or finds the
-exact text for what is wrong. It looks at the first byte of a value before it makes anything of it: 64 MB of empty lists
+exact text for what is wrong. It checks the first byte of a value before it decodes it: 64 MB of empty lists
 where a number belongs must not become sixty million objects.
 
-The union of all commands takes a tenth of a server's start to build. So it begins with the few that clients begin with;
-`know_all` adds the others, when a server has nothing better to do or when the first of them is asked for.
+Building the union of all commands takes a tenth of a server's start. So it starts with the few that clients send
+first; `know_all` adds the others, when the server is idle or when the first of them arrives.
 """
 
 from __future__ import annotations

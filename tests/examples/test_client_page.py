@@ -56,7 +56,7 @@ def verbs_of(kind: type[Any]) -> set[str]:
 
 def test_the_tables_name_every_verb() -> None:
     assert verbs_of(JobVerbs) == words("## Following a job")
-    steering = words("## Steering a queue")
+    steering = words("## Managing a queue")
     assert {f"dlq.{name}" for name in verbs_of(DlqVerbs)} == {word for word in steering if word.startswith("dlq.")}
     described = {word for word in steering if not word.startswith("dlq.")} | {"add", "add_many"}
     assert verbs_of(QueueVerbs) <= described

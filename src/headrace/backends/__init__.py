@@ -1,4 +1,4 @@
-"""Where jobs are kept. `base` is the contract, `local` and `valkey` fulfil it."""
+"""Where jobs are stored. `base` is the contract, `local` and `valkey` implement it."""
 
 from __future__ import annotations
 

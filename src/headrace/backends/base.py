@@ -1,16 +1,16 @@
-"""Where jobs are kept: the contract that every backend fulfils, verb by verb.
+"""Where jobs are stored: the contract that every backend implements, verb by verb.
 
-Rules of the seam:
-- A verb is whole. `insert`, `complete`, `fail` and the rest apply every consequence (parents, dedup key, repeat,
-  limits, dead letters, events) atomically and report an outcome; the caller keeps no invariant across an await.
-- Nothing a verb did may be acknowledged before `commit` returned. On a local backend many verbs share one commit.
+Rules:
+- A verb is atomic. `insert`, `complete`, `fail` and the rest apply every consequence (parents, dedup key, repeat,
+  limits, dead letters, events) or none, and report an outcome; the caller keeps no invariant across an await.
+- Nothing a verb did may be acknowledged before `commit` has returned. On a local backend many verbs share one commit.
 - Jobs leave a backend as `Raw`: the wire map of the job, already encoded. Payloads are never decoded.
 - A verb that cannot apply raises an error of headrace.errors with the text that the client will read.
 - Methods are `async def` everywhere; those of a local backend never suspend (except the ones marked *sliced*, which
-  give way to other work between slices).
+  yield to other work between slices).
 - `now` is always read from the injected clock inside the backend.
 
-To add a verb: declare it here with its contract, extend tests/conformance, then teach each backend.
+To add a verb: declare it here with its contract, extend tests/conformance, then implement it in each backend.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How much one reply can hold: who removes jobs and answers with their ids must not remove more than it can name."""
+"""How much one reply can hold: a command that removes jobs and returns their ids must not remove more than fit."""
 
 from __future__ import annotations
 

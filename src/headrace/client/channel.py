@@ -1,4 +1,4 @@
-"""What a client asks through: sockets to a server, or an engine in this process. Both look like this.
+"""What a client sends commands through: sockets to a server, or an engine in this process. This is their interface.
 
 A channel lives on the loop of its `line`; nothing here may be called from another thread. Replies come as calls of
 `done`, with the reply or with the error.

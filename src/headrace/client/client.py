@@ -1,6 +1,6 @@
-"""The two doors to a channel: `ask` for coroutines, `ask_blocking` for threads. Everything a user touches stands on it.
+"""The two ways into a channel: `ask` for coroutines, `ask_blocking` for threads. All that users touch builds on it.
 
-A client is shared and counted: objects made from one URL use the same channel, and the last one to close it closes it.
+A client is shared and reference-counted: objects of one URL use the same channel, and the last one to close closes it.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""One side of a connection without its socket: greeting, numbering, matching replies to commands.
+"""One side of a connection without its socket: handshake, numbering, matching replies to commands.
 
-The greeting: Hello first; a server that answers `Not authenticated` gets the token and another Hello. A server of
-protocol 1, or one that does not know Hello, is asked one thing at a time. Until the greeting is over commands wait,
+The handshake: Hello first; a server that answers `Not authenticated` gets the token and another Hello. A server of
+protocol 1, or one that does not know Hello, gets one command at a time. Until the handshake is over commands wait,
 later they wait while the window is full.
 
-Rules: no I/O and no clock. The shell (`link`) sends what `take` gives, feeds `receive`, and calls `lose` at the end.
+Rules: no I/O and no clock. The shell (`link`) sends what `take` returns, feeds `receive`, and calls `lose` at the end.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Hearing what happens in a queue, as it happens: `async for event in events` or `for event in events`.
+"""Live events of a queue: `async for event in events` or `for event in events`.
 
-Events come over a connection of their own. When it was lost and made again, an event `gap` says so: what happened
-meanwhile was not heard. A listener that is too slow loses the oldest events, and is told so by a `gap` too.
+Events come over a connection of their own. After a reconnect a `gap` event says that events in between were missed.
+A listener that is too slow loses the oldest events, and gets a `gap` too.
 """
 
 from __future__ import annotations

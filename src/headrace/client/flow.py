@@ -1,4 +1,4 @@
-"""Families of jobs added at once: a parent runs when its children have ended. All of a flow is stored, or nothing."""
+"""Families of jobs added at once: a parent runs when its children have ended. A flow is stored atomically."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A job as its producer sees it: a handle to ask about it, and a picture of it at one moment."""
+"""A job as its producer sees it: a handle to query and control it, and a snapshot of it."""
 
 from __future__ import annotations
 

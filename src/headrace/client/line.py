@@ -1,9 +1,9 @@
 """The thread in which this process talks to queues: one loop for all sockets and embedded engines.
 
-Callers, in whatever thread or loop they live, only post work to it and get answers posted back. So a handler that
-blocks its own loop holds up neither heartbeats nor other callers, and the synchronous and asynchronous faces of the
-client are the same thing behind two doors. After a fork the child makes a line of its own, and before the interpreter
-ends what is still open on the line is closed.
+Callers, in whatever thread or loop they live, only post work to it and get replies posted back. So a handler that
+blocks its own loop delays neither heartbeats nor other callers, and the blocking and the async client share one
+implementation. After a fork the child creates a line of its own, and before the interpreter exits, what is still open
+on the line is closed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""One socket to a server that comes back by itself: connect, greet, notice death, wait, try again.
+"""One socket to a server that reconnects by itself: connect, shake hands, detect death, back off, try again.
 
-What to do when is `policy`; what is said is `conversation`; this is the part that does I/O. Commands that were under
-way when the link broke fail at once ("Connection lost"); those that had not been sent yet go over the next connection,
-as far as their time allows. A server that was never reached is reported at once instead, unless the link is patient.
+`policy` decides what to do when, `conversation` what is said; this is the part that does I/O. Commands that were in
+flight when the link broke fail at once ("Connection lost"); those not yet sent go over the next connection,
+as far as their timeout allows. A server that was never reached is reported at once instead, unless the link is patient.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What can be said about a job when it is added: Python names and units in, wire fields out."""
+"""The options of a job when it is added: Python names and units in, wire fields out."""
 
 from __future__ import annotations
 

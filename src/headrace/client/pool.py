@@ -1,6 +1,6 @@
-"""Several links to one server behind one channel: round robin, connected ones first, made when they are needed.
+"""Several links to one server behind one channel: round robin, connected ones first, opened on demand.
 
-Commands that wait for an event (the result of a job) are spread so that they hold up nobody: a few per link, and when
+Commands that wait for an event (the result of a job) are spread so that they block nobody: a few per link, and when
 there are more of them, on further links that carry nothing else.
 """
 

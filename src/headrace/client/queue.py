@@ -1,4 +1,4 @@
-"""A queue as its users see it: put jobs in, look at them, steer them."""
+"""A queue as its users see it: add jobs, inspect them, manage them."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""One body for two faces: every operation is written once and works in coroutines and in threads.
+"""One implementation for two interfaces: every operation is written once and works in coroutines and in threads.
 
 A verb is a coroutine function that awaits nothing but `self._ask(command)` (and private coroutines that do the same).
 On an AsyncShell calling it gives the coroutine. On a SyncShell `_ask` blocks instead of suspending, so the coroutine
 ends at its first step and calling the verb gives the result. The types follow: `await queue.pause()` and
 `queue.pause()` are both checked.
 
-To add an operation: a method with @verb in the class that both faces share; nothing else.
+To add an operation: a method with @verb in the class that both interfaces share; nothing else.
 """
 
 from __future__ import annotations

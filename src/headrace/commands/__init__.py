@@ -1,4 +1,4 @@
-"""Everything that can be asked. Modules are loaded when they are first touched (`commands.queues`), and all of them by
+"""All commands. Modules are loaded when they are first accessed (`commands.queues`), and all of them by
 whoever takes REGISTRY or BY_TYPE from here.
 
 Reading order: `_base` (what a command is), `jobs` (the core), then any of the others. To add a module: put it into this

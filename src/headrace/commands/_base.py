@@ -1,11 +1,11 @@
-"""What can be asked: the base of all commands, their replies and the one registry.
+"""What a command is: the base class of all commands, their replies and the one registry.
 
 A command is a struct with its fields and limits, its reply type, HTTP route, flags and a `run` of one to three lines.
 TCP decoding, HTTP routing, the client's `call`, the reference pages, fuzz inputs and CLI verbs derive from REGISTRY.
 
 Commands that come in bursts (PUSH, PULL, ACK) also have `together`: it runs several of one kind, read from a connection
 in one go, with one call of the backend, and answers as many of the first ones as it could do that way. The others are
-run one by one. It must give each the reply that `run` would have given.
+run one by one. Each must get the reply that `run` would have given.
 
 A command with many options may have a short form (@short_form): a struct with the few fields that most senders use and
 `forbid_unknown_fields`. Frames that come in a row are read as that if possible, see wire.decode_commands.
@@ -39,7 +39,7 @@ class Reply(Struct, rename="camel", kw_only=True):
 
 
 class Ok(Reply):
-    """Nothing more to say than that it was done."""
+    """Done; there is nothing else to report."""
 
 
 class Removal(Struct):
@@ -47,7 +47,7 @@ class Removal(Struct):
 
 
 class Removed(Reply):
-    """Whether there was what was to be removed."""
+    """Whether there was anything to remove."""
 
     data: Removal
 
@@ -62,7 +62,7 @@ class Alike(Struct, gc=False, frozen=True):
 
 
 class ErrorReply(Struct):
-    """`code` is the kind of the error, for clients that asked for it in Hello; the protocol knows the text alone."""
+    """`code` is the kind of the error, for clients that asked for it in Hello; the protocol has only the text."""
 
     error: str
     ok: bool = False
@@ -80,7 +80,7 @@ R = TypeVar("R", bound=Reply)
 
 
 class Flag(enum.Flag):
-    """What dispatch must know of a command without knowing the command."""
+    """What dispatch must know about a command."""
 
     NONE = 0
     WRITE = enum.auto()  # changes something: refused while storage is degraded
@@ -144,7 +144,7 @@ class Spec(Struct, frozen=True):
 class Command(Struct, Generic[R], tag_field="cmd", rename="camel", kw_only=True, omit_defaults=True, gc=False):
     """Base of all commands. `req_id` is echoed byte for byte, whatever its type.
 
-    Clients encode the same classes: what was not asked for does not travel.
+    Clients encode the same classes: fields that are not set are not sent.
     """
 
     req_id: Raw = ABSENT

@@ -1,4 +1,4 @@
-"""What a client says about its own connection: who it is, and what it wants to hear."""
+"""Commands about the connection itself: handshake, authentication, subscriptions."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Greeting(Reply):
 
 @command(Greeting, category="Monitoring")
 class Hello(Command[Greeting], tag="Hello"):
-    """Tell each other what is spoken. Nothing depends on it: clients may leave it out."""
+    """Negotiate protocol version and capabilities. It is optional: clients may leave it out."""
 
     protocol_version: Finite | None = None
     capabilities: Many[ShortText] | None = None
@@ -50,7 +50,7 @@ class Hello(Command[Greeting], tag="Hello"):
 
 @command(Ok, category="Auth", flags=Flag.OPEN | Flag.BLOCKING, errors=("Invalid token",))
 class Auth(Command[Ok], tag="Auth"):
-    """Open the connection with a token. A later failure does not close what an earlier success opened."""
+    """Authenticate the connection with a token. A later failure does not revoke an earlier success."""
 
     token: AuthToken
 
@@ -61,7 +61,7 @@ class Auth(Command[Ok], tag="Auth"):
 
 @command(Ok, category="Events", flags=Flag.CONNECTION)
 class SubscribeEvents(Command[Ok], tag="SubscribeEvents"):
-    """Send the events of one queue, or with `*` of all, over this connection from now on, instead of others."""
+    """Send the events of one queue, or with `*` of all, over this connection; replaces an earlier subscription."""
 
     queue: WatchedQueue
 

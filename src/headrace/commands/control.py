@@ -1,4 +1,4 @@
-"""Changes to one job: withdraw it, put it off, bring it forward, wait for it, keep its lease."""
+"""Changes to one job: cancel, delay or promote it, wait for it, extend its lease."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ TOKEN_ERRORS = ("Lock token required for job <id>", "Invalid or expired lock tok
     errors=("Job not found or cannot be cancelled",),
 )
 class Cancel(Command[Ok], tag="Cancel"):
-    """Withdraw a job that has not begun: waiting, delayed or waiting for children.
+    """Cancel a job that has not started: waiting, delayed or waiting for children.
 
-    With `force` also an active one: its worker loses the lease and learns of it with its next heartbeat.
+    With `force` also an active one: its worker loses the lease and learns so with its next heartbeat.
     """
 
     id: JobId
@@ -43,7 +43,7 @@ class Cancel(Command[Ok], tag="Cancel"):
 
 @command(Ok, category="Control", flags=Flag.WRITE, http="POST /jobs/{id}/progress fail=400", errors=_NOT_ACTIVE)
 class Progress(Command[Ok], tag="Progress"):
-    """Say how far an active job is. Values are clamped to 0..100; without `message` the old one stays."""
+    """Report the progress of an active job. Values are clamped to 0..100; without `message` the old one stays."""
 
     id: JobId
     progress: Finite
@@ -80,7 +80,7 @@ class Update(Command[Ok], tag="Update"):
     errors=("Job not found or not in queue",),
 )
 class ChangePriority(Command[Ok], tag="ChangePriority"):
-    """Give a waiting or delayed job another priority and, with `lifo`, another place among its equals."""
+    """Change the priority of a waiting or delayed job and, with `lifo`, its place among jobs of that priority."""
 
     id: JobId
     priority: Priority
@@ -116,7 +116,7 @@ class Promote(Command[Ok], tag="Promote"):
     errors=(*_NOT_ACTIVE, *TOKEN_ERRORS),
 )
 class MoveToDelayed(Command[Ok], tag="MoveToDelayed"):
-    """Put off an active or waiting job for `delay` ms. Counts no attempt; an active job loses its lease."""
+    """Delay an active or waiting job by `delay` ms. Counts no attempt; an active job loses its lease."""
 
     id: JobId
     delay: DelayMs
@@ -195,7 +195,7 @@ class Waited(Reply):
     errors=("Job not found", "timeout must be at most 600000"),
 )
 class WaitJob(Command[Waited], tag="WaitJob"):
-    """Wait for a job to end, at most `timeout` ms. `completed` is false when it failed, was removed or time ran out."""
+    """Wait for a job to end, at most `timeout` ms. `completed` is false if it failed, was removed or time ran out."""
 
     id: JobId
     timeout: Annotated[float, Meta(ge=0, le=600_000)] = 30_000
@@ -220,7 +220,7 @@ async def _extend(engine: Engine, job_id: str, token: str | None, duration_ms: f
     errors=("Lock not found or invalid token",),
 )
 class ExtendLock(Command[Ok], tag="ExtendLock"):
-    """Let a lease end `duration` ms from now. Without a token this succeeds whoever holds it."""
+    """Extend a lease to `duration` ms from now. Without a token this succeeds whoever holds it."""
 
     id: JobId
     duration: LeaseMs
@@ -243,7 +243,7 @@ class ExtendLock(Command[Ok], tag="ExtendLock"):
     ),
 )
 class ExtendLocks(Command[Counted], tag="ExtendLocks"):
-    """Extend many leases, each by its own duration; says how many could be."""
+    """Extend many leases, each to its own duration; returns how many succeeded."""
 
     ids: Many[JobId]
     tokens: Many[Token | None]

@@ -1,4 +1,4 @@
-"""Schedules: jobs that are pushed by the clock."""
+"""Schedules: jobs that are pushed at set times."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ NOT_FOUND = "Cron job not found"
 
 
 class CronJobOptions(Struct, rename="camel"):
-    """How the jobs of a schedule are run: the part of JobSettings that clients give here."""
+    """How the jobs of a schedule are run: the subset of JobSettings that clients can set here."""
 
     max_attempts: MaxAttempts = 3
     backoff: BackoffMs | Backoff = 1000
@@ -121,8 +121,8 @@ class Cron(Command[CronFound], tag="Cron"):
     """Create a schedule, or replace the one of this name and keep its count of runs.
 
     `schedule` is a cron expression in `timezone`, `repeatEvery` an interval in ms; the expression wins when
-    both are given. By default a run is held back while the job of the run before still lives
-    (`preventOverlap`), and runs missed while the server was down are left out (`skipMissedOnRestart`).
+    both are given. By default a run is skipped while the job of the previous run has not ended
+    (`preventOverlap`), and runs missed while the server was down are skipped (`skipMissedOnRestart`).
     """
 
     name: CronName

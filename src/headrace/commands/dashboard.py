@@ -1,4 +1,4 @@
-"""Many figures in one answer, for screens that show them side by side."""
+"""Many figures in one reply, for dashboards."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ _dead_letter = msgpack.Decoder(DeadLetterSummary).decode
 class DashboardQueue(Command[QueueDetailReply], tag="DashboardQueue"):
     """One queue in detail: counts, priorities, the newest dead letters and, if asked for, the next jobs.
 
-    With `brief` the dead letters have but the beginning of their payloads, as in GetJob.
+    With `brief` the dead letters have only the beginning of their payloads, as in GetJob.
     """
 
     queue: QueueName
@@ -347,7 +347,7 @@ class DashboardHistory(Command[HistoryReply], tag="DashboardHistory"):
     """What came, went, failed and waited in the last minutes or hours, for charts: all queues together, or one.
 
     Steps are 5 s for 15 minutes, 20 s for an hour, 5 minutes for a day. A queue that was idle or is not among the busy
-    ones has empty series. It is kept in memory: a server that restarted begins anew.
+    ones has empty series. It is kept in memory: after a restart it starts empty.
     """
 
     window: Literal["15m", "1h", "24h"] = "1h"

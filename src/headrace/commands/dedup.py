@@ -1,4 +1,4 @@
-"""Deduplication keys: who holds one, and how to let go of it."""
+"""Deduplication keys: who holds one, and how to free it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class GetDeduplicationJobId(Command[KeyOwnerFound], tag="GetDeduplicationJobId")
 
 @command(KeysRemovedReply, category="Dedup", flags=Flag.WRITE)
 class RemoveDeduplicationKey(Command[KeysRemovedReply], tag="RemoveDeduplicationKey"):
-    """Free a `uniqueKey` of a queue, so that the next push with it makes a new job; 1 if it was held."""
+    """Free a `uniqueKey` of a queue, so that the next push with it creates a new job; 1 if it was held."""
 
     queue: QueueName
     deduplication_id: UniqueKey
@@ -56,7 +56,7 @@ class RemoveDeduplicationKey(Command[KeysRemovedReply], tag="RemoveDeduplication
 
 @command(Removed, category="Dedup", flags=Flag.WRITE)
 class RemoveJobDeduplicationKey(Command[Removed], tag="RemoveJobDeduplicationKey"):
-    """Free the `uniqueKey` that a job holds; says whether it held one."""
+    """Free the `uniqueKey` that a job holds; returns whether it held one."""
 
     id: JobId
 

@@ -1,4 +1,4 @@
-"""Dead letters, and completed jobs that are to run once more."""
+"""Dead letters, and rerunning completed jobs."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class PageDeadLetters(Command[DeadLetterPage], tag="DlqPage"):
 
 @command(Counted, category="DLQ", flags=Flag.WRITE | Flag.BULK, http="POST /queues/{queue}/dlq/retry")
 class RetryDeadLetters(Command[Counted], tag="RetryDlq"):
-    """Let dead letters run again with fresh attempts: one, those of `ids`, the `count` oldest, a filter's, or all."""
+    """Retry dead letters with fresh attempts: one, those of `ids`, the `count` oldest, those of a filter, or all."""
 
     queue: QueueName
     job_id: JobId | None = None
@@ -86,7 +86,7 @@ class RetryDeadLetters(Command[Counted], tag="RetryDlq"):
 
 @command(Counted, category="DLQ", flags=Flag.WRITE | Flag.BULK, http="POST /queues/{queue}/dlq/purge")
 class PurgeDeadLetters(Command[Counted], tag="PurgeDlq"):
-    """Remove all dead letters of a queue; says how many there were."""
+    """Remove all dead letters of a queue; returns how many there were."""
 
     queue: QueueName
 
@@ -96,7 +96,7 @@ class PurgeDeadLetters(Command[Counted], tag="PurgeDlq"):
 
 @command(Removed, category="DLQ", flags=Flag.WRITE, http="DELETE /queues/{queue}/dlq/{jobId}")
 class RemoveDeadLetter(Command[Removed], tag="RemoveDlqJob"):
-    """Remove one dead letter; says whether it was there."""
+    """Remove one dead letter; returns whether it existed."""
 
     queue: QueueName
     job_id: JobId
@@ -125,7 +125,7 @@ class GetDlqStats(Command[DlqFigures], tag="GetDlqStats"):
 
 @command(Counted, category="DLQ", flags=Flag.WRITE | Flag.BULK, http="POST /queues/{queue}/retry-completed")
 class RetryCompleted(Command[Counted], tag="RetryCompleted"):
-    """Let completed jobs run again: one, the `count` oldest, those completed up to `timestamp`, or all."""
+    """Run completed jobs again: one, the `count` oldest, those completed up to `timestamp`, or all."""
 
     queue: QueueName
     id: JobId | None = None

@@ -1,8 +1,8 @@
-"""Reading the event log by position, telling it how far one has read, and shortening what is kept.
+"""Reading the event log by position, recording how far a consumer has read, and trimming what is kept.
 
-A position is a pair of epoch and seq: seqs begin again from an earlier one when the epoch rises, which is rare (a
-restored copy). `EventSegments` says what there is. A closed segment is best fetched whole with `EventSegment` and
-unpacked by the reader; what is not closed yet, and small pieces, come as lines from `Events`.
+A position is a pair of epoch and seq: seqs restart from an earlier one when the epoch rises, which is rare (a
+restored copy). `EventSegments` lists what there is. A closed segment is best fetched whole with `EventSegment` and
+decompressed by the reader; the open segment, and small pieces, come as lines from `Events`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class EventWindow(Reply):
 
 @command(EventWindow, category="Events", http="GET /event-log/segments")
 class ListEventSegments(Command[EventWindow], tag="EventSegments"):
-    """The segments of the event log with events behind a position, oldest first."""
+    """The segments of the event log with events after a position, oldest first."""
 
     epoch: Seq = 0
     after: Seq = 0
@@ -61,7 +61,7 @@ class EventLines(Reply):
 class ReadEvents(Command[EventLines], tag="Events"):
     """Events with a seq above `after`, oldest first: at most `limit`, and about 1 MB at a time.
 
-    The first one may have a higher seq than `after` + 1: what lies between is kept no longer.
+    The first one may have a higher seq than `after` + 1: what lies between is no longer kept.
     """
 
     after: Seq = 0
@@ -81,9 +81,9 @@ class SegmentChunk(Reply):
 
 @command(SegmentChunk, category="Events", errors=("No closed segment begins with event <seq>",))
 class ReadEventSegment(Command[SegmentChunk], tag="EventSegment"):
-    """A closed segment as it lies on disk: JSON lines, compressed with Zstandard.
+    """A closed segment as stored on disk: JSON lines, compressed with Zstandard.
 
-    It comes in pieces: ask again with a higher `offset` until `size` bytes are there.
+    It comes in pieces: repeat with a higher `offset` until you have `size` bytes.
     """
 
     first: Seq
@@ -102,7 +102,7 @@ class ReadEventSegment(Command[SegmentChunk], tag="EventSegment"):
     errors=("Too many consumers of the event log (max 1000); forget those that are gone",),
 )
 class SetEventPosition(Command[Ok], tag="EventPosition"):
-    """A consumer has taken all events up to `seq`; later ones are kept for it, up to the size cap of the log."""
+    """Record that a consumer has read all events up to `seq`; later ones are kept for it, up to the log's size cap."""
 
     consumer: Consumer
     seq: Seq
@@ -120,7 +120,7 @@ class SetEventPosition(Command[Ok], tag="EventPosition"):
     errors=("Consumer not found",),
 )
 class ForgetEventPosition(Command[Ok], tag="ForgetEventPosition"):
-    """A consumer is gone for good: nothing is kept for it any more."""
+    """Remove a consumer: nothing is kept for it any more."""
 
     consumer: Consumer
 
@@ -140,7 +140,7 @@ class TrimmedReply(Reply):
 
 @command(TrimmedReply, category="Events", flags=Flag.WRITE)
 class TrimEvents(Command[TrimmedReply], tag="TrimEvents"):
-    """Shorten the events kept of a queue; says how many went. The log of all queues keeps itself short: 0."""
+    """Trim the events kept of a queue; returns how many were removed. On SQLite the log trims itself: 0."""
 
     queue: QueueName
     max_length: Count

@@ -1,7 +1,7 @@
-"""Parents and children: whole families pushed at once, links made later, and what became of the children.
+"""Parents and children: whole families pushed at once, links made later, and the results of the children.
 
 A family is checked as a graph before anything is stored (`check_family`). The links are those of the fields
-`parentId`, `childrenIds` and `dependsOn`; copies that clients keep inside `data` are theirs, because data is
+`parentId`, `childrenIds` and `dependsOn`; copies that clients keep inside `data` are ignored, because data is
 never decoded.
 """
 
@@ -215,7 +215,7 @@ class MovedToChildren(Reply):
     errors=("Job is not active", *TOKEN_ERRORS),
 )
 class MoveToWaitingChildren(Command[MovedToChildren], tag="MoveToWaitingChildren"):
-    """Let an active parent step back until its children are done."""
+    """Move an active parent back to waiting for its children."""
 
     id: JobId
     token: Token | None = None
@@ -232,7 +232,7 @@ class ChildrenErrors(Reply):
 
 @command(ChildrenErrors, category="Families")
 class GetFailedChildrenValues(Command[ChildrenErrors], tag="GetFailedChildrenValues"):
-    """Errors of failed children that the parent was allowed to continue without, by `<queue>:<id>`."""
+    """Errors of failed children in spite of which the parent continued, by `<queue>:<id>`."""
 
     id: JobId
 
@@ -242,7 +242,7 @@ class GetFailedChildrenValues(Command[ChildrenErrors], tag="GetFailedChildrenVal
 
 @command(ChildrenErrors, category="Families")
 class GetIgnoredChildrenFailures(Command[ChildrenErrors], tag="GetIgnoredChildrenFailures"):
-    """Errors of failed children whose failure was to be ignored, by `<queue>:<id>`."""
+    """Errors of failed children whose failure was ignored, by `<queue>:<id>`."""
 
     id: JobId
 
@@ -261,7 +261,7 @@ class DependencyRemoved(Reply):
     errors=("Job not found: <id>", "Job <id> has no parent"),
 )
 class RemoveChildDependency(Command[DependencyRemoved], tag="RemoveChildDependency"):
-    """Let the parent of this job no longer wait for it."""
+    """Make the parent of this job no longer wait for it."""
 
     id: JobId
 
@@ -271,7 +271,7 @@ class RemoveChildDependency(Command[DependencyRemoved], tag="RemoveChildDependen
 
 @command(Ok, category="Families", flags=Flag.WRITE)
 class RemoveUnprocessedChildren(Command[Ok], tag="RemoveUnprocessedChildren"):
-    """Remove the children of a job that have not begun."""
+    """Remove the children of a job that have not started."""
 
     id: JobId
 

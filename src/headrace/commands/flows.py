@@ -1,7 +1,7 @@
-"""Workflows: a record that many may change but nobody by accident, with a log of its own and jobs that drive it.
+"""Workflows: a record with optimistic concurrency control, a log of its own and jobs that drive it.
 
-The server decides nothing here. Who runs a workflow reads it, decides, and says on which revision the decision was
-made; it is carried out as a whole or refused. Those who cannot decide (a browser, a shell script) leave a wish with
+The server decides nothing here. A worker reads a flow, decides, and names the revision on which the decision was
+made; it is carried out atomically or refused. Those who cannot decide (a browser, a shell script) leave a request with
 FlowCancel and FlowSignal: a job in the flow's own queue, for the next worker that decides on it.
 """
 
@@ -39,14 +39,14 @@ class GivenStep(Struct, rename="camel", gc=False):
 
 
 class GivenJob(Struct, rename="camel", gc=False):
-    """A job of a flow: its options are those of PUSHB; families and repetition do not go with flows."""
+    """A job of a flow: its options are those of PUSHB, except families and repetition."""
 
     queue: QueueName
     input: PushEntry
 
 
 class GivenAck(Struct, rename="camel", gc=False):
-    """The job that made the step, to be completed with it."""
+    """The job that ran the step, to be completed with it."""
 
     id: JobId
     token: Token | None = None
@@ -57,7 +57,7 @@ GivenJobs = Annotated[tuple[GivenJob, ...], Meta(max_length=1000)]
 
 
 class FlowStarted(Reply):
-    """`created` is false when the id was taken: then `flow` is what is there."""
+    """`created` is false when the id was taken: then `flow` is the existing one."""
 
     flow: Flow
     created: bool
@@ -93,7 +93,7 @@ def _pushes(flow_id: str, given: Sequence[GivenJob]) -> list[FlowPush]:
 
 @command(FlowStarted, category="Flows", flags=Flag.WRITE, http="POST /flows fail=400")
 class FlowStart(Command[FlowStarted], tag="FlowStart"):
-    """Begin a workflow and push its first jobs. An id that is taken gives the flow that has it, unchanged."""
+    """Start a workflow and push its first jobs. If the id is taken, the existing flow is returned unchanged."""
 
     id: FlowId
     workflow: ShortText
@@ -121,10 +121,10 @@ class FlowStart(Command[FlowStarted], tag="FlowStart"):
     ),
 )
 class FlowAdvance(Command[FlowChanged], tag="FlowAdvance"):
-    """Carry out a decision about a workflow, as a whole or not at all.
+    """Carry out a decision about a workflow, atomically.
 
     It appends to the log, changes the status, pushes the next jobs, completes the job of this step, and drops or stops
-    others. It is refused when the flow has changed since `revision`: look again and decide anew.
+    others. It is refused when the flow has changed since `revision`: read it again and decide again.
     """
 
     id: FlowId
@@ -187,9 +187,9 @@ async def _wish(engine: Engine, flow_id: str, name: str, told: Mapping[str, obje
     errors=(_NOT_FOUND, _ENDED),
 )
 class FlowCancel(Command[FlowChanged], tag="FlowCancel"):
-    """Have a workflow stopped by the next worker that decides on it.
+    """Ask the next worker that decides on a workflow to stop it.
 
-    What it did is taken back unless `compensate` is false. One that takes itself back already goes on with that.
+    It is compensated unless `compensate` is false. One that is already compensating continues to do so.
     """
 
     id: FlowId
@@ -209,7 +209,7 @@ class FlowCancel(Command[FlowChanged], tag="FlowCancel"):
     errors=(_NOT_FOUND, _ENDED),
 )
 class FlowSignal(Command[FlowChanged], tag="FlowSignal"):
-    """Have a workflow given a signal by the next worker that decides on it. A signal it has no use for is ignored."""
+    """Ask the next worker that decides on a workflow to deliver a signal. A signal it has no use for is ignored."""
 
     id: FlowId
     name: Annotated[str, Meta(min_length=1, max_length=256)]
@@ -226,7 +226,7 @@ async def _found(engine: Engine, flow_id: str, after: int) -> FlowFound:
 
 @command(FlowFound, category="Flows", http="GET /flows/{id} fail=404", errors=(_NOT_FOUND,))
 class FlowGet(Command[FlowFound], tag="FlowGet"):
-    """A workflow and its log, or the part of the log behind the entry `after`."""
+    """A workflow and its log, or the part of the log after the entry `after`."""
 
     id: FlowId
     after: Count = 0
@@ -237,7 +237,7 @@ class FlowGet(Command[FlowFound], tag="FlowGet"):
 
 @command(FlowsFound, category="Flows", http="GET /flows")
 class FlowList(Command[FlowsFound], tag="FlowList"):
-    """Workflows by id, the last ones first, a page at a time: `before` is the last id of the page before."""
+    """Workflows by id, in descending order, a page at a time: `before` is the last id of the previous page."""
 
     workflow: ShortText | None = None
     status: FlowStatus | None = None

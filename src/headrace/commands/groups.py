@@ -1,4 +1,4 @@
-"""Groups inside a queue: how many jobs they hold, how fast they run, whether they rest.
+"""Groups inside a queue: how many jobs they hold, how fast they run, whether they are paused.
 
 Limits of a group apply to pulls that ask for groups to be served in turn (`group` of PULL and PULLB).
 """
@@ -185,7 +185,7 @@ class GetGroupRateLimitTtl(Command[GroupTtlFound], tag="GetGroupRateLimitTtl"):
     errors=(*_QUEUE_ERRORS, "duration must be a positive safe integer"),
 )
 class RateLimitGroup(Command[Ok], tag="RateLimitGroup"):
-    """Hold a group back for `duration` ms from now."""
+    """Suspend a group for `duration` ms from now."""
 
     queue: QueueName
     group_id: GroupId
@@ -206,7 +206,7 @@ class RateLimitGroup(Command[Ok], tag="RateLimitGroup"):
     errors=(*_QUEUE_ERRORS, "concurrency must be a positive safe integer"),
 )
 class SetGroupConcurrency(Command[Ok], tag="SetGroupConcurrency"):
-    """Let at most `concurrency` jobs of a group be active at once."""
+    """Allow at most `concurrency` active jobs of a group."""
 
     queue: QueueName
     group_id: GroupId
@@ -246,7 +246,7 @@ class RemoveGroupConcurrency(Command[GroupRemoved], tag="RemoveGroupConcurrency"
 
 @command(GroupChanged, category="Groups", flags=Flag.WRITE, errors=_QUEUE_ERRORS)
 class PauseGroup(Command[GroupChanged], tag="PauseGroup"):
-    """Hand out no more jobs of a group; says whether it was running."""
+    """Hand out no more jobs of a group; returns whether it was running."""
 
     queue: QueueName
     group_id: GroupId
@@ -257,7 +257,7 @@ class PauseGroup(Command[GroupChanged], tag="PauseGroup"):
 
 @command(GroupChanged, category="Groups", flags=Flag.WRITE, errors=_QUEUE_ERRORS)
 class ResumeGroup(Command[GroupChanged], tag="ResumeGroup"):
-    """Hand out jobs of a group again; says whether it was paused."""
+    """Hand out jobs of a group again; returns whether it was paused."""
 
     queue: QueueName
     group_id: GroupId

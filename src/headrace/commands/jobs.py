@@ -73,7 +73,7 @@ def positive(name: str) -> Meta:
 
 
 class JobOptions(Command[Any], tag=False, kw_only=True):
-    """Everything that can be said about a job when it is pushed."""
+    """All options of a job when it is pushed."""
 
     data: Raw
     name: JobName | None = None
@@ -228,7 +228,7 @@ class PushedBatch(Reply):
     ),
 )
 class Push(JobOptions, tag_field="cmd", tag="PUSH", kw_only=True):
-    """Add one job to a queue. A `jobId` or `uniqueKey` that is taken gives the id of the job that has it."""
+    """Add one job to a queue. If its `jobId` or `uniqueKey` is taken, the id of the job that has it is returned."""
 
     queue: QueueName
     custom_id: CustomId | None = field(default=None, name="jobId")
@@ -286,7 +286,7 @@ async def _push_together(pushes: Sequence[Push | ShortPush], engine: Engine) -> 
     errors=("jobs[<i>]: <error of PUSH>", "jobs[<i>]: Job cannot depend on itself: <id>"),
 )
 class PushBatch(Command[PushedBatch], tag="PUSHB"):
-    """Add many jobs to a queue, all or none. Jobs may depend on each other by `customId`, in any order."""
+    """Add many jobs to a queue atomically. Jobs may depend on each other by `customId`, in any order."""
 
     queue: QueueName
     jobs: Many[PushEntry]
@@ -440,7 +440,7 @@ def _pulled(claim: Claim | None, *, with_token: bool) -> Pulled:
     errors=(*_PULL_ERRORS, "count must be at least 1", "count must be at most 1000"),
 )
 class PullBatch(Command[PulledBatch], tag="PULLB"):
-    """Take up to `count` jobs. With `timeout` it waits for the first one and then takes what is there.
+    """Take up to `count` jobs. With `timeout` it waits for the first one and then takes what is ready.
 
     As with PULL they go back to their queue when the connection closes, unless `detach` was set.
     """
@@ -467,7 +467,7 @@ class PullBatch(Command[PulledBatch], tag="PULLB"):
 
 
 class NotApplied(Struct):
-    """The lease had come to an end before: nothing was changed."""
+    """The lease had already expired: nothing was changed."""
 
     applied: bool = False
     reason: str = "already-finalized"
@@ -548,7 +548,7 @@ class Acknowledge(Command[Settled], tag="ACK"):
     ),
 )
 class AcknowledgeBatch(Command[SettledBatch], tag="ACKB"):
-    """Complete many jobs, all or none. Those whose lease had ended before are listed and left alone."""
+    """Complete many jobs atomically. Those whose lease had already expired are listed and left alone."""
 
     ids: Many[JobId]
     results: Many[Raw] | None = None
@@ -582,8 +582,8 @@ class AcknowledgeBatch(Command[SettledBatch], tag="ACKB"):
 class Fail(Command[Settled], tag="FAIL"):
     """End an attempt as failed: the job is retried after its backoff, or becomes a dead letter.
 
-    `unrecoverable` makes it a dead letter at once; `retryAfter` (ms) takes the place of the backoff this once.
-    What a failure says is cut and not refused: 100 lines of `stack` are kept, and 1,048,576 characters of each and of
+    `unrecoverable` makes it a dead letter at once; `retryAfter` (ms) replaces the backoff this once.
+    Long texts are truncated, not refused: 100 lines of `stack` are kept, and 1,048,576 characters of each and of
     `error`.
     """
 

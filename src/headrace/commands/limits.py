@@ -27,7 +27,7 @@ JobsAtOnce = Annotated[int, Meta(ge=0, le=2**31 - 1, extra=_NOT_A_NUMBER)]
     errors=("limit must be a finite number",),
 )
 class RateLimit(Command[Ok], tag="RateLimit"):
-    """Hand out at most `limit` jobs per `duration` ms. 0 holds all back; with `ttl` it ends by itself."""
+    """Hand out at most `limit` jobs per `duration` ms. 0 hands out none; with `ttl` the limit expires by itself."""
 
     queue: QueueName
     limit: JobsPerDuration
@@ -41,7 +41,7 @@ class RateLimit(Command[Ok], tag="RateLimit"):
 
 @command(Ok, category="Rate", flags=Flag.WRITE, http="DELETE /queues/{queue}/rate-limit fail=200")
 class RateLimitClear(Command[Ok], tag="RateLimitClear"):
-    """Hand out jobs as fast as they are asked for."""
+    """Remove the rate limit of a queue."""
 
     queue: QueueName
 
@@ -58,7 +58,7 @@ class RateLimitClear(Command[Ok], tag="RateLimitClear"):
     errors=("limit must be a finite number",),
 )
 class SetConcurrency(Command[Ok], tag="SetConcurrency"):
-    """Let at most `limit` jobs of a queue be active at once. Those that are active already count."""
+    """Allow at most `limit` active jobs of a queue. Jobs that are already active count."""
 
     queue: QueueName
     limit: JobsAtOnce
@@ -70,7 +70,7 @@ class SetConcurrency(Command[Ok], tag="SetConcurrency"):
 
 @command(Ok, category="Rate", flags=Flag.WRITE, http="DELETE /queues/{queue}/concurrency fail=200")
 class ClearConcurrency(Command[Ok], tag="ClearConcurrency"):
-    """Let any number of jobs of a queue be active at once."""
+    """Remove the concurrency limit of a queue."""
 
     queue: QueueName
 

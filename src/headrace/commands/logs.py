@@ -1,4 +1,4 @@
-"""What workers write about a job while they run it."""
+"""The log lines that workers write about a job."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class LogsFound(Reply):
     errors=("Job not found", LEVELS),
 )
 class AddLog(Command[LogAddedReply], tag="AddLog"):
-    """Add a line to the log of a job, in whatever state it is. The oldest lines make room for new ones."""
+    """Add a line to the log of a job, in any state. The oldest lines make room for new ones."""
 
     id: JobId
     message: Text
@@ -72,7 +72,7 @@ class GetLogs(Command[LogsFound], tag="GetLogs"):
 
 @command(Ok, category="Logs", flags=Flag.WRITE, http="DELETE /jobs/{id}/logs")
 class ClearLogs(Command[Ok], tag="ClearLogs"):
-    """Remove the log of a job, but for its newest `keepLogs` lines."""
+    """Remove the log of a job, except its newest `keepLogs` lines."""
 
     id: JobId
     keep_logs: Count | None = None

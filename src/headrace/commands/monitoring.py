@@ -1,4 +1,4 @@
-"""How the server and its workers are doing: figures and signs of life."""
+"""How the server and its workers are doing: statistics and heartbeats."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ class StorageStatus(Command[StorageReply], tag="StorageStatus"):
 
 @command(Ok, category="Monitoring", http="POST /gc")
 class CompactMemory(Command[Ok], tag="CompactMemory"):
-    """Give memory and file space back where that is cheap."""
+    """Release memory and file space where that is cheap."""
 
     async def run(self, engine: Engine, peer: Peer) -> Ok:
         await engine.backend.compact()
@@ -196,7 +196,7 @@ class HealthQueues(Struct):
 
 
 class HealthMemory(Struct, rename="camel"):
-    """In MB. The heap of Python is not measured apart: all three tell the resident size."""
+    """In MB. Python's heap is not measured separately: all three are the resident set size."""
 
     heap_used: float
     heap_total: float
@@ -216,7 +216,7 @@ class HealthReply(Reply):
 
 @command(HealthReply, category="Monitoring", http="GET /health fail=503")
 class Health(Command[HealthReply], tag="Health"):
-    """Whether the server is well, with the figures that tell."""
+    """Whether the server is healthy, with supporting figures."""
 
     async def run(self, engine: Engine, peer: Peer) -> HealthReply:
         stats, metrics = await engine.figures.stats(), await engine.figures.metrics()
@@ -246,7 +246,7 @@ class Ready(Command[ReadyReply], tag="Ready"):
 
 
 class HeapFigures(Struct, rename="camel"):
-    """Objects that the garbage collector watches, by generation, and the resident size in MB."""
+    """Objects that the garbage collector tracks, by generation, and the resident set size in MB."""
 
     objects: list[int]
     rss: float
@@ -258,7 +258,7 @@ class HeapReply(Reply):
 
 @command(HeapReply, category="Monitoring", http="GET /heapstats")
 class HeapStats(Command[HeapReply], tag="HeapStats"):
-    """What the process holds in memory, for looking into growth."""
+    """What the process holds in memory, for investigating growth."""
 
     async def run(self, engine: Engine, peer: Peer) -> HeapReply:
         metrics = await engine.figures.metrics()
@@ -277,7 +277,7 @@ class AliveReply(Reply):
 
 
 class AliveCount(Struct):
-    """`lost` names the jobs that are not the caller's any more; it is left out when there are none."""
+    """`lost` lists the jobs that the caller no longer holds; it is left out when there are none."""
 
     count: int
     ok: bool = True
@@ -290,7 +290,7 @@ class AliveBatchReply(Reply):
 
 @command(AliveReply, category="Monitoring", http="POST /workers/{id}/heartbeat fail=200", errors=("Worker not found",))
 class Heartbeat(Command[AliveReply], tag="Heartbeat"):
-    """A registered worker is alive, and what it has done so far."""
+    """Heartbeat of a registered worker, with what it has done so far."""
 
     id: ShortText
     active_jobs: Count | None = None
@@ -311,7 +311,7 @@ class Heartbeat(Command[AliveReply], tag="Heartbeat"):
     errors=("Job not found or not active (or invalid token)",),
 )
 class JobHeartbeat(Command[AliveReply], tag="JobHeartbeat"):
-    """An active job is being worked on. With its token its lease is renewed by its length or `duration`."""
+    """Heartbeat of an active job. With its token its lease is renewed for its length or for `duration`."""
 
     id: JobId
     token: Token | None = None
@@ -331,7 +331,7 @@ class JobHeartbeat(Command[AliveReply], tag="JobHeartbeat"):
     errors=("JobHeartbeatB tokens length must match ids length",),
 )
 class JobHeartbeatBatch(Command[AliveBatchReply], tag="JobHeartbeatB"):
-    """Many active jobs are being worked on; says for how many that could be noted."""
+    """Heartbeats of many active jobs; returns how many were accepted."""
 
     ids: Many[JobId]
     tokens: Many[Token | None] | None = None

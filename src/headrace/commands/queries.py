@@ -1,4 +1,4 @@
-"""Questions about jobs. None of them changes anything."""
+"""Queries about jobs. None of them changes anything."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def job_counts(counts: Counts) -> JobCounts:
 
 @command(FoundJob, category="Query", http="GET /jobs/{id} fail=404", errors=("Job not found",))
 class GetJob(Command[FoundJob], tag="GetJob"):
-    """A job in whatever state it is, with its result or the reason of its failure.
+    """A job in any state, with its result or the reason of its failure.
 
     With `brief` it has no `returnvalue`, stack trace and timeline, and of a payload of more than 1,000 bytes only the
     beginning; `dataBytes` says how long it is.
@@ -164,7 +164,7 @@ class JobsFound(Reply):
 class SearchJobs(Command[JobsFound], tag="SearchJobs"):
     """Jobs of a queue with a text or number in their id, name, tags, error or data, the newest first.
 
-    One request looks at a bounded number of jobs; `cursor` of the reply, given in the next one, goes on from there.
+    One request examines a bounded number of jobs; pass `cursor` of the reply in the next one to continue.
     Without a text all jobs are found. `brief` as in GetJobs.
     """
 
@@ -203,9 +203,9 @@ class GetCountsPerPriority(Command[CountsByPriority], tag="GetCountsPerPriority"
 
 @command(FoundJob, category="Query", http="GET /jobs/custom/{customId} fail=404", errors=("Job not found",))
 class GetJobByCustomId(Command[FoundJob], tag="GetJobByCustomId"):
-    """The job that was pushed with this `jobId`, in every state for as long as it is kept.
+    """The job that was pushed with this `jobId`, in any state for as long as it is kept.
 
-    Queues may have a job of the same id each: `queue` says in which one to look, else any of them is found.
+    Several queues may each have a job of that id: `queue` says which one is meant, else any of them is returned.
     """
 
     custom_id: CustomId

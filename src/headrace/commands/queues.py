@@ -1,4 +1,4 @@
-"""Changes to a whole queue, and the settings that it keeps: when a job stalls, what becomes of dead letters.
+"""Changes to a whole queue, and its settings: when a job counts as stalled, what happens to dead letters.
 
 A Set command takes any part of the settings and leaves the rest as it was.
 """
@@ -42,7 +42,7 @@ def merged(config: Config, change: Struct) -> Config:
 
 @command(Ok, category="Control", flags=Flag.WRITE, http="POST /queues/{queue}/pause")
 class Pause(Command[Ok], tag="Pause"):
-    """Hand out no more jobs of a queue. Jobs that are active go on; the pause outlives a restart."""
+    """Hand out no more jobs of a queue. Active jobs continue; the pause survives a restart."""
 
     queue: QueueName
 
@@ -78,7 +78,7 @@ class IsPaused(Command[Paused], tag="IsPaused"):
 
 @command(Counted, category="Control", flags=Flag.WRITE | Flag.BULK, http="POST /queues/{queue}/drain")
 class Drain(Command[Counted], tag="Drain"):
-    """Remove all waiting and delayed jobs of a queue; says how many there were."""
+    """Remove all waiting and delayed jobs of a queue; returns how many there were."""
 
     queue: QueueName
 
@@ -106,7 +106,7 @@ class Cleaned(Reply):
 class Clean(Command[Cleaned], tag="Clean"):
     """Remove jobs older than `grace` ms, of one state or of all but active; at most `limit`.
 
-    It removes no more than one reply can list (64 MB of ids, about 1.7 million): ask again for the rest.
+    It removes no more than one reply can list (64 MB of ids, about 1.7 million): repeat it for the rest.
     """
 
     queue: QueueName
@@ -204,7 +204,7 @@ class DlqSettings(Reply):
 
 @command(StallSettings, category="Control", http="GET /queues/{queue}/stall-config")
 class GetStallConfig(Command[StallSettings], tag="GetStallConfig"):
-    """When an active job of this queue counts as abandoned."""
+    """When an active job of this queue counts as stalled."""
 
     queue: QueueName
 
@@ -214,7 +214,7 @@ class GetStallConfig(Command[StallSettings], tag="GetStallConfig"):
 
 @command(Ok, category="Control", flags=Flag.WRITE, http="PUT /queues/{queue}/stall-config whole=config")
 class SetStallConfig(Command[Ok], tag="SetStallConfig"):
-    """Change when an active job of this queue counts as abandoned."""
+    """Change when an active job of this queue counts as stalled."""
 
     queue: QueueName
     config: StallConfigChange
@@ -227,7 +227,7 @@ class SetStallConfig(Command[Ok], tag="SetStallConfig"):
 
 @command(DlqSettings, category="DLQ", http="GET /queues/{queue}/dlq-config")
 class GetDlqConfig(Command[DlqSettings], tag="GetDlqConfig"):
-    """How long dead letters of this queue are kept, and whether they are retried by themselves."""
+    """How long dead letters of this queue are kept, and whether they are retried automatically."""
 
     queue: QueueName
 
@@ -237,7 +237,7 @@ class GetDlqConfig(Command[DlqSettings], tag="GetDlqConfig"):
 
 @command(Ok, category="DLQ", flags=Flag.WRITE, http="PUT /queues/{queue}/dlq-config whole=config")
 class SetDlqConfig(Command[Ok], tag="SetDlqConfig"):
-    """Change how long dead letters of this queue are kept, and whether they are retried by themselves."""
+    """Change how long dead letters of this queue are kept, and whether they are retried automatically."""
 
     queue: QueueName
     config: DlqConfigChange

@@ -1,4 +1,4 @@
-"""Webhooks: who wants to be told by HTTP. They are stored and checked here; deliveries are made elsewhere."""
+"""Webhooks: events posted to URLs. They are stored and checked here; deliveries are made elsewhere."""
 
 from __future__ import annotations
 
@@ -102,9 +102,9 @@ def webhook_view(webhook: Webhook) -> WebhookView:
     ),
 )
 class AddWebhook(Command[Added], tag="AddWebhook"):
-    """Have events posted to a URL, of all queues or of one. With `secret` the deliveries are signed.
+    """Post events of all queues, or of one, to a URL. With `secret` the deliveries are signed.
 
-    Addresses inside this machine or its network are refused, unless the server was told to allow them. Deliveries begin
+    Loopback and private addresses are refused, unless the server is configured to allow them. Deliveries start
     with the first event after the reply.
     """
 
@@ -126,7 +126,7 @@ class AddWebhook(Command[Added], tag="AddWebhook"):
     Removed, category="Webhooks", flags=Flag.WRITE, http="DELETE /webhooks/{webhookId} fail=404", errors=(NOT_FOUND,)
 )
 class RemoveWebhook(Command[Removed], tag="RemoveWebhook"):
-    """Forget a webhook."""
+    """Remove a webhook."""
 
     webhook_id: ShortText
 
@@ -148,7 +148,7 @@ class ListWebhooks(Command[WebhooksFound], tag="ListWebhooks"):
 
 @command(Ok, category="Webhooks", flags=Flag.WRITE, http="PUT /webhooks/{id}/enabled fail=400", errors=(NOT_FOUND,))
 class SetWebhookEnabled(Command[Ok], tag="SetWebhookEnabled"):
-    """Switch a webhook off, or on again."""
+    """Disable a webhook, or enable it again."""
 
     id: ShortText
     enabled: bool

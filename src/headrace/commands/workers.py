@@ -1,4 +1,4 @@
-"""Workers as they present themselves. Registration is for watching: pulling works without it."""
+"""Worker registration. It is for monitoring only: pulling works without it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class RegisteredWorker(WorkerRecord, kw_only=True):
 
 
 class WorkerView(WorkerRecord, kw_only=True):
-    """A worker in a list; `status` is `stale` when it has not been heard of for too long."""
+    """A worker in a list; `status` is `stale` when it has been silent for too long."""
 
     id: str
     uptime: float
@@ -71,7 +71,7 @@ class WorkersFound(Reply):
 
 @command(Registered, category="Workers", http="POST /workers fail=400")
 class RegisterWorker(Command[Registered], tag="RegisterWorker"):
-    """Make a worker known until its connection closes. Registering a `workerId` again updates it."""
+    """Register a worker until its connection closes. Registering a `workerId` again updates it."""
 
     name: ShortText
     queues: Many[QueueName]
@@ -89,7 +89,7 @@ class RegisterWorker(Command[Registered], tag="RegisterWorker"):
 
 @command(Removed, category="Workers", http="DELETE /workers/{workerId} fail=404", errors=("Worker not found",))
 class UnregisterWorker(Command[Removed], tag="UnregisterWorker"):
-    """Forget a worker."""
+    """Remove a worker from the registry."""
 
     worker_id: ShortText
 
@@ -107,11 +107,11 @@ class UnregisterWorker(Command[Removed], tag="UnregisterWorker"):
     errors=("ReleaseLeases tokens length must match ids length",),
 )
 class ReleaseLeases(Command[Counted], tag="ReleaseLeases"):
-    """Give back the jobs leased to `owner` but for those in `keep`; says how many.
+    """Give back the jobs leased to `owner` except those in `keep`; returns how many.
 
-    A worker whose connection broke asks this on the next one: jobs whose hand-over was lost on the way wait again at
-    once, with no attempt counted, and those it still works on stay its own (if they were pulled with `detach`). When
-    it names the `tokens` of these, those that wait (a server that was restarted knows of no leases) become its own
+    A worker sends this after a reconnect: jobs that were handed out in a lost reply wait again at
+    once, with no attempt counted, and those it still runs stay leased to it (if they were pulled with `detach`). If
+    it gives the `tokens` of these, those that wait (a restarted server knows of no leases) are leased to it
     again for `lockTtl` ms.
     """
 

@@ -1,4 +1,4 @@
-"""An app inside a web application: FastAPI, Starlette or whatever speaks ASGI. Needs none of them.
+"""An app inside a web application: FastAPI, Starlette or anything else that speaks ASGI. Needs none of them.
 
     api = FastAPI(lifespan=lifespan(jobs, worker=True))
     api.mount("/queue", Dashboard(jobs))

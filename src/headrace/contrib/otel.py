@@ -2,9 +2,9 @@
 
     instrument(app)
 
-right after the app is made, so that no middleware lies outside of it. Every enqueued call gets a span `create <queue>`
-and takes its context along (W3C traceparent, beside the arguments); every attempt of its job gets a span
-`process <queue>` in the same trace, linked to the one that created it. Runs of schedules begin traces of their own.
+right after the app is created, so that no middleware is outside of it. Every enqueued call gets a span `create <queue>`
+and carries its context (W3C traceparent, beside the arguments); every attempt of its job gets a span
+`process <queue>` in the same trace, linked to the one that created it. Scheduled runs start traces of their own.
 
 Only the API of OpenTelemetry is needed; without an SDK nothing is recorded.
 """

@@ -1,11 +1,11 @@
 """Sharing a backend with other brokers: what they do to jobs, flows and queues that somebody waits for here.
 
-An engine whose backend is elsewhere has one of these; an engine on a file has none, and nobody to share with.
+An engine on a shared backend has one of these; an engine on a file has none, and nobody to share with.
 
 Rules:
-- Say that somebody waits, then look once more: what happens meanwhile is either seen by that look or told by whoever
-  does it.
-- Messages between brokers may be lost. What was missed is found when the waiting ends, and by a look once a second.
+- Announce that somebody waits, then check once more: a change made meanwhile is either seen by that check or announced
+  by whoever made it.
+- Messages between brokers may be lost. What was missed is found when the waiting ends, and by a check once a second.
 """
 
 from __future__ import annotations

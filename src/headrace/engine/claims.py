@@ -1,6 +1,6 @@
 """Serving parked pulls on a remote backend: one loop of claims per queue, for as long as somebody waits there.
 
-A claim that is under way is never cancelled. If who waited for it is gone when it lands, its jobs are given back.
+A claim in flight is never cancelled. If the client that waited for it is gone when it lands, its jobs are given back.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""The scheduler: pushes the jobs of schedules when their time has come, each slot once.
+"""The scheduler: pushes the jobs of schedules when they are due, each slot once.
 
-A slot is the planned time of one run. `Backend.fire_cron` stores the entry with that slot behind it and the
+A slot is the planned time of one run. `Backend.fire_cron` stores the entry advanced past that slot and the
 job in one commit, and refuses a slot that is not ahead of the stored one, so a slot fires once however often
 the server restarts and however many servers share the store. What is kept here is only a heap of next runs:
 before a run the entry is read from the backend again.
 
-Slots that a busy loop let pass are run late, one by one. After more than CATCH_UP_MS of sleep, and for
+Slots that a busy loop missed are run late, one by one. After more than CATCH_UP_MS of sleep, and for
 entries that were due while the server was down, one run stands for all that were missed.
 """
 

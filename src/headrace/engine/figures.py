@@ -1,14 +1,14 @@
-"""What the server can say about itself in numbers: Stats, Metrics and the Prometheus text.
+"""The server's statistics: Stats, Metrics and the Prometheus text.
 
 Counters are plain integers that others keep (backend, queues, worker registry, wrong tokens); this module reads them
-when asked. Only durations of ticks are collected here (`observe_tick`, `observe_lag`), and a few samples of the
-counters for rates (`sample`). Who delivers webhooks counts in `deliveries`, who accepts connections of another kind
-tells how many there are in `transports`.
+on request. Only durations of ticks are collected here (`observe_tick`, `observe_lag`), and a few samples of the
+counters for rates (`sample`). Webhook deliveries are counted in `deliveries`; other transports report their open
+connections in `transports`.
 
 To add a metric: add a line to the block it belongs to in `prometheus`; per queue: a row in QUEUE_COUNTERS. Names that
-the reference has and that mean something here are kept; those of its runtime and its backups are left out. A series
-per queue is a promise to whoever stores them, so only the `max_queues` most loaded queues have any, and what is
-counted for all queues together does not depend on which ones those are.
+the reference has and that mean something here are kept; those of its runtime and its backups are left out. Series per
+queue are a cardinality risk, so only the `max_queues` most loaded queues have any, and totals over
+all queues do not depend on which ones those are.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Wrong tokens: whoever sends them waits longer and longer, and the operator hears of them.
+"""Wrong tokens: whoever sends them waits longer and longer, and the operator can see it.
 
-They are counted one by one and logged in sums, one line a second at most: who guesses must not be able to fill a disk.
+They are counted one by one but logged in aggregate, at most one line a second: guessing must not fill a disk.
 """
 
 from __future__ import annotations

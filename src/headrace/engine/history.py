@@ -1,13 +1,13 @@
-"""The recent past of the server in a bounded number of numbers, for charts.
+"""The server's recent history in bounded memory, for charts.
 
-Once a second `sample` asks what time it is; whenever a step of 5 s is over it reads the counters of the backend and
+Once a second `sample` checks the time; whenever a step of 5 s is over it reads the counters of the backend and
 writes one value per series. There are three spans with steps of their own (15 minutes, an hour, a day), each a ring
-that forgets its oldest step; a span takes its differences from its own last step, so percentiles are those of the step
+buffer of steps; a span takes its differences from its own last step, so percentiles are those of the step
 and not averages of averages. Steps begin at whole multiples of their length in wall time.
 
 All queues together have a track, and so has each of the MAX_TRACKED busiest queues: about 45 KB per track, so 2.3 MB at
 most. For every other queue only the last counters are remembered, for its rates (about 0.3 KB per queue).
-Nothing is stored: a server that restarts begins anew.
+Nothing is persisted: history starts empty after a restart.
 
 To add a series: a name in SERIES and its value in `Span._values`; HistorySeries in commands.dashboard shows it.
 """

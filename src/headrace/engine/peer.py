@@ -1,4 +1,4 @@
-"""Who asks: the engine's view of a connection, whatever the transport."""
+"""The engine's view of a connection, whatever the transport."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Who works here: the workers that presented themselves, for those who watch and for schedules that need one.
+"""The worker registry: for monitoring, and for schedules that need a worker.
 
-The registry is kept in memory only: a worker lives as long as its connection, and says again who it is after
-a restart. Silence makes it stale, longer silence makes it forgotten. Totals outlive the workers that earned
-them.
+It is kept in memory only: an entry lives as long as its worker's connection, and workers register again after
+a restart. Silence makes a worker stale, longer silence removes it. Totals outlive the workers they count.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Typed events with replies, on queues: emit here, handle anywhere, get the answer back.
+"""Typed events with answers, on queues: emit here, handle anywhere, get the answer back.
 
 Reading order: `definitions` and `message` (what an event is), `subscription` (what its emitter holds), `context` (what
-its handler is given), `queues`, `completion`, `groups`, `receipts` and `schedules` (the parts), `provider` (the parts
-put together), `app` (what users hold in their hands). `idempotency` and `testing` stand beside them.
+its handler receives), `queues`, `completion`, `groups`, `receipts` and `schedules` (the building blocks), `provider`
+(built from them), `app` (what users hold). `idempotency` and `testing` are independent of these.
 """
 
 from headrace.events.app import BlockingEvents, Emitter, Events

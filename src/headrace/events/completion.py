@@ -1,13 +1,13 @@
-"""CompletionTracker: who waits for which job, and how its end reaches them.
+"""CompletionTracker: who waits for which job, and how its outcome reaches them.
 
-Ends are heard from the events of a queue: one subscription per queue, however many wait, so a question costs no command
-beyond its push. (Waiting by WaitJob would cost one parked command for each, and connections hold few of them.) What
-such a stream may lose it tells: after a broken connection comes a `gap`, and then the state of every job that is waited
-for is looked up. The same look is taken before a caller is told that its time is up.
+Outcomes come from the events of a queue: one subscription per queue, however many wait, so a question costs no command
+beyond its push. (WaitJob would cost one parked command for each, and connections hold few of them.) Losses on
+such a stream are not silent: after a reconnect comes a `gap`, and then the state of every awaited job
+is looked up. The same lookup is made before a caller gets a timeout.
 
-Rules: job ids are known before the job is added and mapped first. For ids that the server chose, ends that come before
-the mapping are kept for a while (a bounded number of them, and only while somebody waits for a mapping). Callbacks are
-called once; what they raise is logged. Everything here runs on one loop.
+Rules: job ids are known before the job is added and mapped first. For ids that the server chose, outcomes that arrive
+before the mapping are kept for a while (a bounded number of them, and only while a mapping is awaited). Callbacks
+are called once; what they raise is logged. Everything here runs on one loop.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a handler is given: the event, its context, and a way to emit events that name this one as their cause."""
+"""What a handler receives: the event, its context, and a way to emit events that name this one as their cause."""
 
 from __future__ import annotations
 

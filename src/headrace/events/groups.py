@@ -1,8 +1,8 @@
-"""Which groups want an event: a small registry in the store, read by whoever emits.
+"""The consumer groups of an event: a small registry in the store, read by emitters.
 
 Each group is a job that nobody takes, in a queue of its own, so it lives wherever jobs live. Emitters keep a copy and
-hear of changes as they happen. A group that joins gets the events that are emitted from then on; it stays until it is
-told to leave, so its events wait for it while none of its workers runs.
+subscribe to changes. A group that joins gets the events that are emitted from then on; it stays until it is
+removed, so its events wait for it while none of its workers runs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Doing something once per id, within one process: a bounded memory of what was done.
+"""Idempotency within one process: work is done once per id, with a bounded memory of what was done.
 
 An id is remembered when its work has succeeded; work that raised may be tried again. A second call while the first
 one runs waits for it and is skipped.

@@ -1,11 +1,11 @@
-"""EventProvider: events by name and encoded payload, put together from queues, tracker, groups, receipts and schedules.
+"""EventProvider: events by name and encoded payload, built from queues, tracker, groups, receipts and schedules.
 
-`emit` is a plain call that returns at once with a subscription; what it has to ask the store is done in the background.
+`emit` is a plain call that returns at once with a subscription; what it needs from the store is done in the background.
 An event for one group is one push. For several groups it is one atomic push to all their queues, unless it has an
 idempotency key: then each queue is pushed to in turn and every push can be repeated without harm.
 
-The reply comes from the default group, else from the group that joined first. Stopping: emissions under way are
-rejected, then workers drain, then the tracker tells those who still wait, then schedules; every subscription settles.
+The answer comes from the default group, else from the group that joined first. Stopping: emissions in flight are
+rejected, then workers drain, then the tracker fails those who still wait, then schedules; every subscription settles.
 """
 
 from __future__ import annotations

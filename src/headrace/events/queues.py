@@ -1,7 +1,7 @@
 """QueueManager: one queue per event (`event.{name}`) and consumer group (`event.{name}.{group}`), and their workers.
 
 Options of a job are merged from the retry default, then the manager's defaults, then the call; the later ones win.
-Leases are 5 s: when a worker dies without a word, somebody else has its events within twice that time.
+Leases are 5 s: when a worker dies silently, another one has its events within twice that time.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Receipts: what was handled once under a key is not handled again, also when its job is long gone.
+"""Receipts: what was handled once under a key is not handled again, even when its job has been removed.
 
-The handler of a keyed fire-and-forget event leaves a receipt when it succeeded. An outbox that wants to forget a key
-does so in two steps: `prepare` blocks new emissions, `finalize` drops the receipt, or, when the handler still runs,
-leaves a mark that swallows the receipt to come. Receipts are jobs that nobody takes; they are kept for a week.
+The handler of a keyed fire-and-forget event leaves a receipt when it succeeds. An outbox retires a key
+in two steps: `prepare` blocks new emissions, `finalize` drops the receipt or, if the handler is still running,
+leaves a tombstone that suppresses the receipt to come. Receipts are jobs that nobody takes; they are kept for a week.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""ScheduledEventManager: events by the clock, on a cron expression with a time zone or at an interval.
+"""ScheduledEventManager: recurring events, on a cron expression with a time zone or at an interval.
 
-Schedules live in the store and are listed from there, whoever made them; the store fires each due time once, however
+Schedules live in the store and are listed from there, whoever created them; the store fires each due time once, however
 many processes know the schedule. Each run is an event of its own: its id is `{schedule}@{due time in ms}`, so a handler
 that runs twice for one due time can tell.
 """

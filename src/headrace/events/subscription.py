@@ -1,8 +1,8 @@
-"""What an emitter holds: a cell that is settled once, with an answer or with an error.
+"""What an emitter holds: a future that is settled once, with an answer or with an error.
 
-It can be awaited by many, now or later, or by nobody: nothing complains about an error that was not looked at. Waiting
-with a time limit, and being cancelled while waiting, concern the one who waits; the event goes on. A subscription
-belongs to the loop it was made on.
+It can be awaited by many, now or later, or by nobody: nothing warns about an error that was never retrieved. A timeout
+or a cancellation while waiting concerns only the one who waits; the event is unaffected. A subscription
+belongs to the loop it was created on.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     provider = TestEventProvider()
     events = Events(provider=provider.for_client)
 
-Handlers run as in production (checks, context, hooks), in the background and once: no retries. What nobody handles is
-answered with nothing. Delayed events wait for `advance`. A key that was emitted before is answered with nothing.
+Handlers run as in production (validation, context, hooks), in the background and once: no retries. An event without a
+handler, or with a key that was emitted before, is answered with None. Delayed events wait for `advance`.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""What is learned from jobs: their history as data, and DataFrames in and out of queues (Spark).
+"""The data pipeline: job history as tables, and DataFrames in and out of queues (Spark).
 
     events ─ingest→ bronze ─silver→ jobs and attempts ─gold→ facts per minute, hour and day ─→ report
 
 Reading order: `schemas` (every table), `silver` and `gold` (pure transforms), `lake` (folders and what is committed),
 `runs` (the jobs that the command line starts), then `source` and its neighbours (Spark's data source `headrace`).
 
-Rules. Importing this package imports no Spark. Transforms take and give DataFrames and know neither paths nor clocks.
-Whatever a run writes becomes visible by a rename, and is written again in the same way when the run is repeated.
+Rules. Importing this package imports no Spark. Transforms take and return DataFrames and know neither paths nor clocks.
+Whatever a run writes becomes visible by a rename, and a repeated run writes it again in the same way.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Between what the wire carries and Arrow batches: event lines, jobs, results, dead letters."""
+"""Conversion of what the wire carries into Arrow batches: event lines, jobs, results, dead letters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From the event log to bronze: the same events, with what makes them easier to ask. Pure."""
+"""From the event log to bronze: the same events, with columns that make them easier to query. Pure."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""One blocking connection to a server, for Spark's tasks: they have no event loop, and live for a moment.
+"""One blocking connection to a server, for Spark's tasks: they have no event loop, and are short-lived.
 
-What is said on it is the client's `Conversation`; the socket and the patience are here. Only what is safe to repeat
-goes through it (reads, and pushes that carry an id with `idTtl`): when the connection breaks, it is made anew and what
-was not answered is asked again, until the server has been away for `patience_s`.
+The protocol is the client's `Conversation`; the socket and the retries are here. Only idempotent commands
+go through it (reads, and pushes that carry an id with `idTtl`): when the connection breaks, it is reopened and what
+was not answered is sent again, until the server has been away for `patience_s`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where events come from: a capture folder, or a server over the wire. Both list segments and give their lines.
+"""Where events come from: a capture folder, or a server over the wire. Both list segments and yield their lines.
 
 A position is (epoch, seq). Seqs begin again from an earlier one when the epoch rises (a restored copy of the database),
 and then everything of the higher epoch lies behind every position of the lower one.

@@ -6,8 +6,8 @@ computed from the jobs of the window and never from other percentiles; `..._n` b
 `since` leaves out windows that begin before it. The jobs and attempts given must then contain all that ended at or
 after `since` and all that have not ended; older ones may be left out, which is what makes a recomputation cheap.
 
-`made` are facts of an earlier run: where nothing has changed, what costs most is taken over from them. It costs most to
-compute percentiles, and to split attempts into minutes.
+`made` are facts of an earlier run: where nothing has changed, the most expensive ones are taken over from them:
+percentiles, and attempts split into minutes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The folders of a lake, and what in them counts. No Spark here.
+"""The folders of a lake, and which of their files count. No Spark here.
 
     bronze/events/batch=N/event_date=D/       events, one folder per micro-batch
     silver/jobs/run=N/finished_date=D/        jobs that ended, one folder per run
@@ -8,12 +8,12 @@
     gold/<table>/window_date=D/               facts; a date is replaced as a whole
     state/                                    what the pipeline itself needs: not for readers
         pointer.json                          the last run that counts
-        open_events/run=N/                    events that are told again by the next run
+        open_events/run=N/                    events that the next run processes again
         checkpoint/                           of the stream into bronze
         consumer                              the name under which servers keep events for this lake
 
 Rules. A run writes everything to `staging/` first. It counts from the moment at which `pointer.json` names it; folders
-move into place just before, and what it replaces goes just after. Whatever a run that died has left is removed by the
+move into place just before, and what it replaces is removed just after. Leftovers of a run that died are removed by the
 next one, which does the same work again. So every reader sees plain Parquet, and nothing twice.
 
 The lake is a folder that driver and executors reach under the same path: a local disk, or a shared file system.

@@ -1,7 +1,7 @@
-"""Facts of windows shorter than a minute, for reports of a few minutes: counted from silver when they are asked for.
+"""Facts of windows shorter than a minute, for reports of a few minutes: computed from silver on demand.
 
-The rules are those of `gold`, and so are the names; a test holds the two together. No Spark here: what a few minutes
-hold is little. To show another fact in such reports: count it in `facts_of`.
+The rules are those of `gold`, and so are the names; a test keeps the two consistent. No Spark here: a few minutes
+hold little data. To show another fact in such reports: count it in `facts_of`.
 """
 
 from __future__ import annotations

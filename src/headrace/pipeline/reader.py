@@ -1,4 +1,4 @@
-"""Reading with Spark: events by position, and jobs, results and dead letters by number. Batches of Arrow, no rows.
+"""Reading with Spark: events by position, and jobs, results and dead letters by number. Arrow batches, not rows.
 
 Readers are pickled and sent to the executors: they hold options only, and open what they need when they read.
 """

@@ -1,8 +1,8 @@
-"""Dead letters that run again: chosen by SQL over silver, enqueued as new jobs with their data, once per name.
+"""Redriving dead letters: selected by SQL over silver, enqueued as new jobs with their data, once per name.
 
-The lake knows what failed and why, the server has the data: what is enqueued is what both know. The new job's id is
-made from the old queue and id and the name of the redrive, so a redrive that is repeated under its name adds nothing.
-What was sent is written down in `audit/redrive` of the lake.
+The lake knows what failed and why, the server has the data: what both know is enqueued. The new job's id is
+derived from the old queue and id and the name of the redrive, so repeating a redrive under its name adds nothing.
+What was sent is recorded in `audit/redrive` of the lake.
 """
 
 from __future__ import annotations

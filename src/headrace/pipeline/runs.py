@@ -1,8 +1,8 @@
 """The jobs of the pipeline: where paths, sessions and transforms meet.
 
-`ingest` streams events into bronze. `tell` makes silver of the batches that are new since the last run and gold of the
-dates that they touch, or one of the two. Both can be killed at any moment and started again: what they had not finished
-is done anew.
+`ingest` streams events into bronze. `tell` computes silver from batches that are new since the last run and gold for
+the dates that they touch, or one of the two. Both can be killed at any time and started again: unfinished work is
+redone.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A Spark session as the pipeline wants it, and plain words when this machine cannot have one."""
+"""A Spark session configured for the pipeline, and clear errors where this machine cannot have one."""
 
 from __future__ import annotations
 

@@ -1,16 +1,16 @@
 """From events to jobs and attempts. Pure: DataFrame in, DataFrame out.
 
-A job's events, in the order of their seq, fall into *lives*: each begins with a push, the revival of a dead letter or
-the repetition of a completed job, and has at most one end; what is told of a job after its end belongs to another life,
+A job's events, ordered by seq, fall into *lives*: each begins with a push, the retry of a dead letter or
+the rerun of a completed job, and has at most one end; events of a job after its end belong to another life,
 whose beginning is not known. A life falls into *runs*: each begins when the job is handed to a worker. `told` numbers
-the lives, `lives_of` makes one row of each, with its events as a sorted list of which the particulars are taken,
+the lives, `lives_of` makes one row of each, with its events as a sorted list from which the details are taken,
 `judged` says how it ended, and everything else follows from those rows. The events are shuffled once, by (queue,
 job_id), and aggregated once.
 
-Order of input and repeated events change nothing. What is not over yet is told again together with the events to come:
-`carried` gives the events to keep for that. So a history read in pieces gives the same rows as one read at once.
+The order of input and duplicate events change nothing. Open lives are processed again together with later events:
+`carried` returns the events to keep for that. So a history read in pieces gives the same rows as one read at once.
 
-To use another event: say in the sets below what it means for a job, and take its particulars in `_PARTICULARS`.
+To use another event: say in the sets below what it means for a job, and take its details in `_PARTICULARS`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a lake holds and how far behind its source it is: from folders and one question, without Spark."""
+"""What a lake holds and how far behind its source it is: from its folders and one command, without Spark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a lake is in order: nothing missing, nothing twice, and the tables agree with each other and the server."""
+"""Whether a lake is consistent: nothing missing, nothing twice, and the tables agree with each other and the server."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Writing with Spark: every row becomes one job, however often its task is repeated.
+"""Idempotent writes with Spark: every row becomes one job, however often its task is repeated.
 
 The id of a job is a hash of the pipeline's name and the row's `idColumns`, so a row that is written again (a retried
-or speculative task, a replayed micro-batch, a run that was started twice) has the same id. The server refuses an id
-that it knows, and with `idTtl` it knows it even when the job is long done and gone. Nothing here may depend on the
-task, the time or chance.
+or speculative task, a replayed micro-batch, a run that was started twice) has the same id. The server deduplicates by
+id, and with `idTtl` it remembers an id even when its job has been removed. Nothing here may depend on the
+task, the time or randomness.
 """
 
 from __future__ import annotations

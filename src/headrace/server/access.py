@@ -1,4 +1,4 @@
-"""Who may ask over HTTP: tokens, and what keeps web pages of others away.
+"""Access control for HTTP: tokens, and protection from foreign web pages (CSRF, DNS rebinding).
 
 Two cases. With tokens, a request needs one of them; browsers send none by themselves, so a foreign page gains nothing.
 Without tokens the server trusts its machine, and a browser on it runs pages from anywhere: so the Host must be a name

@@ -1,4 +1,4 @@
-"""Running commands for one peer, whatever it speaks: start, suspend, resume, fail, give up.
+"""Running commands for one peer, whatever protocol it speaks: start, suspend, resume, fail, give up.
 
 A command is a coroutine that is started with `send(None)`; nearly all of them end there. One that suspends has handed
 out a `Waiter` (it waits for an event), a `Breath` (it works in slices) or a future (a remote backend has its call) and

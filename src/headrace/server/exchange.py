@@ -1,4 +1,4 @@
-"""One HTTP request and its response, without knowing where they come from and go to."""
+"""One HTTP request and its response, independent of the transport."""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@
 Rules:
 - One request of a connection runs at a time; what is pipelined behind it waits. So order needs no bookkeeping, and a
   connection costs no more than the one command it runs.
-- A response leaves after the commit that contains what it tells, as on TCP.
-- Whether a request is allowed is known when its headers are there: a body that will be refused is not kept, and what
+- A response leaves after the commit of what it reports, as on TCP.
+- Whether a request is allowed is known from its headers: a body that will be refused is not buffered, and what
   follows a body (trailers) is only counted.
 - A request that cannot be understood is answered once and then the connection is closed.
 

@@ -1,4 +1,4 @@
-"""One HTTP connection without its socket: requests run one after the other, answers wait for the end of the tick."""
+"""One HTTP connection without its socket: requests run one after the other, responses wait for the end of the tick."""
 
 from __future__ import annotations
 

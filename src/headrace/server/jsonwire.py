@@ -1,9 +1,9 @@
-"""Between JSON and the protocol's MessagePack, for HTTP, WebSocket and SSE.
+"""Conversion between JSON and the protocol's MessagePack, for HTTP, WebSocket and SSE.
 
 To MessagePack: integers beyond 32 bits become float64, because a 64-bit integer reaches JavaScript clients as a BigInt.
-To JSON, whatever a client may have put into a payload: dates become ISO text, binary base64, JavaScript's undefined,
-NaN and the infinities null, whole numbers integers, keys that are no text become text. No payload that the server
-accepted may fail here, so what msgspec refuses (dates beyond the year 9999, broken UTF-8, maps as keys) is rendered by
+To JSON, whatever a client may have put into a payload: dates become ISO 8601 strings, binary base64, JavaScript's
+undefined, NaN and the infinities null, whole numbers integers, keys of other types strings. No payload that the server
+accepted may fail here, so what msgspec refuses (dates beyond the year 9999, invalid UTF-8, maps as keys) is rendered by
 `_Renderer`, which is slow and refuses nothing.
 """
 

@@ -1,4 +1,4 @@
-"""What the doors of the server have in common: who came in, opening, and closing without cutting answers off."""
+"""What the server's listeners have in common: their connections, opening, and closing without losing replies."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Events as they happen, to many listeners at once: the hub behind SSE and WebSocket.
+"""Fan-out of live events to many listeners: the hub behind SSE and WebSocket.
 
-The engine tells the hub of every commit. Events are collected for up to FLUSH_S and then encoded once: listeners with
-the same choice get the very same bytes, so a thousand of them cost one encoding and a thousand writes. While nobody
-listens an event costs its place in `_recent`, from which listeners that come back are served without reading the log.
+The engine notifies the hub of every commit. Events are collected for up to FLUSH_S and encoded once: listeners with
+the same selection get the very same bytes, so a thousand of them cost one encoding and a thousand writes. While nobody
+listens an event costs a place in `_recent`, from which reconnecting listeners are served without reading the log.
 
-Rules: who does not read is bounded: an SSE stream is cut off, a WebSocket loses messages and is told how many. Nobody
-misses an event without being told: what the log keeps no longer is announced as a `gap`.
+Rules: slow readers are bounded: an SSE stream is cut off, a WebSocket loses messages and learns how many. No event is
+lost silently: what the log no longer holds is announced as a `gap`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The OpenAPI description of the HTTP side, made from the command registry: what is served is what is described.
+"""The OpenAPI description of the HTTP API, generated from the command registry: what is served is what is described.
 
 Commands give their own part (fields, limits, replies, errors). What is no command (texts, pages, streams) is a line in
 `_plain_paths`. Payloads are any JSON; a job is described by the views that it is encoded from.

@@ -1,13 +1,13 @@
-"""One POST to an address that was checked: the only way in which this server calls others.
+"""One POST to a checked address: the only outgoing HTTP requests of this server.
 
 Rules:
 - A name is looked up once per request, every address it has is checked, and the socket is connected to exactly one of
   those addresses. Nothing between the check and the connection asks DNS again, so an answer that changes (rebinding)
   changes nothing.
-- Redirects are answers like any other: they are reported, never followed. Proxies of the environment are not used.
-- Everything has a bound: the time in all, the head and body of the answer, the threads that wait for DNS.
+- Redirects are responses like any other: they are reported, never followed. Proxies of the environment are not used.
+- Everything has a bound: the total time, the head and body of the response, the threads that wait for DNS.
 
-Names are looked up in threads of our own: the resolver may hang for long, and the loop's threads sync the disk.
+Names are resolved in threads of our own: the resolver may hang for long, and the loop's threads sync the disk.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """How the one event log looks on each wire: names and fields for TCP, WebSocket and SSE.
 
-The TCP names are those of the protocol, and the log knows more than they. WebSocket and SSE name every event as
+The TCP names are those of the protocol; the log has more events than those. WebSocket and SSE name every event as
 `family:word` (`live_name`). Results and payloads travel over TCP only: what a stream shows must look the same when it
 is read from the log again. To add an event: EventName in headrace.model, and its name here if its family is not `job`.
 """

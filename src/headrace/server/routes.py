@@ -1,4 +1,4 @@
-"""From an HTTP request to a command: paths, query parameters and bodies, all read off the command registry.
+"""From an HTTP request to a command: paths, query parameters and bodies, all derived from the command registry.
 
 Rules: a request becomes the frame that a TCP client would have sent, and is decoded as such; so limits and error texts
 are the same. Names that a command does not have are refused by name. To add a route: give the command one (see Route in

@@ -1,6 +1,6 @@
-"""The tick: everything that was asked in one turn of the loop, on whatever connection, shares one commit.
+"""The tick, our group commit: all commands of one turn of the loop, on whatever connection, share one commit.
 
-The ticker knows connections as outlets only. Rule: nothing that tells of a change leaves before the commit that
+The ticker knows connections as outlets only. Rule: nothing that reports a change leaves before the commit that
 contains the change, and nothing that promises durability before the sync.
 """
 

@@ -1,18 +1,18 @@
-"""Webhooks: events that are posted to URLs, in order, signed, tried again, and counted.
+"""Webhooks: events that are posted to URLs, in order, signed, retried, and counted.
 
-The way of an event: committed -> `_on_tick` puts it into the queue of every hook that wants it -> the hook's own task
+The path of an event: committed -> `_on_tick` puts it into the queue of every hook that wants it -> the hook's own task
 posts one after the other -> the outcome goes to the hook's figures, which are stored about once a second.
 
 Rules:
-- Nothing leaves before its commit, and nothing a receiver does can hold up a tick: a full queue drops what comes
+- Nothing leaves before its commit, and no receiver can delay a tick: a full queue drops what comes
   (counted), a server without webhooks pays for one comparison per tick.
-- A hook has one delivery under way at a time, so its events arrive in order. At most MAX_UNDER_WAY requests run at once
-  for all hooks; those that failed or dragged last time, or are new, share a part of the slots, so that the others
+- A hook has one delivery in flight at a time, so its events arrive in order. At most MAX_UNDER_WAY requests run at once
+  for all hooks; those that failed or were slow last time, or are new, share a part of the slots, so that the others
   always find one.
 - A delivery is lost when the process is killed, when its tries are used up, when the hook's queue is full, or when the
-  hook is switched off meanwhile. The event log has everything.
+  hook is disabled meanwhile. The event log has everything.
 
-To let hooks hear of another event: add it to WEBHOOK_EVENTS (commands.webhooks), to _WORDS and, if it carries more than
+To add an event for hooks: add it to WEBHOOK_EVENTS (commands.webhooks), to _WORDS and, if it carries more than
 its job and queue, to `message`. How requests are made is in `outgoing`.
 """
 

@@ -1,11 +1,11 @@
-"""The app: one object made from a URL that holds tasks, schedules and middleware, and makes queues and workers.
+"""The app: one object created from a URL that holds tasks, schedules and middleware, and creates queues and workers.
 
     app = Headrace("sqlite:///jobs.db")
 
     @app.task(queue="emails", attempts=5)
     async def send(to: str, *, subject: str = "hi") -> int: ...
 
-Making an app connects to nothing; `async with app` (or the first call) does.
+Creating an app does not connect; `async with app` (or the first call) does.
 """
 
 from __future__ import annotations

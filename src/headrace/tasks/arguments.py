@@ -1,8 +1,8 @@
 """Calls as data: the arguments of a task as a payload, and the payload as arguments of the types it declares.
 
-A payload is a map {args, kwargs}; either part is left out when it is empty, and what the app adds (a trace, say) stands
-beside them. Values are converted by annotation: dataclasses, msgspec structs, pydantic models, datetimes, enums and
-containers of them. What does not fit is refused with the name of the parameter, before the function runs.
+A payload is a map {args, kwargs}; either part is left out when it is empty, and what the app adds (a trace, say) is
+stored beside them. Values are converted by annotation: dataclasses, msgspec structs, pydantic models, datetimes, enums
+and containers of them. What does not fit is refused with the name of the parameter, before the function runs.
 """
 
 from __future__ import annotations

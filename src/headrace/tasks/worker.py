@@ -1,4 +1,4 @@
-"""The worker of an app. Apart from it, so that a program that only enqueues does not load what running takes."""
+"""The worker of an app, in its own module so that a program that only enqueues does not load what running needs."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A workbench for one app: its tasks and queues as they are, on an engine in memory whose time stands still.
+"""A test bench for one app: its tasks and queues as they are, on an engine in memory whose clock stands still.
 
 Nothing is faked but the clock: commands, leases, retries, schedules, middleware and the encoding of arguments are those
-of production. `advance` moves time, `drain` runs what is ready, `enqueued` tells what was put in.
+of production. `advance` advances time, `drain` runs what is ready, `enqueued` lists what was enqueued.
 """
 
 from __future__ import annotations

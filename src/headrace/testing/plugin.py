@@ -1,6 +1,6 @@
-"""The pytest plugin, found by its entry point: `headrace_app` is the app under test on a workbench of its own.
+"""The pytest plugin, found by its entry point: `headrace_app` is the app under test on a test bench of its own.
 
-Which app that is stands in the settings of pytest (`headrace_app = "shop.jobs:app"`); a fixture of the same name in a
+Pytest's settings name the app (`headrace_app = "shop.jobs:app"`); a fixture of the same name in a
 conftest.py, or a test, may also choose one with `headrace_use(app)`. See docs/testing.md.
 
 Rule: import nothing of headrace here. Every pytest run on a machine that has the package loads this module.

@@ -1,15 +1,15 @@
-"""The part of a worker that lives on the line: takes jobs, keeps their leases alive, delivers outcomes.
+"""The part of a worker that lives on the line: takes jobs, renews their leases, delivers outcomes.
 
 It never polls by a timer: one PULLB per queue waits on the server, and a slot that becomes free asks for more. Jobs are
-leased to this worker by name (`owner`) and not to its connection, so a broken connection takes nothing away from a
-running handler: on the next one the worker says which jobs it has, and sends the outcomes that were not confirmed.
+leased to this worker by name (`owner`) and not to its connection, so a running handler keeps its job when that
+breaks: after reconnecting the worker says which jobs it has, and resends the outcomes that were not confirmed.
 
-Rules: everything here runs on the line's thread, but for `take`, `tell` and `end`, which are called where handlers
-run; `deliver`, `lose` and `give_up` post to there. At most `concurrency` jobs run. Besides, a few may be in hand that
-found no slot: one per queue where there are several queues, and short ones for a moment of work where there is one
-queue and few slots. They are given back when no slot becomes free within a moment, for somebody else may be idle.
+Rules: everything here runs on the line's thread, except `take`, `tell` and `end`, which are called where handlers
+run; `deliver`, `lose` and `give_up` post to there. At most `concurrency` jobs run. A few more may be held without a
+slot: one per queue where there are several queues, and a moment's worth of short ones where there is one
+queue and few slots. They are given back when no slot becomes free within a moment, for another worker may be idle.
 
-Outcomes and the next question go out together, in one write (`_turn`). An outcome that comes alone leaves at once; in a
+Outcomes and the next pull go out together, in one write (`_turn`). An outcome that comes alone leaves at once; in a
 stream of short jobs that the worker keeps up with, there is at most one turn in a millisecond, so that many jobs share
 few commands. Nothing waits where that would leave a slot empty.
 """

@@ -1,7 +1,7 @@
-"""What a handler is given about the job it runs: who it is, how to tell of progress, whether to stop.
+"""What a handler receives about the job it runs: its identity, how to report progress, whether to stop.
 
-`progress` and `log` return at once: what they tell goes out in order, before the outcome of the job. `current_job()`
-gives the same object anywhere below the handler.
+`progress` and `log` return at once: what they report is sent in order, before the outcome of the job. `current_job()`
+returns the same object anywhere in the code that the handler calls.
 """
 
 from __future__ import annotations

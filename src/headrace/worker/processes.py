@@ -1,4 +1,4 @@
-"""Handlers in processes of their own: they use other cores, and can be killed when they run too long.
+"""Handlers in separate processes: they use other cores, and can be killed when they run too long.
 
 A child is started with `spawn`, imports the function by its name, and runs one job at a time. Both sides exchange
 encoded data, as over any other wire: nothing is pickled. A child is replaced after `max_jobs` jobs, and when it was

@@ -2,7 +2,7 @@
 
 Async handlers run on that loop, plain functions in threads, and with `run_in="process"` in processes that can be
 killed. Pulling, heartbeats and outcomes are the attendant's, on a thread of its own: a handler that blocks the loop
-delays its neighbours, and nobody takes its job away (a warning names it).
+delays its neighbours, but does not lose its job (a warning names it).
 """
 
 from __future__ import annotations

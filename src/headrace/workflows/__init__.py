@@ -1,8 +1,8 @@
-"""Workflows: several steps as one undertaking that survives crashes and takes itself back when it fails.
+"""Workflows: several steps as one saga that survives crashes and is compensated when it fails.
 
-Reading order: `definition` (what a workflow is), `plan` (how a flow is stored), `machine` (how it goes on), `ledger`
+Reading order: `definition` (what a workflow is), `plan` (how a flow is stored), `machine` (how it continues), `ledger`
 (reading and changing flows), `watch` (waiting for them), `runner` (workers that run steps), `provider` (what users
-hold), `handle`, `blocking`, `timeline`. `testing` stands beside them.
+hold), `handle`, `blocking`, `timeline`. `testing` is independent of these.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Workflows for threads: the same verbs, each of which returns when it is done.
+"""Workflows without async: the same methods, each of which blocks until it is done.
 
 with flows.blocking as face:
     receipt = face.execute(process_order, Order(...), id="order-42").result(timeout=10)

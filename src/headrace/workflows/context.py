@@ -1,4 +1,4 @@
-"""What a step, a rollback or a hook is given: the data of its flow, the results so far, and who it is."""
+"""What a step, a rollback or a hook receives: the data of its flow, the results so far, and its identity."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
     charge = step("charge", Charge, retry=Retry(5), timeout=20)
     order = workflow("order", data=Order, result=Receipt).step(check).parallel(charge, reserve).step(ship).build()
 
-A group is entered when the one before it is complete; the steps of a group run side by side. Besides steps there are
+A group starts when the one before it is complete; the steps of a group run in parallel. Besides steps there are
 groups that only wait: `sleep` for a time, `wait` for a signal from outside.
 """
 

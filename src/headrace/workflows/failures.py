@@ -1,4 +1,4 @@
-"""Why a flow did not give a result, as the error that its caller gets, wherever the flow ran."""
+"""Why a flow has no result, as the error that its caller gets, wherever the flow ran."""
 
 from __future__ import annotations
 

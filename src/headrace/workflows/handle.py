@@ -1,4 +1,4 @@
-"""A flow in the hands of somebody who waits for it, watches it or stops it; any process can have one by the id."""
+"""A handle to wait for a flow, watch it or stop it; any process can get one by the id."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Reading flows and changing them: every change is a decision of the machine, carried out by the store or decided anew.
+"""Reading and changing flows with optimistic concurrency: the store accepts a decision, or it is read and made again.
 
-A process remembers the flows it works on, so that a step costs one command and not two. What it remembers may be old:
+A process caches the flows it works on, so that a step costs one command and not two. The cache may be stale:
 then the store refuses the change, and the flow is read again. A refusal is no error, it is how processes agree.
 """
 

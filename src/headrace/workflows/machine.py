@@ -1,13 +1,13 @@
-"""How a flow goes on. One pure function: what has happened so far, and what is new, give what is written and done next.
+"""How a flow continues. One pure function: the history so far and the news determine what is written and done next.
 
-`Run` is the log read from its beginning; `decide` never changes it. Every process that decides on the same log comes
-to the same decision, and the store carries out the first one only: that is all there is to agreement.
+`Run` is the log replayed from its beginning; `decide` never changes it. Every process that decides on the same log
+makes the same decision, and the store carries out only the first one: that is all there is to agreement.
 
 Rules: compensation begins once, when the flow has failed for good, and is never left again; rollbacks run one at a
-time, the step that was completed last goes first, and each is recorded once; then on_error runs; then the flow ends,
-once. News that comes too late, twice or from nowhere changes nothing.
+time, the last completed step first, and each is recorded once; then on_error runs; then the flow ends,
+once. News that is late, duplicated or unexpected changes nothing.
 
-A step that is at work when its flow is stopped may have done its work all the same. So the flow does not end before it
+A step that is running when its flow is stopped may complete nevertheless. So the flow does not end before it
 knows: the step is told to stop, its end is awaited while other steps are rolled back, and if it completed, it is rolled
 back as well.
 

@@ -4,8 +4,8 @@ The first entry (`started`) holds everything that is known at the beginning, the
 decided on, shown and retried by any process, with or without the code of its steps. An entry has one `Body`, of which
 each kind uses a few fields; a new kind of entry is a new word and, if need be, an optional field.
 
-Everything here is data without cycles, which the garbage collector need not walk (`gc=False`): with many flows under
-way a fifth of its runs were for them.
+Everything here is acyclic data that the garbage collector need not track (`gc=False`): with many flows running
+it caused a fifth of the collections.
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@
         handle = await flows.execute(process_order, Order(...), id="order-42")
         receipt = await handle.result()
 
-A process that implements nothing can start flows and ask about them all the same. Nothing about a flow is kept here:
-whoever stops, or dies, loses nothing but its own waiting.
+A process that implements nothing can still start flows and query them. Nothing about a flow is kept here:
+a process that stops, or dies, loses nothing but its own waiting.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Who does what: the functions behind the steps of workflows in this process."""
+"""The functions that implement the steps of workflows in this process."""
 
 from __future__ import annotations
 

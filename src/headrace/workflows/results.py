@@ -1,8 +1,8 @@
-"""Results in the wrappers of OriJS's job trees, and their way out of them.
+"""Wrapping results as OriJS's job trees do, and unwrapping them.
 
 A tree of jobs keeps the result of each step in a wrapper that also carries everything before it. Headrace keeps results
 in the log of the flow and needs none of this to run; it is here to read and write trees of other implementations. Keys
-that poison objects in JavaScript never pass.
+that cause prototype pollution in JavaScript are dropped.
 """
 
 from __future__ import annotations

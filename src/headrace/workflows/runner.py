@@ -1,7 +1,7 @@
 """The workers of a workflow: one for its steps and rollbacks, one that decides and runs the hooks.
 
-A step ends by one command that writes its result, pushes what follows and completes its job. An attempt that fails and
-is not the last is an ordinary failed attempt of its job. A worker that dies uses up an attempt of the job, too, but
+A step ends with one command that stores its result, pushes what follows and completes its job. An attempt that fails
+and is not the last is an ordinary failed attempt of its job. A worker that dies uses up an attempt of the job, too, but
 counts as a stall: handlers have all their attempts whatever happens to workers, up to `max_stalls`.
 """
 

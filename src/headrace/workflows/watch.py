@@ -1,8 +1,8 @@
 """Waiting for flows: for their end, or for the next thing that happens to them.
 
-A question waits at the store for a second, and the longer a flow lasts the longer the next ones; a limited number of
-them wait at once, for a server lets few commands of one connection wait. When the watch ends, everybody who still waits
-is told; the flows themselves go on.
+A FlowWait parks at the store for a second, and longer the longer a flow lasts; a limited number of
+them are parked at once, for a server parks few commands per connection. When the watch ends, everybody who still waits
+gets an error; the flows themselves continue.
 """
 
 from __future__ import annotations

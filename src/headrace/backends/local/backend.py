@@ -1,9 +1,9 @@
 """The local backend: verbs over an in-memory index, with SQLite and the event log behind one commit per tick.
 
 Memory is authoritative while the process runs. `commit` makes a tick durable in this order: append its events to the
-log, commit its rows (with the log's position) to SQLite, let readers see the events. When either refuses, everything
-the tick touched is taken back: the log is cut, the jobs are forgotten and reloaded from their rows, and writes are
-refused (`StorageUnavailable`) until a probe succeeds again.
+log, commit its rows (with the log's position) to SQLite, let readers see the events. If either fails, the whole tick is
+rolled back: the log is truncated, the jobs it touched are dropped and reloaded from their rows, and writes are
+refused (`StorageUnavailable`) until a probe succeeds.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What `headrace doctor` looks at: the file, its rows, and whether the event log agrees with them.
+"""What `headrace doctor` checks: the file, its rows, and whether the event log agrees with them.
 
-It opens both as a server would, so what a crash left is recovered on the way; jobs and settings stay as they are.
+It opens both as a server would, which includes crash recovery; jobs and settings stay as they are.
 """
 
 from __future__ import annotations

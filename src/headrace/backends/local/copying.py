@@ -1,7 +1,7 @@
-"""A copy of a database file as it is at one moment, also while its server goes on writing.
+"""A consistent copy of a database file, even while its server keeps writing.
 
-The copy is read within one snapshot, so what is committed meanwhile is not in it and does not make it begin again. It
-grows under another name and takes its own when it is whole and on the disk.
+The copy is read within one snapshot, so commits made meanwhile are not in it and do not make it start over. It
+is written under a temporary name and renamed when it is complete and synced to disk.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How jobs go out and come back unfinished: claim, leases, release, and what time does to both.
+"""How jobs go out and come back unfinished: claim, leases, release, and what happens as time passes.
 
 A claim is not written to disk: after a crash every active job simply waits again. Deadlines of leases are monotonic,
 so that a step of the wall clock neither expires nor prolongs them.

@@ -1,19 +1,19 @@
 """The one event log: every state change as one JSON line with a dense seq, in segment files.
 
-It lies on the commit path, so `append` is one `os.write` and some integer arithmetic. The order of a tick is
+It is on the commit path, so `append` is one `os.write` and some integer arithmetic. The order of a tick is
 log first, store second:
 
     log.append(block, ...)        the lines are in the file, readers do not see them yet
     journal commits last_seq      fails? log.undo()
     log.committed = log.last_seq  readers see them
 
-Rules. The log never has a hole or a repeated seq, whatever call failed: a cut that could not be made is owed,
-and paid before the next write. Readers never see beyond `committed`. Only committed events are sealed, and
+Rules. The log never has a hole or a repeated seq, whatever call failed: a truncation that failed is owed,
+and done before the next write. Readers never see beyond `committed`. Only committed events are sealed, and
 only sealed files are public. Everything runs on the event loop's thread except `Roll.run` (made for a worker
 thread) and the iterator of `read` (safe in one): old segments must be decompressed, so take long replays there,
 and keep one iterator rather than asking again page by page.
 
-What lies in the folder and what a crash leaves behind is the business of `segments.py`. To add a step to the
+What is in the folder and what a crash leaves behind is up to `segments.py`. To add a step to the
 closing of a segment: give `Roll` a method, call it in `_seal`, and say in `segments.Recovery` what its
 absence means.
 """

@@ -1,4 +1,4 @@
-"""Workflows as the store sees them: a record with a revision, a log that only grows, and jobs that belong to it.
+"""Workflows as the store sees them: a record with a revision, an append-only log, and the jobs that belong to it.
 
 Live flows are held in memory (the record alone), their logs and the ended ones on disk; in memory mode the "disk" is
 SQLite's own memory, so nothing differs. Every change happens together with the jobs it pushes and the job it settles:

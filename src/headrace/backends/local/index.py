@@ -1,4 +1,4 @@
-"""Order in memory: which job is next, which falls due when. Pure data structures, no clock, no storage.
+"""The in-memory indexes: which job is next, which is due when. Pure data structures, no clock, no storage.
 
 Entries of heaps and deques are deleted lazily: a job that was cancelled or claimed elsewhere is skipped when it comes
 up. That is safe because a job is handed out only if its state says WAITING at that moment.

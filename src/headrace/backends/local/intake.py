@@ -1,7 +1,7 @@
 """How jobs come in: insert, families, custom ids, unique keys, dependencies.
 
-Order inside one push: an existing custom id or a held unique key answers first and nothing is stored; then the job is
-made, takes its keys, and enters the index as waiting, delayed or waiting-children.
+Order inside one push: an existing custom id or a held unique key is returned and nothing is stored; otherwise the job
+is created, takes its keys, and enters the index as waiting, delayed or waiting-children.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Looking for a text in jobs.
+"""Text search in jobs.
 
-A text stands in MessagePack as it is, so payloads are searched without being decoded; capital letters beyond ASCII must
-be spelt as they are there. A number is looked for in its packed forms, and since those of small numbers are a single
-byte that may mean anything, the payload is then decoded to be sure.
+MessagePack stores strings verbatim, so payloads are searched without being decoded; beyond ASCII the search is
+therefore case-sensitive. A number is searched for in its packed forms, and since those of small numbers are a single
+byte that may mean anything, the payload is then decoded to make sure.
 """
 
 from __future__ import annotations

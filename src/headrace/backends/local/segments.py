@@ -1,20 +1,20 @@
-"""Segment files of the event log: their names, their manifest, and making a folder whole after a crash.
+"""Segment files of the event log: their names, their manifest, and repairing a folder after a crash.
 
 A shard's folder holds
 
     seg-<first>-<last>.jsonl.zst   sealed: complete, compressed; all that readers in other processes see
     .open-<first>.jsonl            raw lines; the highest one is being written, lower ones wait to be sealed
     manifest.jsonl                 one line per sealed segment, oldest first; can always be rebuilt
-    positions.json                 consumer name -> last seq it has taken
+    positions.json                 consumer name -> last seq it has read
     .gap-<first>-<last>            seqs known to be lost; stays until an event lies above them
-    .retracted-<first>-<last>-<epoch>  published seqs that were taken back in this epoch; stays until it rises
-    .corrupt-...                   what could not be read, kept aside, hidden from readers
+    .retracted-<first>-<last>-<epoch>  published seqs that were withdrawn in this epoch; stays until it rises
+    .corrupt-...                   what could not be read, set aside, hidden from readers
     .tmp-...                       unfinished work, removed at start
 
 Rules. Names that begin with a dot are private. A rename is what makes a file public. Inside a segment the
-seqs are dense, so line n is event first + n and nothing needs parsing to find a place; a hole can only lie
+seqs are dense, so line n is event first + n and nothing needs parsing to find a position; a hole can only lie
 between two segments. `recover` is the only code that judges a folder, it runs before anything is written, and
-it never raises because of what a file contains: it names it in `problems`.
+it never raises because of what a file contains: it lists it in `problems`.
 
 To add a kind of file: give it a pattern here, decide in `Recovery` what a crash beside it means, and add its
 row above.

@@ -1,6 +1,6 @@
 """How jobs end: complete, fail, retry, bury, and what that means for parents, keys and successors.
 
-`_check_lease` answers every question about tokens, late ones included; everything after it may assume that the caller
+`_check_lease` validates tokens, including those of expired leases; everything after it may assume that the caller
 holds the job. A batch is checked as a whole before any of it is applied.
 """
 

@@ -1,8 +1,8 @@
-"""Giving way: long work is done in slices, so that no command holds the event loop for long.
+"""Cooperative yielding: long work is done in slices, so that no command blocks the event loop for long.
 
 A verb that may touch very many jobs awaits `Slices.breathe` every so often. Whoever drives the coroutine gets the
-`Breath` object out of it and resumes it in a later turn of the loop (see `server.session`). Where nothing drives it
-that way (tests, recovery) `run_now` runs a coroutine to its end at once.
+`Breath` object out of it and resumes it in a later turn of the loop (see `server.driving`). Where nothing drives it
+that way (tests, recovery) `run_now` runs a coroutine to completion at once.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class Slices:
         self._began = time.perf_counter()
 
     async def rest(self) -> None:
-        """Give way now, so that what comes has a turn of its own."""
+        """Yield now, so that what follows has a turn of its own."""
         self._began = 0.0
         await self.breathe()
 
     async def breathe(self) -> None:
-        """Give way if this slice has lasted long enough."""
+        """Yield if this slice has lasted long enough."""
         if time.perf_counter() - self._began > SLICE_SECONDS:
             await Breath()
             if self.is_broken:
@@ -49,7 +49,7 @@ class Slices:
 
 
 def run_now(work: Coroutine[Any, Any, T]) -> T:
-    """The result of a coroutine that gives way at most for breath: it is driven to its end at once."""
+    """The result of a coroutine that suspends on nothing but `Breath`, driven to completion at once."""
     while True:
         try:
             pending = work.send(None)

@@ -1,9 +1,9 @@
 """The state of the local backend and the few moves that all verbs are made of.
 
 Rules:
-- Every change of a job's state goes through `_move`, which asks the transition table, keeps the counts and takes the
-  job out of one place and into another. Nothing else assigns `job.state`.
-- Every change is marked in the journal (`_journal.touch` and friends) and told (`_emit`) within the same verb.
+- Every change of a job's state goes through `_move`, which consults the transition table, keeps the counts and moves
+  the job from one index to another. Nothing else assigns `job.state`.
+- Every change is marked in the journal (`_journal.touch` and friends) and emitted (`_emit`) within the same verb.
 - Verbs are grouped by subject into mixins of this class (intake, delivery, settlement, ...); LocalBackend joins them.
 """
 

@@ -1,12 +1,12 @@
 """The history of queues on Valkey as an event log: what brokers and Node processes wrote to the events streams.
 
-Every queue has a stream of its own, cut to about a thousand entries by whoever writes to it. `Capture` follows all of
-them and writes what it finds as one log of the segment format, so that the data pipeline reads it like any other.
+Every queue has a stream of its own, trimmed to about a thousand entries by its writers. `Capture` follows all of
+them and writes what it finds as one log in the segment format, so that the data pipeline reads it like any other.
 
 Rules. The log is written first, then the positions; after a crash the events behind the stored positions are looked up
-in the log, so nothing comes twice. Valkey counts what was ever added to a stream: if more was added than was read and
-is there, the difference is written down as a `gap` with as many seqs. The streams do not tell when a job was handed
-out, its hash does: a `pulled` event is made from `processedOn` where that is still the attempt that ended.
+in the log, so nothing is captured twice. Valkey counts how many entries were ever added to a stream: if more were added
+than were read and remain, the difference is recorded as a `gap` with as many seqs. The streams do not record when a job
+was claimed, its hash does: a `pulled` event is made from `processedOn` if that still belongs to the attempt that ended.
 
 To take another kind of entry: its line in `_WORDS`, and its particulars in `_particulars`.
 """

@@ -1,9 +1,9 @@
 """A Valkey cluster: every call goes to the primary that has the slot of its key.
 
-The map of slots is read from any node that answers and read again when a node says that a slot has moved (MOVED, ASK),
-is away, or refuses because the cluster is changing. Nodes that have no slots any more are let go. A call is tried again
-only if the node refused it, or could not be reached and another one has its slots now: one whose answer was lost may
-have been carried out.
+The slot map is read from any node that answers and read again when a node says that a slot has moved (MOVED, ASK),
+cannot be reached, or refuses because the cluster is changing. Connections to nodes without slots are closed. A call is
+retried only if the node refused it, or could not be reached and another one has its slots now: one whose reply was lost
+may have been carried out.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """One connection to one Valkey server: many calls in flight, written together, answered in order.
 
-Calls of one turn of the loop leave in one write. A connection that is lost fails what was in flight (nobody knows
-whether it happened) and is made anew by the next call, at most once per pause of the backoff. Every call has a
-deadline: a server that does not answer in time costs the connection, because answers come in order.
+Calls of one turn of the loop leave in one write. A connection that is lost fails what was in flight (whether it was
+carried out is unknown) and is reopened by the next call, at most once per backoff interval. Every call has a
+deadline: if the server misses it the connection is closed, because replies come in order.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How jobs go out and come back unfinished: claim, leases, release, and what time does to both."""
+"""How jobs go out and come back unfinished: claim, leases, release, and what happens as time passes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is not as on SQLite: the one list, shown in docs/valkey.md and read by the conformance suite."""
+"""What differs from SQLite: the one list, shown in docs/valkey.md and read by the conformance suite."""
 
 from __future__ import annotations
 

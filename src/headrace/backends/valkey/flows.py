@@ -1,8 +1,8 @@
-"""Workflows on Valkey: a record, a log that grows and the jobs that belong to it, changed by one function call.
+"""Workflows on Valkey: a record, an append-only log and the jobs that belong to it, changed by one function call.
 
-A flow is kept with the queue that decides about it. Which queue that is stands in the registry, one key per flow under
-a hash of its id; the entry names the flow, so that two ids with one hash are told apart. Without an entry (somebody
-deleted it) the flow is looked for in every queue that has flows.
+A flow is stored with the queue that decides about it. The registry says which queue that is, one key per flow under
+a hash of its id; the entry names the flow, so that hash collisions are detected. Without an entry (somebody
+deleted it) every queue that has flows is searched.
 """
 
 from __future__ import annotations

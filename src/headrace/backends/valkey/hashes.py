@@ -1,10 +1,10 @@
-"""Jobs as Valkey has them: hashes with glide-mq's fields and our own, to and from the shapes of the rest of Headrace.
+"""Jobs as Valkey stores them: hashes with glide-mq's fields and our own, to and from the types of the rest of Headrace.
 
-Every field is text. Payloads are JSON where JSON gives back the very same bytes of MessagePack; otherwise those bytes
-are kept in a field of their own (base64) and the JSON beside them is what Node workers can make of it.
+Every field is text. Payloads are JSON if that round-trips to the same bytes of MessagePack; otherwise those bytes
+are kept in a field of their own (base64) and the JSON beside them is an approximation for Node workers.
 
-Others write these hashes, too: a value that makes no sense counts as absent, because a job that cannot be read would
-take all that were claimed with it out of reach until their leases end.
+Others write these hashes, too: an invalid value counts as absent, because a job that cannot be read would
+make all that were claimed with it unreachable until their leases expire.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Names of keys, and ids that tell which queue a job is in.
+"""Names of keys, and ids that encode which queue a job is in.
 
 Every key of a queue begins with `<prefix>:{<queue>}`: the braces make Valkey keep all of them in one slot. What belongs
 to no queue (who is there, webhooks, lookups) begins with `<prefix>:hr:`.

@@ -1,11 +1,11 @@
-"""The two function libraries: put together from their Lua files, and loaded where they are missing or old.
+"""The two function libraries: assembled from their Lua files, and loaded where they are missing or outdated.
 
 `glidemq` belongs to whoever came first: a Node process replaces it at its start with its own, and we never touch one
 that is not ours. `headrace` is always ours and replaced by a newer one only.
 
-A server has one `headrace` library, that of the newest program which came to it, and older programs call it too. That
-is right while they mean the same by their calls, which is one generation. Its number is part of the names of the
-functions: a program of an older generation does not find its functions any more, and is told so instead of doing harm.
+A server has one `headrace` library, that of the newest program that connected to it, and older programs call it too.
+That is safe while their calls mean the same, which is what a generation is. Its number is part of the names of the
+functions: a program of an older generation no longer finds its functions, and gets an error instead of doing harm.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is kept beside the jobs: family ties made later, logs, schedules, webhooks."""
+"""What is stored besides jobs: family links made later, logs, schedules, webhooks."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
 The number of a job is the millisecond of its end times 4096, plus twelve bits of its id. It stays while the job does:
 a page begins where the last one ended, whatever happens in between, and ranges of numbers can be read side by side.
-Jobs of one number are never parted, so a page may have a few more than were asked for. A page costs what it shows,
-however long the sets are.
+Jobs with the same number are never split between pages, so a page may have a few more than requested. Its cost
+depends on its size, not on that of the sets.
 """
 
 from __future__ import annotations

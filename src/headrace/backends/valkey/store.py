@@ -1,11 +1,11 @@
-"""What all verbs on Valkey are made of: calling a function, taking in its news, knowing which queue a job is in.
+"""What all verbs on Valkey are made of: calling a function, processing its news, knowing which queue a job is in.
 
 Rules:
-- A verb is one function call; nothing about a job is remembered here but where it is. Whatever is kept in memory (known
-  queues, places of jobs, next looks) is a hint that another broker may have outrun.
-- Every reply ends with the news of the call (events, queues with jobs to hand out, when to look again): `_call` takes
-  it in.
-- Events are numbered by this broker alone: they tell what it did, not what all did.
+- A verb is one function call; all that is remembered about a job is where it is. Whatever is kept in memory (known
+  queues, places of jobs, times of next checks) is a hint that another broker may have made stale.
+- Every reply ends with the news of the call (events, queues with jobs to hand out, when to check again): `_call`
+  processes it.
+- Events are numbered by this broker alone: they record what it did, not what all brokers did.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """What others do to queues: their event streams on Valkey, followed while somebody here listens to them.
 
-Every broker and every Node process writes the stream, this one too. What this broker did it tells by itself, in more
-detail, so each entry is matched with an event of our own and passed over. An entry may be read before the call that
-wrote it is answered: therefore entries wait for the answers that are due, and for the end of a tick. If an entry was
-told all the same, the event of our own that comes later is not told again.
+Every broker and every Node process writes to the stream, this one too. What this broker did it emits itself, in more
+detail, so an entry that matches an event of our own is skipped. An entry may be read before the reply of the call that
+wrote it has arrived: therefore entries wait for outstanding replies, and for the end of a tick. If an entry was
+emitted nevertheless, our own event that comes later is not emitted again.
 
-Entries are read in order from where the listening began, also after a lost connection; all streams of a server over
-one connection, which is why it begins anew when a queue comes. The stream keeps about a
-thousand of them; who might have missed some is told of a gap.
+Entries are read in order from where the subscription began, also after a lost connection; all streams of a server over
+one connection, which is why it is reopened when a queue is added. The stream keeps about a thousand
+of them; subscribers that may have missed some get a `gap`.
 """
 
 from __future__ import annotations

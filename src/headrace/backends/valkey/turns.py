@@ -1,11 +1,11 @@
-"""What is asked of one queue in one turn of the loop goes to the server as one call: ends of plain jobs, and claims.
+"""Completions of plain jobs, and claims, of one queue in one turn of the loop are batched into one call to the server.
 
-A busy worker sends the ends of its jobs and asks for the next ones at the same time, and a broker hears that from many
-workers at once: one call for all of them costs the server a fraction of one call each. Nobody waits for it: the call
-leaves when the loop comes round.
+A busy worker completes its jobs and asks for the next ones at the same time, and a broker gets that from many
+workers at once: one call for all of them costs the server a fraction of one call each. Batching adds no delay: the call
+leaves at the end of the turn.
 
-Rules: a lot of ends is all or none; a claim is served whole before the next one. What is not plain goes by
-`complete` and `claim` alone.
+Rules: a lot of completions is atomic; a claim is served completely before the next one. What is not plain goes through
+`complete` and `claim` on their own.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""News from other brokers: jobs came to a queue where somebody waits here, or a job ended that somebody waits for.
+"""Notifications from other brokers: a queue that somebody waits on here got jobs, or an awaited job has ended.
 
-Subscribed on a connection of its own, made anew when it breaks. What is missed meanwhile is found by the slow round of
+Subscribed on a connection of its own, reopened when it breaks. What is missed meanwhile is found by the slow poll of
 every second (`look_after`), so a lost message costs time and never a job.
 """
 

@@ -1,7 +1,7 @@
 """Testing workflows, and testing providers of workflows.
 
-`run_workflow` rehearses a flow in no time, with fakes and failures at will; `Saga` is code for any definition that
-writes down what is called. `contract.WorkflowContract` is the suite that every provider passes (it needs pytest).
+`run_workflow` runs a flow without waiting, with fakes and injected failures; `Saga` implements any definition and
+records what is called. `contract.WorkflowContract` is the suite that every provider passes (it needs pytest).
 """
 
 from __future__ import annotations

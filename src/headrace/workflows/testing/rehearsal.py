@@ -1,6 +1,6 @@
-"""Running a workflow in a test: fakes for steps, failures at will, time that passes at once.
+"""Running a workflow in a test: fake steps, injected failures, time that passes instantly.
 
-The decisions are those of the machine and nothing else is: no store, no queue, no worker. What `run_workflow` shows is
+Only the machine's decisions are real: there is no store, no queue, no worker. What `run_workflow` shows is
 therefore what a flow does on every backend, apart from crashes.
 """
 

@@ -1,4 +1,4 @@
-"""A workflow that writes down what is called, and fails where it is told to."""
+"""A workflow that records what is called, and fails where it is told to."""
 
 from __future__ import annotations
 
