@@ -139,6 +139,23 @@ def test_from_the_overview_to_the_stack_trace_in_one_click_and_the_retry_beside_
     assert client.ok("GetState", id=job_id)["state"] == "waiting"
 
 
+def test_a_page_remembers_no_failures_but_those_it_shows(
+    site: Site, client: Client, queue: str, open_page: OpenPage
+) -> None:
+    page, _ = open_page(site, "#/workflows")
+    look = """async (total) => {
+      const { latestFailures } = await import("/assets/failures.js");
+      window.ctx ??= { ui: {} };
+      const groups = await latestFailures(window.ctx, total);
+      return [groups.map((found) => found.newest.id), [...window.ctx.ui.newest.keys()]];
+    }"""
+    for total in range(1, 5):
+        newest = fail_one(client, queue, f"{queue} failed {total} times")
+        shown, remembered = page.evaluate(look, total)
+        assert shown[0] == newest
+        assert remembered == shown
+
+
 def test_a_job_page_draws_each_attempt_and_shows_data_result_and_log(
     site: Site, client: Client, queue: str, open_page: OpenPage
 ) -> None:

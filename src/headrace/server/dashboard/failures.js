@@ -13,14 +13,15 @@ export async function latestFailures(ctx, total) {
   const kept = ctx.ui.failures;
   if (kept && kept.total === total && Date.now() - kept.at < FRESH_MS) return kept.groups;
   const { groups } = total ? await api.failures() : { groups: [] };
-  const seen = (ctx.ui.newest ??= new Map());
+  const seen = ctx.ui.newest ?? new Map();
   await Promise.all(
     groups.map(async (found) => {
       const id = found.jobIds[0];
-      if (!seen.has(id)) seen.set(id, await api.jobIfKept(id));
-      found.newest = seen.get(id);
+      found.newest = seen.has(id) ? seen.get(id) : await api.jobIfKept(id);
     }),
   );
+  // No more than is shown: a page may be left open for weeks.
+  ctx.ui.newest = new Map(groups.map((found) => [found.jobIds[0], found.newest]));
   ctx.ui.failures = { total, at: Date.now(), groups };
   return groups;
 }
