@@ -41,7 +41,7 @@ def lifespan(
 class Dashboard:
     """Dashboard and HTTP API of an app with its engine in this process, to be mounted at a path of its own.
 
-    It asks nobody for a password: put the web application's own login in front of it.
+    It has no authentication: put the web application's own login in front of it.
     """
 
     def __init__(self, app: Headrace, settings: Settings | None = None) -> None:

@@ -72,7 +72,7 @@ class _Watched:
 
 
 class CompletionTracker:
-    """Tells those who asked how the job of their event ended."""
+    """Delivers the outcome of an event's job to those who wait for it."""
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ class CompletionTracker:
             self._spawn(self._patrol())
 
     async def listening(self, queue: str) -> None:
-        """Return when no end of a job in this queue can be missed any more."""
+        """Return when no outcome in this queue can be missed any more."""
         listening = self._watch(queue).listening
         if listening is not None and not (listening.done() and listening.exception() is None):
             await asyncio.shield(listening)

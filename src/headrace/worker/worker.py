@@ -49,7 +49,7 @@ _SHORTEST_LEASE: Final = 0.01
 _WATCH_EVERY: Final = 1.0
 _RETRY_START: Final = 1.0
 _TELL_AGAIN: Final = 30.0
-"""Seconds after which a worker says once more that it still waits for its server."""
+"""Seconds after which a worker logs again that it still waits for its server."""
 
 
 class Worker:
@@ -156,12 +156,12 @@ class Worker:
         self._stopping.set()
 
     def stop_pulling(self) -> None:
-        """Take no more jobs, for good; those that run go on."""
+        """Take no more jobs, for good; running ones continue."""
         if self._attendant is not None:
             self._client.line.post(self._attendant.stop_pulling)
 
     def stop(self) -> None:
-        """Take no more jobs, let those that run end within `drain`, give the rest back. From any thread."""
+        """Take no more jobs, let running ones finish within `drain`, give the rest back. From any thread."""
         life = self._life
         if life is None or life.get_loop() is asyncio._get_running_loop():
             self._stopping.set()
@@ -495,7 +495,7 @@ def _encoded(result: Any) -> Raw | None:
 
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _stops: Final[dict[asyncio.AbstractEventLoop, list[Callable[[], None]]]] = {}
-"""How the workers of a loop are stopped. A loop has one handler for each signal, and a signal is meant for all."""
+"""How the workers of a loop are stopped. A loop has one handler per signal, and a signal stops all of them."""
 
 
 @contextlib.contextmanager

@@ -361,17 +361,17 @@ class Workflows:
         return FlowHandle(self, flow_id, definition)
 
     async def get_status(self, flow_id: str) -> FlowStatus:
-        """How a flow stands; one that is not known is pending."""
+        """The status of a flow; an unknown one is pending."""
         return await (await self.get_handle(flow_id)).status()
 
     async def get_result(self, flow_id: str, timeout: Duration | None = None) -> Any:
-        """What a flow gave, or the error with which it failed."""
+        """The result of a flow; raises the error with which it failed."""
         return await FlowHandle[Any](self, flow_id).result(timeout)
 
     async def list(
         self, workflow: str | None = None, status: FlowStatus | None = None, limit: int = 100, before: str | None = None
     ) -> list[Flow]:
-        """Flows, the latest first; `before` is the id to go on from."""
+        """Flows, the latest first; `before` is the id to continue from."""
         asked = FlowList(workflow=workflow, status=status, limit=limit, before=before)
         return (await self.client.ask(asked)).flows
 

@@ -52,7 +52,7 @@ _PUT_OFF_MS: Final = 5000
 
 
 class StepInterrupted(UnrecoverableError):
-    """A step was at work when its flow was stopped."""
+    """A step was running when its flow was stopped."""
 
 
 class _Forgotten(Exception):
