@@ -367,7 +367,7 @@ def _kinds() -> dict[str, type[HeadraceError]]:
     waiting = HeadraceError.__subclasses__()
     while waiting:
         kind = waiting.pop()
-        if "code" in vars(kind):  # an error that only carries more than its parent is told as its parent
+        if "code" in vars(kind):  # an error that only adds fields to its parent is sent as its parent
             kinds[kind.code] = kind
         waiting.extend(kind.__subclasses__())
     return kinds

@@ -59,7 +59,7 @@ class Dashboard:
         await (await self._asgi())(scope, receive, send)
 
     async def _asgi(self) -> AsgiApp:
-        """Made anew when the app was closed and opened again: then it is another engine."""
+        """Created again when the app was closed and reopened: then it is another engine."""
         channel = await asyncio.wrap_future(self._app.client.connect())
         assert isinstance(channel, LocalPeer)
         if self._mounted is None or self._mounted[0] is not channel:

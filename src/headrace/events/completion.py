@@ -40,7 +40,7 @@ _LOOK_SECONDS: Final = 5.0
 _LOOK_AGAIN: Final = 1.0
 _LOOKS_AT_ONCE: Final = 20
 _LOOK_EVERY: Final = 30.0
-"""Seconds between looks at the jobs of those who wait without limit: not every way in which a job goes is told."""
+"""Seconds between looks at the jobs of those who wait without limit: not every removal of a job is announced."""
 
 OnSuccess = Callable[[Any], object]
 OnError = Callable[[BaseException], object]

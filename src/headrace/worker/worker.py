@@ -309,7 +309,7 @@ class Worker:
                 await self._process_batch(holdings, contexts)
         finally:
             for context in contexts:
-                # A job that was taken away from us may have come back meanwhile, and run anew.
+                # A job that was taken away from us may have come back meanwhile, and run again.
                 if self._running.get(context.id, (None, None))[0] is context:
                     del self._running[context.id]
             self._busy -= len(holdings)

@@ -57,7 +57,7 @@ class FlowHandle(Generic[R]):
         if not found.flow.status.is_final:
             if patience is not None and time.monotonic() >= patience:
                 raise JobTimeout(f"Flow {self.id} did not end within {timeout}; it goes on")
-            if run.failure is not None:  # it still takes itself back, and why is known
+            if run.failure is not None:  # still compensating, but the failure is known
                 raise failure_of(self.id, run)
             raise WorkflowTimeoutError(self.id, run.plan.timeout / 1000)
         return self._outcome(run)

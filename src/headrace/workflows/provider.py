@@ -304,8 +304,8 @@ class Workflows:
     ) -> FlowHandle[R]:
         """Start a flow, or find the one that has this id or key. Returns when the store has it.
 
-        `timeout` counts from now, and the margin of one stall is added; 0 is none. When it is over the flow is taken
-        back (`cancel`), or only its waiters are sent away (`detach`).
+        `timeout` counts from now, and the margin of one stall is added; 0 is none. When it expires the flow is
+        compensated (`cancel`), or only its waiters time out (`detach`).
         """
         parts = self._running()
         if not isinstance(definition, WorkflowDefinition):
@@ -376,8 +376,8 @@ class Workflows:
         return (await self.client.ask(asked)).flows
 
     async def retry(self, flow_id: str) -> FlowHandle[Any]:
-        """Begin a failed or cancelled flow anew, as `{id}~2` and so on. Groups at its beginning that are complete and
-        were not taken back keep their results; everything after them runs again."""
+        """Start a failed or cancelled flow again, as `{id}~2` and so on. Groups at its beginning that are complete and
+        were not rolled back keep their results; everything after them runs again."""
         found = await self.look(flow_id)
         if found.flow.status not in (FlowStatus.FAILED, FlowStatus.CANCELLED):
             raise WorkflowError(f"flow {flow_id} is {found.flow.status.value}: only failed flows can be retried")
