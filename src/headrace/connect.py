@@ -50,7 +50,7 @@ _known: Final[WeakValueDictionary[_Key, Client]] = WeakValueDictionary()
 
 
 def open_client(url: str | None = None, **options: Any) -> Client:
-    """The client for a URL; give it back with `release_client`. Nothing is connected before somebody asks."""
+    """The client for a URL; give it back with `release_client`. It connects with the first command."""
     url = url or os.environ.get("HEADRACE_URL") or DEFAULT_URL
     key = (_canonical(url), *sorted((name, repr(value)) for name, value in options.items()))
     with _lock:
@@ -64,7 +64,7 @@ def open_client(url: str | None = None, **options: Any) -> Client:
 
 
 def release_client(client: Client) -> Future[None] | None:
-    """Let go of it. The last one closes it: what is returned ends when that is done."""
+    """Release it. The last one closes it: the returned awaitable finishes when that is done."""
     with _lock:
         key = next((key for key, shared in _shared.items() if shared.client is client), None)
         if key is not None:

@@ -67,14 +67,14 @@ class EmbeddedEngine:
     async def stop(self) -> None:
         for peer in list(self._peers):
             await peer.close()
-        while self.ticker.is_busy:  # noqa: ASYNC110 - only until this tick and the syncs under way end
+        while self.ticker.is_busy:  # noqa: ASYNC110 - only until this tick and the syncs in flight end
             await asyncio.sleep(0.001)
         self.ticker.stop()
         await self.engine.stop()
 
 
 class Asked:
-    """A command under way: whom to tell of its outcome, once."""
+    """A command in flight: whom to notify of its outcome, once."""
 
     __slots__ = ("_done", "decode", "timeout", "timer")
 

@@ -146,7 +146,7 @@ class ClientError(HeadraceError):
 
 
 class ConnectionLost(ClientError, ConnectionError):
-    """The link broke while a command was under way: it may or may not have been carried out."""
+    """The link broke while a command was in flight: it may or may not have been carried out."""
 
     code = "connection_lost"
 
@@ -155,7 +155,7 @@ class ConnectionLost(ClientError, ConnectionError):
 
 
 class Unreachable(ConnectionLost):
-    """There is no connection that the command could have been sent over: nothing was done."""
+    """There is no connection to send the command over: nothing was sent."""
 
     code = "unreachable"
 
@@ -185,7 +185,7 @@ class JobFailed(ClientError):
 
 
 class JobTimeout(ClientError, TimeoutError):
-    """The job did not end in time. It goes on: ask again, or cancel it."""
+    """The job did not end in time. It continues: wait again, or cancel it."""
 
     code = "job_timeout"
 
@@ -216,19 +216,19 @@ class RemoteError(ClientError):
 
 
 class StalledError(ClientError):
-    """Its worker died, or lost its lease, more often than is allowed."""
+    """Its worker died, or lost its lease, too often."""
 
     code = "stalled"
 
 
 class ProviderStoppedError(ClientError):
-    """Who waited is told that nobody will answer here any more; the work itself goes on in the store."""
+    """Events or workflows were stopped while the caller waited; the work itself continues in the store."""
 
     code = "provider_stopped"
 
 
 class PayloadError(InvalidCommand, ValueError):
-    """A value does not fit what was declared, and no retry would help. `path` says where in it, `reason` why."""
+    """A value does not fit its declared type, and no retry would help. `path` says where in it, `reason` why."""
 
     code = "payload"
 
@@ -350,12 +350,12 @@ def _parts_of(group: BaseExceptionGroup[Any]) -> Iterator[BaseException]:
 
 
 def encodable(text: str) -> str:
-    """The text as UTF-8 can hold it. Names of files that are no UTF-8 come with lone surrogates, which it cannot."""
+    """The text without lone surrogates, which UTF-8 cannot encode; file names that are not UTF-8 contain them."""
     return text.encode(errors="backslashreplace").decode()
 
 
 def error_of(code: str | None, text: str) -> HeadraceError:
-    """The error that a reply tells of. Other servers of the protocol send no code: then the text has to do."""
+    """The error that a reply carries. Other servers of the protocol send no code: then it is derived from the text."""
     if not code:
         code = next((known for beginning, known in _CODE_BY_TEXT if text.startswith(beginning)), "")
     return _made_again(_kinds().get(code, Refused), (text,))
@@ -386,7 +386,7 @@ def _kinds() -> dict[str, type[HeadraceError]]:
     waiting = HeadraceError.__subclasses__()
     while waiting:
         kind = waiting.pop()
-        if "code" in vars(kind):  # an error that only carries more than its parent is told as its parent
+        if "code" in vars(kind):  # an error that only adds fields to its parent is sent as its parent
             kinds[kind.code] = kind
         waiting.extend(kind.__subclasses__())
     return kinds

@@ -67,7 +67,7 @@ MAX_TEXT: Final = 1_048_576
 MAX_STACK: Final = 100
 Text = Annotated[str, Meta(max_length=MAX_TEXT, extra=_MENDED)]
 AnyText = Annotated[str, Meta(extra=_MENDED)]
-"""A text that is cut where it is too long: it tells of something that has happened, whatever it says."""
+"""A text that is truncated, not refused, when it is too long: it reports something that has already happened."""
 ShortText = Annotated[str, Meta(max_length=1024)]
 GroupId = Annotated[
     str,

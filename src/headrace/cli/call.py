@@ -74,7 +74,7 @@ def _extra_s(spec: Spec, command: Any) -> float:
 
 
 def _command(spec: Spec, given: list[str]) -> Any:
-    """The typed command; what is wrong with a field is told in the words of the protocol."""
+    """The typed command; errors in a field are reported with the protocol's texts."""
     import msgspec
 
     from headrace.wire import decode_command

@@ -125,7 +125,7 @@ def _row(job: JobInfo, now_ms: float) -> list[Cell]:
 
 
 def tries(job: JobInfo) -> int:
-    """Attempts begun; the one under way counts."""
+    """Attempts started; the current one counts."""
     return job.attempts + (job.state in ("active", "completed"))
 
 

@@ -22,12 +22,12 @@ Done = Callable[[R | HeadraceError], None]
 
 
 def is_unwanted(done: object) -> bool:
-    """Whether nobody waits for this answer any more. Most who wait cannot be stopped, and say nothing about it."""
+    """Whether nobody waits for this reply any more. Most waiters cannot be cancelled and do not implement it."""
     return getattr(done, "is_unwanted", False)
 
 
 class EventView(Struct, rename="camel"):
-    """What a queue tells of itself as it happens. Which fields are set depends on `event_type`."""
+    """A live event of a queue. Which fields are set depends on `event_type`."""
 
     event_type: str
     queue: str
@@ -42,7 +42,7 @@ class EventView(Struct, rename="camel"):
 
     @property
     def is_final(self) -> bool:
-        """Whether nothing more will happen to the job by itself."""
+        """Whether the job has ended: nothing more will happen to it by itself."""
         return self.event_type in ("completed", "removed") or (self.event_type == "failed" and bool(self.terminal))
 
 
@@ -57,7 +57,7 @@ def decode_event(encoded: bytes | Raw) -> EventView:
 
 Hear = Callable[[EventView], None]
 LinkChange = Callable[[bool], None]
-"""Called with True when the channel is (again) able to ask, with False when it lost its peer."""
+"""Called with True when the channel is connected (again), with False when it lost its peer."""
 
 
 class LinkHealth(NamedTuple):
@@ -65,27 +65,27 @@ class LinkHealth(NamedTuple):
 
     state: LinkState
     latency: float | None
-    """Seconds that the greeting or the last ping took."""
+    """Seconds that the handshake or the last ping took."""
     errors: int
-    """How often it was lost or could not be made."""
+    """How often it was lost or could not be opened."""
     in_flight: int
 
 
 class Channel(Protocol):
     def submit(self, command: Command[R], done: Done[R], timeout: float) -> None:
-        """Ask; `done` is called once, at the latest after `timeout` seconds."""
+        """Send a command; `done` is called once, at the latest after `timeout` seconds."""
 
     def open_own(self, hear: Hear | None = None, changed: LinkChange | None = None) -> Channel:
-        """A channel of its own beside this one: for a worker, or for somebody who listens to events."""
+        """A separate channel to the same place: for a worker, or for a listener to events."""
 
     @property
     def health(self) -> list[LinkHealth]:
         """One entry per socket; none where there is no socket."""
 
     def force_reconnect(self) -> None:
-        """Give all sockets up and make new ones."""
+        """Close all sockets and open new ones."""
 
     async def start(self) -> None:
-        """Return when the first answer can be had; raise when it cannot be had."""
+        """Return when commands can be sent; raise when the peer cannot be reached."""
 
     async def close(self) -> None: ...

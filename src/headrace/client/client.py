@@ -30,16 +30,16 @@ _left_to_parent: Final[list[object]] = []
 
 
 class Near(Protocol):
-    """A way from the loop of who asks that spares some commands the line."""
+    """A shortcut from the caller's loop that lets some commands bypass the line."""
 
     async def ask(self, command: Any, usual: Callable[[], Awaitable[Any]]) -> Any:
-        """The answer, from here or from `usual`."""
+        """The reply, from here or from `usual`."""
 
     def close(self) -> None: ...
 
 
 class Client:
-    """A channel on the line of this process. `make` is called there, when somebody first asks."""
+    """A channel on the line of this process. `make` is called there, with the first command."""
 
     def __init__(self, make: Make, timeout: float = DEFAULT_TIMEOUT, near: Near | None = None) -> None:
         self._make = self._own_make = make
@@ -102,7 +102,7 @@ class Client:
     # -- on the line ---------------------------------------------------------------------------------------------------
 
     def submit(self, command: Command[R], done: Done[R], timeout: float) -> None:
-        """Ask from the line's own thread."""
+        """Send a command from the line's own thread."""
         channel = self._standing_channel()
         if channel is not None:
             channel.submit(command, done, timeout)
@@ -187,21 +187,21 @@ class Client:
     # -- opening and closing -------------------------------------------------------------------------------------------
 
     def connect(self) -> Future[Channel]:
-        """Find out now whether there is anybody to talk to."""
+        """Connect now, and raise if the peer cannot be reached."""
         return self.line.run(self.channel)
 
     def close(self) -> Future[None]:
-        """Close the channel; what is asked from now on is refused."""
+        """Close the channel; further commands are refused."""
         self.is_closed = True
         return self.line.run(self._end)
 
     def reopen(self, like: Client) -> None:
-        """Take questions again, as a new client would: everything that was made from this one can be used anew."""
+        """Accept commands again, as a new client would: everything created from this one can be used again."""
         self.is_closed = False
         self.line.post(partial(self._begin_anew, like))
 
     def divert(self, make: Make | None, clock: Clock | None = None) -> Future[None]:
-        """Close the channel and make the next one elsewhere: a test's engine in place of the real one. None: as before.
+        """Close the channel and open the next one elsewhere: a test's engine in place of the real one. None: as before.
 
         All objects that share this client follow.
         """
@@ -219,11 +219,11 @@ class Client:
 
     @property
     def health(self) -> list[LinkHealth]:
-        """How each socket is doing: its state, latency and errors. An engine in this process has none."""
+        """The state, latency and errors of each socket. An embedded engine has none."""
         return [] if self._channel is None else self._channel.health
 
     def force_reconnect(self) -> None:
-        """Give all sockets up and make new ones: for those who know that the network changed."""
+        """Close all sockets and open new ones: for when you know that the network has changed."""
         self.line.post(self._force_reconnect)
 
     def _force_reconnect(self) -> None:
@@ -274,7 +274,7 @@ class _Reply:
 
     @property
     def is_unwanted(self) -> bool:
-        """Whether who asked was cancelled meanwhile: then a command that waits for a connection is not sent."""
+        """Whether the caller was cancelled meanwhile: then a command that waits for a connection is not sent."""
         return self._future.cancelled()
 
 

@@ -43,12 +43,12 @@ _encode_into: Final = msgspec.msgpack.Encoder().encode_into
 
 @functools.cache
 def is_blocking(command: type[Command[Any]]) -> bool:
-    """Whether a command waits for an event. Asked for every command, and flags are slow."""
+    """Whether a command waits for an event. Cached, because it is needed for every command and flags are slow."""
     return bool(BY_TYPE[command].flags & Flag.BLOCKING)
 
 
 class Question(Generic[R]):
-    """A command on its way, and who waits for its reply."""
+    """A command in flight, and who waits for its reply."""
 
     __slots__ = ("command", "deadline", "done", "is_blocking", "is_over", "number", "timeout")
 
@@ -106,12 +106,12 @@ class Conversation:
 
     @property
     def blocking(self) -> int:
-        """How many commands that wait for an event are under way here, or will be."""
+        """How many commands that wait for an event are in flight here, or queued."""
         return self._blocking
 
     @property
     def is_pipelined(self) -> bool:
-        """Whether replies may overtake each other, as the greeting has shown."""
+        """Whether replies may overtake each other, as negotiated in the handshake."""
         return self._window > 1
 
     def ask(self, question: Question[Any]) -> None:
@@ -157,7 +157,7 @@ class Conversation:
         self._asked[question.number] = question
 
     def overdue(self, now: float) -> list[Question[Any]]:
-        """Those whose time is up. Where one was sent its place stays taken: its reply may still come."""
+        """Those that timed out. One that was sent keeps its place in the window: its reply may still come."""
         late = [question for question in self._open() if question.deadline <= now]
         if any(question.number == 0 for question in late):
             self._put_back(question for question in self.take_waiting() if question.deadline > now)
@@ -269,7 +269,7 @@ class Conversation:
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def lose(self, error: HeadraceError) -> None:
-        """The link is gone: what was asked on it is lost; what only waited may be asked on the next one."""
+        """The link is gone: what was sent on it is lost; what only waited may be sent on the next one."""
         asked, self._asked = self._asked, {}
         for question in asked.values():
             self._blocking -= question.is_blocking

@@ -32,7 +32,7 @@ _POLICIES: Final[dict[OnFailure, dict[str, Any]]] = {
 
 
 class FlowJob(Struct, frozen=True, kw_only=True):
-    """One job of a flow and those that have to end before it."""
+    """One job of a flow and the children that have to end before it."""
 
     queue: str
     name: str
@@ -47,7 +47,7 @@ J = TypeVar("J", Job[Any], SyncJob[Any])
 
 
 class FlowTree(Struct, Generic[J], frozen=True):
-    """The jobs that a flow became."""
+    """The jobs of a flow that was added."""
 
     job: J
     children: list[FlowTree[J]]
@@ -68,7 +68,7 @@ class FlowVerbs(Shell, Generic[JobType]):
 
     @verb
     async def add(self, flow: FlowJob) -> FlowTree[JobType]:
-        """Add a tree of jobs, all or none."""
+        """Add a tree of jobs atomically."""
         entries: list[commands.families.FamilyEntry] = []
         tree = self._plan(flow, self._id_of(flow), None, entries)
         await self._ask(commands.families.PushFamily(jobs=entries))
@@ -132,12 +132,12 @@ def _check(flow: FlowJob) -> None:
 
 
 class FlowProducer(FlowVerbs[Job[Any]], AsyncShell):
-    """Adds flows, for coroutines."""
+    """Adds flows; the async form."""
 
     _job_type = Job
 
 
 class SyncFlowProducer(FlowVerbs[SyncJob[Any]], SyncShell):
-    """Adds flows, for threads."""
+    """Adds flows; the blocking form."""
 
     _job_type = SyncJob

@@ -22,11 +22,11 @@ from headrace.model import Log, TimelineEntry
 T = TypeVar("T")
 
 _LONGEST_WAIT: Final = 30.0
-"""Seconds for which one command waits for a job; who waits longer asks again."""
+"""Seconds for which one command waits for a job; a longer wait repeats it."""
 
 
 class JobInfo(Struct, rename="camel", kw_only=True, omit_defaults=True):
-    """A job at one moment. Times are ms since the epoch; `data` and `result` are decoded when they are read."""
+    """A snapshot of a job. Times are ms since the epoch; `data` and `result` are decoded when they are read."""
 
     id: str
     queue: str = ""
@@ -94,7 +94,7 @@ def decode_job(encoded: bytes | Raw) -> JobInfo:
 
 
 class JobVerbs(Shell, Generic[T]):
-    """What can be asked and told about one job."""
+    """The operations on one job."""
 
     def __init__(
         self, client: Client, job_id: str, queue: str, name: str = "", decode: Callable[[Any], T] | None = None
@@ -118,7 +118,7 @@ class JobVerbs(Shell, Generic[T]):
 
     @verb
     async def result(self, timeout: Duration | None = None) -> T:
-        """What the job returned. JobFailed when it failed for good, JobTimeout when it has not ended in time."""
+        """What the job returned. Raises JobFailed if it failed for good, JobTimeout if it has not ended in time."""
         ended = await self._end(timeout)
         if ended is None:
             span = timeout if isinstance(timeout, str) else f"{seconds(timeout or 0):g} s"
@@ -129,7 +129,7 @@ class JobVerbs(Shell, Generic[T]):
 
     @verb
     async def wait(self, timeout: Duration | None = None) -> bool:
-        """Wait for its end, however it ends; False when it has not ended in time."""
+        """Wait for it to end, either way; False if it has not ended in time."""
         return await self._end(timeout) is not None
 
     async def _end(self, timeout: Duration | None) -> commands.control.Waited | None:
@@ -159,7 +159,7 @@ class JobVerbs(Shell, Generic[T]):
 
     @verb
     async def info(self) -> JobInfo:
-        """The job as it is now. NotFound when it is not kept any more."""
+        """A snapshot of the job now. Raises NotFound if it is no longer kept."""
         return await self._info()
 
     async def _info(self) -> JobInfo:
@@ -167,7 +167,7 @@ class JobVerbs(Shell, Generic[T]):
 
     @verb
     async def state(self) -> str:
-        """`unknown` when it is not kept any more."""
+        """Its state; `unknown` if it is no longer kept."""
         return (await self._ask(commands.queries.GetState(id=self.id))).state
 
     @verb
@@ -183,7 +183,7 @@ class JobVerbs(Shell, Generic[T]):
 
     @verb
     async def failed_children(self) -> dict[str, str]:
-        """Errors of failed children that the parent went on without, by `<queue>:<id>`."""
+        """Errors of failed children in spite of which the parent continued, by `<queue>:<id>`."""
         return (await self._ask(commands.families.GetFailedChildrenValues(id=self.id))).values
 
     # -- telling -------------------------------------------------------------------------------------------------------
@@ -195,14 +195,14 @@ class JobVerbs(Shell, Generic[T]):
 
     @verb
     async def set_progress(self, percent: float, message: str | None = None) -> None:
-        """Say how far it is, while it runs."""
+        """Report progress while it runs."""
         await self._ask(commands.control.Progress(id=self.id, progress=percent, message=message))
 
     @verb
     async def cancel(self, force: bool = False) -> bool:
-        """Withdraw it if it has not begun. False: it was too late for that.
+        """Withdraw it if it has not started. False: it was too late for that.
 
-        With `force` also while it runs: its worker hears of it with its next heartbeat and stops the handler.
+        With `force` also while it runs: its worker learns so with its next heartbeat and stops the handler.
         """
         try:
             await self._ask(commands.control.Cancel(id=self.id, force=force))
@@ -214,12 +214,12 @@ class JobVerbs(Shell, Generic[T]):
 
     @verb
     async def promote(self) -> None:
-        """Let a delayed job run now."""
+        """Make a delayed job ready now."""
         await self._ask(commands.control.Promote(id=self.id))
 
     @verb
     async def retry(self) -> None:
-        """Let a dead letter run again with fresh attempts."""
+        """Retry a dead letter with fresh attempts."""
         retried = await self._ask(commands.dlq.RetryDeadLetters(queue=self.queue, job_id=self.id))
         if not retried.count:
             raise NotFound(f"Job {self.id} is no dead letter of {self.queue}")
@@ -231,23 +231,23 @@ class JobVerbs(Shell, Generic[T]):
 
     @verb
     async def set_priority(self, priority: int) -> None:
-        """Give one that has not begun another priority."""
+        """Change its priority, if it has not started."""
         await self._ask(commands.control.ChangePriority(id=self.id, priority=priority))
 
     @verb
     async def set_delay(self, delay: Duration) -> None:
-        """Let it run after this long, counted from now."""
+        """Delay it by this long, counted from now."""
         await self._ask(commands.control.ChangeDelay(id=self.id, delay=milliseconds(delay, "delay")))
 
     @verb
     async def discard(self) -> None:
-        """Make it a dead letter now."""
+        """Turn it into a dead letter now."""
         await self._ask(commands.control.Discard(id=self.id))
 
 
 class Job(JobVerbs[T], AsyncShell):
-    """A job, for coroutines: `await job.result()`."""
+    """A job, async: `await job.result()`."""
 
 
 class SyncJob(JobVerbs[T], SyncShell):
-    """A job, for threads: `job.result()`."""
+    """A job, blocking: `job.result()`."""

@@ -25,7 +25,7 @@ Closer = Callable[[], Coroutine[Any, Any, None]]
 
 
 class Mailbox:
-    """Work for the thread of one loop, from any thread. However much is posted meanwhile, it is woken once."""
+    """Work for the thread of one loop, posted from any thread. However much is posted, the loop is woken once."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
@@ -70,7 +70,7 @@ _mailboxes: Final[dict[asyncio.AbstractEventLoop, Mailbox]] = {}
 
 
 def mailbox_of(loop: asyncio.AbstractEventLoop) -> Mailbox:
-    """The one mailbox of a loop: whoever has something for it shares its wake-ups."""
+    """The one mailbox of a loop: all who post to it share its wake-ups."""
     mailbox = _mailboxes.get(loop)
     if mailbox is None:
         for closed in [known for known in list(_mailboxes) if known.is_closed()]:
@@ -108,7 +108,7 @@ class Line:
 
     @property
     def is_here(self) -> bool:
-        """Whether the caller is on the line's own thread, where waiting for it would last for ever."""
+        """Whether the caller is on the line's own thread, where waiting for it would deadlock."""
         return threading.current_thread() is self._thread
 
     async def _close_all(self) -> None:
@@ -117,7 +117,7 @@ class Line:
             await close()
 
     def stop(self) -> None:
-        """Close what is open, and end the thread. What was acknowledged is kept even where this fails."""
+        """Close what is open, and end the thread. What was acknowledged is kept even if this fails."""
         with contextlib.suppress(Exception):
             self.run(self._close_all).result(timeout=5)
         self.loop.call_soon_threadsafe(self.loop.stop)
@@ -137,7 +137,7 @@ def _copy(done: asyncio.Task[T], future: Future[T]) -> None:
 
 
 def new_loop() -> asyncio.AbstractEventLoop:
-    """The fastest loop there is here."""
+    """The fastest event loop that is available."""
     if sys.platform == "win32":
         return asyncio.new_event_loop()
     else:

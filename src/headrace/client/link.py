@@ -51,7 +51,7 @@ class Link(asyncio.Protocol):
         self.options = options
         self.state = LinkState.DISCONNECTED
         self.latency: float | None = None
-        """Seconds that the greeting or the last ping took."""
+        """Seconds that the handshake or the last ping took."""
         self.errors = 0
         """How often the link was lost or could not be made."""
         self.is_pipelined = options.pipelining
@@ -183,7 +183,7 @@ class Link(asyncio.Protocol):
             self._life = self._loop.create_task(self._live(), name="headrace-link")
 
     async def start(self) -> None:
-        """Return when the link stands; raise when the first try failed."""
+        """Return when the link is up; raise if the first try failed."""
         self.begin()
         await asyncio.shield(self._first)
 
@@ -272,11 +272,11 @@ class Link(asyncio.Protocol):
             self._first.exception()  # nobody may be waiting for it
 
     def hurry(self) -> None:
-        """If it waits for its next try to connect, let it try now."""
+        """If it is backing off, try to connect now."""
         self._hurry.set()
 
     def force_reconnect(self) -> None:
-        """Give this connection up now and make another one; one that waits for its next try makes it now."""
+        """Close this connection and open another one; if it is backing off, try now."""
         self.hurry()
         self._conversation.is_ready = False  # what is asked from now on goes over the next connection
         if self._transport is not None:

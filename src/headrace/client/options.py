@@ -36,10 +36,10 @@ class Backoff(Struct, frozen=True):
 
 
 class Dedup(Struct, frozen=True):
-    """Keep a second job with the same key out.
+    """Prevent a second job with the same key.
 
     simple: while the first one has not ended. throttle: for `ttl` from the first one on. debounce: the newest
-    replaces the one that waits, and `ttl` begins anew.
+    replaces the one that waits, and `ttl` restarts.
     """
 
     key: str
@@ -55,7 +55,7 @@ class Dedup(Struct, frozen=True):
 
 
 class RateLimit(Struct, frozen=True):
-    """At most `max` jobs per span of time, over all workers."""
+    """At most `max` jobs per duration, across all workers."""
 
     max: float
     per: Duration = 1
@@ -67,7 +67,7 @@ class Options(TypedDict, total=False):
     priority: int
     delay: Duration
     at: datetime
-    """Run it then, instead of after a delay."""
+    """Run it at this time, instead of after a delay."""
     attempts: int
     backoff: Backoff | Duration
     timeout: Duration
@@ -75,7 +75,7 @@ class Options(TypedDict, total=False):
     ttl: Duration
     """How long the job may wait before it is too late to run it."""
     job_id: str
-    """An id of your own: adding it again gives the job that is there, if it has not ended."""
+    """An id of your own: adding it again returns the existing job, if it has not ended."""
     once: bool | Duration
     """With a job_id: a job that has ended answers too, for as long as it is kept; nothing runs again. A span: at least
     for that long, even when the job is gone."""
@@ -84,7 +84,7 @@ class Options(TypedDict, total=False):
     tags: Sequence[str]
     lifo: bool
     durable: bool
-    """Answer only when the disk has it: survives a power cut."""
+    """Acknowledge only when it is synced to disk: survives a power cut."""
     depends_on: Sequence[str]
     parent: str
     remove_on_complete: bool

@@ -38,7 +38,7 @@ _WIDE: Final = (b"\xcf", b"\xd3")
 
 
 def encode_payload(value: Any, what: str = "job data") -> Raw:
-    """The value as opaque bytes. What is encoded already stays as it is. `what` it is stands in errors."""
+    """The value as opaque bytes. What is already encoded stays as it is. `what` names it in errors."""
     if isinstance(value, Raw):
         return value
     try:
@@ -75,7 +75,7 @@ def _narrowed(value: Any) -> Any:
 
 
 def without_absent(encoded: bytes | Raw, depth: int) -> bytes:
-    """The same map without what is `undefined`, which is how servers in JavaScript write what is not there.
+    """The same map without what is `undefined`, which is how servers in JavaScript encode absent fields.
 
     Maps and lists of maps inside are treated alike down to `depth`; below that is somebody's data, which is kept.
     """
@@ -105,7 +105,7 @@ _decode: Final = msgspec.msgpack.Decoder(ext_hook=_undefined, strict=False).deco
 
 
 def decode_payload(encoded: bytes | Raw) -> Any:
-    """The plain Python value of encoded data: dicts, lists, texts, numbers, None."""
+    """The plain Python value of encoded data: dicts, lists, strings, numbers, None."""
     return _decode(encoded) if encoded else None
 
 

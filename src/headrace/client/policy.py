@@ -20,20 +20,20 @@ JITTER: Final = 0.3
 MAX_WAITING: Final = 10_000
 """Commands that may wait for a connection or for room in the window of one link."""
 MAX_BLOCKING: Final = 40
-"""Commands that wait for an event, per link. A server holds up everything behind the fiftieth."""
+"""Commands that wait for an event, per link. A server blocks everything after the fiftieth."""
 
 
 class ConnectionOptions(Struct, frozen=True, kw_only=True):
-    """How to reach a server and when to give it up. Times are seconds."""
+    """How to reach a server and when to consider it dead. Times are seconds."""
 
     host: str = "localhost"
     port: int = 6789
     token: str | Callable[[], str] | None = None
-    """Sent when the server asks for it. A function is asked anew for every connection."""
+    """Sent if the server asks for one. A function is called for every new connection."""
     tls: ssl.SSLContext | None = None
     pipelining: bool = True
     max_in_flight: int = 100
-    """Commands under way per connection."""
+    """Commands in flight per connection."""
     pool_size: int = 4
     command_timeout: float = 30.0
     connect_timeout: float = 10.0
@@ -41,7 +41,7 @@ class ConnectionOptions(Struct, frozen=True, kw_only=True):
     """0: no pings."""
     max_ping_failures: int = 3
     max_command_timeouts: int = 3
-    """Timeouts in a row after which the link counts as dead; 0: never."""
+    """Consecutive timeouts after which the link counts as dead; 0: never."""
 
     def current_token(self) -> str | None:
         return self.token() if callable(self.token) else self.token
@@ -55,7 +55,7 @@ class LinkState(enum.Enum):
 
 
 class Vitals:
-    """Counts the signs of a dead link. A half-open socket takes every write and never answers, so silence has to do."""
+    """Counts the signs of a dead link. A half-open socket accepts writes and never replies."""
 
     def __init__(self, options: ConnectionOptions) -> None:
         self._options = options
@@ -77,7 +77,7 @@ class Vitals:
 
 
 def reconnect_delay(attempt: int) -> float:
-    """Seconds before the attempt-th try in a row: doubling, with jitter so that a fleet does not return as one."""
+    """Seconds before the attempt-th try in a row: doubling, with jitter so that a fleet does not reconnect at once."""
     import random  # pulls in hashes and more, for something that hardly ever happens
 
     delay = min(FIRST_DELAY * 2.0 ** min(attempt, 16), LAST_DELAY)

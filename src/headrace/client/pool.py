@@ -19,7 +19,7 @@ from headrace.commands._base import Command, Reply
 R = TypeVar("R", bound=Reply)
 
 MAX_WAITING_LINKS: Final = 60
-"""Links that carry only commands that wait for an event. What comes on top queues on them."""
+"""Links that carry only commands that wait for an event. Further ones queue on them."""
 
 
 class Pool:

@@ -54,7 +54,7 @@ class DlqChange(TypedDict, total=False):
 
 
 class QueueVerbs(Shell, Generic[JobType]):
-    """Everything a queue can be asked. `_job` makes the handle that fits the face."""
+    """All operations on a queue. `_job` creates the matching (async or blocking) handle."""
 
     _job_type: type[JobType]
 
@@ -67,21 +67,21 @@ class QueueVerbs(Shell, Generic[JobType]):
         return f"<{type(self).__name__} {self.name}>"
 
     def job(self, job_id: str, name: str = "") -> JobType:
-        """A handle on a job of this queue; nothing is asked yet."""
+        """A handle on a job of this queue, without a round trip."""
         return self._job_type(self._client, job_id, self.name, name)
 
     # -- adding --------------------------------------------------------------------------------------------------------
 
     @verb
     async def add(self, name: str, data: Any = None, **options: Unpack[Options]) -> JobType:
-        """Add one job. With a `job_id` or `dedup` key that is taken, the job that has it."""
+        """Add one job. If its `job_id` or `dedup` key is taken, the job that has it is returned."""
         fields = wire_options({**self.defaults, **options}, self._client.clock.now_ms)
         push = commands.jobs.Push(queue=self.name, name=name, data=encode_payload(data), **fields)
         return self.job((await self._ask(push)).id, name)
 
     @verb
     async def add_many(self, new: Iterable[NewJob | tuple[str, Any]]) -> list[JobType]:
-        """Add many jobs in few commands, in this order. Each command is whole: all of its jobs or none."""
+        """Add many jobs in few commands, in this order. Each command is atomic."""
         added: list[JobType] = []
         for entries in batches(map(self._entry, new), size_of_entry):
             ids = (await self._ask(commands.jobs.PushBatch(queue=self.name, jobs=entries))).ids
@@ -147,7 +147,7 @@ class QueueVerbs(Shell, Generic[JobType]):
 
     @verb
     async def pause(self) -> None:
-        """Hand out no more jobs; those that run go on. Outlives a restart."""
+        """Hand out no more jobs; running ones continue. Survives a restart."""
         await self._ask(commands.queues.Pause(queue=self.name))
 
     @verb
@@ -172,28 +172,28 @@ class QueueVerbs(Shell, Generic[JobType]):
 
     @verb
     async def clean(self, older_than: Duration = 0, state: State | None = None, limit: int = 1000) -> list[str]:
-        """Remove jobs that are older than this; the ids of those that went. Active ones stay.
+        """Remove jobs that are older than this; returns their ids. Active ones stay.
 
-        No more go at once than one reply can list (64 MB of ids): ask again for the rest.
+        It removes no more than one reply can list (64 MB of ids): call it again for the rest.
         """
         grace = milliseconds(older_than, "older_than")
         return (await self._ask(commands.queues.Clean(queue=self.name, grace=grace, state=state, limit=limit))).ids
 
     @verb
     async def promote_all(self, count: int | None = None) -> int:
-        """Let delayed jobs run now: all, or the `count` oldest."""
+        """Make delayed jobs ready now: all, or the `count` oldest."""
         return (await self._ask(commands.queues.PromoteJobs(queue=self.name, count=count))).count
 
     @verb
     async def retry_completed(self, job_id: str | None = None) -> int:
-        """Let completed jobs run once more."""
+        """Run completed jobs again."""
         return (await self._ask(commands.dlq.RetryCompleted(queue=self.name, id=job_id))).count
 
     # -- limits --------------------------------------------------------------------------------------------------------
 
     @verb
     async def limit_rate(self, limit: RateLimit | None, ttl: Duration | None = None) -> None:
-        """Hand out at most so many jobs per span, over all workers; None lifts the limit."""
+        """Hand out at most so many jobs per duration, across all workers; None lifts the limit."""
         if limit is None:
             await self._ask(commands.limits.RateLimitClear(queue=self.name))
             return
@@ -205,7 +205,7 @@ class QueueVerbs(Shell, Generic[JobType]):
 
     @verb
     async def limit_concurrency(self, limit: int | None) -> None:
-        """Let at most so many jobs run at once, over all workers; None lifts the limit."""
+        """Run at most so many jobs at once, across all workers; None lifts the limit."""
         if limit is None:
             await self._ask(commands.limits.ClearConcurrency(queue=self.name))
         else:
@@ -218,14 +218,14 @@ class QueueVerbs(Shell, Generic[JobType]):
 
     @verb
     async def set_stalls(self, **change: Unpack[StallChange]) -> None:
-        """Change when an active job without a lease counts as abandoned."""
+        """Change when an active job without a lease counts as stalled."""
         await self._ask(
             commands.queues.SetStallConfig(queue=self.name, config=_change(commands.queues.StallConfigChange, change))
         )
 
     @verb
     async def stalls(self) -> StallConfig:
-        """When an active job without a lease counts as abandoned."""
+        """When an active job without a lease counts as stalled."""
         return (await self._ask(commands.queues.GetStallConfig(queue=self.name))).config
 
     # -- schedules -----------------------------------------------------------------------------------------------------
@@ -247,8 +247,8 @@ class QueueVerbs(Shell, Generic[JobType]):
     ) -> commands.cron.CronView:
         """Create or replace a schedule; names are unique over all queues.
 
-        `overlap` lets a run begin while the one before lives; `catch_up` makes up for runs missed while nobody served.
-        `options` are those of its jobs. The queue's defaults count where a schedule knows them.
+        `overlap` lets a run start before the previous one has ended; `catch_up` makes up for runs missed in a downtime.
+        `options` are those of its jobs. The queue's defaults apply where schedules support them.
         """
         if (cron_expression is None) == (every is None):
             raise InvalidCommand("a schedule has either a cron expression or an interval (every=...)")
@@ -281,7 +281,7 @@ class QueueVerbs(Shell, Generic[JobType]):
 
     @verb
     async def unschedule(self, name: str) -> bool:
-        """False when there was no such schedule."""
+        """Remove a schedule; False if there was none."""
         try:
             await self._ask(commands.cron.CronDelete(name=name))
         except NotFound:
@@ -298,7 +298,7 @@ class DlqVerbs(Shell):
 
     @verb
     async def list(self, limit: int = 100, offset: int = 0, *, brief: bool = False) -> list[DeadLetter]:
-        """Dead letters with their reasons, a page at a time. In brief: the beginning of their data, no attempts."""
+        """Dead letters with their reasons, a page at a time. `brief`: only the beginning of their data, no attempts."""
         asked = commands.dlq.PageDeadLetters(queue=self.queue, limit=limit, offset=offset, brief=brief)
         return (await self._ask(asked)).entries
 
@@ -309,14 +309,14 @@ class DlqVerbs(Shell):
 
     @verb
     async def retry(self, job_id: str | None = None, *, limit: int | None = None, reason: str | None = None) -> int:
-        """Let dead letters run again: one, the oldest, those with a reason, or all. Returns how many."""
+        """Retry dead letters: one, the oldest, those with a reason, or all. Returns how many."""
         chosen = None if reason is None else commands.dlq.GivenFilter(reason=reason)
         asked = commands.dlq.RetryDeadLetters(queue=self.queue, job_id=job_id, count=limit, filter=chosen)
         return (await self._ask(asked)).count
 
     @verb
     async def remove(self, job_id: str) -> bool:
-        """False when there was no such dead letter."""
+        """Remove one; False if there was no such dead letter."""
         return (await self._ask(commands.dlq.RemoveDeadLetter(queue=self.queue, job_id=job_id))).data.removed
 
     @verb
@@ -326,14 +326,14 @@ class DlqVerbs(Shell):
 
     @verb
     async def configure(self, **change: Unpack[DlqChange]) -> None:
-        """Change what happens to dead letters by themselves."""
+        """Change how long dead letters are kept and whether they are retried automatically."""
         await self._ask(
             commands.queues.SetDlqConfig(queue=self.queue, config=_change(commands.queues.DlqConfigChange, change))
         )
 
     @verb
     async def config(self) -> DlqConfig:
-        """What happens to dead letters by themselves."""
+        """How long dead letters are kept and whether they are retried automatically."""
         return (await self._ask(commands.queues.GetDlqConfig(queue=self.queue))).config
 
 
@@ -344,7 +344,7 @@ class SyncDlq(DlqVerbs, SyncShell): ...
 
 
 class Queue(QueueVerbs[Job[Any]], AsyncShell):
-    """A queue, for coroutines: `await queue.add("send", {"to": "a@b.c"})`."""
+    """A queue, async: `await queue.add("send", {"to": "a@b.c"})`."""
 
     _job_type = Job
 
@@ -355,7 +355,7 @@ class Queue(QueueVerbs[Job[Any]], AsyncShell):
 
 
 class SyncQueue(QueueVerbs[SyncJob[Any]], SyncShell):
-    """A queue, for threads: `queue.add("send", {"to": "a@b.c"})`."""
+    """A queue, blocking: `queue.add("send", {"to": "a@b.c"})`."""
 
     _job_type = SyncJob
 

@@ -25,7 +25,7 @@ R = TypeVar("R", bound=Reply)
 
 
 class Shell:
-    """Holds the client. `_ask` is the one thing in which the two faces differ."""
+    """Holds the client. `_ask` is the only difference between the async and the blocking interface."""
 
     def __init__(self, client: Client) -> None:
         self._client = client

@@ -41,7 +41,7 @@ def lifespan(
 class Dashboard:
     """Dashboard and HTTP API of an app with its engine in this process, to be mounted at a path of its own.
 
-    It asks nobody for a password: put the web application's own login in front of it.
+    It has no authentication: put the web application's own login in front of it.
     """
 
     def __init__(self, app: Headrace, settings: Settings | None = None) -> None:
@@ -59,7 +59,7 @@ class Dashboard:
         await (await self._asgi())(scope, receive, send)
 
     async def _asgi(self) -> AsgiApp:
-        """Made anew when the app was closed and opened again: then it is another engine."""
+        """Created again when the app was closed and reopened: then it is another engine."""
         channel = await asyncio.wrap_future(self._app.client.connect())
         assert isinstance(channel, LocalPeer)
         if self._mounted is None or self._mounted[0] is not channel:

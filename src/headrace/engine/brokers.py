@@ -64,7 +64,7 @@ class Brokers:
             raise
 
     async def announce_job(self, waiter: Waiter, timeout_ms: float) -> None:
-        """Have other brokers tell of the end of a job; it may have ended before they knew."""
+        """Have other brokers announce the end of a job; it may have ended before they knew."""
         try:
             await self._backend.announce_awaited(waiter.key, timeout_ms)
             outcome = await self._backend.outcome(waiter.key)
@@ -90,7 +90,7 @@ class Brokers:
         return outcome if outcome.has_ended else None
 
     async def announce_flow(self, waiter: Waiter, seen: Flow, timeout_ms: float, *, is_any_change: bool) -> None:
-        """Have other brokers tell of changes of a flow; it may have changed before they knew."""
+        """Have other brokers announce changes of a flow; it may have changed before they knew."""
         try:
             await self._backend.announce_watched(seen.queue, timeout_ms)
             flow = await self._backend.flow(seen.id)

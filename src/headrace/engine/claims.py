@@ -29,7 +29,7 @@ class ClaimLoops:
         self._again: set[str] = set()
 
     def wake(self, queue: str) -> None:
-        """The queue may have jobs: claim for those who wait, unless that is under way already."""
+        """The queue may have jobs: claim for those who wait, unless a claim is already in flight."""
         if queue in self._running:
             self._again.add(queue)
         elif self._waiters.parked_pulls(queue):

@@ -52,7 +52,7 @@ class Crons:
         self._planned: dict[str, float] = {}
         self._missed: set[str] = set()
         self._grace_ms = 0 if backend.is_local else RETRY_MS
-        """A run that is a little late may be under way at another broker: it was not missed."""
+        """A run that is a little late may be in progress at another broker: it was not missed."""
         self._recent: dict[str, deque[Run]] = {}
 
     async def start(self) -> None:

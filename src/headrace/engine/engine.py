@@ -81,7 +81,7 @@ class Engine:
         self.figures = Figures(backend, clock, self.workers, self.crons, self.guesses, connections, metrics_max_queues)
         self.history = History(backend, clock)
         self.unattended: set[Peer] = set()
-        """Peers that are gone while a command of theirs is under way; a server does not stop before it has ended."""
+        """Peers that are gone while a command of theirs is running; a server does not stop before it has ended."""
         self._subscriptions: dict[Peer, str] = {}
         self._subscribers: dict[str, set[Peer]] = {}
         self._listeners: list[Listener] = []
@@ -114,7 +114,7 @@ class Engine:
         await self.backend.close()
 
     def end_waiting(self) -> None:
-        """The server stops: who waits is told that nothing came, and nobody begins to wait any more."""
+        """The server stops: parked commands get an empty reply, and no further one is parked."""
         self._is_stopping = True
         for waiter in self.waiters.everybody():
             waiter.finish(None)
@@ -266,7 +266,7 @@ class Engine:
         return Outcome(event.event, body, event.error)
 
     def _hear_of_event(self, event: Event, body: bytes | None) -> None:
-        """Somebody else did something to a queue: who listens to it here is told."""
+        """Another program changed a queue: notify its listeners here."""
         for peer in (*self._subscribers.get(event.queue, ()), *self._subscribers.get(EVERY_QUEUE, ())):
             peer.deliver(event, body)
         for listener in self._listeners_to_others:
@@ -278,7 +278,7 @@ class Engine:
     # -- time ----------------------------------------------------------------------------------------------------------
 
     def _set_alarm(self) -> None:
-        """Look anew for the next thing to do; between sweeps whoever plans something earlier rings the alarm."""
+        """Find the next thing to do; between sweeps whoever schedules something earlier sets the alarm."""
         self.alarm.due_mono = min(self._next_maintenance, self.next_due())
 
     def next_due(self) -> int:

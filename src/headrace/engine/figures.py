@@ -79,7 +79,7 @@ class Deliveries(Struct):
     refused: int = 0
     """Not sent: the address is not allowed."""
     dropped: int = 0
-    """Not sent: too many were under way."""
+    """Not sent: too many were in flight."""
 
 
 class Figures:

@@ -81,7 +81,7 @@ class Span:
         self.slots = slots
         self.length = 0
         self.index = index
-        """Number of the step that is under way, counted from the epoch."""
+        """Number of the current step, counted from the epoch."""
         self._base = base
         self._base_mono = mono
         self._rings = {name: array("d", bytes(8 * slots)) for name in SERIES}

@@ -23,7 +23,7 @@ class Peer(Protocol):
 
     @property
     def is_waiting(self) -> bool:
-        """Whether one of its commands is under way."""
+        """Whether one of its commands is running."""
 
     def deliver(self, event: Event, body: bytes | None) -> None:
         """Queue one event frame for this connection."""

@@ -163,5 +163,5 @@ class WorkerRegistry:
 
 
 def _gain(before: int, after: int) -> int:
-    """What a worker's own counter grew by; one that became smaller began anew."""
+    """What a worker's own counter grew by; one that became smaller was reset."""
     return after - before if after >= before else after

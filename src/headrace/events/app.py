@@ -66,7 +66,7 @@ class Consumer:
 
 
 class Events:
-    """Typed events behind one URL: emit, handle, ask, schedule."""
+    """Typed events behind one URL: emit, handle, schedule."""
 
     def __init__(
         self,
@@ -134,7 +134,7 @@ class Events:
             raise ExceptionGroup(f"{len(failures)} event handler(s) could not begin", failures)
 
     async def stop(self) -> None:
-        """Let what runs end, then leave; whoever still waits for an answer is told."""
+        """Let running handlers finish, then close; whoever still waits for an answer gets ProviderStoppedError."""
         if self._provider is None:
             return
         if self._stopping is None:
@@ -170,7 +170,7 @@ class Events:
     ) -> Callable[[H], H]:
         """Handle an event; plain functions run in threads. `concurrency`, `lease` and `drain` go to its worker.
 
-        `on_success` and `on_error` are told of the end of an attempt; what they raise is logged and changes nothing.
+        `on_success` and `on_error` are called at the end of an attempt; what they raise is logged and changes nothing.
         """
         known = self._known(definition)
         if group is not None and (not group or not group.replace("-", "").replace("_", "").isalnum()):
@@ -261,7 +261,7 @@ class Events:
         meta: PropagationMeta | None = None,
         expects_result: bool | None = None,
     ) -> EventSubscription[Any]:
-        """Emit an event. Awaiting it gives the answer; for one without a result type, the word that it is stored."""
+        """Emit an event. Awaiting it gives the answer or, without a result type, confirms that it is stored."""
         known = self._known(definition)
         _check_loop()
         payload = known.encode_data(data)
@@ -279,7 +279,7 @@ class Events:
         return _typed(subscription, known) if known.expects_result else subscription
 
     async def emit_many(self, definition: EventDefinition[D, Any], data: Iterable[D]) -> int:
-        """Emit many events in few commands, without asking for answers; how many."""
+        """Emit many events in few commands, without answers; returns how many."""
         known = self._known(definition)
         key = known.key
         entries = ((known.encode_data(one), None if key is None else key(one)) for one in data)
@@ -289,7 +289,7 @@ class Events:
         return {**self.default_meta, **capture(), **(given or {})}
 
     async def cancel(self, definition: AnyEvent | str, key: str) -> bool:
-        """Withdraw an event by its key. False: it is unknown, or was delivered already."""
+        """Withdraw an event by its key. False: it is unknown, or was already delivered."""
         return await self.provider.cancel(self._known(definition).name, key)
 
     # -- schedules -----------------------------------------------------------------------------------------------------
@@ -305,7 +305,7 @@ class Events:
         payload: D | None = None,
         catch_up: bool = False,
     ) -> ScheduleInfo:
-        """Emit an event by the clock; an id that is there already is replaced."""
+        """Emit an event on a schedule; an existing schedule of this id is replaced."""
         known = self._known(definition)
         return await self.provider.schedule_event(
             known.name,
@@ -378,10 +378,10 @@ def _check_loop() -> None:
 
 
 class BlockingEvents(BlockingFace[Events]):
-    """Events for threads."""
+    """The blocking form of Events."""
 
     def emit(self, definition: EventDefinition[D, R], data: D, **options: Unpack[Emission]) -> R:
-        """Emit an event and wait for its answer, or for the word that it is stored."""
+        """Emit an event and wait for its answer, or until it is stored."""
         options["meta"] = self._hosted._meta(options.get("meta"))
         options.setdefault("causation_id", current_cause())
 
@@ -392,15 +392,15 @@ class BlockingEvents(BlockingFace[Events]):
         return self._run(emitted())
 
     def emit_many(self, definition: EventDefinition[D, Any], data: Iterable[D]) -> int:
-        """Emit many events in few commands, without asking for answers; how many."""
+        """Emit many events in few commands, without answers; returns how many."""
         return self._run(self._hosted.emit_many(definition, data))
 
     def cancel(self, definition: AnyEvent, key: str) -> bool:
-        """Withdraw an event by its key. False: it is unknown, or was delivered already."""
+        """Withdraw an event by its key. False: it is unknown, or was already delivered."""
         return self._run(self._hosted.cancel(definition, key))
 
     def schedule_event(self, definition: AnyEvent, schedule_id: str, **schedule: Any) -> ScheduleInfo:
-        """Emit an event by the clock; an id that is there already is replaced."""
+        """Emit an event on a schedule; an existing schedule of this id is replaced."""
         return self._run(self._hosted.schedule_event(definition, schedule_id, **schedule))
 
     def unschedule_event(self, definition: AnyEvent, schedule_id: str) -> bool:

@@ -40,7 +40,7 @@ _LOOK_SECONDS: Final = 5.0
 _LOOK_AGAIN: Final = 1.0
 _LOOKS_AT_ONCE: Final = 20
 _LOOK_EVERY: Final = 30.0
-"""Seconds between looks at the jobs of those who wait without limit: not every way in which a job goes is told."""
+"""Seconds between looks at the jobs of those who wait without limit: not every removal of a job is announced."""
 
 OnSuccess = Callable[[Any], object]
 OnError = Callable[[BaseException], object]
@@ -72,7 +72,7 @@ class _Watched:
 
 
 class CompletionTracker:
-    """Tells those who asked how the job of their event ended."""
+    """Delivers the outcome of an event's job to those who wait for it."""
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ class CompletionTracker:
             self._spawn(self._patrol())
 
     async def listening(self, queue: str) -> None:
-        """Return when no end of a job in this queue can be missed any more."""
+        """Return when no outcome in this queue can be missed any more."""
         listening = self._watch(queue).listening
         if listening is not None and not (listening.done() and listening.exception() is None):
             await asyncio.shield(listening)

@@ -115,8 +115,8 @@ class EmitOptions:
     """0 and less mean now."""
     causation_id: str | None = None
     timeout: Duration | None = None
-    """How long the caller waits for an answer; 0 is for ever, None the default of the provider."""
+    """How long the caller waits for an answer; 0 is forever, None the default of the provider."""
     idempotency_key: str | None = None
     expects_result: bool = True
     expires: Duration | None = None
-    """Drop it when it was not begun by then. Questions expire with their caller's patience unless said otherwise."""
+    """Drop it if it has not started by then. By default questions expire with their caller's timeout."""

@@ -203,7 +203,7 @@ class EventProvider:
         subscription.resolve(None)
 
     def _enqueue(self, work: Coroutine[Any, Any, None], reject: Callable[[BaseException], None]) -> None:
-        """Do it in the background; whatever stops it is told to who waits."""
+        """Do it in the background; whoever waits gets the error if it fails."""
         task = asyncio.ensure_future(work)
         self._enqueuing[task] = reject
 

@@ -34,7 +34,7 @@ JobHandler = Callable[[JobContext, "EventWorker"], Awaitable[Any]]
 
 
 class QueueMetrics(Protocol):
-    """Hooks that are told of every job; all of them may be missing, and none can break a job."""
+    """Hooks that are called for every job; all are optional, and none can break a job."""
 
     def on_job_added(self, event_name: str, job_id: str) -> None: ...
     def on_job_completed(self, event_name: str, job_id: str, duration_ms: float) -> None: ...

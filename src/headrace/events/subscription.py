@@ -22,7 +22,7 @@ _PENDING: Final = object()
 
 
 class EventSubscription(Generic[R]):
-    """What an emission gives: await it for the answer, or let it go."""
+    """What `emit` returns: await it for the answer, or ignore it."""
 
     def __init__(self, subscription_id: str | None = None, event_id: str = "") -> None:
         self.id = subscription_id or str(uuid4())
@@ -123,7 +123,7 @@ class EventSubscription(Generic[R]):
         return self.wait().__await__()
 
     async def wait(self, timeout: Duration | None = None) -> R:
-        """The answer. A timeout is the patience of this waiter alone; 0 and less mean none."""
+        """The answer. A timeout concerns this waiter alone; 0 or less means none."""
         if self.is_settled:
             return self.result()
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()

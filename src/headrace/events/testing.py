@@ -105,7 +105,7 @@ class TestEventProvider:
     # -- time ----------------------------------------------------------------------------------------------------------
 
     async def advance(self, span: Duration) -> None:
-        """Let time pass: what is due runs, in order, to its end."""
+        """Advance time: what is due runs, in order, to completion."""
         until = self.now_ms + milliseconds(span, "span")
         while self._due and self._due[0][0] <= until:
             self.now_ms, _, run = heapq.heappop(self._due)

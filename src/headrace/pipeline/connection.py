@@ -58,7 +58,7 @@ class _Asked(Generic[R]):
 
 
 class Connection:
-    """`ask` asks one thing; `stream` and `outcomes` keep several under way."""
+    """`ask` sends one command; `stream` and `outcomes` keep several in flight."""
 
     def __init__(
         self,

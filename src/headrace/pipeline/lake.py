@@ -57,12 +57,12 @@ class Pointer(msgspec.Struct):
     run: int = 0
     batch: int = -1
     first_run: int = 0
-    """The last run that made everything anew: what older ones wrote counts no more, even if it is still there."""
+    """The last run that rebuilt everything: what older ones wrote no longer counts, even if it is still there."""
     epochs: dict[str, int] = {}
-    """The highest epoch seen per shard: a higher one makes everything be told anew."""
+    """The highest epoch seen per shard: a higher one makes the next run rebuild everything."""
     sla_ms: dict[str, int] = {}
     facts_due: str | None = None
-    """The first hour whose facts are yet to be made anew; EVERYTHING for all of them, None for none."""
+    """The first hour whose facts are still to be recomputed; EVERYTHING for all of them, None for none."""
 
 
 class Lake:

@@ -109,7 +109,7 @@ def _write_batch(lake: Lake, batch: DataFrame, number: int) -> int:
 
 
 class TellSummary(msgspec.Struct):
-    """What a run did. `since` is the first date whose facts were made anew, None when nothing was new."""
+    """What a run did. `since` is the first date whose facts were recomputed, None when nothing was new."""
 
     run: int
     batches: int

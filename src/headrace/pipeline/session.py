@@ -82,7 +82,7 @@ def _settings(master: str | None) -> dict[str, str]:
         "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
         "spark.sql.sources.partitionOverwriteMode": "static",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
-        # A run makes more classes than the hundred that Spark keeps: each run would compile all of them anew, which
+        # A run makes more classes than the hundred that Spark keeps: each run would compile all of them again, which
         # is a third of its time.
         "spark.sql.codegen.cache.maxEntries": "2000",
         # Java never compiles a longer method: it would run several times slower than the same steps one by one.

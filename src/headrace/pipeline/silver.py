@@ -68,7 +68,7 @@ def is_told() -> Column:
 
 
 def without_retracted(events: DataFrame) -> DataFrame:
-    """Leave out what was taken back: a higher epoch begins again at a seq that a lower one had reached."""
+    """Leave out withdrawn events: a higher epoch restarts at a seq that a lower one had reached."""
     begins = events.groupBy("shard", "epoch").agg(f.min("seq").alias("begins"))
     higher = Window.partitionBy("shard").orderBy("epoch").rowsBetween(1, Window.unboundedFollowing)
     cuts = begins.select("shard", "epoch", f.min("begins").over(higher).alias("cut"))

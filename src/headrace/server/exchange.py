@@ -109,9 +109,9 @@ class Response(Struct):
     headers: bytes = NO_STORE
     keeps_alive: bool = True
     promises: bool = False
-    """Whether it tells of a write that must be on disk first."""
+    """Whether it reports a write that must be on disk first."""
     is_of_command: bool = False
-    """Whether it tells of this tick: then a failed commit turns it into an error."""
+    """Whether it reports changes of this tick: then a failed commit turns it into an error."""
     begins: Any = None
     """What the connection becomes when this has left (httpsession.Begin)."""
 

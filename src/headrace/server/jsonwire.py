@@ -57,7 +57,7 @@ def from_json(text: bytes | bytearray) -> Any:
 
 
 def _decode_text(text: bytes | bytearray) -> Any:
-    """JavaScript writes half a character as an escape. msgspec refuses that, JSON does not: a mark takes its place."""
+    """JavaScript escapes lone surrogates, which msgspec refuses: they become replacement characters."""
     try:
         return _decode_json(text)
     except msgspec.DecodeError:

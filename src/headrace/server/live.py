@@ -248,7 +248,7 @@ class Hub:
             listener.cut_off("its replay failed")
 
     def _begin_of(self, listener: Replayed, writer: Writer, after: Position) -> int:
-        """The seq after which to begin. Numbers of another life of the log mean nothing in this one: begin anew."""
+        """The seq after which to begin. Numbers of another epoch of the log mean nothing in this one: start over."""
         epoch, first, last = self._engine.backend.event_window()
         if after.epoch == epoch and after.seq <= last:
             return after.seq

@@ -45,7 +45,7 @@ _ALONE: Final = _POLICY.replace(
 
 
 class File:
-    """One file as it is sent; read anew when it has changed on disk."""
+    """One file as it is sent; read again when it has changed on disk."""
 
     def __init__(self, path: Path, policy: bytes = _POLICY) -> None:
         self._path = path

@@ -44,7 +44,7 @@ def tcp_event_frame(event: Event, body: bytes | None) -> bytes | None:
 
 
 def tcp_event(event: Event, body: bytes | None) -> dict[str, Any] | None:
-    """What a subscriber is told of an event, or None when the protocol has no word for it."""
+    """What a subscriber gets of an event, or None when the protocol has no name for it."""
     if event.event not in _TCP_EVENTS:
         return None
     shown: dict[str, Any] = {
@@ -196,7 +196,7 @@ MAX_LIVE_ERROR: Final = 4096
 
 
 def live_fields(event: Event) -> dict[str, Any]:
-    """What WebSocket and SSE tell of an event besides its name."""
+    """What WebSocket and SSE send of an event besides its name."""
     shown: dict[str, Any] = {"queue": event.queue, "jobId": event.job, "timestamp": event.ts}
     if event.event == "progress":
         shown["progress"] = js_number(event.progress or 0)

@@ -83,7 +83,7 @@ class Parcels:
 
 
 class Ticker:
-    """Ends ticks and keeps time: everything that was asked since the last turn shares one commit.
+    """Ends ticks and keeps time: all commands since the last turn share one commit.
 
     `stir` schedules the end of the tick behind the sockets that are readable in this turn of the loop; `_end` settles,
     commits, and only then lets the replies out.
@@ -147,7 +147,7 @@ class Ticker:
                 log.warning("jobs of %s wait for their leases to expire: %s", peer.address, error)
 
     async def _give_back_later(self, peer: Peer) -> None:
-        """The same on a remote backend: a claim that is under way lands first, then its jobs go back too."""
+        """The same on a remote backend: a claim in flight lands first, then its jobs go back too."""
         for pause in (0.0, *_RELEASE_PAUSES, *_RELEASE_PAUSES):
             await asyncio.sleep(pause)
             if peer.is_waiting:

@@ -351,7 +351,7 @@ class Webhooks:
     # -- the end -------------------------------------------------------------------------------------------------------
 
     async def stop(self, deadline: float) -> None:
-        """Finish what is under way by `deadline` (loop time); what is not counts as failed. Retries are not awaited."""
+        """Finish what is in flight by `deadline` (loop time); the rest counts as failed. Retries are not awaited."""
         self._stopping.set()
         tasks = [hook.task for hook in self._hooks.values() if hook.task is not None]
         if tasks:

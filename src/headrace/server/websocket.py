@@ -215,7 +215,7 @@ class WebSocket:
         self.session.answer(Subscribed(subscribed=sorted(chosen)), req_id)
 
     def _listen(self, patterns: frozenset[str]) -> None:
-        self._hub.flush()  # what has happened is told as it was chosen then
+        self._hub.flush()  # what has happened is sent by the old selection
         self._hub.leave(self, self._writer)
         self._writer = ws_event
         self.choice = Choice(self._queue, patterns or NOTHING)

@@ -46,7 +46,7 @@ Next = Callable[[], Awaitable[Any]]
 Middleware = Callable[[JobContext, Next], Awaitable[Any]]
 Lifespan = Callable[["Headrace"], AbstractAsyncContextManager[Any]]
 Carrier = Callable[[AnyTask], Mapping[str, Any]]
-"""Gives what should travel with the arguments of a call, such as the context of a trace."""
+"""Returns what is sent along with the arguments of a call, such as a trace context."""
 
 DEFAULT_QUEUE: Final = "default"
 
@@ -82,7 +82,7 @@ class Flow(Struct, frozen=True):
 
 
 class TaskDecorator:
-    """What `app.task(...)` gives: makes a task of a function and keeps its types."""
+    """What `app.task(...)` returns: turns a function into a task and keeps its types."""
 
     def __init__(self, make: Callable[[Callable[..., Any]], AnyTask]) -> None:
         self._make = make
@@ -102,7 +102,7 @@ class TaskDecorator:
 
 
 class Headrace(AsyncShell):
-    """Tasks and queues behind one URL, for coroutines; `app.sync()` gives the same for threads."""
+    """Tasks and queues behind one URL, async; `app.sync()` is the blocking form."""
 
     def __init__(
         self,
@@ -134,7 +134,7 @@ class Headrace(AsyncShell):
 
     @property
     def client(self) -> Client:
-        """What it talks through: for a `Worker` of your own, for `health` and `force_reconnect`."""
+        """The client underneath: for a `Worker` of your own, for `health` and `force_reconnect`."""
         return self._client
 
     def enter(self) -> Client:
@@ -176,7 +176,7 @@ class Headrace(AsyncShell):
         await _closed(self.leave())
 
     async def close(self) -> None:
-        """Close what was opened; calls under way fail."""
+        """Close the app; calls in flight fail."""
         await _closed(self.let_go())
 
     # -- tasks ---------------------------------------------------------------------------------------------------------
@@ -190,7 +190,7 @@ class Headrace(AsyncShell):
         rate_limit: RateLimit | None = None,
         **options: Unpack[Options],
     ) -> TaskDecorator:
-        """Make a task of a function. `rate_limit` holds for its queue, over all workers."""
+        """Turn a function into a task. `rate_limit` applies to its queue, across all workers."""
         if bare:
             raise InvalidCommand("write @app.task() with parentheses, even if there is nothing in them")
 
@@ -225,7 +225,7 @@ class Headrace(AsyncShell):
         run_in: RunIn | None = None,
         **options: Unpack[Options],
     ) -> TaskDecorator:
-        """Make a task of a function and run it by a schedule, which workers enter when they start."""
+        """Turn a function into a task that runs on a schedule, which workers register when they start."""
         if (cron is None) == (every is None) or not isinstance(cron, str | None):
             raise InvalidCommand('write @app.cron("30 2 * * *"), or @app.cron(every="15m") for an interval')
         decorate = self.task(name=name, queue=queue, run_in=run_in, **options)
@@ -243,7 +243,7 @@ class Headrace(AsyncShell):
         return function
 
     def carry(self, carrier: Carrier) -> None:
-        """Let something travel with the arguments of every call."""
+        """Send something along with the arguments of every call."""
         self._carriers.append(carrier)
 
     def envelope(self, task: AnyTask) -> dict[str, Any]:
@@ -252,7 +252,7 @@ class Headrace(AsyncShell):
     # -- queues, flows, events -----------------------------------------------------------------------------------------
 
     def queue(self, name: str | None = None) -> Queue:
-        """A queue by its name, or that of the app. Nothing is asked yet."""
+        """A queue by its name, or the default one of the app. No command is sent yet."""
         return Queue(self._client, name or self.default_queue, self.options)
 
     @property
@@ -261,7 +261,7 @@ class Headrace(AsyncShell):
         return FlowProducer(self._client)
 
     async def enqueue_flow(self, flow: Flow) -> FlowTree[Job[Any]]:
-        """Add a tree of calls, all or none; a parent runs when its children have ended."""
+        """Add a tree of calls atomically; a parent runs when its children have ended."""
         return await self.flows.add(flow.plan())
 
     def events(self, queue: str | None = None) -> QueueEvents:
@@ -269,12 +269,12 @@ class Headrace(AsyncShell):
         return QueueEvents(self._client, queue or self.default_queue)
 
     async def queues(self) -> list[QueueLine]:
-        """The queues there are, with their figures."""
+        """All queues, with their figures."""
         return (await self.call(commands.queues.ListQueues())).queues
 
     @asynccontextmanager
     async def alive(self) -> AsyncIterator[Any]:
-        """Run the app's lifespan around something; gives what it yields, which is also `app.state` meanwhile."""
+        """Run the app's lifespan around something; yields what it yields, which is also `app.state` meanwhile."""
         if self.lifespan is None:
             yield self.state
             return
@@ -313,11 +313,11 @@ class Headrace(AsyncShell):
         )
 
     def sync(self) -> SyncHeadrace:
-        """The same app for threads: Flask, Django, scripts, notebooks."""
+        """The blocking form of the app: for Flask, Django, scripts, notebooks."""
         return SyncHeadrace(self)
 
     async def enter_schedules(self, queues: Sequence[str]) -> None:
-        """Make the schedules and rate limits of these queues known; workers do so when they start."""
+        """Register the schedules and rate limits of these queues; workers do so when they start."""
         for schedule in self.schedules.values():
             if schedule.task.queue in queues:
                 await self._enter(schedule)
@@ -360,7 +360,7 @@ async def _closed(closing: Future[None] | None) -> None:
 
 
 class SyncHeadrace(SyncShell):
-    """An app for threads: `with app.sync() as s: s.enqueue(send, "a@b.c").result(timeout=5)`."""
+    """The blocking form of an app: `with app.sync() as s: s.enqueue(send, "a@b.c").result(timeout=5)`."""
 
     def __init__(self, app: Headrace) -> None:
         super().__init__(app.client)
@@ -393,12 +393,12 @@ class SyncHeadrace(SyncShell):
     def enqueue_many(
         self, task: Task[P, Any, T] | Call[P, T], calls: Iterable[tuple[Any, ...] | Mapping[str, Any]]
     ) -> list[SyncJob[T]]:
-        """Add many jobs in few commands: a tuple of positional or a map of named arguments for each."""
+        """Add many jobs in few commands: a tuple of positional or a dict of keyword arguments for each."""
         call = task if isinstance(task, Call) else Call(task, {})
         return [call.job(SyncJob, job_id) for push in call.pushes(calls) for job_id in self.call(push).ids]
 
     def queue(self, name: str | None = None) -> SyncQueue:
-        """A queue by its name, or that of the app. Nothing is asked yet."""
+        """A queue by its name, or the default one of the app. No command is sent yet."""
         return SyncQueue(self._client, name or self._app.default_queue, self._app.options)
 
     @property
@@ -407,11 +407,11 @@ class SyncHeadrace(SyncShell):
         return SyncFlowProducer(self._client)
 
     def enqueue_flow(self, flow: Flow) -> FlowTree[SyncJob[Any]]:
-        """Add a tree of calls, all or none; a parent runs when its children have ended."""
+        """Add a tree of calls atomically; a parent runs when its children have ended."""
         return self.flows.add(flow.plan())
 
     def queues(self) -> list[QueueLine]:
-        """The queues there are, with their figures."""
+        """All queues, with their figures."""
         return self.call(commands.queues.ListQueues()).queues
 
     def events(self, queue: str | None = None) -> QueueEvents:

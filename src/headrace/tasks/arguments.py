@@ -26,7 +26,7 @@ _POSITIONAL: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSIT
 
 
 class ArgumentMismatch(InvalidCommand):
-    """The data of a job, or its result, does not fit the signature of its task: no further attempt would do better."""
+    """The data of a job, or its result, does not fit the signature of its task: no further attempt would help."""
 
     code = "argument_mismatch"
 
@@ -63,7 +63,7 @@ class Arguments:
             raise InvalidCommand(f"{self._name}{self._signature}: {error}") from None
 
     def payload(self, args: tuple[Any, ...], kwargs: dict[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-        """A call as data. One that the function would refuse is refused here, where it is made."""
+        """A call as data. One that the function would refuse is refused here, at the call."""
         self.bind(args, kwargs)
         call: dict[str, Any] = dict(more)
         if args:

@@ -68,11 +68,11 @@ class Task(Generic[P, R, T]):
         return await call.enqueue(*args, **kwargs)
 
     async def enqueue_many(self, calls: Iterable[tuple[Any, ...] | Mapping[str, Any]]) -> list[Job[T]]:
-        """Add many jobs in few commands: a tuple of positional or a map of named arguments for each."""
+        """Add many jobs in few commands: a tuple of positional or a dict of keyword arguments for each."""
         return await Call[P, T](self, {}).enqueue_many(calls)
 
     async def schedule(self, at: datetime, /, *args: P.args, **kwargs: P.kwargs) -> Job[T]:
-        """Add a job that runs then. The time needs a zone."""
+        """Add a job that runs at this time, a timezone-aware datetime."""
         return await Call[P, T](self, {"at": at}).enqueue(*args, **kwargs)
 
     def s(self, *args: P.args, **kwargs: P.kwargs) -> Signature:
@@ -99,7 +99,7 @@ class Call(Generic[P, T]):
         return job
 
     async def enqueue_many(self, calls: Iterable[tuple[Any, ...] | Mapping[str, Any]]) -> list[Job[T]]:
-        """Add many jobs in few commands: a tuple of positional or a map of named arguments for each."""
+        """Add many jobs in few commands: a tuple of positional or a dict of keyword arguments for each."""
         jobs: list[Job[T]] = []
         for push in self.pushes(calls):
             jobs += [self.job(Job, job_id) for job_id in (await self._task.app.call(push)).ids]

@@ -43,7 +43,7 @@ _GRACE: Final = 1.0
 
 
 class BenchClock(ManualClock):
-    """Begins now and stands still until it is told to move."""
+    """Starts now and stands still until it is advanced."""
 
     def __init__(self) -> None:
         super().__init__(SystemClock().now_ms())
@@ -61,13 +61,13 @@ class ShiftedClock(SystemClock):
 
 
 class StillTicker(Ticker):
-    """Ends ticks as ever, but sets no timer: what time does is done by `advance`."""
+    """Ends ticks as usual, but sets no timer: `advance` does what is due."""
 
     def _set_timer(self) -> None:
         """Nothing happens by itself."""
 
     def advance(self, clock: ManualClock, span_ms: int) -> None:
-        """Go from one moment at which something falls due to the next, as time would."""
+        """Go from one due time to the next, as time would."""
         end = clock.monotonic_ms() + span_ms
         for _ in range(MAX_STEPS):
             due = self._engine.next_due()
@@ -103,7 +103,7 @@ class Enqueued:
 
 
 class BenchEngine(EmbeddedEngine):
-    """An engine in memory that notes what is put in."""
+    """An engine in memory that records what is enqueued."""
 
     ticker_type = StillTicker
     ticker: StillTicker
@@ -258,18 +258,18 @@ class AppBench:
 
     @property
     def now(self) -> datetime:
-        """What time it is for the jobs."""
+        """The current time of the bench."""
         return datetime.fromtimestamp(self._engine.clock.now_ms() / 1000, UTC)
 
     def enqueued(self, task: AnyTask | None = None) -> list[Enqueued]:
-        """What was put in during this test, in this order: the calls of one task, or all jobs."""
+        """What was enqueued during this test, in order: the calls of one task, or all jobs."""
         jobs = list(self._engine.enqueued)
         if task is None:
             return jobs
         return [job.as_call(task) for job in jobs if (job.queue, job.name) == (task.queue, task.name)]
 
     async def advance(self, span: Duration) -> None:
-        """Let time pass: delays and backoffs end, schedules fire, leases and deadlines run out. Nothing is run yet."""
+        """Advance time: delays and backoffs end, schedules fire, leases and deadlines expire. It runs no job."""
         span_ms = int(milliseconds(span, "advance"))
 
         async def move() -> None:
@@ -278,7 +278,7 @@ class AppBench:
         await asyncio.wrap_future(self.app.client.line.run(move))
 
     async def drain(self, *queues: str, limit: int = MAX_RUNS) -> list[Run]:
-        """Run what is ready, and what becomes ready by that, one after the other in this loop; what ran, in order.
+        """Run what is ready, and what becomes ready as a result, one by one in this loop; returns what ran.
 
         Jobs that fail are retried as in production: after their backoff, which `advance` lets pass. Without names the
         queues of the app's tasks are meant.

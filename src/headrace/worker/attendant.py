@@ -270,7 +270,7 @@ class Attendant:
             _note(outcome)
             if isinstance(outcome, (*_REFUSED_FOR_NOW, CommandTimeout)):
                 self._reclaiming = self._loop.call_later(_RETRY_AFTER, self._reclaim)
-            elif not isinstance(outcome, ClientError):  # a link that broke comes back and says it anew
+            elif not isinstance(outcome, ClientError):  # a broken link reconnects and resends it
                 self._has_reclaimed = True
                 self._plan_turn()
 
@@ -459,7 +459,7 @@ class Attendant:
         self._deliver()
 
     def _is_held_already(self, holding: Holding) -> bool:
-        """Whether the server forgot our lease and gave us the job anew: it runs here already."""
+        """Whether the server forgot our lease and handed us the job again: it already runs here."""
         mine = self._held.get(holding.info.id)
         if mine is not None:
             mine.token = holding.token
@@ -658,7 +658,7 @@ def _note(outcome: object) -> None:
 
 
 def _note_refusal(outcome: object) -> None:
-    """Nobody waits for progress and log lines: that something is wrong with them is told here or never."""
+    """Nobody waits for progress and log lines: their errors are logged here or lost."""
     if isinstance(outcome, InvalidCommand):
         log.warning("progress or a log line of a job was refused: %s", outcome)
     else:

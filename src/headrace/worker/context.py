@@ -41,14 +41,14 @@ SETTLED: Final = object()
 
 
 class Lease(Protocol):
-    """What proves that a job is ours; it is renewed, and replaced when the server began anew."""
+    """What proves that a job is ours; it is renewed, and replaced when the server was restarted."""
 
     token: str | None
     is_settling: bool
 
 
 class JobContext:
-    """The job at work. Safe to use from the handler's own thread, and from threads it starts."""
+    """The running job. Safe to use from the handler's own thread, and from threads it starts."""
 
     def __init__(self, info: JobInfo, tell: Tell, state: Any = None, lease: Lease | None = None) -> None:
         self.info = info
@@ -63,7 +63,7 @@ class JobContext:
 
     @classmethod
     def detached(cls) -> JobContext:
-        """The context of a task that is called as a plain function: it tells nobody."""
+        """The context of a task that is called as a plain function: it reports to nobody."""
         return cls(JobInfo(id="", state="active"), lambda command: None)
 
     @property
@@ -83,7 +83,7 @@ class JobContext:
 
     @property
     def data(self) -> Any:
-        """Its data as plain values, decoded anew each time: changing them changes nothing else."""
+        """Its data as plain values, decoded on each access: changing them has no side effect."""
         return self.info.data
 
     @property
@@ -115,7 +115,7 @@ class JobContext:
 
     @property
     def cancelled(self) -> bool:
-        """Whether the job was cancelled, ran out of time or is given back: a handler in a thread should look at it."""
+        """Whether the job was cancelled, timed out or is being given back: a handler in a thread should check it."""
         return self._is_cancelled
 
     def wait_cancelled(self, timeout: float | None = None) -> bool:
@@ -132,11 +132,11 @@ class JobContext:
             vars(self)["_cancelling"].set()
 
     def progress(self, percent: float, message: str | None = None) -> None:
-        """Say how far it is. Returns at once; told before the outcome of the job."""
+        """Report progress. Returns at once; sent before the outcome of the job."""
         self._tell(commands.control.Progress(id=self.id, progress=percent, message=message))
 
     def log(self, message: str, level: Literal["info", "warn", "error"] = "info") -> None:
-        """Add a line to the log of the job. Returns at once; told before its outcome."""
+        """Add a line to the log of the job. Returns at once; sent before its outcome."""
         self._tell(commands.logs.AddLog(id=self.id, message=message, level=level))
 
 
@@ -144,7 +144,7 @@ _current: ContextVar[JobContext | None] = ContextVar("headrace_job", default=Non
 
 
 def current_job() -> JobContext:
-    """The job that runs here. HeadraceError outside of a job."""
+    """The job that runs here. Raises HeadraceError outside of a job."""
     job = _current.get()
     if job is None:
         raise HeadraceError("current_job() was called where no job runs")

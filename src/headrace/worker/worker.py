@@ -49,9 +49,9 @@ _SHORTEST_LEASE: Final = 0.01
 _WATCH_EVERY: Final = 1.0
 _RETRY_START: Final = 1.0
 _TELL_AGAIN: Final = 30.0
-"""Seconds after which a worker says once more that it still waits for its server."""
+"""Seconds after which a worker logs again that it still waits for its server."""
 _STOPS: Final = (asyncio.CancelledError, JobCancelled)
-"""With what a handler ends that is stopped."""
+"""What ends a handler that is stopped."""
 
 
 class Worker:
@@ -158,12 +158,12 @@ class Worker:
         self._stopping.set()
 
     def stop_pulling(self) -> None:
-        """Take no more jobs, for good; those that run go on."""
+        """Take no more jobs, for good; running ones continue."""
         if self._attendant is not None:
             self._client.line.post(self._attendant.stop_pulling)
 
     def stop(self) -> None:
-        """Take no more jobs, let those that run end within `drain`, give the rest back. From any thread."""
+        """Take no more jobs, let running ones finish within `drain`, give the rest back. From any thread."""
         life = self._life
         if life is None or life.get_loop() is asyncio._get_running_loop():
             self._stopping.set()
@@ -315,7 +315,7 @@ class Worker:
                 await self._process_batch(holdings, contexts)
         finally:
             for context in contexts:
-                # A job that was taken away from us may have come back meanwhile, and run anew.
+                # A job that was taken away from us may have come back meanwhile, and run again.
                 if self._running.get(context.id, (None, None))[0] is context:
                     del self._running[context.id]
             self._busy -= len(holdings)
@@ -505,7 +505,7 @@ def _encoded(result: Any) -> Raw | None:
 
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _stops: Final[dict[asyncio.AbstractEventLoop, list[Callable[[], None]]]] = {}
-"""How the workers of a loop are stopped. A loop has one handler for each signal, and a signal is meant for all."""
+"""How the workers of a loop are stopped. A loop has one handler per signal, and a signal stops all of them."""
 
 
 @contextlib.contextmanager

@@ -26,7 +26,7 @@ R = TypeVar("R")
 
 
 class BlockingWorkflows(BlockingFace[Any]):
-    """Workflows for threads: every verb returns when it is done."""
+    """The blocking form of Workflows: every method blocks until it is done."""
 
     _hosted: Workflows
 
@@ -45,11 +45,11 @@ class BlockingWorkflows(BlockingFace[Any]):
         return BlockingFlow(self, FlowHandle(self._hosted, flow_id, definition))
 
     def get_status(self, flow_id: str) -> FlowStatus:
-        """How a flow stands; one that is not known is pending."""
+        """The status of a flow; an unknown one is pending."""
         return self._run(self._hosted.get_status(flow_id))
 
     def get_result(self, flow_id: str, timeout: Duration | None = None) -> Any:
-        """What a flow gave, or the error with which it failed."""
+        """The result of a flow; raises the error with which it failed."""
         return self._run(self._hosted.get_result(flow_id, timeout))
 
     def list(self, workflow: str | None = None, **filters: Any) -> builtins.list[Flow]:
@@ -58,7 +58,7 @@ class BlockingWorkflows(BlockingFace[Any]):
 
 
 class BlockingFlow(Generic[R]):
-    """A flow in the hands of a thread."""
+    """The blocking form of a flow handle."""
 
     def __init__(self, face: BlockingWorkflows, handle: FlowHandle[R]) -> None:
         self.id = handle.id
@@ -66,15 +66,15 @@ class BlockingFlow(Generic[R]):
         self._handle = handle
 
     def status(self) -> FlowStatus:
-        """How it stands; a flow that is not known is pending."""
+        """Its status; an unknown flow is pending."""
         return self._face._run(self._handle.status())
 
     def result(self, timeout: Duration | None = None) -> R:
-        """What the flow gave, or the error with which it failed."""
+        """The result of the flow; raises the error with which it failed."""
         return self._face._run(self._handle.result(timeout))
 
     def events(self) -> Iterator[Entry]:
-        """The entries of its log, those that are there and those to come, until it has ended."""
+        """The entries of its log, past and future, until it has ended."""
         entries = self._handle.events()
         while (entry := self._face._run(_next_of(entries))) is not None:
             yield entry
@@ -84,15 +84,15 @@ class BlockingFlow(Generic[R]):
         return self._face._run(self._handle.timeline())
 
     def cancel(self, *, compensate: bool = True, reason: str = "") -> bool:
-        """Stop it and take back what was done; False when it has ended or takes itself back already."""
+        """Stop and compensate it; False if it has ended or is already compensating."""
         return self._face._run(self._handle.cancel(compensate=compensate, reason=reason))
 
     def signal(self, name: str, payload: Any = None) -> None:
-        """Give it the signal that it waits for, or will wait for."""
+        """Send it a signal that it waits for, or will wait for."""
         self._face._run(self._handle.signal(name, payload))
 
     def retry(self) -> BlockingFlow[R]:
-        """Begin it again where it failed, as a new flow."""
+        """Start it again where it failed, as a new flow."""
         return BlockingFlow(self._face, self._face._run(self._handle.retry()))
 
 

@@ -90,7 +90,7 @@ class StepContext(Generic[D]):
     flow_id: str
     workflow: str
     step: str
-    """The name of the step, `{step}:rollback` when it is taken back, empty in hooks of the whole flow."""
+    """The name of the step, `{step}:rollback` in a rollback, empty in hooks of the whole flow."""
     data: D
     results: Mapping[str, Any]
     attempt: int

@@ -106,7 +106,7 @@ def step(
 
 @dataclass(frozen=True)
 class StepGroup:
-    """Steps that run side by side (`parallel`), or a single one."""
+    """Steps that run in parallel (`parallel`), or a single one."""
 
     type: Literal["sequential", "parallel"]
     steps: tuple[Step[Any], ...]
@@ -144,17 +144,17 @@ class WorkflowBuilder(Generic[D, R]):
         return self._with(*(StepGroup("sequential", (_checked(one),)) for one in steps))
 
     def parallel(self, *steps: Step[Any]) -> WorkflowBuilder[D, R]:
-        """Steps that run side by side, on whatever workers there are."""
+        """Steps that run in parallel, on any available workers."""
         if len(steps) < 2:
             raise InvalidCommand(f"a parallel group of {self._name!r} needs at least 2 steps")
         return self._with(StepGroup("parallel", tuple(_checked(one) for one in steps)))
 
     def sleep(self, name: str, span: Duration) -> WorkflowBuilder[D, R]:
-        """Go on after a time; no worker is held meanwhile."""
+        """Continue after a time; occupies no worker meanwhile."""
         return self._with(StepGroup("sequential", (Step(name, None, kind="sleep", span=span),)))
 
     def wait(self, name: str, result: Any = Any, *, timeout: Duration | None = None) -> WorkflowBuilder[D, R]:
-        """Go on when the signal `name` comes; its payload is the result. Without it in time the flow fails."""
+        """Continue when the signal `name` comes; its payload is the result. On a timeout the flow fails."""
         return self._with(StepGroup("sequential", (Step(name, result, kind="wait", span=timeout),)))
 
     def build(self) -> WorkflowDefinition[D, R]:

@@ -37,16 +37,16 @@ class FlowHandle(Generic[R]):
         return f"<FlowHandle {self.id}>"
 
     async def status(self) -> FlowStatus:
-        """How it stands; a flow that is not known is pending."""
+        """Its status; an unknown flow is pending."""
         try:
             return (await self._provider.look(self.id)).flow.status
         except NotFound:
             return FlowStatus.PENDING
 
     async def result(self, timeout: Duration | None = None) -> R:
-        """What the flow gave, or the error with which it failed.
+        """The result of the flow; raises the error with which it failed.
 
-        `timeout` is the patience of this caller: JobTimeout, and the flow goes on.
+        `timeout` concerns this caller alone: it raises JobTimeout, and the flow continues.
         """
         patience = None if timeout is None else time.monotonic() + seconds(timeout, "timeout")
         try:
@@ -57,7 +57,7 @@ class FlowHandle(Generic[R]):
         if not found.flow.status.is_final:
             if patience is not None and time.monotonic() >= patience:
                 raise JobTimeout(f"Flow {self.id} did not end within {timeout}; it goes on")
-            if run.failure is not None:  # it still takes itself back, and why is known
+            if run.failure is not None:  # still compensating, but the failure is known
                 raise failure_of(self.id, run)
             raise WorkflowTimeoutError(self.id, run.plan.timeout / 1000)
         return self._outcome(run)
@@ -72,7 +72,7 @@ class FlowHandle(Generic[R]):
         return fitted(value, definition.result, f"result of {definition.name!r}")  # type: ignore[no-any-return]
 
     async def events(self) -> AsyncIterator[Entry]:
-        """The entries of its log, those that are there and those to come, until it has ended."""
+        """The entries of its log, past and future, until it has ended."""
         revision, seen = None, 0
         while True:
             found: FlowFound = await self._provider.wait_change(self.id, revision, seen)
@@ -89,20 +89,20 @@ class FlowHandle(Generic[R]):
         return timeline_of(found.flow, [entry_of(step) for step in found.steps])
 
     async def cancel(self, *, compensate: bool = True, reason: str = "") -> bool:
-        """Stop it: nothing more of it is begun, running steps hear of it, and what was done is taken back.
+        """Stop it: no further step is started, running ones are told to stop, and completed ones are compensated.
 
-        False when it has ended or takes itself back already.
+        False if it has ended or is already compensating.
         """
         decision = await self._provider.carry_out(self.id, Cancelled(reason, compensate))
         return bool(decision.entries)
 
     async def signal(self, name: str, payload: Any = None) -> None:
-        """Give it the signal that it waits for, or will wait for. Refused when it never will, or has it already."""
+        """Send it a signal that it waits for, or will wait for. Refused if it never will, or already has it."""
         given = encoded(payload, Any, f"payload of signal {name!r}")
         decision = await self._provider.carry_out(self.id, Signalled(name, given))
         if not decision.entries:
             raise Refused(f"Flow {self.id} does not take the signal: {decision.refusal}")
 
     async def retry(self) -> FlowHandle[R]:
-        """Begin it again where it failed, as a new flow: groups whose work was kept are not run again."""
+        """Start it again where it failed, as a new flow: groups that were not rolled back do not run again."""
         return await self._provider.retry(self.id)

@@ -52,7 +52,7 @@ _TIRELESS: Final = Policy(attempts=100)
 
 
 class FlowMetrics(Protocol):
-    """Hooks that are told by the process in which something happens; all may be missing, and none can break a flow.
+    """Hooks that are called in the process in which something happens; all are optional, and none can break a flow.
 
     `step` is `{step}:rollback` for a rollback and empty for a hook of the whole flow; times are ms.
     """
@@ -175,7 +175,7 @@ class Ledger:
             self._records.pop(flow.id, None)
             is_lost = isinstance(error, LeaseLost | NotFound)
             if time.monotonic() > (deadline - _PATIENCE + _RECLAIM if is_lost else deadline):
-                # NotFound tells of the job here, for the flow was read just now.
+                # NotFound means the job here, for the flow was read just now.
                 raise LeaseLost(str(error)) if is_lost and job is not None else error from None
             await asyncio.sleep(random.random() / 100 if isinstance(error, Conflict) else random.uniform(0.1, 0.5))
             return False

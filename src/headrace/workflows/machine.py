@@ -422,7 +422,7 @@ def _begin_step(one: StepPlan, decision: Decision, entries: list[Entry]) -> None
 
 
 def _compensate(run: Run, decision: Decision, failure: Body, step: str = "") -> None:
-    """The flow has failed for good: from here on everything is taken back."""
+    """The flow has failed for good: from here on it is compensated."""
     decision.status = FlowStatus.COMPENSATING
     after = _write(run, decision, Entry("compensating", step, 0, failure))
     for job in run.jobs_at_work() + run.timeout_jobs():

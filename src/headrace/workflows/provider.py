@@ -304,8 +304,8 @@ class Workflows:
     ) -> FlowHandle[R]:
         """Start a flow, or find the one that has this id or key. Returns when the store has it.
 
-        `timeout` counts from now, and the margin of one stall is added; 0 is none. When it is over the flow is taken
-        back (`cancel`), or only its waiters are sent away (`detach`).
+        `timeout` counts from now, and the margin of one stall is added; 0 is none. When it expires the flow is
+        compensated (`cancel`), or only its waiters time out (`detach`).
         """
         parts = self._running()
         if not isinstance(definition, WorkflowDefinition):
@@ -361,23 +361,23 @@ class Workflows:
         return FlowHandle(self, flow_id, definition)
 
     async def get_status(self, flow_id: str) -> FlowStatus:
-        """How a flow stands; one that is not known is pending."""
+        """The status of a flow; an unknown one is pending."""
         return await (await self.get_handle(flow_id)).status()
 
     async def get_result(self, flow_id: str, timeout: Duration | None = None) -> Any:
-        """What a flow gave, or the error with which it failed."""
+        """The result of a flow; raises the error with which it failed."""
         return await FlowHandle[Any](self, flow_id).result(timeout)
 
     async def list(
         self, workflow: str | None = None, status: FlowStatus | None = None, limit: int = 100, before: str | None = None
     ) -> list[Flow]:
-        """Flows, the latest first; `before` is the id to go on from."""
+        """Flows, the latest first; `before` is the id to continue from."""
         asked = FlowList(workflow=workflow, status=status, limit=limit, before=before)
         return (await self.client.ask(asked)).flows
 
     async def retry(self, flow_id: str) -> FlowHandle[Any]:
-        """Begin a failed or cancelled flow anew, as `{id}~2` and so on. Groups at its beginning that are complete and
-        were not taken back keep their results; everything after them runs again."""
+        """Start a failed or cancelled flow again, as `{id}~2` and so on. Groups at its beginning that are complete and
+        were not rolled back keep their results; everything after them runs again."""
         found = await self.look(flow_id)
         if found.flow.status not in (FlowStatus.FAILED, FlowStatus.CANCELLED):
             raise WorkflowError(f"flow {flow_id} is {found.flow.status.value}: only failed flows can be retried")

@@ -16,7 +16,7 @@ RollbackHandler = Callable[..., Any]
 
 @dataclass(frozen=True, slots=True)
 class RegisteredStep:
-    """The functions that do a step and take it back."""
+    """The functions that run a step and roll it back."""
 
     handler: StepHandler
     rollback: RollbackHandler | None = None
@@ -29,7 +29,7 @@ class StepRegistry(Mapping[str, Mapping[str, RegisteredStep]]):
         self._workflows: dict[str, dict[str, RegisteredStep]] = {}
 
     def register(self, workflow: str, step: str, handler: StepHandler, rollback: RollbackHandler | None = None) -> None:
-        """Say who does a step, and who takes it back."""
+        """Register the functions that run a step and roll it back."""
         self._workflows.setdefault(workflow, {})[check_step_name(step)] = RegisteredStep(handler, rollback)
 
     def get_step(self, workflow: str, step: str) -> RegisteredStep:
@@ -44,7 +44,7 @@ class StepRegistry(Mapping[str, Mapping[str, RegisteredStep]]):
         return self._workflows.get(workflow) if step is None else self.get_step(workflow, step).handler
 
     def get_rollback(self, workflow: str, step: str) -> RollbackHandler | None:
-        """Who takes the step back, if anybody does."""
+        """The rollback of the step, if it has one."""
         return self._workflows[workflow][step].rollback if self.has(workflow, step) else None
 
     def has(self, workflow: str, step: str) -> bool:

@@ -53,7 +53,7 @@ _PUT_OFF_MS: Final = (50.0, 5000.0)
 
 
 class StepInterrupted(UnrecoverableError):
-    """A step was at work when its flow was stopped."""
+    """A step was running when its flow was stopped."""
 
 
 class _Forgotten(Exception):
@@ -269,7 +269,7 @@ class FlowWorker(Worker):
         return await self._settle(job, work, TimedOut())
 
     async def _watch_time(self, job: JobContext, work: Work) -> Any:
-        """The job that ends the time of a flow was lost: the one that tells of it takes its place."""
+        """The job for the time limit of a flow was lost: the one that reports it takes its place."""
         record = await self._reach(work, work.revision)
         left = record.flow.created_at + record.run.plan.timeout - time.time() * 1000
         if left <= 0 or not record.run.is_running:

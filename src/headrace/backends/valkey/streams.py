@@ -45,7 +45,7 @@ _WORDS: Final = {
     b"progress": "progress",
     b"stalled": "stalled",
 }
-"""Events of the stream that are told here, in our words."""
+"""Events of the stream that are emitted here, by our names."""
 _TOLD: Final = frozenset(_WORDS.values())
 
 log: Final = logging.getLogger("headrace.valkey")
@@ -84,7 +84,7 @@ class Streams:
         self._tell = tell
         self._wake = wake
         self._entries: list[tuple[str, bytes, list[bytes]]] = []
-        """Those that are told, or passed over, when this tick has ended."""
+        """Those that are emitted, or skipped, when this tick has ended."""
         self._cursors: dict[str, bytes] = {}
         """The queues that are followed, and the last entry that was read of each."""
         self._unsure: set[str] = set()

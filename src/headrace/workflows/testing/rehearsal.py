@@ -38,7 +38,7 @@ class InjectedFailure(Exception):
 
 
 class Report(Struct):
-    """What became of the flow."""
+    """The outcome of the flow."""
 
     status: FlowStatus
     calls: list[str]
