@@ -92,6 +92,8 @@ class Model:
         self.numbers = 0
         self.keys: dict[tuple[str, str], ModelJob] = {}
         self.paused: set[str] = set()
+        self.departed: dict[str, str | None] = {}
+        """Jobs that went with the end of their lease, and its token."""
 
     def of(self, queue: str, *states: str) -> list[ModelJob]:
         return [job for job in self.jobs.values() if job.queue == queue and (job.state in states or not states)]
@@ -143,6 +145,8 @@ class Model:
                 parent.state = self.by_time(parent)
         if job.drops_completed:
             self.drop(job)
+            if token:
+                self.departed[job.id] = token
 
     def fail(self, job: ModelJob, *, terminal: bool = False) -> None:
         assert job.lease is not None
@@ -151,6 +155,8 @@ class Model:
         job.attempts += 1
         if terminal or job.attempts >= job.max_attempts:
             self.bury(job, drop=job.drops_failed)
+            if job.drops_failed:
+                self.departed[job.id] = job.late[0]
         else:
             job.run_at = self.chosen_time(job.id) if job.retry_ms is None else self.now + job.retry_ms
             job.state = self.by_time(job)
@@ -201,6 +207,7 @@ RECENT = st.sampled_from((0, 0, 0, 1, 1, 2, 3, 5, 8, 13))
 
 class Machine(RuleBasedStateMachine):
     kind = KINDS[1]
+    remembers_departed = True
 
     def __init__(self) -> None:
         super().__init__()
@@ -332,7 +339,8 @@ class Machine(RuleBasedStateMachine):
         """What must become of an ACK: applied, ignored, or an error."""
         job = self.model.jobs.get(job_id)
         if job is None:
-            return "not there"
+            is_known = self.remembers_departed and self.model.departed.get(job_id, "") == token
+            return "ignored" if is_known else "not there"
         if job.lease is not None:
             return "applied" if job.lease.token in (None, token) else "not yours"
         if job.late is None or job.late[0] != token:
@@ -490,6 +498,7 @@ class Machine(RuleBasedStateMachine):
             return
         self.rig.reopen()
         self.holders = [{}, {}]
+        self.model.departed.clear()
         for job in self.model.jobs.values():
             job.late = None
             if job.lease is not None:
@@ -519,6 +528,7 @@ class MemoryMachine(Machine):
 
 class ValkeyMachine(Machine):
     kind = VALKEY
+    remembers_departed = False
 
     def seen(self) -> dict[str, Seen]:
         client = shared_server().client()
