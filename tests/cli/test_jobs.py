@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.cli.terminal import Cli
@@ -287,6 +288,28 @@ def test_on_a_narrow_terminal_a_row_stays_one_line_with_its_whole_id(cli: Cli, c
     assert lines[1].endswith(job_id)
     assert "…" in lines[1]
     assert "\x1b[33mwaiting" in terminal.raw
+
+
+@pytest.mark.parametrize(
+    ("packed", "shown"),
+    [
+        (b"\x81\x80\x01", "{}"),  # a map as a key
+        (b"\x81\xd6\xff\0\0\0\0\x01", "1970"),  # a date as a key
+        (b"\xa2o\xff", "o"),  # a text that is no UTF-8
+        (b"\xd7\xff" + b"\xff" * 8, ""),  # a date that is none
+    ],
+)
+def test_data_that_python_cannot_hold_is_shown_all_the_same(
+    cli: Cli, client: Client, queue: str, packed: bytes, shown: str
+) -> None:
+    command = {"cmd": "PUSH", "queue": queue, "data": {"odd": msgspec.Raw(packed)}}
+    client.send_frame(msgspec.msgpack.encode(command))
+    job_id = client.recv()["id"]
+    (row,) = [line for line in cli.ok("jobs", queue).out.splitlines() if job_id in line]
+    assert "odd: " in row
+    assert shown in row
+    assert '"odd": ' in cli.ok("job", job_id).out
+    assert '"odd": ' in cli.ok("pull", queue).out
 
 
 def test_a_reader_that_leaves_early_is_no_fault(cli: Cli, client: Client, queue: str) -> None:

@@ -7,9 +7,12 @@ import queue as queues
 from contextlib import suppress
 from typing import Any
 
+import msgspec
 import pytest
+from msgspec import Raw
 
 from headrace.client import events as listening
+from headrace.client.channel import decode_event
 from headrace.client.client import Client
 from headrace.client.events import QueueEvents
 from headrace.client.queue import Queue
@@ -59,6 +62,14 @@ async def test_progress_is_heard(face: Any, q: Any) -> None:
         await job.set_progress(30, "a third")
         told = (await heard_until(ears, "progress"))[-1]
     assert told.progress == 30
+
+
+def test_an_event_is_told_without_a_result_that_python_cannot_hold() -> None:
+    """It ended the connection of every listener."""
+    for odd in (b"\x81\x80\x01", b"\xa1\xff", b"\xd7\xff" + b"\xff" * 8):
+        told = {"eventType": "completed", "queue": "mail", "jobId": "7", "data": Raw(odd)}
+        event = decode_event(msgspec.msgpack.encode(told))
+        assert (event.event_type, event.job_id, event.data, event.is_final) == ("completed", "7", None, True)
 
 
 async def test_other_queues_are_not_heard(face: Any, q: Any) -> None:

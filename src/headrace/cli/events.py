@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from headrace import notation
-from headrace.cli.output import STATE_STYLES, console, is_terminal, print_json_line, print_line
+from headrace.cli.output import STATE_STYLES, console, is_terminal, payload_of, print_json_line, print_line
 from headrace.cli.session import add_client_flags, connected
 
 if TYPE_CHECKING:
@@ -84,4 +84,6 @@ def _particulars(event: EventView) -> str:
         return f"{event.progress or 0:g} %"
     if event.event_type == "delayed":
         return notation.duration(event.delay)
-    return notation.excerpt(event.data, 80)
+    import msgspec
+
+    return notation.excerpt(payload_of(msgspec.msgpack.encode(event.data)), 80)

@@ -18,6 +18,7 @@ from headrace.cli.output import (
     Column,
     Styled,
     note,
+    payload_of,
     print_fields,
     print_json,
     print_json_line,
@@ -109,9 +110,9 @@ def show(subject: _Subject) -> None:
         return
     job = subject.info
     print_fields(_card(job, time.time() * 1000))
-    _print_part("data", job.data)
+    _print_part("data", payload_of(job.encoded_data))
     if job.encoded_result:
-        _print_part("result", job.result)
+        _print_part("result", payload_of(job.encoded_result))
     if job.failed_reason:
         _print_error(job)
     if job.timeline:
@@ -199,7 +200,7 @@ def result(subject: _Subject) -> None:
         raise Refused(f"job {job.id} failed: {job.failed_reason or 'no reason was given'}")
     if job.state != "completed":
         raise subject.refuse("asked for its result", f"wait for it with: headrace job {job.id} wait")
-    print_json(job.result)
+    print_json(payload_of(job.encoded_result))
 
 
 def logs(subject: _Subject) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace import notation
-from headrace.cli.output import Cell, Column, Styled, note, print_json_line, print_table, state_cell
+from headrace.cli.output import Cell, Column, Styled, note, payload_of, print_json_line, print_table, state_cell
 from headrace.cli.session import add_client_flags, connected
 
 if TYPE_CHECKING:
@@ -131,4 +131,4 @@ def tries(job: JobInfo) -> int:
 
 def _about(job: JobInfo) -> Cell:
     error: Any = job.failed_reason
-    return Styled(notation.first_line(error), "red") if error else notation.excerpt(job.data)
+    return Styled(notation.first_line(error), "red") if error else notation.excerpt(payload_of(job.encoded_data))

@@ -20,6 +20,7 @@ from headrace.cli.session import UsageError, advised
 from headrace.errors import Refused
 
 if TYPE_CHECKING:
+    from msgspec import Raw
     from rich.console import Console
     from rich.progress import Progress
 
@@ -174,6 +175,13 @@ def print_json_line(value: Any) -> None:
 
     text = to_json(value).decode()
     sys.stdout.write(f"{_visible(text) if is_terminal() else text}\n")
+
+
+def payload_of(encoded: bytes | Raw) -> Any:
+    """What a job carries, as JSON can show it: other clients write what Python cannot hold, such as maps as keys."""
+    from headrace.server.jsonwire import packed_to_json
+
+    return json.loads(packed_to_json(bytes(encoded))) if encoded else None
 
 
 def print_payload(value: Any, indent: str = "") -> None:

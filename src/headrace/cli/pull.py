@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from headrace import notation
 from headrace.cli.jobflags import read_data
-from headrace.cli.output import note, print_fields, print_json_line, print_line, print_payload
+from headrace.cli.output import note, payload_of, print_fields, print_json_line, print_line, print_payload
 from headrace.cli.session import Exit, UsageError, add_client_flags, connected, require_server
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def _print_job(encoded: Raw, token: str) -> None:
     attempt = f"{job.attempts + 1} of {job.max_attempts}"
     job_id = notation.one_line(job.id)
     print_fields([("id", job_id), ("name", notation.one_line(job.name)), ("attempt", attempt), ("token", token)])
-    print_payload(job.data)
+    print_payload(payload_of(job.encoded_data))
     if token:
         print_line(f"complete it with: headrace job {job_id} ack --token {token}", "bright_black")
 

@@ -52,7 +52,12 @@ def _decoder() -> msgspec.msgpack.Decoder[EventView]:
 
 
 def decode_event(encoded: bytes | Raw) -> EventView:
-    return _decoder().decode(encoded)
+    """An event. A result that Python cannot hold, such as a map with maps as keys, is left out of it."""
+    try:
+        return _decoder().decode(encoded)
+    except (msgspec.MsgspecError, ValueError):
+        fields = msgspec.msgpack.decode(encoded, type=dict[str, Raw])
+        return _decoder().decode(msgspec.msgpack.encode(fields | {"data": None}))
 
 
 Hear = Callable[[EventView], None]

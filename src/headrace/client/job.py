@@ -72,7 +72,11 @@ class JobInfo(Struct, rename="camel", kw_only=True, omit_defaults=True):
         """Its name; clients of some languages keep it inside the data."""
         if self.given_name is not None:
             return self.given_name
-        name = self.data.get("name") if isinstance(self.data, dict) else None
+        try:
+            data = self.data
+        except (msgspec.MsgspecError, ValueError):  # other clients write what Python cannot hold
+            return "default"
+        name = data.get("name") if isinstance(data, dict) else None
         return name if isinstance(name, str) else "default"
 
     @property
