@@ -19,11 +19,13 @@ from tests.wireclient import Client
 # The first that fits counts.
 SHARING = (
     ("tests/pipeline/test_commands.py", "tests/pipeline/test_second_opinion.py", "tests/pipeline/test_silver.py"),
+    ("tests/pipeline/test_odd_lakes.py", "tests/pipeline/test_gold.py"),
     ("tests/pipeline/",),
 )
 # What takes longest begins first, or one worker would still be at it when the others have nothing left to do.
 LONGEST = (
     "tests/pipeline/",
+    "tests/examples/test_demo.py",
     "tests/conformance/test_machine.py",
     "tests/http/test_webhooks.py",
     "tests/worker/test_faults.py",
