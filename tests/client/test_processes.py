@@ -48,7 +48,8 @@ def quietly(ask):
 
 
 def program(text: str) -> list[str]:
-    return [sys.executable, "-c", PROLOGUE + textwrap.dedent(text)]
+    """From Python 3.12 on every fork of a process with threads warns; that forks are safe is what is tested here."""
+    return [sys.executable, "-W", "ignore:This process:DeprecationWarning", "-c", PROLOGUE + textwrap.dedent(text)]
 
 
 def run(text: str, url: str, code: int = 0) -> str:

@@ -7,6 +7,7 @@ last three need root or Linux file flags and fail with a message that says so.
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import random
 import resource
@@ -15,6 +16,7 @@ import sys
 import tempfile
 import threading
 import zlib
+from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,6 +33,8 @@ from tests.scale import scaled
 
 EPOCH = 3
 UNLIMITED = LogLimits(keep_bytes=None, cap_bytes=None)
+FS_IOC_GETFLAGS, FS_IOC_SETFLAGS = 0x80086601, 0x40086602  # linux/fs.h; Python has no names for them
+FS_APPEND_FL = 0x20
 
 
 def is_durable(event: str) -> bool:
@@ -193,14 +197,18 @@ def file_size_limit(size: int) -> Iterator[None]:
 
 @contextmanager
 def append_only(path: Path) -> Iterator[None]:
-    """While set, the kernel refuses to shorten the file (chattr +a)."""
-    done = subprocess.run(["chattr", "+a", str(path)], capture_output=True, text=True, check=False)
-    if done.returncode:
-        pytest.fail(f"this test sets chattr +a on a file: it needs root and a file system with flags: {done.stderr}")
-    try:
-        yield
-    finally:
-        subprocess.run(["chattr", "-a", str(path)], check=True)
+    """Meanwhile the kernel refuses to shorten the file, as after `chattr +a`."""
+    with path.open("rb") as file:
+        flags = array("i", [0])
+        try:
+            fcntl.ioctl(file, FS_IOC_GETFLAGS, flags)
+            fcntl.ioctl(file, FS_IOC_SETFLAGS, array("i", [flags[0] | FS_APPEND_FL]))
+        except OSError as error:
+            pytest.fail(f"this test makes a file append-only: it needs root and a file system with flags ({error})")
+        try:
+            yield
+        finally:
+            fcntl.ioctl(file, FS_IOC_SETFLAGS, flags)
 
 
 @pytest.fixture
