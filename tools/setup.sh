@@ -10,7 +10,7 @@
 # tree holds a .venv whose scripts point to the original, so it is built anew.
 # PYTHON names the interpreter to create .venv with. Default: the system's if it is new enough and can make environments,
 # because distributions build theirs with profile-guided optimisation and version managers mostly do not (a tenth of the
-# server's CPU); else the first of python3, python3.13 ... python3.11 that is new enough.
+# server's CPU); else the first of python3, python3.14 ... python3.11 that is new enough.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -55,7 +55,7 @@ find_python() {
         echo $system
         return
     fi
-    for candidate in ${PYTHON:-python3 python3.13 python3.12 python3.11}; do
+    for candidate in ${PYTHON:-python3 python3.14 python3.13 python3.12 python3.11}; do
         if command -v "$candidate" >/dev/null && new_enough "$candidate"; then
             command -v "$candidate"
             return
