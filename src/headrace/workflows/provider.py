@@ -88,7 +88,7 @@ class _Parts:
 
 
 class Workflows:
-    """`async with flows:` connects, starts a worker pair for every implemented workflow and drains them at the end."""
+    """`async with flows:` connects, starts a pair of workers per implemented definition and drains them at the end."""
 
     def __init__(
         self,
@@ -141,7 +141,7 @@ class Workflows:
         self._log = logger
         self._hooks = Hooks(metrics, logger)
         self._homes: dict[tuple[str, int], tuple[WorkflowDefinition[Any, Any], Any]] = {}
-        self._settings: dict[str, tuple[int, RateLimit | None]] = {}
+        self._settings: dict[tuple[str, int], tuple[int, RateLimit | None]] = {}
         self._implementations: dict[tuple[str, int], Implementation] = {}
         self._parts: _Parts | None = None
         self._stopping: asyncio.Future[None] | None = None
@@ -194,7 +194,7 @@ class Workflows:
         if self._parts is not None:
             raise InvalidCommand(f"implement workflow {definition.name!r} before the provider starts")
         self._homes[key] = (definition, home)
-        self._settings[definition.name] = (concurrency or self._concurrency, limit)
+        self._settings[key] = (concurrency or self._concurrency, limit)
 
     def definition_of(self, workflow: str, version: int) -> WorkflowDefinition[Any, Any] | None:
         home = self._homes.get((workflow, version))
@@ -230,12 +230,12 @@ class Workflows:
             raise
 
     async def _start_workers(self, parts: _Parts) -> None:
-        for workflow, (concurrency, limit) in self._settings.items():
-            steps, flows = steps_queue(workflow, self._prefix), workflow_queue(workflow, self._prefix)
+        for (workflow, version), (concurrency, limit) in self._settings.items():
+            queue = workflow_queue(workflow, self._prefix, version)
             if limit is not None:
-                await self._queue_class(parts.client, steps).limit_rate(limit)
-            parts.step_workers.append(self._started(parts, steps, concurrency))
-            parts.flow_workers.append(self._started(parts, flows, concurrency))
+                await self._queue_class(parts.client, steps_queue(queue)).limit_rate(limit)
+            parts.step_workers.append(self._started(parts, steps_queue(queue), concurrency))
+            parts.flow_workers.append(self._started(parts, queue, concurrency))
         await asyncio.gather(*map(_ready, parts.workers))
 
     def _started(self, parts: _Parts, queue: str, concurrency: int) -> Running:
@@ -344,7 +344,7 @@ class Workflows:
     async def _begin(self, ledger: Ledger, flow_id: str, decision: Decision) -> Flow:
         plan = decision.entries[0].body.plan
         assert plan is not None
-        queue = workflow_queue(plan.workflow, self._prefix)
+        queue = workflow_queue(plan.workflow, self._prefix, plan.version)
         try:
             return (await ledger.start(flow_id, queue, decision))[0]
         except ConnectionLost:

@@ -292,7 +292,7 @@ class FlowWorker(Worker):
         return self._implementations.get((run.plan.workflow, run.plan.version))
 
     async def _put_off(self, job: JobContext, run: Run) -> Any:
-        """A job whose code this process does not have, or not in that version, waits for one that does, and says so.
+        """Somebody changed the steps of a workflow and not its version: the job waits for a process that has its code.
 
         It waits for half as long again as it has waited already: during a deploy the next worker may have the code,
         and the time of a flow is short.
