@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,10 @@ from msgspec import Raw
 
 from headrace.client.queue import Queue
 from headrace.commands.flows import FlowCancel, FlowSignal
-from headrace.errors import WorkflowCancelledError, WorkflowRollbackError, WorkflowStepError
+from headrace.errors import JobTimeout, WorkflowCancelledError, WorkflowRollbackError, WorkflowStepError
 from headrace.propagation import Retry, propagate
 from headrace.worker.failures import UnrecoverableError
-from headrace.workflows import FlowStatus, StepContext, Workflows, step, workflow
+from headrace.workflows import FlowStatus, StepContext, Workflows, step, watch, workflow
 from headrace.workflows.testing import Saga, define
 from headrace.workflows.testing.contract import eventually
 from tests.scale import scaled
@@ -149,6 +150,23 @@ async def test_workers_of_two_versions_side_by_side_take_only_their_own_jobs(
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return tmp_path
+
+
+async def test_a_caller_whose_clock_is_wrong_waits_for_its_flow_all_the_same(
+    server_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saga = Saga(workflow("skewed").wait("go").build())
+    flows = Workflows(server_url)
+    saga.join(flows)
+    right = time.time
+    monkeypatch.setattr(time, "time", lambda: right() + 3600)
+    monkeypatch.setattr(watch, "_SLICE", 0.05)
+    async with flows:
+        handle = await flows.execute(saga.definition, None)
+        with pytest.raises(JobTimeout):
+            await handle.result(0.5)
+        await handle.signal("go", 1)
+        assert await handle.result(10) == {"go": 1}
 
 
 async def test_who_cannot_decide_leaves_a_wish_for_the_workers(server_url: str) -> None:

@@ -271,7 +271,8 @@ class FlowWorker(Worker):
     async def _watch_time(self, job: JobContext, work: Work) -> Any:
         """The job for the time limit of a flow was lost: the one that reports it takes its place."""
         record = await self._reach(work, work.revision)
-        left = record.flow.created_at + record.run.plan.timeout - time.time() * 1000
+        # By the clock of the store alone: it is the one that the limit was set by.
+        left = record.flow.created_at + record.run.plan.timeout - (job.info.started_at or job.info.run_at)
         if left <= 0 or not record.run.is_running:
             return await self._settle(job, work, TimedOut())
         await self._client.ask(MoveToDelayed(id=job.id, delay=left, token=job.token))
