@@ -211,6 +211,8 @@ class Workflows:
 
     async def start(self) -> None:
         """Connect, and return when the workers are ready. Does nothing when it runs already."""
+        if self._stopping is not None:
+            await asyncio.shield(self._stopping)
         if self._parts is not None:
             return
         for key, (definition, home) in self._homes.items():
