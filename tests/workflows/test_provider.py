@@ -542,6 +542,17 @@ async def test_a_start_during_a_stop_waits_for_it_and_starts_again(make_flows: M
     await flows.stop()
 
 
+async def test_a_retry_from_the_shell_reaches_the_workers_of_a_provider_with_a_prefix(make_flows: MakeFlows) -> None:
+    saga = Saga(define("a", version=2), failing={"a": 3})
+    flows, shell = make_flows(queue_prefix="ours"), make_flows()
+    saga.join(flows)
+    async with flows, shell:
+        handle = await flows.execute(saga.definition, None)
+        with pytest.raises(WorkflowStepError):
+            await handle.result(10)
+        assert await (await shell.retry(handle.id)).result(10) == {"a": "a done"}
+
+
 async def test_a_retry_whose_id_somebody_else_uses_is_refused(make_flows: MakeFlows) -> None:
     saga = Saga(define("a"), failing={"a": 3})
     flows = make_flows()

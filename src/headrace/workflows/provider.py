@@ -320,7 +320,8 @@ class Workflows:
             self._log.debug("workflow %s starts without a context to carry", definition.name)
         started = Entry("started", body=Body(plan=plan, data=given, meta=carried or None))
         flow_id = options.get("idempotency_key") or options.get("id") or _new_flow_id()
-        flow = await self._begin(parts.ledger, flow_id, begin(started))
+        queue = workflow_queue(definition.name, self._prefix, definition.version)
+        flow = await self._begin(parts.ledger, flow_id, queue, begin(started))
         if flow.workflow != definition.name:
             raise WorkflowError(f"the id {flow_id!r} belongs to a flow of workflow {flow.workflow!r}")
         return FlowHandle(self, flow_id, definition)
@@ -343,10 +344,8 @@ class Workflows:
         check_plan(plan)
         return plan
 
-    async def _begin(self, ledger: Ledger, flow_id: str, decision: Decision) -> Flow:
-        plan = decision.entries[0].body.plan
-        assert plan is not None
-        queue = workflow_queue(plan.workflow, self._prefix, plan.version)
+    @staticmethod
+    async def _begin(ledger: Ledger, flow_id: str, queue: str, decision: Decision) -> Flow:
         try:
             return (await ledger.start(flow_id, queue, decision))[0]
         except ConnectionLost:
@@ -389,7 +388,7 @@ class Workflows:
         kept = _kept_steps(run)
         entries = [entry for entry in map(entry_of, found.steps) if entry.kind == "completed" and entry.step in kept]
         again = _next_id(flow_id)
-        await self._begin(self._running().ledger, again, begin(started, entries))
+        await self._begin(self._running().ledger, again, found.flow.queue, begin(started, entries))
         if entry_of((await self.look(again)).steps[0]).body.retry_of != flow_id:
             raise WorkflowError(f"flow {flow_id} cannot be retried: its next id {again!r} belongs to another flow")
         return FlowHandle(self, again, self.definition_of(run.plan.workflow, run.plan.version))
