@@ -372,7 +372,7 @@ class Workflows:
     async def list(
         self, workflow: str | None = None, status: FlowStatus | None = None, limit: int = 100, before: str | None = None
     ) -> list[Flow]:
-        """Flows, the latest first; `before` is the id to continue from."""
+        """Flows by id, the highest first (of generated ids that is the latest); `before` is the id to continue from."""
         asked = FlowList(workflow=workflow, status=status, limit=limit, before=before)
         return (await self.client.ask(asked)).flows
 
