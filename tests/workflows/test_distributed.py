@@ -115,6 +115,19 @@ async def test_code_that_lacks_a_step_or_its_rollback_leaves_the_job_to_code_tha
     assert old.calls == ["a"]
 
 
+async def test_workers_that_take_turns_do_not_put_each_others_jobs_off_for_ever(make_flows: MakeFlows) -> None:
+    """Without chance in the pauses, each can get the job of the other one every time."""
+    one, other = Saga(define(*"abcde", name="forked")), Saga(define(*"vwxyz", name="forked"))
+    first, second = make_flows(), make_flows()
+    one.join(first)
+    other.join(second)
+    async with first, second:
+        for _ in range(scaled(1, 20)):
+            handles = [await first.execute(saga.definition, None) for _ in range(10) for saga in (one, other)]
+            for handle in handles:
+                assert len(await handle.result(30)) == 5
+
+
 async def test_workers_of_two_versions_side_by_side_take_only_their_own_jobs(
     make_flows: MakeFlows, caplog: pytest.LogCaptureFixture
 ) -> None:
