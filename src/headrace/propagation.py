@@ -159,15 +159,17 @@ class ErrorReport(Struct, rename="camel", omit_defaults=True, kw_only=True):
 
     @classmethod
     def of_reason(cls, reason: str, stack: list[str] | None = None, *, attempt: int | None = None) -> ErrorReport:
-        """Out of what a failed job tells: `ValueError: no such order`, and the lines of its traceback."""
+        """Out of what a failed job tells: `ValueError: no such order`, and the lines of its traceback.
+
+        The last line names the type, also when the reason is a type without a message, or a message without its type.
+        """
         name, colon, message = reason.partition(": ")
-        known = bool(colon) and name.isidentifier()
-        return cls(
-            type=name if known else "Error",
-            message=message if known else reason,
-            attempt=attempt,
-            traceback="\n".join(stack or ())[-_MAX_TRACEBACK:],
-        )
+        last_name, _, last_message = stack[-1].partition(": ") if stack else ("", "", "")
+        if last_name.isidentifier() and last_message and reason.startswith(last_message):
+            name, message = last_name, reason
+        elif not (name.isidentifier() and (colon or name == last_name)):
+            name, message = "Error", reason
+        return cls(type=name, message=message, attempt=attempt, traceback="\n".join(stack or ())[-_MAX_TRACEBACK:])
 
     def rebuild(self) -> RemoteError:
         return RemoteError(

@@ -346,6 +346,17 @@ async def test_old_receipts_go_with_the_first_one_that_a_process_writes(
         assert not await another.has("old")
 
 
+async def test_x_what_is_remembered_of_events_is_no_work_that_waits_for_somebody(events: Events) -> None:
+    """Else the dashboard and `headrace top` report queues that stand still, wherever events are used."""
+    events.on(placed)(lambda ctx: None)
+    async with events:
+        await events.emit(placed, Order(), key="k")
+        await until(lambda: events.provider.has_receipt("order.placed", "k"))
+        for queue in ("events.groups", "events.receipts"):
+            counts = await Queue(events.provider.client, queue).counts()
+            assert (counts["waiting"], counts["delayed"]) == (0, 1)
+
+
 async def test_ew_106_a_key_is_retired_in_two_steps(events: Events) -> None:
     async with events:
         provider = events.provider

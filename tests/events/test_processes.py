@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from headrace.clock import SystemClock
 from headrace.errors import EventCancelledError, EventTimeoutError, RemoteError
-from headrace.events import EventContext, Events, Retry, propagate
+from headrace.events import EventContext, Events, Retry, event, propagate
 from tests.events.conftest import Order, Verdict, check, echo, placed
 from tests.events.consumer import ask, first
 from tests.examples.pages import ROOT
@@ -166,3 +167,16 @@ async def test_a_core_of_the_cases_holds_on_shared_stores(shared: str) -> None:
         await emitter.schedule_event(placed, "tick", every=0.05, payload=Order("tick"))
         await until(lambda: ("search", "tick") in seen)
         assert await emitter.unschedule_event(placed, "tick") is True
+
+
+async def test_an_emitter_whose_clock_is_ahead_sweeps_nothing_too_early(
+    remote: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ahead = time.time_ns() // 1_000_000 + 3_600_000
+    monkeypatch.setattr(SystemClock, "now_ms", lambda self: ahead)
+    fading = event("fading", Order, ttl=60)
+    async with Events(remote, sweep_interval=0.01) as events:
+        await events.emit(fading, Order())
+        queue = events.provider.queues.get_queue("fading")
+        await events.provider._drop_overdue(queue, 60)
+        assert len(await queue.get_jobs("waiting")) == 1

@@ -17,9 +17,11 @@ from headrace.errors import (
     WorkflowRollbackError,
     WorkflowStepError,
     WorkflowTimeoutError,
+    message_of,
 )
 from headrace.events.queues import EventWorker
 from headrace.propagation import ErrorReport, PropagationFilter, Retry, capture, current_meta, propagate, restored
+from headrace.worker.failures import RetryLater, UnrecoverableError, reason_of, stack_of
 
 
 def test_outside_of_any_context_nothing_is_carried() -> None:
@@ -118,7 +120,32 @@ def test_the_reason_of_a_failed_job_becomes_a_remote_error() -> None:
     assert error.remote_traceback.startswith("a.py:1")
 
 
-@pytest.mark.parametrize("reason", ["out of paper", "see page 3: nothing", ""])
+class Declined(UnrecoverableError):
+    pass
+
+
+@pytest.mark.parametrize(
+    "raised",
+    [
+        KeyError(),
+        ValueError("no: such\norder"),
+        Declined(),
+        Declined("limit: reached"),
+        Declined("two\nlines"),
+        RetryLater("busy", after=1),
+        ValueError("x" * 5000),
+        Declined("x" * 5000),
+        ExceptionGroup("both", [Declined("a"), KeyError()]),
+    ],
+)
+def test_the_type_and_message_of_an_error_survive_the_failure_of_its_job(raised: Exception) -> None:
+    error = ErrorReport.of_reason(reason_of(raised), stack_of(raised, 10)).rebuild()
+    assert error.type_name == type(raised).__name__
+    assert message_of(raised).startswith(error.message)
+    assert bool(error.message) == bool(str(raised))
+
+
+@pytest.mark.parametrize("reason", ["out of paper", "see page 3: nothing", "stalled", ""])
 def test_a_reason_without_a_type_is_kept_whole(reason: str) -> None:
     assert ErrorReport.of_reason(reason).rebuild().message == reason
 

@@ -17,6 +17,7 @@ import pytest
 from headrace.blocking import BlockingFace
 from headrace.client.options import RateLimit
 from headrace.client.queue import Queue
+from headrace.commands.flows import FlowFound
 from headrace.errors import (
     InvalidCommand,
     JobTimeout,
@@ -511,7 +512,10 @@ async def test_a_flow_that_takes_itself_back_for_long_says_why_it_failed(
     async def hold(ctx: StepContext[Any]) -> None:
         await go_on.wait()
 
-    monkeypatch.setattr(FlowWatch, "_own_deadline", lambda self, found: time.monotonic() + 0.05)
+    async def soon(self: FlowWatch, found: FlowFound) -> float:
+        return time.monotonic() + 0.05
+
+    monkeypatch.setattr(FlowWatch, "_own_deadline", soon)
     saga = Saga(define("a", "b"), failing={"b": 9}, meanwhile={"undo a": hold})
     flows = make_flows()
     saga.join(flows)
@@ -523,6 +527,30 @@ async def test_a_flow_that_takes_itself_back_for_long_says_why_it_failed(
             await handle.result()
         assert await handle.status() is FlowStatus.COMPENSATING
         go_on.set()
+
+
+async def test_a_start_during_a_stop_waits_for_it_and_starts_again(make_flows: MakeFlows) -> None:
+    saga = Saga(define("a"))
+    flows = make_flows()
+    saga.join(flows)
+    await flows.start()
+    stopping = asyncio.create_task(flows.stop())
+    await asyncio.sleep(0)
+    await flows.start()
+    await stopping
+    assert await (await flows.execute(saga.definition, None)).result(10) == {"a": "a done"}
+    await flows.stop()
+
+
+async def test_a_retry_from_the_shell_reaches_the_workers_of_a_provider_with_a_prefix(make_flows: MakeFlows) -> None:
+    saga = Saga(define("a", version=2), failing={"a": 3})
+    flows, shell = make_flows(queue_prefix="ours"), make_flows()
+    saga.join(flows)
+    async with flows, shell:
+        handle = await flows.execute(saga.definition, None)
+        with pytest.raises(WorkflowStepError):
+            await handle.result(10)
+        assert await (await shell.retry(handle.id)).result(10) == {"a": "a done"}
 
 
 async def test_a_retry_whose_id_somebody_else_uses_is_refused(make_flows: MakeFlows) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from headrace.errors import WorkflowStepError
 from headrace.propagation import Retry
-from headrace.workflows import FlowStatus, StepContext, Workflows
+from headrace.workflows import FlowHandle, FlowStatus, StepContext, Workflows
 from headrace.workflows.testing import Saga, define
 from headrace.workflows.testing.contract import QUICK
 from tests.scale import IS_FULL
@@ -43,6 +43,10 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+async def _kinds(handle: FlowHandle[Any]) -> list[str]:
+    return [entry.kind async for entry in handle.events()]
+
+
 async def test_ew_204_a_valkey_that_is_killed_and_started_again_goes_on_with_its_flows(tmp_path: Path) -> None:
     async def hang(ctx: StepContext[Any]) -> None:
         begun.set()
@@ -55,12 +59,14 @@ async def test_ew_204_a_valkey_that_is_killed_and_started_again_goes_on_with_its
         saga.join(flows)
         async with flows:
             handle = await flows.execute(saga.definition, None, timeout=60)
+            watching = asyncio.create_task(_kinds(handle))
             async with asyncio.timeout(10):
                 await begun.wait()
             await asyncio.to_thread(valkey.kill)
             await asyncio.to_thread(valkey.start)
             may_end.set()
             assert set(await handle.result(40)) == {"a", "b", "c"}
+            assert await watching == ["started", *["completed"] * 3, "completing", "result"]
     assert saga.calls.count("a") == saga.calls.count("c") == saga.calls.count("complete") == 1
     assert saga.calls.count("b") <= 2
 

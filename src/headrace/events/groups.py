@@ -1,8 +1,9 @@
 """The consumer groups of an event: a small registry in the store, read by emitters.
 
-Each group is a job that nobody takes, in a queue of its own, so it lives wherever jobs live. Emitters keep a copy and
-subscribe to changes. A group that joins gets the events that are emitted from then on; it stays until it is
-removed, so its events wait for it while none of its workers runs.
+Each group is a job that nobody takes, in a queue of its own, so it lives wherever jobs live. It is delayed for a
+year: a waiting job that nobody takes looks like trouble to operators. Emitters keep a copy and subscribe to changes.
+A group that joins gets the events that are emitted from then on; it stays until it is removed, so its events wait for
+it while none of its workers runs.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from headrace.client.client import Client
 from headrace.client.events import QueueEvents
 from headrace.client.options import Backoff, Options
 from headrace.client.queue import Queue
+from headrace.commands.control import ChangeDelay
 from headrace.errors import HeadraceError
+from headrace.model import YEAR_MS
 from headrace.propagation import Retry
 
 log: Final = logging.getLogger("headrace.events")
@@ -72,6 +75,7 @@ class GroupRegistry:
     async def join(self, wanted: Subscriber) -> None:
         job = await self._queue.add("group", wanted, job_id=self._id(wanted.event, wanted.group))
         await job.update(wanted)
+        await self._client.ask(ChangeDelay(id=job.id, delay=YEAR_MS))
         await self._load()
 
     async def leave(self, event_name: str, group: str | None) -> bool:

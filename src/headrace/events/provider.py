@@ -24,6 +24,7 @@ from headrace.client.client import Client
 from headrace.client.options import Options
 from headrace.client.payloads import decode_payload, encode_payload
 from headrace.client.queue import Queue
+from headrace.commands.monitoring import Ping
 from headrace.durations import Duration, positive_seconds, seconds
 from headrace.errors import HeadraceError, NotFound, PayloadError, ProviderStoppedError
 from headrace.events.completion import CompletionTracker
@@ -144,7 +145,7 @@ class EventProvider:
 
     async def _drop_overdue(self, queue: Queue, ttl: float) -> None:
         """Drop what should have begun long ago. A delay does not count: `clean` would count from the emission."""
-        before = self.client.clock.now_ms() - ttl * 1000
+        before = (await self.client.ask(Ping())).data.time - ttl * 1000  # our clock may differ from the store's
         for job in await queue.get_jobs("waiting", limit=SWEEP_LIMIT):
             if job.run_at <= before:
                 with contextlib.suppress(NotFound):  # it is gone already

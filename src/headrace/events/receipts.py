@@ -2,7 +2,8 @@
 
 The handler of a keyed fire-and-forget event leaves a receipt when it succeeds. An outbox retires a key
 in two steps: `prepare` blocks new emissions, `finalize` drops the receipt or, if the handler is still running,
-leaves a tombstone that suppresses the receipt to come. Receipts are jobs that nobody takes; they are kept for a week.
+leaves a tombstone that suppresses the receipt to come. Receipts are jobs that nobody takes, delayed beyond the week for
+which they are kept: a waiting job that nobody takes looks like trouble to operators.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from headrace.client.queue import Queue
 from headrace.errors import NotFound
 
 KEPT: Final = "7d"
+_BEYOND: Final = "365d"
 _CLEAN_EVERY: Final = 1000
 
 Mark = Literal["receipt", "retiring", "swallow"]
@@ -50,10 +52,10 @@ class Receipts:
             await self._drop(key_id, mark)
 
     async def _put(self, key_id: str, mark: Mark) -> None:
-        await self._queue.add(mark, job_id=_id(key_id, mark))
+        await self._queue.add(mark, job_id=_id(key_id, mark), delay=_BEYOND)
         # With the first one, too: processes that live for less than a lot of receipts would let them pile up.
         if self._written % _CLEAN_EVERY == 0:
-            await self._queue.clean(KEPT, "waiting", _CLEAN_EVERY)
+            await self._queue.clean(KEPT, "delayed", _CLEAN_EVERY)
         self._written += 1
 
     async def _drop(self, key_id: str, mark: Mark) -> bool:

@@ -57,13 +57,17 @@ def reason_of(error: BaseException) -> str:
     message = message_of(error)
     if isinstance(error, UnrecoverableError | RetryLater) and message:
         return message[:_MAX_REASON]
-    name = type(error).__name__
+    return _named(error)
+
+
+def _named(error: BaseException) -> str:
+    name, message = type(error).__name__, message_of(error)
     return (f"{name}: {message}" if message else name)[:_MAX_REASON]
 
 
 def stack_of(error: BaseException, limit: int) -> list[str]:
     """Its traceback in as many lines as its job keeps, from the handler down, and before it what led to it. The last
-    lines win when there are too many: they say where it happened."""
+    lines win when there are too many: they say where it happened, and the very last one what it was."""
     return list(deque(map(encodable, _lines(error, set())), maxlen=min(limit, MAX_STACK)))
 
 
@@ -77,7 +81,7 @@ def _lines(error: BaseException, told: set[int]) -> Iterator[str]:
     yield from _frames(error)
     for part in error.exceptions if isinstance(error, BaseExceptionGroup) else ():
         yield from _lines(part, told)
-    yield reason_of(error).partition("\n")[0]
+    yield _named(error).partition("\n")[0]
 
 
 def _frames(error: BaseException) -> list[str]:

@@ -53,7 +53,7 @@ class BlockingWorkflows(BlockingFace[Any]):
         return self._run(self._hosted.get_result(flow_id, timeout))
 
     def list(self, workflow: str | None = None, **filters: Any) -> builtins.list[Flow]:
-        """Flows, the latest first: `status`, `limit` and `before` as elsewhere."""
+        """Flows by id, the highest first: `status`, `limit` and `before` as elsewhere."""
         return self._run(self._hosted.list(workflow, **filters))
 
 

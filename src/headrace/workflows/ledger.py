@@ -36,6 +36,7 @@ from headrace.worker.context import JobContext
 from headrace.workflows.context import check_room
 from headrace.workflows.machine import Decision, News, Run, Signalled, StepDone, StepLost, decide
 from headrace.workflows.plan import NO_RESULT, Entry, FlowJob, Plan, Policy, decode_body, encode_body, job_id, job_name
+from headrace.workflows.tree import steps_queue
 
 REMEMBERED_FLOWS: Final = 256
 _REMEMBERED_BYTES: Final = 65_536
@@ -238,7 +239,9 @@ def _given_steps(entries: list[Entry]) -> tuple[GivenStep, ...]:
 
 def _given_jobs(plan: Plan, flow_id: str, queue: str, revision: int, jobs: list[FlowJob]) -> tuple[GivenJob, ...]:
     return tuple(
-        GivenJob(f"{queue}.steps" if job.role in ("step", "rollback") else queue, _entry(plan, flow_id, revision, job))
+        GivenJob(
+            steps_queue(queue) if job.role in ("step", "rollback") else queue, _entry(plan, flow_id, revision, job)
+        )
         for job in jobs
     )
 

@@ -88,7 +88,7 @@ class _Parts:
 
 
 class Workflows:
-    """`async with flows:` connects, starts a worker pair for every implemented workflow and drains them at the end."""
+    """`async with flows:` connects, starts a pair of workers per implemented definition and drains them at the end."""
 
     def __init__(
         self,
@@ -141,7 +141,7 @@ class Workflows:
         self._log = logger
         self._hooks = Hooks(metrics, logger)
         self._homes: dict[tuple[str, int], tuple[WorkflowDefinition[Any, Any], Any]] = {}
-        self._settings: dict[str, tuple[int, RateLimit | None]] = {}
+        self._settings: dict[tuple[str, int], tuple[int, RateLimit | None]] = {}
         self._implementations: dict[tuple[str, int], Implementation] = {}
         self._parts: _Parts | None = None
         self._stopping: asyncio.Future[None] | None = None
@@ -194,7 +194,7 @@ class Workflows:
         if self._parts is not None:
             raise InvalidCommand(f"implement workflow {definition.name!r} before the provider starts")
         self._homes[key] = (definition, home)
-        self._settings[definition.name] = (concurrency or self._concurrency, limit)
+        self._settings[key] = (concurrency or self._concurrency, limit)
 
     def definition_of(self, workflow: str, version: int) -> WorkflowDefinition[Any, Any] | None:
         home = self._homes.get((workflow, version))
@@ -211,6 +211,8 @@ class Workflows:
 
     async def start(self) -> None:
         """Connect, and return when the workers are ready. Does nothing when it runs already."""
+        if self._stopping is not None:
+            await asyncio.shield(self._stopping)
         if self._parts is not None:
             return
         for key, (definition, home) in self._homes.items():
@@ -230,12 +232,12 @@ class Workflows:
             raise
 
     async def _start_workers(self, parts: _Parts) -> None:
-        for workflow, (concurrency, limit) in self._settings.items():
-            steps, flows = steps_queue(workflow, self._prefix), workflow_queue(workflow, self._prefix)
+        for (workflow, version), (concurrency, limit) in self._settings.items():
+            queue = workflow_queue(workflow, self._prefix, version)
             if limit is not None:
-                await self._queue_class(parts.client, steps).limit_rate(limit)
-            parts.step_workers.append(self._started(parts, steps, concurrency))
-            parts.flow_workers.append(self._started(parts, flows, concurrency))
+                await self._queue_class(parts.client, steps_queue(queue)).limit_rate(limit)
+            parts.step_workers.append(self._started(parts, steps_queue(queue), concurrency))
+            parts.flow_workers.append(self._started(parts, queue, concurrency))
         await asyncio.gather(*map(_ready, parts.workers))
 
     def _started(self, parts: _Parts, queue: str, concurrency: int) -> Running:
@@ -318,7 +320,8 @@ class Workflows:
             self._log.debug("workflow %s starts without a context to carry", definition.name)
         started = Entry("started", body=Body(plan=plan, data=given, meta=carried or None))
         flow_id = options.get("idempotency_key") or options.get("id") or _new_flow_id()
-        flow = await self._begin(parts.ledger, flow_id, begin(started))
+        queue = workflow_queue(definition.name, self._prefix, definition.version)
+        flow = await self._begin(parts.ledger, flow_id, queue, begin(started))
         if flow.workflow != definition.name:
             raise WorkflowError(f"the id {flow_id!r} belongs to a flow of workflow {flow.workflow!r}")
         return FlowHandle(self, flow_id, definition)
@@ -341,10 +344,8 @@ class Workflows:
         check_plan(plan)
         return plan
 
-    async def _begin(self, ledger: Ledger, flow_id: str, decision: Decision) -> Flow:
-        plan = decision.entries[0].body.plan
-        assert plan is not None
-        queue = workflow_queue(plan.workflow, self._prefix)
+    @staticmethod
+    async def _begin(ledger: Ledger, flow_id: str, queue: str, decision: Decision) -> Flow:
         try:
             return (await ledger.start(flow_id, queue, decision))[0]
         except ConnectionLost:
@@ -371,7 +372,7 @@ class Workflows:
     async def list(
         self, workflow: str | None = None, status: FlowStatus | None = None, limit: int = 100, before: str | None = None
     ) -> list[Flow]:
-        """Flows, the latest first; `before` is the id to continue from."""
+        """Flows by id, the highest first (of generated ids that is the latest); `before` is the id to continue from."""
         asked = FlowList(workflow=workflow, status=status, limit=limit, before=before)
         return (await self.client.ask(asked)).flows
 
@@ -387,7 +388,7 @@ class Workflows:
         kept = _kept_steps(run)
         entries = [entry for entry in map(entry_of, found.steps) if entry.kind == "completed" and entry.step in kept]
         again = _next_id(flow_id)
-        await self._begin(self._running().ledger, again, begin(started, entries))
+        await self._begin(self._running().ledger, again, found.flow.queue, begin(started, entries))
         if entry_of((await self.look(again)).steps[0]).body.retry_of != flow_id:
             raise WorkflowError(f"flow {flow_id} cannot be retried: its next id {again!r} belongs to another flow")
         return FlowHandle(self, again, self.definition_of(run.plan.workflow, run.plan.version))

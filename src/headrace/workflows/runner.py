@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import inspect
 import logging
+import random
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -49,7 +50,7 @@ from headrace.workflows.registry import Implementation
 
 Implementations = Mapping[tuple[str, int], Implementation]
 _PUT_OFF_MS: Final = (50.0, 5000.0)
-"""How long at least and at most a job is put off for which there is no code here."""
+"""The shortest and the longest span of which a job is put off for a part when there is no code for it here."""
 
 
 class StepInterrupted(UnrecoverableError):
@@ -271,7 +272,8 @@ class FlowWorker(Worker):
     async def _watch_time(self, job: JobContext, work: Work) -> Any:
         """The job for the time limit of a flow was lost: the one that reports it takes its place."""
         record = await self._reach(work, work.revision)
-        left = record.flow.created_at + record.run.plan.timeout - time.time() * 1000
+        # By the clock of the store alone: it is the one that the limit was set by.
+        left = record.flow.created_at + record.run.plan.timeout - (job.info.started_at or job.info.run_at)
         if left <= 0 or not record.run.is_running:
             return await self._settle(job, work, TimedOut())
         await self._client.ask(MoveToDelayed(id=job.id, delay=left, token=job.token))
@@ -292,15 +294,16 @@ class FlowWorker(Worker):
         return self._implementations.get((run.plan.workflow, run.plan.version))
 
     async def _put_off(self, job: JobContext, run: Run) -> Any:
-        """A job whose code this process does not have, or not in that version, waits for one that does, and says so.
+        """Somebody changed the steps of a workflow and not its version: the job waits for a process that has its code.
 
-        It waits for half as long again as it has waited already: during a deploy the next worker may have the code,
-        and the time of a flow is short.
+        It waits for up to a quarter as long again as it has waited already: during a deploy the next worker may have
+        the code, and the time of a flow is short. The length is random: with fixed pauses and workers that take turns,
+        two jobs could go to the wrong worker for ever.
         """
         text = "workflow %s: no code for version %d of %s here; it waits for a worker that has it"
         self._log.warning(text, run.plan.workflow, run.plan.version, job.name)
         shortest, longest = _PUT_OFF_MS
-        delay = min(max((job.info.run_at - job.info.created_at) / 2, shortest), longest)
+        delay = random.uniform(0.2, 1) * min(max((job.info.run_at - job.info.created_at) / 4, shortest), longest)
         await self._client.ask(MoveToDelayed(id=job.id, delay=delay, token=job.token))
         return SETTLED
 

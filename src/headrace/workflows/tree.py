@@ -37,12 +37,14 @@ def get_parent_job_id(flow_id: str, idempotency_key: str | None = None) -> str:
     return idempotency_key or flow_id
 
 
-def workflow_queue(name: str, prefix: str = "workflow") -> str:
-    return f"{prefix}.{name}"
+def workflow_queue(name: str, prefix: str = "workflow", version: int = 1) -> str:
+    """Every version has its own queues: a worker never takes a job that only another version has the code for."""
+    return f"{prefix}.{name}" if version == 1 else f"{prefix}.{name}:v{version}"
 
 
-def steps_queue(name: str, prefix: str = "workflow") -> str:
-    return f"{prefix}.{name}.steps"
+def steps_queue(queue: str) -> str:
+    """Where the steps and rollbacks of flows go that are decided on in this queue."""
+    return f"{queue}.steps"
 
 
 class FlowBuilder:
@@ -94,7 +96,7 @@ class FlowBuilder:
         step = {"type": "step", "version": JOB_DATA_VERSION, "flowId": flow_id, "stepName": name, "workflowData": data}
         return FlowJobDefinition(
             name,
-            steps_queue(workflow, self._prefix),
+            steps_queue(workflow_queue(workflow, self._prefix)),
             {**step, **carried},
             {"failParentOnFailure": True, **_KEPT, **self._step_options, **own_id},
             children,

@@ -14,7 +14,8 @@ from typing import Any, Final, TypeVar
 
 from headrace.client.client import Client
 from headrace.commands.flows import FlowFound, FlowGet, FlowWait
-from headrace.errors import ConnectionLost, ProviderStoppedError, StorageUnavailable
+from headrace.commands.monitoring import Ping
+from headrace.errors import ClientError, ConnectionLost, ProviderStoppedError, StorageUnavailable
 from headrace.workflows.ledger import record_of
 
 T = TypeVar("T")
@@ -48,33 +49,30 @@ class FlowWatch:
             self._ended.set_result(None)
 
     async def _wait_end(self, flow_id: str, patience: float | None) -> FlowFound:
-        deadline, span = patience, _SLICE
-        answered = time.monotonic()
+        deadline, span, own = patience, _SLICE, None
         while True:
             left = span if deadline is None else min(span, max(0.0, deadline - time.monotonic()))
-            try:
-                found = await self._ask_by(FlowWait(id=flow_id, timeout=left * 1000), deadline)
-            except StorageUnavailable:
-                # Behind a server that answers the store may be away for a while; the flow is not.
-                if time.monotonic() > min(answered + self._client.timeout, patience or float("inf")):
-                    raise
-                await asyncio.sleep(_PAUSE)
-                continue
-            answered = time.monotonic()
+            found = await self._ask_by(FlowWait(id=flow_id, timeout=left * 1000), deadline)
             if found.flow.status.is_final or (deadline is not None and time.monotonic() >= deadline):
                 return found
             # Where many wait, those who have no slot must not hear of their end too late.
             span = _SLICE if self._slots.locked() else min(2 * span, _LONGEST_SLICE)
-            deadline = min((end for end in (patience, self._own_deadline(found)) if end is not None), default=None)
+            own = await self._own_deadline(found) if own is None else own
+            deadline = min((end for end in (patience, own) if end is not None), default=None)
 
-    def _own_deadline(self, found: FlowFound) -> float | None:
-        """When waiting is pointless although nobody ended the flow: perhaps there is no worker at all."""
+    async def _own_deadline(self, found: FlowFound) -> float | None:
+        """When waiting is pointless although nobody ended the flow: perhaps there is no worker at all. None: never, or
+        not known yet. The clock of the store counts, for ours may differ."""
         plan = record_of(found).run.plan
         if not plan.timeout:
             return None
         margin = self._stall * 1000 if plan.on_timeout == "cancel" else 0
         due = found.flow.created_at + plan.timeout + margin
-        return time.monotonic() + max(0.0, due - time.time() * 1000) / 1000
+        try:
+            now = (await self._client.ask(Ping())).data.time
+        except ClientError:
+            return None
+        return time.monotonic() + max(0.0, due - now) / 1000
 
     async def _ask_by(self, asked: FlowWait, deadline: float | None) -> FlowFound:
         """Wait, and at the deadline (monotonic) just look: others may have all the slots until long after it."""
@@ -88,12 +86,19 @@ class FlowWatch:
             return await self._client.ask(FlowGet(id=asked.id))
 
     async def _ask(self, asked: FlowWait) -> FlowFound:
+        """Server and store may be away for as long as a command may take; the flow is not."""
         async with self._slots:
             try:
                 return await self._client.ask(asked, asked.timeout / 1000 + self._client.timeout)
-            except ConnectionLost:
+            except (ConnectionLost, StorageUnavailable):
+                given_up = time.monotonic() + self._client.timeout
+            while True:
                 await asyncio.sleep(_PAUSE)
-                return await self._client.ask(FlowGet(id=asked.id, after=asked.after))
+                try:
+                    return await self._client.ask(FlowGet(id=asked.id, after=asked.after))
+                except (ConnectionLost, StorageUnavailable):
+                    if time.monotonic() > given_up:
+                        raise
 
     async def _until_ended(self, work: Coroutine[Any, Any, T]) -> T:
         task = asyncio.ensure_future(work)
