@@ -206,6 +206,23 @@ async def test_commands_for_a_server_that_stays_away_fail_in_their_time(fresh: S
         assert time.monotonic() - began < 5
 
 
+@pytest.mark.parametrize("is_away_before", [True, False])
+async def test_waiting_for_a_job_of_a_server_that_is_away_takes_no_longer_than_was_said(
+    fresh: ServerProcess, is_away_before: bool
+) -> None:
+    async with connected(fresh.port) as client:
+        job = await Queue(client, "q").add("j")
+        began = time.monotonic()
+        waiting = [asyncio.create_task(job.wait("3s")) for _ in range(1 - is_away_before)]
+        await until(lambda: sum(link.in_flight for link in client.health) == len(waiting))
+        fresh.kill()
+        await until(lambda: all(link.state is not LinkState.CONNECTED for link in client.health))
+        for late in [*waiting, asyncio.create_task(job.result("1s"))]:
+            with pytest.raises(Unreachable, match=r"No connection to 127.0.0.1:\d+ within"):
+                await late
+        assert time.monotonic() - began < 20  # of the 30 that a command has
+
+
 async def test_a_stopped_server_is_noticed_and_found_again(fresh: ServerProcess) -> None:
     async with connected(fresh.port, command_timeout=0.3, connect_timeout=0.5, ping_interval=0, pool_size=1) as client:
         queue = Queue(client, "q")
