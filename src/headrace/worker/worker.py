@@ -12,6 +12,7 @@ import contextlib
 import contextvars
 import inspect
 import logging
+import os
 import signal
 import sys
 import threading
@@ -505,13 +506,15 @@ def _encoded(result: Any) -> Raw | None:
 
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _stops: Final[dict[asyncio.AbstractEventLoop, list[Callable[[], None]]]] = {}
-"""How the workers of a loop are stopped. A loop has one handler per signal, and a signal stops all of them."""
+"""How the workers of a loop are stopped: a signal stops all of them."""
+_replaced: Final[dict[signal.Signals, Any]] = {}
+"""The handlers that were there before ours."""
 
 
 @contextlib.contextmanager
 def _signals(loop: asyncio.AbstractEventLoop, stop: Callable[[], None]) -> Iterator[None]:
-    if loop not in _stops:
-        _handle_signals(loop)
+    if not _stops:
+        _handle_signals()
     stops = _stops.setdefault(loop, [])
     stops.append(stop)
     try:
@@ -520,20 +523,53 @@ def _signals(loop: asyncio.AbstractEventLoop, stop: Callable[[], None]) -> Itera
         stops.remove(stop)
         if not stops:
             del _stops[loop]
-            for number in _SIGNALS:
-                loop.remove_signal_handler(number)
+        if not _stops:
+            _restore_signals()
 
 
-def _handle_signals(loop: asyncio.AbstractEventLoop) -> None:
+def _handle_signals() -> None:
+    """Not with the loop's own handlers: those would replace the program's, for good, and forked children would share
+    them, so that the SIGTERM with which a handler ends its pool of processes would stop the worker."""
     try:
         for number in _SIGNALS:
-            loop.add_signal_handler(number, _stop_all, loop)
-    except (NotImplementedError, RuntimeError, ValueError) as error:
+            _replaced[number] = signal.signal(number, _stop_all)
+            signal.siginterrupt(number, False)
+    except ValueError as error:
         raise HeadraceError(
             f"signals can be handled in the main thread only ({error}): write run(handle_signals=False) here"
         ) from error
 
 
-def _stop_all(loop: asyncio.AbstractEventLoop) -> None:
-    for stop in list(_stops.get(loop, ())):
-        stop()
+def _restore_signals() -> None:
+    while _replaced:
+        number, handler = _replaced.popitem()
+        signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: it was not set by Python
+
+
+def _stop_all(number: int, frame: object) -> None:
+    for loop, stops in list(_stops.items()):
+        for stop in list(stops):
+            with contextlib.suppress(RuntimeError):  # the loop was closed with the worker in it
+                loop.call_soon_threadsafe(stop)
+
+
+_forking = threading.local()
+
+
+def _hold_signals() -> None:
+    """A signal to a child that has still to be rid of our handlers waits for that: it would be lost in them."""
+    _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS if _replaced else ())
+
+
+def _release_signals() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _forking.mask)
+
+
+def _leave_signals_to_parent() -> None:
+    _stops.clear()
+    _restore_signals()
+    _release_signals()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_hold_signals, after_in_parent=_release_signals, after_in_child=_leave_signals_to_parent)
