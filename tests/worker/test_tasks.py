@@ -356,6 +356,30 @@ async def test_a_worker_left_while_its_lifespan_opens_ends(make_app: MakeApp) ->
             pass
 
 
+async def test_entering_a_worker_that_is_cancelled_while_its_lifespan_opens_closes_it(make_app: MakeApp) -> None:
+    steps: list[str] = []
+
+    @asynccontextmanager
+    async def lifespan(app: Headrace) -> AsyncIterator[None]:
+        try:
+            steps.append("open")
+            await asyncio.Event().wait()
+            yield
+        finally:
+            steps.append("closed")
+
+    async def enter() -> None:
+        async with make_app(lifespan=lifespan).worker():
+            pytest.fail("it cannot have begun")
+
+    entering = asyncio.create_task(enter())
+    await until(lambda: steps)
+    entering.cancel()
+    async with asyncio.timeout(10):
+        await asyncio.wait([entering])
+    assert (entering.cancelled(), steps) == (True, ["open", "closed"])
+
+
 # -- schedules, limits, flows ------------------------------------------------------------------------------------------
 
 

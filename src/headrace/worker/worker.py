@@ -114,6 +114,7 @@ class Worker:
         self._begins_jobs = False
         self._busy = 0
         """Slots that are taken. A job that was lost and came back runs twice, for a while, and takes two."""
+        self._begun = asyncio.Event()
         self._stopping = asyncio.Event()
         self.ready = asyncio.Event()
         """Set when it takes jobs, or was stopped before it could."""
@@ -133,6 +134,7 @@ class Worker:
             raise HeadraceError(f"{self.id} works already: make another worker to have two")
         loop = asyncio.get_running_loop()
         self._is_running = True
+        self._begun.set()
         self._life = asyncio.current_task()
         self._cancellations = self._life.cancelling() if self._life is not None else 0
         self._failure = None
@@ -173,14 +175,25 @@ class Worker:
                 life.get_loop().call_soon_threadsafe(self._stopping.set)
 
     async def __aenter__(self) -> Worker:
+        """Returns when the app's lifespan has begun, and raises what it raised: the server may come later."""
+        self._begun = asyncio.Event()
         self._task = asyncio.create_task(self.run(handle_signals=False))
         self._task.add_done_callback(self._tell_of_death)
+        try:
+            await self._begun.wait()
+        except BaseException:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+            raise
+        if self._task.done():
+            await self._task
         return self
 
     def _tell_of_death(self, task: asyncio.Task[None]) -> None:
-        """Whoever entered it hears of it when they leave, which may be far away."""
-        if not task.cancelled() and task.exception() is not None:
+        """Whoever entered it gets the error when they leave, which may be far away."""
+        if self._begun.is_set() and not task.cancelled() and task.exception() is not None:
             log.error("%s works no more: %s", self.id, task.exception())
+        self._begun.set()
 
     async def __aexit__(self, *_: object) -> None:
         assert self._task is not None
