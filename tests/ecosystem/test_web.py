@@ -121,7 +121,7 @@ async def test_a_site_whose_worker_cannot_begin_does_not_start() -> None:
         raise OSError("no database")
         yield
 
-    jobs = Headrace("memory://", lifespan=broken)
+    jobs = Headrace("memory://no-database", lifespan=broken)
     with pytest.raises(OSError, match="no database"):
         async with lifespan(jobs, worker=True)(None):
             pytest.fail("nobody would run its jobs")

@@ -17,9 +17,11 @@ import pytest
 import uvloop
 
 from headrace import Headrace, JobContext, Worker
+from headrace.errors import ClientClosed
 from headrace.frames import encode_frame
 from tests.client.fakeserver import HELLO_2, FakeServer, protocol_2
 from tests.waiting import eventually, until
+from tests.worker.conftest import MakeApp
 
 
 async def _cancel_until_it_ends(task: asyncio.Task[Any]) -> None:
@@ -143,6 +145,36 @@ def test_a_worker_may_be_stopped_from_another_thread() -> None:
         thread.join(10)
         assert not thread.is_alive()
     app.sync().close()
+
+
+async def test_a_worker_and_a_listener_end_with_their_app(make_app: MakeApp, queue: str) -> None:
+    """Also where they have connections of their own."""
+    app = make_app()
+    listening, begun, goes_on = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def handle(job: JobContext) -> None:
+        begun.set()
+        await goes_on.wait()
+
+    async def listen() -> None:
+        async with app.events(queue) as events:
+            listening.set()
+            async for event in events:
+                heard.append(event.event_type)
+
+    heard: list[str] = []
+    worker = Worker(app.client, queue, handle)
+    ends = [asyncio.create_task(worker.run(handle_signals=False)), asyncio.create_task(listen())]
+    await worker.ready.wait()
+    await listening.wait()
+    await app.queue(queue).add("j")
+    await begun.wait()
+    await until(lambda: heard)
+    await app.close()
+    goes_on.set()
+    async with asyncio.timeout(10):
+        ended, listened = await asyncio.gather(*ends, return_exceptions=True)
+    assert (type(ended), listened) == (ClientClosed, None)
 
 
 async def test_a_signal_stops_all_workers_of_a_loop() -> None:

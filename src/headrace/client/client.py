@@ -51,6 +51,8 @@ class Client:
         self.is_closed = False
         """What is asked from now on is refused."""
         # The rest is touched on the line only.
+        self.at_end: set[Callable[[], object]] = set()
+        """What is called when it is closed: workers and listeners have channels of their own, and end with it."""
         self._home: Line | None = None
         self._channel: Channel | None = None
         self._opening: asyncio.Task[Channel] | None = None
@@ -122,8 +124,9 @@ class Client:
         if self._home is not shared_line():
             # A forked child has neither the thread nor the sockets of its parent. They are left alone, not closed.
             if self._home is not None:
-                _left_to_parent.append((self._channel, self._opening, self._ending))
+                _left_to_parent.append((self._channel, self._opening, self._ending, self.at_end))
             self._home, self._channel, self._opening, self._ending = shared_line(), None, None, None
+            self.at_end = set()
         return self._channel
 
     def _open(self) -> asyncio.Task[Channel]:
@@ -153,6 +156,8 @@ class Client:
         self._has_ended = True
         self._standing_channel()
         self.line.closers.pop(self, None)
+        while self.at_end:
+            self.at_end.pop()()
         closing = self._close_parts(self._ending, self._opening, self._channel, self._near)
         self._opening = self._channel = None
         self._ending = asyncio.get_running_loop().create_task(closing)

@@ -66,12 +66,13 @@ class QueueEvents:
         try:
             await channel.start()
             await self._subscribe(channel)
-            if self._is_closed:
+            if self._is_closed or self._client.is_closed:
                 raise ClientClosed("nobody wants to hear these events any more")
         except BaseException:
             await channel.close()
             raise
         self._channel = channel
+        self._client.at_end.add(self._end)
 
     @property
     def _wish(self) -> commands.connection.SubscribeEvents:
@@ -114,6 +115,7 @@ class QueueEvents:
             ear.ring()
 
     async def _close(self) -> None:
+        self._client.at_end.discard(self._end)
         channel, self._channel = self._channel, None
         if channel is not None:
             await channel.close()

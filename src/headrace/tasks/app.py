@@ -176,7 +176,7 @@ class Headrace(AsyncShell):
         await _closed(self.leave())
 
     async def close(self) -> None:
-        """Close the app; calls in flight fail."""
+        """Close the app: calls in flight fail, listeners end, and its workers end with ClientClosed."""
         await _closed(self.let_go())
 
     # -- tasks ---------------------------------------------------------------------------------------------------------
@@ -380,7 +380,7 @@ class SyncHeadrace(SyncShell):
             closing.result()
 
     def close(self) -> None:
-        """Close what was opened, for the app as a whole."""
+        """Close the app: calls in flight fail, listeners end, and its workers end with ClientClosed."""
         if (closing := self._app.let_go()) is not None:
             closing.result()
 

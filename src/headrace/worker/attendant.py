@@ -180,13 +180,18 @@ class Attendant:
         self._channel = home.open_own(changed=self._changed)
         try:
             await self._channel.start()
-            if self._is_stopping:
+            if self._is_stopping or self._client.is_closed:
                 raise ClientClosed("the worker was stopped before it could begin")
         except BaseException:
             await self._channel.close()  # else it would go on trying beside the next one
             raise
+        self._client.at_end.add(self._end_with_client)
         self._every(self._lease / 3, self._renew_leases)
         self._every(_SIGN_OF_LIFE, self._give_sign_of_life)
+
+    def _end_with_client(self) -> None:
+        if not self._is_stopping:
+            self._give_up(ClientClosed())
 
     async def stop(self) -> None:
         self.stop_pulling()
@@ -216,6 +221,7 @@ class Attendant:
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
+        self._client.at_end.discard(self._end_with_client)
         if self._channel is None:
             return  # it never came to ask for anything
         was_connected, self._is_connected = self._is_connected, False
