@@ -8,8 +8,10 @@ import signal
 import ssl
 import subprocess
 import time
+import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -204,6 +206,22 @@ async def test_commands_for_a_server_that_stays_away_fail_in_their_time(fresh: S
         with pytest.raises(Unreachable, match=r"No connection to 127.0.0.1:\d+ within 0.4 s"):
             await queue.count()
         assert time.monotonic() - began < 5
+
+
+async def test_everyone_who_waits_on_a_lost_connection_gets_an_error_of_their_own(fresh: ServerProcess) -> None:
+    """One error for all would show each of them the tracebacks of the others."""
+    async with connected(fresh.port, pool_size=1) as client:
+        job = await Queue(client, "q").add("j")
+        waits = [partial(client.ask_blocking, WaitJob(id=job.id), 60) for _ in range(5)]
+        threads = [asyncio.create_task(asyncio.to_thread(wait)) for wait in waits]
+        tasks = [asyncio.create_task(client.ask(WaitJob(id=job.id), 60)) for _ in range(5)]
+        await until(lambda: client.health[0].in_flight == 10)
+        client.force_reconnect()
+        errors = await asyncio.gather(*threads, *tasks, return_exceptions=True)
+        assert {type(error) for error in errors} == {ConnectionLost}
+        assert len(set(map(id, errors))) == 10
+        depths = [len(traceback.extract_tb(error.__traceback__)) for error in errors]  # type: ignore[union-attr]
+        assert len(set(depths[:5])) == 1
 
 
 @pytest.mark.parametrize("is_away_before", [True, False])

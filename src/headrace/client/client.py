@@ -6,6 +6,7 @@ A client is shared and reference-counted: objects of one URL use the same channe
 from __future__ import annotations
 
 import asyncio
+import copy
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
@@ -118,7 +119,10 @@ class Client:
         if self._has_ended:
             raise ClientClosed
         channel = self._standing_channel()
-        return await asyncio.shield(self._open()) if channel is None else channel
+        try:
+            return await asyncio.shield(self._open()) if channel is None else channel
+        except HeadraceError as error:
+            raise _own(error) from error.__cause__
 
     def _standing_channel(self) -> Channel | None:
         if self._home is not shared_line():
@@ -245,9 +249,16 @@ def _submit_opened(opened: asyncio.Future[Channel], command: Command[Any], done:
         done(error if isinstance(error, HeadraceError) else HeadraceError(str(error)))
 
 
+def _own(error: HeadraceError) -> HeadraceError:
+    """A lost connection is one error for all who wait: each raises a copy, or their tracebacks and notes would mix."""
+    own = copy.deepcopy(error)
+    own.__cause__ = error.__cause__
+    return own
+
+
 def _result(outcome: R | HeadraceError) -> R:
     if isinstance(outcome, HeadraceError):
-        raise outcome
+        raise _own(outcome)
     return outcome
 
 
@@ -255,7 +266,7 @@ def _settle(future: Any, outcome: Any) -> None:
     if future.cancelled() or future.done():
         return
     if isinstance(outcome, HeadraceError):
-        future.set_exception(outcome)
+        future.set_exception(_own(outcome))
     else:
         future.set_result(outcome)
 
