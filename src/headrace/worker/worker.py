@@ -111,7 +111,7 @@ class Worker:
         """The task that runs it, while it runs."""
         self._cancellations = 0
         self._failure: HeadraceError | None = None
-        self._begins_jobs = False
+        self._begins_jobs = self._is_beginning = False
         self._busy = 0
         """Slots that are taken. A job that was lost and came back runs twice, for a while, and takes two."""
         self._begun = asyncio.Event()
@@ -305,11 +305,17 @@ class Worker:
     def _begin_ready(self) -> None:
         """Begin what there is, as far as slots are free."""
         assert self._attendant is not None
-        while self._begins_jobs and self._busy < self.concurrency:
-            holdings = self._attendant.take(min(self._batch or 1, self.concurrency - self._busy))
-            if not holdings:
-                return
-            self._spawn(holdings)
+        if self._is_beginning:
+            return  # a job has ended within `_spawn`: the loop below goes on
+        self._is_beginning = True
+        try:
+            while self._begins_jobs and self._busy < self.concurrency:
+                holdings = self._attendant.take(min(self._batch or 1, self.concurrency - self._busy))
+                if not holdings:
+                    return
+                self._spawn(holdings)
+        finally:
+            self._is_beginning = False
 
     def _spawn(self, holdings: list[Holding]) -> None:
         assert self._attendant is not None
@@ -318,8 +324,9 @@ class Worker:
         self._busy += len(holdings)
         # What one job sets in its context variables is nothing to the next one, which begins where this one ends.
         task = self._loop.create_task(self._process(holdings, contexts), context=self._variables.copy())
-        for context in contexts:
-            self._running[context.id] = (context, task)
+        if not task.done():  # with asyncio.eager_task_factory a short job has ended by now
+            for context in contexts:
+                self._running[context.id] = (context, task)
 
     async def _process(self, holdings: list[Holding], contexts: list[JobContext]) -> None:
         try:
