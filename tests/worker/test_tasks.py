@@ -220,6 +220,9 @@ async def test_options_of_app_task_and_call_add_up(make_app: MakeApp) -> None:
     assert later.state == "delayed"
     with pytest.raises(InvalidCommand, match="zone"):
         await work.schedule(datetime.now())
+    moment = datetime.now(UTC) + timedelta(hours=2)
+    blocking = await asyncio.to_thread(app.sync().schedule, work, moment)
+    assert abs((await asyncio.to_thread(blocking.info)).run_at - moment.timestamp() * 1000) < 60_000
 
 
 async def test_a_thread_enqueues_with_the_sync_face(app: Headrace) -> None:
