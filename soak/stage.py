@@ -249,7 +249,7 @@ class Stage:
             every, cron = TICK_SECONDS
             ticks = app.queue(TICKS)
             ticks.schedule("interval", {"key": "interval"}, every=every, overlap=True)
-            ticks.schedule("cron", {"key": "cron"}, cron_expression=f"*/{cron} * * * * *", tz="UTC", overlap=True)
+            ticks.schedule("cron", {"key": "cron"}, cron=f"*/{cron} * * * * *", tz="UTC", overlap=True)
 
     def end_load(self) -> None:
         """Stop producers and schedules; workers go on with what is left."""

@@ -115,6 +115,22 @@ def test_the_card_of_a_dead_letter_tells_its_story(cli: Cli, client: Client, que
     assert cli.ok("job", job_id, "--json").document["failedReason"] == "the bank\nis closed"
 
 
+def test_the_timeline_counts_every_attempt_from_the_first(cli: Cli, client: Client, queue: str) -> None:
+    job_id = push(client, queue, maxAttempts=2, backoff=1)
+    for _ in range(2):
+        token = client.ok("PULL", queue=queue, owner="w", timeout=5000)["token"]
+        client.ok("FAIL", id=job_id, token=token, error="no")
+    client.ok("RetryDlq", queue=queue, jobId=job_id)
+    client.ok("ACK", id=job_id, token=client.ok("PULL", queue=queue, owner="w", timeout=5000)["token"])
+    header, *rows = cli.ok("job", job_id).out.split("timeline\n")[1].splitlines()
+    at = header.index("ATTEMPT")
+    assert [(row.split()[1], row[at : at + len("ATTEMPT")].strip()) for row in rows] == [
+        ("waiting", ""), ("active", "1"), ("failed", "1"),
+        ("waiting", "2"), ("active", "2"), ("failed", "2"),
+        ("waiting", ""), ("active", "1"), ("completed", "1"),
+    ]  # fmt: skip
+
+
 def test_a_job_may_be_named_by_an_id_of_ones_own(cli: Cli, client: Client, queue: str) -> None:
     push(client, queue, jobId="order-77", delay=60_000)
     assert cli.ok("job", "order-77", "state").out == "delayed\n"

@@ -93,6 +93,18 @@ def test_a_queue_that_is_not_there_ends_with_3(cli: Cli) -> None:
     assert cli("queues", "show", "nowhere").code == 3
 
 
+@pytest.mark.parametrize(
+    "action", ["pause", "resume", "drain --yes", "clean --yes", "obliterate --yes", "limit --rate 1/s"]
+)
+def test_a_name_that_no_queue_has_is_pointed_out(cli: Cli, client: Client, queue: str, action: str) -> None:
+    push(client, queue)
+    mistyped = f"{queue}x"
+    done = cli.ok("queues", *action.split(), mistyped, "--json")
+    assert done.err == f"there is no queue {mistyped} yet; did you mean {queue}?\n"
+    assert cli.ok("queues", *action.split(), queue).err == ""
+    client.ok("Obliterate", queue=mistyped)
+
+
 def test_what_cannot_be_undone_wants_a_yes(cli: Cli, client: Client, queue: str) -> None:
     fill(client, queue, 3)
     for action in ("drain", "clean", "obliterate"):

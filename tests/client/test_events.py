@@ -109,7 +109,7 @@ async def test_listening_to_an_impossible_queue_is_refused(face: Any) -> None:
 
 def test_a_thread_waits_no_longer_than_it_wants(shared_client: Any, queue: str) -> None:
     with QueueEvents(shared_client, queue) as events, pytest.raises(queues.Empty):
-        events.get(timeout=0.05)
+        events.get(timeout="50ms")
 
 
 async def test_many_listeners_share_one_ear_and_each_event_goes_to_one_of_them(face: Any, q: Any) -> None:

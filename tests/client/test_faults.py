@@ -8,8 +8,10 @@ import signal
 import ssl
 import subprocess
 import time
+import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -204,6 +206,39 @@ async def test_commands_for_a_server_that_stays_away_fail_in_their_time(fresh: S
         with pytest.raises(Unreachable, match=r"No connection to 127.0.0.1:\d+ within 0.4 s"):
             await queue.count()
         assert time.monotonic() - began < 5
+
+
+async def test_everyone_who_waits_on_a_lost_connection_gets_an_error_of_their_own(fresh: ServerProcess) -> None:
+    """One error for all would show each of them the tracebacks of the others."""
+    async with connected(fresh.port, pool_size=1) as client:
+        job = await Queue(client, "q").add("j")
+        waits = [partial(client.ask_blocking, WaitJob(id=job.id), 60) for _ in range(5)]
+        threads = [asyncio.create_task(asyncio.to_thread(wait)) for wait in waits]
+        tasks = [asyncio.create_task(client.ask(WaitJob(id=job.id), 60)) for _ in range(5)]
+        await until(lambda: client.health[0].in_flight == 10)
+        client.force_reconnect()
+        errors = await asyncio.gather(*threads, *tasks, return_exceptions=True)
+        assert {type(error) for error in errors} == {ConnectionLost}
+        assert len(set(map(id, errors))) == 10
+        depths = [len(traceback.extract_tb(error.__traceback__)) for error in errors]  # type: ignore[union-attr]
+        assert len(set(depths[:5])) == 1
+
+
+@pytest.mark.parametrize("is_away_before", [True, False])
+async def test_waiting_for_a_job_of_a_server_that_is_away_takes_no_longer_than_was_said(
+    fresh: ServerProcess, is_away_before: bool
+) -> None:
+    async with connected(fresh.port) as client:
+        job = await Queue(client, "q").add("j")
+        began = time.monotonic()
+        waiting = [asyncio.create_task(job.wait("3s")) for _ in range(1 - is_away_before)]
+        await until(lambda: sum(link.in_flight for link in client.health) == len(waiting))
+        fresh.kill()
+        await until(lambda: all(link.state is not LinkState.CONNECTED for link in client.health))
+        for late in [*waiting, asyncio.create_task(job.result("1s"))]:
+            with pytest.raises(Unreachable, match=r"No connection to 127.0.0.1:\d+ within"):
+                await late
+        assert time.monotonic() - began < 20  # of the 30 that a command has
 
 
 async def test_a_stopped_server_is_noticed_and_found_again(fresh: ServerProcess) -> None:

@@ -12,7 +12,7 @@ import pytest
 import uvloop
 
 from headrace.client.link import Link
-from headrace.client.policy import MAX_BLOCKING, ConnectionOptions, LinkState
+from headrace.client.policy import MAX_BLOCKING, MAX_WAITING, ConnectionOptions, LinkState
 from headrace.client.pool import Pool
 from headrace.commands.connection import SubscribeEvents
 from headrace.commands.control import WaitJob
@@ -25,6 +25,7 @@ from headrace.errors import (
     NotAuthenticated,
     Unreachable,
 )
+from headrace.frames import encode_frame
 from tests.client.fakeserver import HELLO_1, FakeServer, protocol_2
 from tests.serverprocess import ServerProcess
 from tests.waiting import until
@@ -279,6 +280,40 @@ async def test_there_is_one_rhythm_of_pings_however_often_the_link_was_made() ->
         asked, began = len(server.asked), time.monotonic()
         await until(lambda: len(server.asked) == asked + 8)
         assert time.monotonic() - began > 7 * 0.05 * 0.9
+
+
+async def test_a_ping_that_found_no_room_is_not_the_last_one() -> None:
+    def answer(command: dict[str, Any]) -> dict[str, Any] | None:
+        return None if command.get("id") == "first" else protocol_2(command)
+
+    class Pinging(Link):
+        def submit(self, command: Any, done: Any, timeout: float) -> None:
+            pings.extend([command] * isinstance(command, Ping))
+            super().submit(command, done, timeout)
+
+    pings: list[Any] = []
+    async with FakeServer(answer) as server, linked(server, Pinging, ping_interval=0.1, max_in_flight=1) as link:
+        await link.start()
+        outcomes: list[Any] = []
+        for name in ["first", *["other"] * MAX_WAITING]:
+            link.submit(WaitJob(id=name), outcomes.append, 30.0)
+        await until(lambda: pings)
+        server.connections[0].write(encode_frame({"ok": True, "completed": True, "reqId": server.asked[-1]["reqId"]}))
+        await until(lambda: len(outcomes) == MAX_WAITING + 1)
+        await until(lambda: server.asked[-1]["cmd"] == "Ping")
+
+
+async def test_a_command_that_waits_for_an_event_waits_no_longer_for_a_connection() -> None:
+    async with FakeServer(deaf_but_for("Hello")) as server, linked(server) as link:
+        await link.start()
+        sent = asyncio.create_task(ask(link, WaitJob(id="j", timeout=50), 0.5))
+        await until(lambda: server.asked[-1]["cmd"] == "WaitJob")
+        with pytest.raises(CommandTimeout, match=r"WaitJob got no answer within 0.5 s"):
+            await sent  # the reply may be under way, and what was sent has its whole time
+        await server.__aexit__()
+        await until(lambda: link.state is LinkState.RECONNECTING)
+        with pytest.raises(Unreachable, match=r"No connection to 127.0.0.1:\d+ within 0.05 s"):
+            await ask(link, WaitJob(id="j", timeout=50), 5.0)
 
 
 async def test_what_was_not_sent_in_time_says_that_nothing_was_done() -> None:

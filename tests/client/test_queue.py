@@ -283,7 +283,7 @@ async def test_stall_settings_change_field_by_field(q: Any) -> None:
 
 async def test_schedules_are_made_listed_and_removed(q: Any) -> None:
     name = f"nightly-{q.name}"
-    made = await q.schedule(name, {"x": 1}, cron_expression="0 3 * * *", tz="Europe/Berlin", priority=2)
+    made = await q.schedule(name, {"x": 1}, cron="0 3 * * *", tz="Europe/Berlin", priority=2)
     assert (made.name, made.queue, made.schedule, made.timezone) == (name, q.name, "0 3 * * *", "Europe/Berlin")
     every = await q.schedule(f"often-{q.name}", every="5m", job_name="tick")
     assert every.repeat_every == 300_000
@@ -293,7 +293,7 @@ async def test_schedules_are_made_listed_and_removed(q: Any) -> None:
     assert [found.name for found in await q.schedules()] == [every.name]
 
 
-@pytest.mark.parametrize("both", [{}, {"every": 5, "cron_expression": "* * * * *"}])
+@pytest.mark.parametrize("both", [{}, {"every": 5, "cron": "* * * * *"}])
 async def test_a_schedule_has_one_kind_of_rhythm(q: Any, both: dict[str, Any]) -> None:
     with pytest.raises(InvalidCommand, match="either a cron expression or an interval"):
         await q.schedule("odd", **both)
@@ -301,7 +301,7 @@ async def test_a_schedule_has_one_kind_of_rhythm(q: Any, both: dict[str, Any]) -
 
 async def test_a_schedule_that_nobody_can_follow_is_refused(q: Any) -> None:
     with pytest.raises(InvalidCommand, match="cron"):
-        await q.schedule("odd", cron_expression="at noon")
+        await q.schedule("odd", cron="at noon")
 
 
 async def test_workers_of_a_queue_are_listed(q: Any) -> None:

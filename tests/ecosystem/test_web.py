@@ -26,7 +26,7 @@ from headrace.contrib.asgi import Dashboard, lifespan
 from headrace.errors import ConfigError
 from tests.examples import pages
 from tests.ports import free_port
-from tests.waiting import eventually, until
+from tests.waiting import eventually
 
 LIMIT_S = 30.0
 
@@ -115,15 +115,14 @@ def test_the_dashboard_of_a_server_is_left_to_the_server() -> None:
         Dashboard(Headrace("headrace://nowhere.invalid:1"))
 
 
-async def test_a_worker_that_cannot_begin_says_so(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_site_whose_worker_cannot_begin_does_not_start() -> None:
     @contextlib.asynccontextmanager
     async def broken(app: Headrace) -> AsyncIterator[None]:
         raise OSError("no database")
         yield
 
-    jobs = Headrace("memory://", lifespan=broken)
-    web = lifespan(jobs, worker=True)(None)
-    await web.__aenter__()
-    await until(lambda: "works no more: no database" in caplog.text)
+    jobs = Headrace("memory://no-database", lifespan=broken)
     with pytest.raises(OSError, match="no database"):
-        await web.__aexit__(None, None, None)
+        async with lifespan(jobs, worker=True)(None):
+            pytest.fail("nobody would run its jobs")
+    assert jobs.client.is_closed

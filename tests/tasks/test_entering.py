@@ -136,14 +136,3 @@ async def test_a_worker_of_an_app_that_was_left_says_so(tmp_path: Path) -> None:
     async with asyncio.timeout(10):
         with pytest.raises(ClientClosed):
             await app.worker().run(handle_signals=False)
-
-
-async def test_a_worker_that_outlives_its_engine_ends_with_an_error(tmp_path: Path) -> None:
-    app = Headrace(f"sqlite:///{tmp_path}/jobs.db")
-    async with app:
-        worker = app.worker("q")
-        running = asyncio.create_task(worker.run(handle_signals=False))
-        await worker.ready.wait()
-    async with asyncio.timeout(10):
-        with pytest.raises(ClientClosed):
-            await running

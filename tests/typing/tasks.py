@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import reveal_type
 
 from headrace import Flow, Headrace, JobContext
@@ -55,6 +56,7 @@ def synchronous() -> None:
         reveal_type(sync.enqueue(report, "monday").result(timeout=5))  # is: dict[str, float]
         reveal_type(sync.enqueue(render.options(delay="10m"), [1]))  # is: SyncJob[str]
         reveal_type(sync.enqueue_many(send, [("a@b.c",), {"to": "b@b.c"}]))  # is: list[SyncJob[int]]
+        reveal_type(sync.schedule(send, datetime.now(UTC), "a@b.c"))  # is: SyncJob[int]
 
 
 async def wrong() -> None:
@@ -69,6 +71,7 @@ async def wrong() -> None:
     await send.schedule("tomorrow", "a@b.c")  # error
     resize.s(1)  # error
     app.sync().enqueue(send, 5)  # error
+    app.sync().schedule(send, "tomorrow", "a@b.c")  # error
     app.sync().enqueue(resize.options(priority=1))  # error
     resize(await (await send.enqueue("a@b.c")).result())  # error
     app.task(resize)  # error

@@ -5,16 +5,23 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
+import sys
+import textwrap
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import uvloop
 
 from headrace import Headrace, JobContext, Worker
+from headrace.errors import ClientClosed
 from headrace.frames import encode_frame
 from tests.client.fakeserver import HELLO_2, FakeServer, protocol_2
 from tests.waiting import eventually, until
+from tests.worker.conftest import MakeApp
 
 
 async def _cancel_until_it_ends(task: asyncio.Task[Any]) -> None:
@@ -140,6 +147,36 @@ def test_a_worker_may_be_stopped_from_another_thread() -> None:
     app.sync().close()
 
 
+async def test_a_worker_and_a_listener_end_with_their_app(make_app: MakeApp, queue: str) -> None:
+    """Also where they have connections of their own."""
+    app = make_app()
+    listening, begun, goes_on = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def handle(job: JobContext) -> None:
+        begun.set()
+        await goes_on.wait()
+
+    async def listen() -> None:
+        async with app.events(queue) as events:
+            listening.set()
+            async for event in events:
+                heard.append(event.event_type)
+
+    heard: list[str] = []
+    worker = Worker(app.client, queue, handle)
+    ends = [asyncio.create_task(worker.run(handle_signals=False)), asyncio.create_task(listen())]
+    await worker.ready.wait()
+    await listening.wait()
+    await app.queue(queue).add("j")
+    await begun.wait()
+    await until(lambda: heard)
+    await app.close()
+    goes_on.set()
+    async with asyncio.timeout(10):
+        ended, listened = await asyncio.gather(*ends, return_exceptions=True)
+    assert (type(ended), listened) == (ClientClosed, None)
+
+
 async def test_a_signal_stops_all_workers_of_a_loop() -> None:
     async with Headrace("memory://signals") as app:
         workers = [Worker(app.client, name, lambda job: None) for name in ("a", "b")]
@@ -149,4 +186,65 @@ async def test_a_signal_stops_all_workers_of_a_loop() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
         async with asyncio.timeout(10):
             await asyncio.gather(*running)
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+def test_a_worker_puts_back_the_signal_handlers_that_it_found(run: Callable[..., Any]) -> None:
+    heard: list[str] = []
+
+    async def main() -> None:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, heard.append, "the loop's")
+        before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+        worker = Worker(app.client, "q", lambda job: None)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            running = asyncio.create_task(worker.run())
+            await worker.ready.wait()
+            os.kill(os.getpid(), number)
+            async with asyncio.timeout(10):
+                await running
+        assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGUSR1)
+        await until(lambda: len(heard) == 2)
+
+    app = Headrace("memory://signals-of-the-program")
+    found = signal.signal(signal.SIGTERM, lambda number, frame: heard.append("the program's"))
+    try:
+        run(main())
+    finally:
+        signal.signal(signal.SIGTERM, found)
+        app.sync().close()
+    assert sorted(heard) == ["the loop's", "the program's"]
+
+
+def test_a_process_that_a_handler_forks_can_be_terminated_and_leaves_the_worker_alone(tmp_path: Path) -> None:
+    """That of multiprocessing inherits everything, and a pool of them ends with a SIGTERM to each. On uvloop, as with
+    `headrace worker`: there a signal to the child reached the worker."""
+    program = """
+        import asyncio, multiprocessing, os, signal, uvloop
+        from headrace import Headrace, Worker
+
+        def terminated(job):
+            ends = []
+            for _ in range(20):
+                child = multiprocessing.get_context("fork").Process(target=signal.pause)
+                child.start()
+                child.terminate()
+                child.join(10)
+                ends.append(child.exitcode)
+            return ends
+
+        async def main():
+            async with Headrace("memory://") as app:
+                worker = Worker(app.client, "q", terminated)
+                running = asyncio.ensure_future(worker.run())
+                for _ in range(2):
+                    print(await (await app.queue("q").add("j", attempts=1)).result(timeout=30))
+                os.kill(os.getpid(), signal.SIGTERM)
+                await running
+
+        uvloop.run(main())
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    assert (ran.stdout.splitlines(), ran.returncode) == ([str([-signal.SIGTERM] * 20)] * 2, 0), ran.stderr

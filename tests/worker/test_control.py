@@ -59,7 +59,7 @@ async def test_a_thread_over_its_time_is_flagged_and_takes_no_place_from_others(
 
     @app.task(timeout=0.2, attempts=1)
     def overlong(ctx: JobContext) -> None:
-        if ctx.wait_cancelled(20):
+        if ctx.wait_cancelled("20s"):
             flagged.set()
         hangs.wait(20)
 

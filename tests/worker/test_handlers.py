@@ -503,3 +503,57 @@ async def test_a_worker_on_a_queue_that_cannot_be_ends_and_says_why(app: Headrac
     async with asyncio.timeout(10):
         with pytest.raises(InvalidCommand, match="Queue name contains invalid characters"):
             await Worker(app.client, "two words", lambda job: None).run(handle_signals=False)
+
+
+async def test_a_handler_that_reports_in_a_loop_loses_none_of_its_last_lines(server_app: Headrace) -> None:
+    """However many lines there are, the outcome comes after them, and other jobs do not wait for their end."""
+    ended = threading.Event()
+
+    @server_app.task(attempts=1)
+    def chatter(ctx: JobContext, lines: int) -> int:
+        for number in range(lines):
+            ctx.log(f"line {number}")
+        ctx.progress(99)
+        return lines
+
+    @server_app.task(attempts=1)
+    def endless(ctx: JobContext) -> None:
+        while not ended.is_set():
+            ctx.log("still here")
+
+    async with server_app.worker():
+        job = await chatter.enqueue(15_000)
+        assert await job.result(timeout=30) == 15_000
+        assert [log.message for log in (await job.logs())[-2:]] == ["line 14998", "line 14999"]
+        assert (await job.info()).progress == 99
+        await endless.enqueue()
+        try:
+            assert await (await chatter.enqueue(1)).result(timeout=30) == 1
+        finally:
+            ended.set()
+
+
+async def test_a_worker_on_a_loop_with_eager_tasks_keeps_nothing_of_jobs_that_ended_at_once(app: Headrace) -> None:
+    """As asyncio.eager_task_factory of Python 3.12 does it: what does not wait has ended when its task is made."""
+
+    def make(loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -> Any:
+        if work.__qualname__ != "Worker._process":
+            return asyncio.Task(work, loop=loop, **options)
+        ended = loop.create_future()
+        with pytest.raises(StopIteration):
+            work.send(None)
+        ended.set_result(None)
+        return ended
+
+    async def handle(job: JobContext) -> str:
+        return job.name
+
+    loop = asyncio.get_running_loop()
+    async with Worker(app.client, app.default_queue, handle, concurrency=500) as worker:
+        loop.set_task_factory(make)
+        try:
+            jobs = await app.queue().add_many([(f"j{n}", None) for n in range(500)])
+            assert [await job.result(timeout=10) for job in jobs] == [job.name for job in jobs]
+        finally:
+            loop.set_task_factory(None)
+        assert worker._running == {}

@@ -220,6 +220,9 @@ async def test_options_of_app_task_and_call_add_up(make_app: MakeApp) -> None:
     assert later.state == "delayed"
     with pytest.raises(InvalidCommand, match="zone"):
         await work.schedule(datetime.now())
+    moment = datetime.now(UTC) + timedelta(hours=2)
+    blocking = await asyncio.to_thread(app.sync().schedule, work, moment)
+    assert abs((await asyncio.to_thread(blocking.info)).run_at - moment.timestamp() * 1000) < 60_000
 
 
 async def test_a_thread_enqueues_with_the_sync_face(app: Headrace) -> None:
@@ -354,6 +357,30 @@ async def test_a_worker_left_while_its_lifespan_opens_ends(make_app: MakeApp) ->
     async with asyncio.timeout(10):
         async with app.worker():
             pass
+
+
+async def test_entering_a_worker_that_is_cancelled_while_its_lifespan_opens_closes_it(make_app: MakeApp) -> None:
+    steps: list[str] = []
+
+    @asynccontextmanager
+    async def lifespan(app: Headrace) -> AsyncIterator[None]:
+        try:
+            steps.append("open")
+            await asyncio.Event().wait()
+            yield
+        finally:
+            steps.append("closed")
+
+    async def enter() -> None:
+        async with make_app(lifespan=lifespan).worker():
+            pytest.fail("it cannot have begun")
+
+    entering = asyncio.create_task(enter())
+    await until(lambda: steps)
+    entering.cancel()
+    async with asyncio.timeout(10):
+        await asyncio.wait([entering])
+    assert (entering.cancelled(), steps) == (True, ["open", "closed"])
 
 
 # -- schedules, limits, flows ------------------------------------------------------------------------------------------

@@ -122,7 +122,7 @@ def add(arguments: argparse.Namespace) -> int:
         cron = SyncQueue(client, arguments.queue).schedule(
             arguments.name,
             data,
-            cron_expression=arguments.schedule,
+            cron=arguments.schedule,
             every=arguments.every,
             tz=arguments.tz,
             job_name=arguments.job_name,

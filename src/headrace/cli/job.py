@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from headrace.client.client import Client
     from headrace.client.job import JobInfo, SyncJob
+    from headrace.model import TimelineEntry
 
 MAX_TREE: Final = 1000
 
@@ -175,14 +176,26 @@ def _timeline(job: JobInfo) -> Iterator[list[Cell]]:
     """Each state with how long it lasted; the last one lasts until now, unless it is the end."""
     ends = [entry.timestamp for entry in job.timeline[1:]]
     last = None if job.state in ("completed", "failed") else time.time() * 1000
-    for entry, end in zip(job.timeline, [*ends, last], strict=True):
+    for entry, end, attempt in zip(job.timeline, [*ends, last], _attempts(job.timeline), strict=True):
         yield [
             f"  {notation.clock_time(entry.timestamp)}",
             state_cell(entry.state),
             "" if end is None else notation.duration(max(0.0, end - entry.timestamp)),
-            "" if entry.attempt is None else str(entry.attempt),
+            "" if attempt is None else str(attempt),
             Styled(notation.first_line(entry.error), "red"),
         ]
+
+
+def _attempts(timeline: list[TimelineEntry]) -> Iterator[int | None]:
+    """Which attempt each entry belongs to. Only failures and retries record it; one that runs goes by those before."""
+    current, before = 1, ""
+    for entry in timeline:
+        if entry.attempt is not None:
+            current = entry.attempt
+        elif before in ("completed", "failed"):
+            current = 1  # it was run again by hand, with fresh attempts
+        yield current if entry.state in ("active", "completed") else entry.attempt
+        before = entry.state
 
 
 def state(subject: _Subject) -> None:

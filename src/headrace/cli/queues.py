@@ -253,7 +253,23 @@ def _queue(arguments: argparse.Namespace) -> Iterator[SyncQueue]:
     from headrace.client.queue import SyncQueue
 
     with connected(arguments) as client:
-        yield SyncQueue(client, arguments.queue)
+        queue = SyncQueue(client, arguments.queue)
+        _point_out_if_new(queue)
+        yield queue
+
+
+def _point_out_if_new(queue: SyncQueue) -> None:
+    """A queue may be prepared before its first job, but a name that no queue has is more often a typing mistake."""
+    from difflib import get_close_matches
+
+    from headrace.commands.queues import ListQueues
+
+    if any(queue.counts().values()):
+        return
+    names = [known.name for known in queue.call(ListQueues()).queues]
+    if queue.name not in names:
+        near = get_close_matches(queue.name, names, 1)
+        note(f"there is no queue {queue.name} yet" + (f"; did you mean {near[0]}?" if near else ""))
 
 
 # -- removing ----------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ A client is shared and reference-counted: objects of one URL use the same channe
 from __future__ import annotations
 
 import asyncio
+import copy
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
@@ -51,6 +52,8 @@ class Client:
         self.is_closed = False
         """What is asked from now on is refused."""
         # The rest is touched on the line only.
+        self.at_end: set[Callable[[], object]] = set()
+        """What is called when it is closed: workers and listeners have channels of their own, and end with it."""
         self._home: Line | None = None
         self._channel: Channel | None = None
         self._opening: asyncio.Task[Channel] | None = None
@@ -116,14 +119,18 @@ class Client:
         if self._has_ended:
             raise ClientClosed
         channel = self._standing_channel()
-        return await asyncio.shield(self._open()) if channel is None else channel
+        try:
+            return await asyncio.shield(self._open()) if channel is None else channel
+        except HeadraceError as error:
+            raise _own(error) from error.__cause__
 
     def _standing_channel(self) -> Channel | None:
         if self._home is not shared_line():
             # A forked child has neither the thread nor the sockets of its parent. They are left alone, not closed.
             if self._home is not None:
-                _left_to_parent.append((self._channel, self._opening, self._ending))
+                _left_to_parent.append((self._channel, self._opening, self._ending, self.at_end))
             self._home, self._channel, self._opening, self._ending = shared_line(), None, None, None
+            self.at_end = set()
         return self._channel
 
     def _open(self) -> asyncio.Task[Channel]:
@@ -153,6 +160,8 @@ class Client:
         self._has_ended = True
         self._standing_channel()
         self.line.closers.pop(self, None)
+        while self.at_end:
+            self.at_end.pop()()
         closing = self._close_parts(self._ending, self._opening, self._channel, self._near)
         self._opening = self._channel = None
         self._ending = asyncio.get_running_loop().create_task(closing)
@@ -240,9 +249,16 @@ def _submit_opened(opened: asyncio.Future[Channel], command: Command[Any], done:
         done(error if isinstance(error, HeadraceError) else HeadraceError(str(error)))
 
 
+def _own(error: HeadraceError) -> HeadraceError:
+    """A lost connection is one error for all who wait: each raises a copy, or their tracebacks and notes would mix."""
+    own = copy.deepcopy(error)
+    own.__cause__ = error.__cause__
+    return own
+
+
 def _result(outcome: R | HeadraceError) -> R:
     if isinstance(outcome, HeadraceError):
-        raise outcome
+        raise _own(outcome)
     return outcome
 
 
@@ -250,7 +266,7 @@ def _settle(future: Any, outcome: Any) -> None:
     if future.cancelled() or future.done():
         return
     if isinstance(outcome, HeadraceError):
-        future.set_exception(outcome)
+        future.set_exception(_own(outcome))
     else:
         future.set_result(outcome)
 

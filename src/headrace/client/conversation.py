@@ -50,7 +50,7 @@ def is_blocking(command: type[Command[Any]]) -> bool:
 class Question(Generic[R]):
     """A command in flight, and who waits for its reply."""
 
-    __slots__ = ("command", "deadline", "done", "is_blocking", "is_over", "number", "timeout")
+    __slots__ = ("command", "deadline", "done", "is_blocking", "is_over", "number", "send_by", "timeout")
 
     def __init__(self, command: Command[R], done: Done[R]) -> None:
         self.command = command
@@ -60,6 +60,13 @@ class Question(Generic[R]):
         self.number = 0
         self.timeout = 0.0
         self.deadline = float("inf")
+        self.send_by = float("inf")
+        """When it is too late to send it."""
+
+    @property
+    def due(self) -> float:
+        """When it is given up, as things stand."""
+        return self.deadline if self.number else min(self.deadline, self.send_by)
 
     def end(self, outcome: R | HeadraceError) -> None:
         if not self.is_over:
@@ -158,13 +165,13 @@ class Conversation:
 
     def overdue(self, now: float) -> list[Question[Any]]:
         """Those that timed out. One that was sent keeps its place in the window: its reply may still come."""
-        late = [question for question in self._open() if question.deadline <= now]
+        late = [question for question in self._open() if question.due <= now]
         if any(question.number == 0 for question in late):
-            self._put_back(question for question in self.take_waiting() if question.deadline > now)
+            self._put_back(question for question in self.take_waiting() if question.due > now)
         return late
 
     def next_deadline(self) -> float:
-        return min((question.deadline for question in self._open()), default=float("inf"))
+        return min((question.due for question in self._open()), default=float("inf"))
 
     def _open(self) -> Iterator[Question[Any]]:
         return (question for question in (*self._asked.values(), *self._waiting) if not question.is_over)

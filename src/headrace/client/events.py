@@ -19,6 +19,7 @@ from typing import Any, Final
 from headrace import commands
 from headrace.client.channel import Channel, EventView
 from headrace.client.client import Client
+from headrace.durations import Duration, seconds
 from headrace.errors import ClientClosed, CommandTimeout, HeadraceError, RateLimited, StorageUnavailable
 
 MAX_UNHEARD: Final = 10_000
@@ -66,12 +67,13 @@ class QueueEvents:
         try:
             await channel.start()
             await self._subscribe(channel)
-            if self._is_closed:
+            if self._is_closed or self._client.is_closed:
                 raise ClientClosed("nobody wants to hear these events any more")
         except BaseException:
             await channel.close()
             raise
         self._channel = channel
+        self._client.at_end.add(self._end)
 
     @property
     def _wish(self) -> commands.connection.SubscribeEvents:
@@ -114,6 +116,7 @@ class QueueEvents:
             ear.ring()
 
     async def _close(self) -> None:
+        self._client.at_end.discard(self._end)
         channel, self._channel = self._channel, None
         if channel is not None:
             await channel.close()
@@ -131,11 +134,12 @@ class QueueEvents:
     def __exit__(self, *_: object) -> None:
         self._end().result()
 
-    def get(self, timeout: float | None = None) -> EventView:
-        """The next event; queue.Empty when none came within `timeout` seconds."""
+    def get(self, timeout: Duration | None = None) -> EventView:
+        """The next event. Raises queue.Empty if none came in time, ClientClosed when the listening has ended."""
         self._check_entered()
+        span = None if timeout is None else seconds(timeout, "timeout")
         with self._lock:
-            if not self._lock.wait_for(lambda: self._heard or self._is_closed, timeout):
+            if not self._lock.wait_for(lambda: self._heard or self._is_closed, span):
                 raise queues.Empty
             if not self._heard:
                 raise ClientClosed

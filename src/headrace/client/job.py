@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -140,15 +141,15 @@ class JobVerbs(Shell, Generic[T]):
         deadline = None if timeout is None else time.monotonic() + seconds(timeout, "timeout")
         while True:
             left = _LONGEST_WAIT if deadline is None else min(_LONGEST_WAIT, deadline - time.monotonic())
-            wait = commands.control.WaitJob(id=self.id, timeout=max(0, int(left * 1000)))
+            wait = commands.control.WaitJob(id=self.id, timeout=max(0, math.ceil(left * 1000)))
             try:
                 waited = await self._ask(wait, max(left, 0) + self._client.timeout)
                 if waited.completed:
                     return waited
                 state = (await self._ask(commands.queries.GetState(id=self.id))).state
-            except Unreachable:
-                raise
-            except ConnectionLost:
+            except ConnectionLost as error:
+                if isinstance(error, Unreachable) or (deadline is not None and time.monotonic() >= deadline):
+                    raise
                 continue  # asking again changes nothing, and waits for the connection that comes
             if state == "completed":
                 continue

@@ -100,11 +100,16 @@ class Link(asyncio.Protocol):
         if self._is_closed:
             question.end(ClientClosed())
             return
+        now = self._loop.time()
         question.timeout = timeout
-        question.deadline = self._loop.time() + timeout
+        question.deadline = now + timeout
+        wait_ms = getattr(command, "timeout", None) if question.is_blocking else None
+        if isinstance(wait_ms, int | float) and wait_ms > 0:
+            # Whoever waits five seconds for an event waits no longer than that for a connection.
+            question.send_by = now + wait_ms / 1000
         self.begin()
         self._conversation.ask(question)
-        self._watch(question.deadline)
+        self._watch(question.due)
         self._stir()
 
     def _stir(self) -> None:
@@ -142,10 +147,11 @@ class Link(asyncio.Protocol):
             self.force_reconnect()
 
     def _lateness(self, question: Question[Any]) -> HeadraceError:
+        waited = question.timeout - (question.deadline - question.due)
         if question.number == 0 and self.state is not LinkState.CONNECTED:
-            return Unreachable(f"No connection to {self._where} within {question.timeout:g} s")
+            return Unreachable(f"No connection to {self._where} within {waited:g} s")
         name = type(question.command).__struct_config__.tag
-        return CommandTimeout(f"{name} got no answer within {question.timeout:g} s")
+        return CommandTimeout(f"{name} got no answer within {waited:g} s")
 
     def _plan_ping(self) -> None:
         """Ask when nothing was heard for an interval; a link that carries replies proves itself."""
@@ -167,12 +173,10 @@ class Link(asyncio.Protocol):
         def done(outcome: object) -> None:
             if not isinstance(outcome, ClientError):
                 self.latency = self._loop.time() - asked_at
+            if isinstance(outcome, CommandTimeout) and self._vitals.ping_failed():
+                self.force_reconnect()
+            elif self.state is LinkState.CONNECTED:
                 self._plan_ping()
-            elif isinstance(outcome, CommandTimeout):
-                if self._vitals.ping_failed():
-                    self.force_reconnect()
-                else:
-                    self._plan_ping()
 
         self.submit(Ping(), done, self.options.command_timeout)
 
@@ -310,9 +314,9 @@ class Link(asyncio.Protocol):
         if self._transport is not None:
             self._transport.close()
             self._transport = None
+        self.state = LinkState.DISCONNECTED
         self._conversation.end(ClientClosed())
         self._fail_first(ClientClosed())
-        self.state = LinkState.DISCONNECTED
 
     # -- asyncio.Protocol ----------------------------------------------------------------------------------------------
 

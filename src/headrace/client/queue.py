@@ -236,7 +236,7 @@ class QueueVerbs(Shell, Generic[JobType]):
         name: str,
         data: Any = None,
         *,
-        cron_expression: str | None = None,
+        cron: str | None = None,
         every: Duration | None = None,
         tz: str | None = None,
         job_name: str | None = None,
@@ -250,7 +250,7 @@ class QueueVerbs(Shell, Generic[JobType]):
         `overlap` lets a run start before the previous one has ended; `catch_up` makes up for runs missed in a downtime.
         `options` are those of its jobs. The queue's defaults apply where schedules support them.
         """
-        if (cron_expression is None) == (every is None):
+        if (cron is None) == (every is None):
             raise InvalidCommand("a schedule has either a cron expression or an interval (every=...)")
         if strange := options.keys() - _SCHEDULED_OPTIONS:
             known = ", ".join(sorted(_SCHEDULED_OPTIONS))
@@ -262,7 +262,7 @@ class QueueVerbs(Shell, Generic[JobType]):
             name=name,
             queue=self.name,
             data=encode_payload(data),
-            schedule=cron_expression,
+            schedule=cron,
             repeat_every=None if every is None else milliseconds(every, "every"),
             timezone=tz,
             job_name=job_name or name,

@@ -69,7 +69,7 @@ class ScheduledEventManager:
         view = await queue.schedule(
             name,
             encode_message(data),
-            cron_expression=cron,
+            cron=cron,
             every=every,
             tz=tz,
             job_name=JOB_NAME,

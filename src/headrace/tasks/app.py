@@ -16,6 +16,7 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Concatenate, Final, Never, ParamSpec, TypeVar, Unpack, overload
 
 from msgspec import Struct
@@ -176,7 +177,7 @@ class Headrace(AsyncShell):
         await _closed(self.leave())
 
     async def close(self) -> None:
-        """Close the app; calls in flight fail."""
+        """Close the app: calls in flight fail, listeners end, and its workers end with ClientClosed."""
         await _closed(self.let_go())
 
     # -- tasks ---------------------------------------------------------------------------------------------------------
@@ -329,7 +330,7 @@ class Headrace(AsyncShell):
         task = schedule.task
         await self.queue(task.queue).schedule(
             schedule.name,
-            cron_expression=schedule.cron,
+            cron=schedule.cron,
             every=schedule.every,
             tz=schedule.tz,
             job_name=task.name,
@@ -380,7 +381,7 @@ class SyncHeadrace(SyncShell):
             closing.result()
 
     def close(self) -> None:
-        """Close what was opened, for the app as a whole."""
+        """Close the app: calls in flight fail, listeners end, and its workers end with ClientClosed."""
         if (closing := self._app.let_go()) is not None:
             closing.result()
 
@@ -396,6 +397,10 @@ class SyncHeadrace(SyncShell):
         """Add many jobs in few commands: a tuple of positional or a dict of keyword arguments for each."""
         call = task if isinstance(task, Call) else Call(task, {})
         return [call.job(SyncJob, job_id) for push in call.pushes(calls) for job_id in self.call(push).ids]
+
+    def schedule(self, task: Task[P, Any, T], at: datetime, /, *args: P.args, **kwargs: P.kwargs) -> SyncJob[T]:
+        """Add a job that runs at this time, a timezone-aware datetime."""
+        return self.enqueue(task.options(at=at), *args, **kwargs)
 
     def queue(self, name: str | None = None) -> SyncQueue:
         """A queue by its name, or the default one of the app. No command is sent yet."""

@@ -68,6 +68,10 @@ _AHEAD: Final = 0.002
 """Seconds of work that may be in hand: jobs that are shorter come several at a time."""
 _MAX_AHEAD: Final = 8
 """Jobs that may be in hand for it. A worker with as many slots has no need of it."""
+_MAX_REPORTS: Final = 1000
+"""Progress and log lines in flight at once: a handler that reports in a loop must not crowd out heartbeats."""
+_MAX_TOLD: Final = 10_000
+"""Those that may wait for that. Beyond it the oldest are dropped: it is the last ones that people look for."""
 _PACES: Final = 5
 """Lots of jobs whose pace counts."""
 
@@ -75,7 +79,7 @@ _PACES: Final = 5
 class Holding:
     """A job that is ours: its lease, and its outcome once the handler has ended."""
 
-    __slots__ = ("info", "is_lost", "is_settled", "is_settling", "outcome", "token")
+    __slots__ = ("info", "is_lost", "is_settled", "is_settling", "outcome", "token", "told_before")
 
     def __init__(self, info: JobInfo, token: str | None) -> None:
         self.info = info
@@ -87,6 +91,8 @@ class Holding:
         """Somebody took the job away: what its handler says counts no more."""
         self.is_settling = False
         """A command of the handler is about to end the job: that it is gone is no news then."""
+        self.told_before = 0
+        """How many reports of all jobs are sent before its outcome."""
 
     def completed(self, result: Raw | None) -> None:
         self.outcome = Acknowledge(id=self.info.id, result=UNSET if result is None else result)
@@ -146,6 +152,10 @@ class Attendant:
         """Whose handlers have ended: they are the line's when it looks."""
         self._told: deque[Command[Any]] = deque()
         """Progress and log lines of jobs. What a job told is here before the job is among those that have ended."""
+        self._reporting = 0
+        """Those that were sent and not answered yet."""
+        self._reported = 0
+        """Those that were sent or dropped since the beginning."""
         self._returning: set[str] = set()
         """Given back and not confirmed yet. Nothing is asked for meanwhile: what is after them must not come first."""
         self._taken_at = 0.0
@@ -160,6 +170,8 @@ class Attendant:
         """Queues that had nothing more, and until when that counts."""
         self._rotation = deque(self._queues)
         self._settled: list[Holding] = []
+        self._is_held_back = False
+        """Whether some of these wait until what their jobs reported is sent."""
         self._is_connected = False
         self._has_reclaimed = False
         """Whether the server has heard, on this connection, which jobs are ours."""
@@ -180,13 +192,18 @@ class Attendant:
         self._channel = home.open_own(changed=self._changed)
         try:
             await self._channel.start()
-            if self._is_stopping:
+            if self._is_stopping or self._client.is_closed:
                 raise ClientClosed("the worker was stopped before it could begin")
         except BaseException:
             await self._channel.close()  # else it would go on trying beside the next one
             raise
+        self._client.at_end.add(self._end_with_client)
         self._every(self._lease / 3, self._renew_leases)
         self._every(_SIGN_OF_LIFE, self._give_sign_of_life)
+
+    def _end_with_client(self) -> None:
+        if not self._is_stopping:
+            self._give_up(ClientClosed())
 
     async def stop(self) -> None:
         self.stop_pulling()
@@ -216,6 +233,7 @@ class Attendant:
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
+        self._client.at_end.discard(self._end_with_client)
         if self._channel is None:
             return  # it never came to ask for anything
         was_connected, self._is_connected = self._is_connected, False
@@ -322,10 +340,23 @@ class Attendant:
         self._channel.submit(command, done, self._client.timeout + extra)
 
     def _pass_on(self) -> None:
-        while self._told:
+        while len(self._told) > _MAX_TOLD:
+            self._told.popleft()
+            self._reported += 1
+        while self._told and self._reporting < _MAX_REPORTS:
             command = self._told.popleft()
+            self._reported += 1
             if self._is_connected:
-                self._submit(command, _note_refusal)
+                self._reporting += 1
+                self._submit(command, self._passed_on)
+        if self._is_held_back:
+            self._plan_turn(is_urgent=True)
+
+    def _passed_on(self, outcome: object) -> None:
+        _note_refusal(outcome)
+        self._reporting -= 1
+        if self._told or self._is_held_back:
+            self._loop.call_soon(self._pass_on)
 
     # -- taking jobs ---------------------------------------------------------------------------------------------------
 
@@ -559,6 +590,7 @@ class Attendant:
         has_ended_alone = False
         while self._ended:
             holding = self._ended.popleft()
+            holding.told_before = self._reported + len(self._told)
             self._in_hand -= 1
             holding.is_settled = True
             if holding.outcome is None and not holding.is_lost:
@@ -580,6 +612,10 @@ class Attendant:
 
     def _flush(self) -> None:
         settled, self._settled = self._settled, []
+        self._is_held_back = settled[-1].told_before > self._reported
+        if self._is_held_back:
+            self._settled = [holding for holding in settled if holding.told_before > self._reported]
+            settled = [holding for holding in settled if holding.told_before <= self._reported]
         acks = [holding for holding in settled if isinstance(holding.outcome, Acknowledge)]
         for batch in batches(acks, _result_size) if self._is_connected else ():
             if len(batch) > 1:

@@ -16,6 +16,7 @@ from typing import Any, Final, Literal, Protocol, get_args
 from headrace import commands
 from headrace.client.job import JobInfo
 from headrace.commands._base import Command
+from headrace.durations import Duration, seconds
 from headrace.errors import HeadraceError, InvalidCommand
 
 Tell = Callable[[Command[Any]], None]
@@ -118,12 +119,12 @@ class JobContext:
         """Whether the job was cancelled, timed out or is being given back: a handler in a thread should check it."""
         return self._is_cancelled
 
-    def wait_cancelled(self, timeout: float | None = None) -> bool:
-        """Sleep, unless the job is cancelled meanwhile."""
-        # Made by the first one who waits: few do, and it is dear for a short job. Whether the job is cancelled is asked
-        # only then, because whoever cancels it says so first and looks for the event afterwards.
+    def wait_cancelled(self, timeout: Duration | None = None) -> bool:
+        """Sleep until the job is cancelled, at most for `timeout`; whether it was. For handlers in threads."""
+        # Created by the first caller, because few jobs need it and short ones would pay for it. `cancelled` is checked
+        # afterwards, because `cancel` sets it first and looks for the event then.
         event: threading.Event = vars(self).setdefault("_cancelling", threading.Event())
-        return self._is_cancelled or event.wait(timeout)
+        return self._is_cancelled or event.wait(None if timeout is None else seconds(timeout, "timeout"))
 
     def cancel(self) -> None:
         """Say in `cancelled` that the handler should end; the worker does so."""

@@ -12,6 +12,7 @@ import contextlib
 import contextvars
 import inspect
 import logging
+import os
 import signal
 import sys
 import threading
@@ -110,9 +111,10 @@ class Worker:
         """The task that runs it, while it runs."""
         self._cancellations = 0
         self._failure: HeadraceError | None = None
-        self._begins_jobs = False
+        self._begins_jobs = self._is_beginning = False
         self._busy = 0
         """Slots that are taken. A job that was lost and came back runs twice, for a while, and takes two."""
+        self._begun = asyncio.Event()
         self._stopping = asyncio.Event()
         self.ready = asyncio.Event()
         """Set when it takes jobs, or was stopped before it could."""
@@ -132,6 +134,7 @@ class Worker:
             raise HeadraceError(f"{self.id} works already: make another worker to have two")
         loop = asyncio.get_running_loop()
         self._is_running = True
+        self._begun.set()
         self._life = asyncio.current_task()
         self._cancellations = self._life.cancelling() if self._life is not None else 0
         self._failure = None
@@ -172,14 +175,25 @@ class Worker:
                 life.get_loop().call_soon_threadsafe(self._stopping.set)
 
     async def __aenter__(self) -> Worker:
+        """Returns when the app's lifespan has begun, and raises what it raised: the server may come later."""
+        self._begun = asyncio.Event()
         self._task = asyncio.create_task(self.run(handle_signals=False))
         self._task.add_done_callback(self._tell_of_death)
+        try:
+            await self._begun.wait()
+        except BaseException:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+            raise
+        if self._task.done():
+            await self._task
         return self
 
     def _tell_of_death(self, task: asyncio.Task[None]) -> None:
-        """Whoever entered it hears of it when they leave, which may be far away."""
-        if not task.cancelled() and task.exception() is not None:
+        """Whoever entered it gets the error when they leave, which may be far away."""
+        if self._begun.is_set() and not task.cancelled() and task.exception() is not None:
             log.error("%s works no more: %s", self.id, task.exception())
+        self._begun.set()
 
     async def __aexit__(self, *_: object) -> None:
         assert self._task is not None
@@ -291,11 +305,17 @@ class Worker:
     def _begin_ready(self) -> None:
         """Begin what there is, as far as slots are free."""
         assert self._attendant is not None
-        while self._begins_jobs and self._busy < self.concurrency:
-            holdings = self._attendant.take(min(self._batch or 1, self.concurrency - self._busy))
-            if not holdings:
-                return
-            self._spawn(holdings)
+        if self._is_beginning:
+            return  # a job has ended within `_spawn`: the loop below goes on
+        self._is_beginning = True
+        try:
+            while self._begins_jobs and self._busy < self.concurrency:
+                holdings = self._attendant.take(min(self._batch or 1, self.concurrency - self._busy))
+                if not holdings:
+                    return
+                self._spawn(holdings)
+        finally:
+            self._is_beginning = False
 
     def _spawn(self, holdings: list[Holding]) -> None:
         assert self._attendant is not None
@@ -304,8 +324,9 @@ class Worker:
         self._busy += len(holdings)
         # What one job sets in its context variables is nothing to the next one, which begins where this one ends.
         task = self._loop.create_task(self._process(holdings, contexts), context=self._variables.copy())
-        for context in contexts:
-            self._running[context.id] = (context, task)
+        if not task.done():  # with asyncio.eager_task_factory a short job has ended by now
+            for context in contexts:
+                self._running[context.id] = (context, task)
 
     async def _process(self, holdings: list[Holding], contexts: list[JobContext]) -> None:
         try:
@@ -505,13 +526,15 @@ def _encoded(result: Any) -> Raw | None:
 
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _stops: Final[dict[asyncio.AbstractEventLoop, list[Callable[[], None]]]] = {}
-"""How the workers of a loop are stopped. A loop has one handler per signal, and a signal stops all of them."""
+"""How the workers of a loop are stopped: a signal stops all of them."""
+_replaced: Final[dict[signal.Signals, Any]] = {}
+"""The handlers that were there before ours."""
 
 
 @contextlib.contextmanager
 def _signals(loop: asyncio.AbstractEventLoop, stop: Callable[[], None]) -> Iterator[None]:
-    if loop not in _stops:
-        _handle_signals(loop)
+    if not _stops:
+        _handle_signals()
     stops = _stops.setdefault(loop, [])
     stops.append(stop)
     try:
@@ -520,20 +543,53 @@ def _signals(loop: asyncio.AbstractEventLoop, stop: Callable[[], None]) -> Itera
         stops.remove(stop)
         if not stops:
             del _stops[loop]
-            for number in _SIGNALS:
-                loop.remove_signal_handler(number)
+        if not _stops:
+            _restore_signals()
 
 
-def _handle_signals(loop: asyncio.AbstractEventLoop) -> None:
+def _handle_signals() -> None:
+    """Not with the loop's own handlers: those would replace the program's, for good, and forked children would share
+    them, so that the SIGTERM with which a handler ends its pool of processes would stop the worker."""
     try:
         for number in _SIGNALS:
-            loop.add_signal_handler(number, _stop_all, loop)
-    except (NotImplementedError, RuntimeError, ValueError) as error:
+            _replaced[number] = signal.signal(number, _stop_all)
+            signal.siginterrupt(number, False)
+    except ValueError as error:
         raise HeadraceError(
             f"signals can be handled in the main thread only ({error}): write run(handle_signals=False) here"
         ) from error
 
 
-def _stop_all(loop: asyncio.AbstractEventLoop) -> None:
-    for stop in list(_stops.get(loop, ())):
-        stop()
+def _restore_signals() -> None:
+    while _replaced:
+        number, handler = _replaced.popitem()
+        signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: it was not set by Python
+
+
+def _stop_all(number: int, frame: object) -> None:
+    for loop, stops in list(_stops.items()):
+        for stop in list(stops):
+            with contextlib.suppress(RuntimeError):  # the loop was closed with the worker in it
+                loop.call_soon_threadsafe(stop)
+
+
+_forking = threading.local()
+
+
+def _hold_signals() -> None:
+    """A signal to a child that has still to be rid of our handlers waits for that: it would be lost in them."""
+    _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS if _replaced else ())
+
+
+def _release_signals() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _forking.mask)
+
+
+def _leave_signals_to_parent() -> None:
+    _stops.clear()
+    _restore_signals()
+    _release_signals()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_hold_signals, after_in_parent=_release_signals, after_in_child=_leave_signals_to_parent)
