@@ -235,6 +235,36 @@ class TestFailurePolicies:
         assert rig.state(parent) == "failed"
         assert rig.state(children[0]) == ("unknown" if way == "remove" else "failed")
 
+    @pytest.mark.parametrize("policy", [None, *POLICIES])
+    @pytest.mark.parametrize("way", ["cancel", "force", "drain", "clean", "obliterate", "expiry"])
+    def test_a_child_that_is_gone_before_it_has_ended_has_failed(self, rig: Rig, way: str, policy: str | None) -> None:
+        parent, children = family(rig, 1, ttl=100 if way == "expiry" else None, **({policy: True} if policy else {}))
+        if way == "expiry":
+            rig.advance(200)
+            assert rig.pull() == []
+        elif way in ("cancel", "force"):
+            if way == "force":
+                rig.take()
+            rig.cancel(children[0], force=way == "force")
+        else:
+            getattr(rig, way)("q", *((0, None, 10) if way == "clean" else ()))
+        assert rig.state(children[0]) == "unknown"
+        after = {None: "waiting-children", "fail_parent_on_failure": "failed"}
+        assert rig.state(parent) == after.get(policy, "waiting")
+        if policy == "fail_parent_on_failure":
+            reason = "expired" if way == "expiry" else "removed"
+            assert rig.look(parent)["failedReason"] == f"Child job {children[0]} failed: {reason}"
+
+    @pytest.mark.parametrize("way", ["cancel", "bury"])
+    def test_who_waits_for_a_job_that_is_gone_waits_for_the_next_one_of_its_id(self, rig: Rig, way: str) -> None:
+        rig.push(custom_id="a")
+        last = rig.push("others", depends_on=["a"])
+        rig.bury() if way == "bury" else rig.cancel("a")
+        assert rig.state(last) == "waiting-children"
+        rig.push(custom_id="a")
+        rig.run()
+        assert rig.state(last) == "waiting"
+
     @pytest.mark.parametrize("policy", POLICIES)
     def test_a_child_that_failed_before_anybody_waited_counts_too(self, rig: Rig, policy: str) -> None:
         child = rig.push(**{policy: True})
@@ -380,6 +410,13 @@ class TestTiesCut:
         assert rig.state(parent) == "waiting-children"
         rig.ack(held)
         assert rig.state(parent) == "waiting"
+
+    def test_children_that_wait_for_each_other_can_be_removed(self, rig: Rig) -> None:
+        fails = {"parent_id": "parent", "fail_parent_on_failure": True}
+        first, second = ("a", "q", fails), ("b", "q", {**fails, "depends_on": ["a"], "remove_on_fail": True})
+        rig.push_family(first, second, ("parent", "q", {"children_ids": ["a", "b"], "depends_on": ["a", "b"]}))
+        rig.remove_unprocessed_children("parent")
+        assert rig.states("a", "b", "parent") == ["unknown", "unknown", "waiting"]
 
     def test_removing_the_parent_leaves_the_children(self, rig: Rig) -> None:
         parent, children = family(rig)

@@ -276,7 +276,8 @@ class LocalBackend(Flows):
                 continue
             doomed = self._left_to_clear(clearing, last, set(spared))
             for job in reversed(doomed):
-                self._clear_away(clearing, job, self._clock.now_ms())
+                if job.state is not State.REMOVED:  # with one that it waited for
+                    self._clear_away(clearing, job, self._clock.now_ms())
             self._tell_cleared(clearing, len(doomed))
             self._forget_unused(name)
 

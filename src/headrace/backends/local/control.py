@@ -56,9 +56,10 @@ class Control(Delivery):
         self._take_away(job, "its job was cancelled", now, Verb.CANCEL)
 
     def _take_away(self, job: Job, why: str, now: int, verb: Verb = Verb.REMOVE) -> None:
-        """Remove a job because somebody says so: the workflow that waits for its end hears of it."""
+        """Remove a job because a client says so. If it had not ended, that counts as a failure for those who wait."""
         if job.state not in _ENDED:
             self._tell_flow_of_removal(job, why, now)
+            self._child_failed(job, "removed", now)
         self._remove(job, verb)
 
     def _active(self, job_id: str) -> Job:

@@ -106,6 +106,7 @@ class Delivery(Settlement):
             return False
         self._emit(EventName.EXPIRED, job, now)
         self._tell_flow(job, "expired", now)
+        self._child_failed(job, "expired", now)
         self._remove(job, Verb.EXPIRE)
         return True
 

@@ -6,7 +6,7 @@ is created, takes its keys, and enters the index as waiting, delayed or waiting-
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Final
 
 from msgspec import Raw
@@ -18,6 +18,7 @@ from headrace.backends.local.store import Store
 from headrace.errors import InvalidCommand, NotFound, Refused
 from headrace.model import (
     DEFAULT_SETTINGS,
+    Dedup,
     Event,
     EventName,
     JobLinks,
@@ -43,6 +44,10 @@ _DELAYED: Final = State.DELAYED
 def _custom_id(spec: JobSpec) -> str | None:
     custom_id: str | None = getattr(spec, "custom_id", None)
     return custom_id
+
+
+def _custom_id_of(job: Job) -> str | None:
+    return job.links.custom_id if job.links is not None else None
 
 
 class _Names:
@@ -93,6 +98,7 @@ class Intake(Store):
             return self._admit_plain(self._queues.get(queue) or self._queue(queue), spec, now).id
         q = self._queue(queue)
         self._check_family(spec, q, frozenset())
+        self._check_replacement(spec, q, getattr(spec, "depends_on", ()), {}, now)
         newest = self._job_seq
         job = self._admit(q, spec, now, None)
         if job.seq > newest:  # else it is an older job that the id or key stands for
@@ -116,7 +122,7 @@ class Intake(Store):
             if len(specs) > _BATCH_AT_ONCE:
                 return await self._insert_plain_staged(q, specs, now)
             return self._admit_plain_batch(q, specs, now)
-        await self._check_batch(q, specs)
+        await self._check_batch(q, specs, now)
         if len(specs) > _BATCH_AT_ONCE:
             return await self._insert_staged(self._queue(queue), specs, now)
         self._recall_ids(q, specs, now)
@@ -275,14 +281,17 @@ class Intake(Store):
             if node.id in self._jobs:  # also in a queue that is being obliterated: the file has its row
                 raise Refused(f"flow job id already exists: {node.id}")
 
-    async def _check_batch(self, queue: Queue, specs: Sequence[JobSpec]) -> None:
+    async def _check_batch(self, queue: Queue, specs: Sequence[JobSpec], now: int) -> None:
         in_batch = frozenset(custom_id for spec in specs if (custom_id := _custom_id(spec)) is not None)
+        awaited = frozenset(dependency for spec in specs for dependency in getattr(spec, "depends_on", ()))
+        keys: dict[str, str | None] = {}
         for i, spec in enumerate(specs):
             if i & 1023 == 1023:
                 await self._slices.breathe()
             try:
                 self._check_family(spec, queue, in_batch)
-            except (InvalidCommand, NotFound) as error:
+                self._check_replacement(spec, queue, awaited, keys, now)
+            except (InvalidCommand, NotFound, Refused) as error:
                 raise type(error)(f"jobs[{i}]: {error}") from None
 
     def _check_family(self, spec: JobSpec, queue: Queue, in_batch: frozenset[str]) -> None:
@@ -297,6 +306,37 @@ class Intake(Store):
         parent_id: str | None = getattr(spec, "parent_id", None)
         if parent_id is not None and parent_id != LINK_LATER and self._find(parent_id) is None:
             raise NotFound(f"Parent job not found: {parent_id}")
+
+    def _check_replacement(
+        self, spec: JobSpec, queue: Queue, awaited: Collection[str], keys: dict[str, str | None], now: int
+    ) -> None:
+        """A job that others wait for cannot be replaced: nothing would ever release them.
+
+        `awaited` is what the push itself depends on, `keys` has the unique keys of the batch so far and the custom ids
+        of their jobs.
+        """
+        key: str | None = getattr(spec, "unique_key", None)
+        if not key:
+            return
+        dedup: Dedup | None = getattr(spec, "dedup", None)
+        if dedup is not None and dedup.replace:
+            owner = self._to_be_replaced(queue, spec, key, now)
+            names = {keys.get(key)} if owner is None else {keys.get(key), owner.id, _custom_id_of(owner)}
+            wanted = [name for name in names if name in awaited]
+            if wanted or (owner is not None and owner.id in self._dependents):
+                job_id = owner.id if owner is not None else wanted[0]
+                raise Refused(f"Cannot replace deduplicated job {job_id} because live jobs depend on it")
+        keys[key] = _custom_id(spec)
+
+    def _to_be_replaced(self, queue: Queue, spec: JobSpec, key: str, now: int) -> Job | None:
+        """The job that would go if this push took its key."""
+        known = queue.custom_ids.get(_custom_id(spec) or "")
+        if known is not None and known.state not in _ENDED:
+            return None  # that job answers for the push
+        holder = queue.keys.get(key)
+        if holder is None or (holder.expires is not None and holder.expires <= now):
+            return None
+        return None if holder.job.state is State.ACTIVE else holder.job
 
     # -- one job -------------------------------------------------------------------------------------------------------
 
@@ -480,8 +520,7 @@ class Intake(Store):
         if self._is_overdue(holder.job, now):
             return None
         dedup = links.dedup
-        if dedup is not None and dedup.replace:
-            self._replace_owner(holder.job, now)
+        if dedup is not None and dedup.replace and self._replace_owner(holder.job, now):
             return None
         if dedup is not None and dedup.extend and dedup.ttl:
             self._hold_key_until(holder.job, holder, now + int(dedup.ttl))
@@ -495,16 +534,22 @@ class Intake(Store):
         """Whether a waiting job has outlived its time, and is gone now: see Delivery."""
         raise NotImplementedError
 
-    def _replace_owner(self, owner: Job, now: int) -> None:
-        """The newer job takes the key; an owner that has not started goes, one at work just loses the key."""
+    def _replace_owner(self, owner: Job, now: int) -> bool:
+        """The newer job takes the key: an owner that has not started goes, an active one only loses the key.
+
+        False for one that others wait for. Clients are refused before it comes to that (`_check_replacement`); what a
+        schedule or workflow pushes is answered by the owner, as it would be without `replace`.
+        """
         if owner.state is State.ACTIVE:
             self._release_key(owner)
             owner.remember().key_released = True
             self._journal.touch(owner)
+        elif owner.id in self._dependents:
+            return False
         else:
-            event = self._emit(EventName.REMOVED, owner, now)
-            event.prev = owner.state.word
+            self._emit(EventName.REMOVED, owner, now).prev = owner.state.word
             self._remove(owner)
+        return True
 
     def _take_keys(self, job: Job, links: JobLinks, now: int) -> None:
         if links.custom_id:
@@ -530,6 +575,7 @@ class Intake(Store):
 
         A parent may have thousands of them: it is told of all at once, and not of those that it named itself.
         """
+        jobs = [job for job in jobs if job.state is not State.REMOVED]  # by a later one of the same batch
         families: dict[str, list[Job]] = {}
         named = {child for job in jobs if job.links is not None for child in job.links.children_ids}
         for job in jobs:

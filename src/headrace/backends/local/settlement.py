@@ -546,9 +546,7 @@ class Settlement(Intake):
     def _apply_policy(self, job: Job, error: str | None, now: int) -> None:
         """Apply the child's failure policy to everything that waits for it. Without one they stay blocked."""
         settings = job.settings
-        waiting = list(self._dependents.get(job.id, ()))
-        if not waiting:
-            return
+        waiting = [parent for parent in self._dependents.get(job.id, ()) if not parent.queue.is_dead]
         text = error or "failed"
         key = f"{job.queue.name}:{job.id}"
         for parent in waiting:
