@@ -18,6 +18,7 @@ from headrace.backends.local.slices import Breath, run_now
 from headrace.clock import ManualClock
 from headrace.errors import StorageUnavailable
 from headrace.model import CronEntry, Dedup, DlqFilter, FlowStatus, Webhook
+from headrace.states import State
 from tests.conformance import invariants
 from tests.conformance.rig import Kind, Rig, pack, seeded, spec
 from tests.conformance.snapshot import as_restarted, snapshot
@@ -148,6 +149,11 @@ def claim_and_complete(world: World) -> None:
     world.go("complete", [Ack("child", claim.token)])
 
 
+def claim_all(world: World) -> None:
+    world.go("claim", "q", Demand(20, "w", 1000, world.holder))
+    assert world.rig.backend._jobs["held"].state is State.ACTIVE
+
+
 def decide(world: World, status: FlowStatus | None = None) -> None:
     ack = Ack("held", world.held["held"].token)
     steps, jobs = [NewStep("done", "a", body=pack(2))], [step_of("flow", "next step")]
@@ -186,6 +192,11 @@ TICKS: dict[str, Callable[[World], object]] = {
     "complete a child and cancel its parent": lambda w: (ack(w, "second"), w.go("cancel", "head")),
     "complete a large job": lambda w: ack(w, "large"),
     "fail and retry": lambda w: fail(w, "held"),
+    "fail a job and hand it out again": lambda w: (fail(w, "held"), claim_all(w)),
+    "put a job off for no time and hand it out again": lambda w: (
+        w.go("change_delay", "held", 0, w.held["held"].token),
+        claim_all(w),
+    ),
     "fail and retry a large job": lambda w: fail(w, "large"),
     "fail for good": lambda w: fail(w, "leased"),
     "fail a child and its parent": lambda w: w.go("discard", "child", None),

@@ -350,6 +350,7 @@ class LocalBackend(Flows):
         self._events = []
         self._claimed = []
         self._ended_leases = []
+        self._serial_before = self._lease_serial
         if self._bodies:
             self._bodies = {}
         if self._journal.recalled:
@@ -368,11 +369,10 @@ class LocalBackend(Flows):
         self._event_seq = self._committed_seq
         for queue in self._obliterated:
             self._raise(queue)
-        claimed = {job.seq for job in self._claimed}
         for job in touched.values():
             self._detach(job)
         # Only now: taking a job out of memory ended its lease, if the tick had not done so before.
-        leases = {seq: (lease, began) for seq, lease, began in self._ended_leases if seq not in claimed}
+        leases = {seq: (held, began) for seq, held, began in self._ended_leases if held.serial <= self._serial_before}
         for job_again in self._reload_jobs(sorted(touched)):
             if job_again.seq in leases:
                 self._hold_again(job_again, *leases[job_again.seq])

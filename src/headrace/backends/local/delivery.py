@@ -325,6 +325,7 @@ class Delivery(Settlement):
     def _back_to_waiting(self, job: Job) -> None:
         """RELEASE: in front of what came after it, with no attempt counted."""
         self._move(job, Verb.RELEASE)
+        self._ended_leases.pop()  # nobody works on it any more: it waits even if this tick fails
         self._claimed.append(job)
         job.started = None
 

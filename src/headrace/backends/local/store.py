@@ -109,6 +109,8 @@ class Store(Collection):
         """Jobs that have log lines."""
         self._job_seq = 0
         self._lease_serial = 0
+        self._serial_before = 0
+        """That of the newest lease when this tick began."""
         self._totals = Totals()
         self._overall = QueueFigures()
         """Rare things of all queues, those that are gone included: sums over queues would fall with them."""
