@@ -472,6 +472,9 @@ def test_an_obliteration_that_is_stopped_is_finished_when_the_disk_is_back(
 LONG: dict[str, Callable[[LocalBackend], Any]] = {
     "plain": lambda backend: backend.insert("q", BATCHES["plain"]),
     "with keys": lambda backend: backend.insert("q", BATCHES["with keys"]),
+    "with keys that are taken": lambda backend: backend.insert(
+        "q", [*BATCHES["with keys"], spec(unique_key="k"), *(spec(custom_id="waiting", delay=d) for d in (0, 9))]
+    ),
     "family": lambda backend: backend.insert_family(
         [
             FamilyNode("top", "q", spec(depends_on=["m0", "m1"], children_ids=["m0", "m1"])),

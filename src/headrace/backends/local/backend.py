@@ -394,7 +394,7 @@ class LocalBackend(Flows):
 
     def _detach(self, job: Job) -> None:
         """Out of memory without a trace, whatever the tick did to it."""
-        if job.state is not State.REMOVED:
+        if self._jobs.get(job.id) is job:  # else it was removed, or a row of a batch that never became a job
             self._release_key(job)
             self._leave(job)
             job.state = State.REMOVED

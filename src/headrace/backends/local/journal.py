@@ -124,7 +124,7 @@ class Journal:
         self.finished: dict[int, Job] = {}
         self.rewritten: dict[int, Job] = {}
         self.gone: dict[int, Job] = {}
-        self._staged: list[Job] = []
+        self._staged: dict[int, Job] = {}
         self._settled: dict[int, tuple[Job, list[str]]] = {}
         """Parents whose rows stay as they are, by seq, and those of their children that completed in this tick."""
         self._with_settled: set[int] = set()
@@ -260,7 +260,7 @@ class Journal:
     def stage(self, job: Job) -> None:
         """A row of a long batch that is not whole yet: written with this tick, a job only when the batch is."""
         if self.keeps_jobs:
-            self._staged.append(job)
+            self._staged[job.seq] = job
 
     def open_batch(self, first: int, last: int) -> None:
         if self.keeps_jobs:
@@ -370,7 +370,7 @@ class Journal:
                 self.later("DELETE FROM payload WHERE seq=?", job.seq)  # it may have been larger before
             if self._is_new(job):
                 del self.new[job.seq]
-            else:
+            elif self._staged.pop(job.seq, None) is None:
                 self.gone[job.seq] = job
 
     def later(self, sql: str, *params: Any) -> None:
@@ -482,10 +482,10 @@ class Journal:
         if self.plain:
             self._insert_plain(list(self.plain.values()))
         if self._staged:
-            plain = [job for job in self._staged if _is_plain(job)]
+            plain = [job for job in self._staged.values() if _is_plain(job)]
             self._insert_plain(plain)
             if len(plain) < len(self._staged):
-                self._insert_whole([job for job in self._staged if not _is_plain(job)])
+                self._insert_whole([job for job in self._staged.values() if not _is_plain(job)])
         if self.new or self.rewritten:
             self._insert_whole([*self.new.values(), *self.rewritten.values()])
             shrunk = [(job.seq,) for job in self.rewritten.values() if job.size <= LARGE_BYTES]
@@ -607,10 +607,10 @@ class Journal:
                     job.data = None
                     if job.result is not None and len(job.result) > SMALL_RESULT_BYTES:
                         job.result = None
-        for job in self._staged:
+        for job in self._staged.values():
             if job.size > LARGE_BYTES:
                 job.data = None
-        self._staged = []
+        self._staged = {}
         self.plain, self.new, self.finished, self.changed, self.rewritten, self.gone = {}, {}, {}, {}, {}, {}
 
     def probe(self) -> None:
