@@ -6,6 +6,7 @@ import pytest
 
 from headrace.backends.base import Ack
 from headrace.errors import LeaseLost, NotFound
+from headrace.model import YEAR_MS
 from tests.conformance.rig import Rig, pack, spec
 
 
@@ -82,6 +83,15 @@ class TestCompletion:
         assert (totals.wait_ms, totals.run_ms) == (200, 50)
         assert rig.backend.minute_metrics("q", "completed").count == 1
         assert rig.backend.minute_metrics("q", "failed").count == 1
+
+    def test_metrics_reach_back_a_day_however_far_the_clock_was_set(self, rig: Rig) -> None:
+        rig.push()
+        rig.run()
+        rig.clock.advance(50 * YEAR_MS)
+        rig.push()
+        rig.run()
+        metrics = rig.backend.minute_metrics("q", "completed")
+        assert (metrics.count, len(metrics.data), sum(metrics.data)) == (2, 1440, 1)
 
 
 class TestTokens:
