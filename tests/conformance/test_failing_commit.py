@@ -340,6 +340,18 @@ def test_a_tick_that_fails_for_any_other_reason_is_taken_back_too(
     world.rig.push()
 
 
+def test_a_rate_limit_that_was_not_stored_does_not_count(world: World) -> None:
+    rig = world.rig
+    rig.set_rate_limit("limited", 1, 1000, None)
+    rig.push_many(*(spec(n) for n in range(9)), queue="limited")
+    world.go("set_rate_limit", "limited", 100, 1000, None)
+    assert len(world.go("claim", "limited", Demand(3, "w", 1000, world.holder))) == 3
+    world.fail_tick("late")
+    rig.backend.probe()
+    rig.settle()
+    assert len(rig.pull("limited", 5)) == 1
+
+
 def test_the_holder_may_repeat_its_ack(world: World) -> None:
     ack(world, "held")
     world.fail_tick("at once")

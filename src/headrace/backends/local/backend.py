@@ -413,7 +413,8 @@ class LocalBackend(Flows):
         self._load_small_tables()
         stored = dict(self._journal.records("queue"))
         for name in queues:
-            self._queue(name).config = QueueConfig()
+            queue = self._queue(name)
+            queue.config, queue.bucket = QueueConfig(), None
             if name in stored:
                 self._load_queue(name, stored[name])
 
