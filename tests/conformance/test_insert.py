@@ -328,6 +328,12 @@ class TestUniqueKeys:
         rig.ack(held)
         assert rig.state(last) == "waiting"
 
+    def test_a_dead_letter_that_once_waited_for_a_job_does_not_keep_it(self, rig: Rig) -> None:
+        first = rig.push(unique_key="k")
+        rig.discard(rig.push("others", depends_on=[first]), None)
+        second = rig.push(unique_key="k", dedup=Dedup(replace=True))
+        assert rig.states(first, second) == ["unknown", "waiting"]
+
     def test_a_job_does_not_replace_what_it_depends_on(self, rig: Rig) -> None:
         first = rig.push(unique_key="k", custom_id="a")
         newer = {"unique_key": "k", "dedup": Dedup(replace=True)}

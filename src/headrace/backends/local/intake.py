@@ -323,10 +323,13 @@ class Intake(Store):
             owner = self._to_be_replaced(queue, spec, key, now)
             names = {keys.get(key)} if owner is None else {keys.get(key), owner.id, _custom_id_of(owner)}
             wanted = [name for name in names if name in awaited]
-            if wanted or (owner is not None and owner.id in self._dependents):
+            if wanted or (owner is not None and self._is_awaited(owner)):
                 job_id = owner.id if owner is not None else wanted[0]
                 raise Refused(f"Cannot replace deduplicated job {job_id} because live jobs depend on it")
         keys[key] = _custom_id(spec)
+
+    def _is_awaited(self, job: Job) -> bool:
+        return any(parent.state is State.WAITING_CHILDREN for parent in self._dependents.get(job.id, ()))
 
     def _to_be_replaced(self, queue: Queue, spec: JobSpec, key: str, now: int) -> Job | None:
         """The job that would go if this push took its key."""
@@ -544,7 +547,7 @@ class Intake(Store):
             self._release_key(owner)
             owner.remember().key_released = True
             self._journal.touch(owner)
-        elif owner.id in self._dependents:
+        elif self._is_awaited(owner):
             return False
         else:
             self._emit(EventName.REMOVED, owner, now).prev = owner.state.word

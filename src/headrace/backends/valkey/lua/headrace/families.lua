@@ -38,7 +38,11 @@ do
   end
 
   function families.is_awaited(job)
-    return #waiting_for(job) > 0
+    for _, text in ipairs(waiting_for(job)) do
+      local parent = by_member(text)
+      if parent and parent.h.state == 'waiting-children' then return true end
+    end
+    return false
   end
 
   function families.contains(list, value)
