@@ -51,7 +51,7 @@ def _custom_id_of(job: Job) -> str | None:
 
 
 class _Names:
-    """Ids and keys that a batch comes with: if nobody has them, its jobs take them all at once in the last tick."""
+    """The ids and keys of a batch: if none of them is taken, its jobs take them all at once in the last tick."""
 
     def __init__(self) -> None:
         self.custom_ids: dict[str, Job] = {}
@@ -90,7 +90,7 @@ class Intake(Store):
     needs_sync = False
     """A job of this tick asked for `durable`."""
     sync_requests = 0
-    """Durable jobs stored since somebody looked: their reply waits for the disk."""
+    """Durable jobs stored since this was last reset: their replies wait for the disk."""
 
     async def insert_one(self, queue: str, spec: JobSpec) -> str:
         now = self._clock.now_ms()
@@ -140,7 +140,7 @@ class Intake(Store):
     # a batch is there as a whole or not at all.
 
     def _open_batch(self, size: int) -> int:
-        """Take numbers for a batch; the first of them."""
+        """Reserve numbers for a batch; returns the first."""
         first, last = self._job_seq + 1, self._job_seq + size
         self._job_seq = last
         self._open_batches[first] = last
@@ -148,7 +148,7 @@ class Intake(Store):
         return first
 
     async def _stage(self, jobs: Iterable[Job], now: int) -> tuple[list[Job], list[Event]]:
-        """The jobs, and what is to be told of them in the last tick: that has enough to do."""
+        """Write the rows of a batch. Returns the jobs and their events, to save the last tick that work."""
         staged, events = [], []
         for n, job in enumerate(jobs):
             self._journal.stage(job)
@@ -164,7 +164,7 @@ class Intake(Store):
 
     def _close_batch(self, first: int, jobs: list[Job]) -> None:
         """The rows are jobs with the commit of this tick."""
-        self._claimed += jobs  # touched by this tick: forgotten again if its commit fails
+        self._claimed += jobs  # so that they are removed from memory if the commit fails
         self._journal.close_batch(first)
         self._closing_batches.append(first)
 
@@ -202,12 +202,12 @@ class Intake(Store):
         return [job.id for job in found]
 
     def _admit_staged(self, job: Job, spec: JobSpec, now: int) -> Job:
-        """`_admit` for a job that has a row already, which goes if its id or key stands for another job."""
+        """`_admit` for a job that already has a row, which is deleted if an existing job answers for the push."""
         known = self._answering(job.queue, spec, job.links, now)
         if known is not None:
             self._journal.remove(job)
             return known
-        if job.id in self._jobs:  # somebody else used the id meanwhile, in another queue
+        if job.id in self._jobs:  # taken in the meantime, in another queue
             job.id = self.ids.at(now)
             self._journal.rewrite(job)
         self._take_in(job, spec, now)
@@ -227,7 +227,7 @@ class Intake(Store):
 
         jobs, _ = await self._stage(make_all(), now)
         try:
-            self._check_new(nodes)  # once more, for others may have come meanwhile
+            self._check_new(nodes)  # once more: others may have taken ids in the meantime
         except Refused:
             self._journal.drop_batch(first, first + len(jobs) - 1)
             self._closing_batches.append(first)
@@ -240,7 +240,7 @@ class Intake(Store):
         return shown
 
     def _take_in_all(self, jobs: list[Job], events: list[Event]) -> None:
-        """`_take_in` for strangers of one queue, but for their names, and their places."""
+        """`_take_in` and `_enter` for unrelated jobs of one queue; their ids and keys are taken separately."""
         self._jobs.update((job.id, job) for job in jobs)
         queue = jobs[0].queue
         self._enter_all(queue, jobs)
@@ -364,7 +364,7 @@ class Intake(Store):
         )
 
     def _admit_plain(self, queue: Queue, spec: JobSpec, now: int) -> Job:
-        """`_admit` for the job that most jobs are: no keys, no family, default settings."""
+        """`_admit` for the common case: no keys, no family, default settings."""
         self._job_seq = seq = self._job_seq + 1
         job = self._make_plain(queue, spec, now, seq, self.ids.at(now))
         self._jobs[job.id] = job
@@ -389,7 +389,7 @@ class Intake(Store):
         return ids
 
     def _admit(self, queue: Queue, spec: JobSpec, now: int, chosen_id: str | None) -> Job:
-        """Store one job, or give the one that its id or key already stands for."""
+        """Store one job, or return the existing one that has its id or key."""
         links = links_of(spec)
         known = self._answering(queue, spec, links, now)
         if known is not None:
@@ -402,7 +402,7 @@ class Intake(Store):
         return job
 
     def _answering(self, queue: Queue, spec: JobSpec, links: JobLinks | None, now: int) -> Job | None:
-        """The job that the id or key of a push already stands for."""
+        """The existing job that has the id or key of a push, if any."""
         if links is None:
             return None
         id_ttl: float | None = getattr(spec, "id_ttl", None)
@@ -417,7 +417,7 @@ class Intake(Store):
         return known
 
     def _take_in(self, job: Job, spec: JobSpec, now: int) -> None:
-        """A job that is made and marked takes its keys and is told of; then it may take its place."""
+        """Register a new job: lookups, keys and its `pushed` event. The caller puts it into the index."""
         self._jobs[job.id] = job
         links = job.links
         if links is not None:
@@ -492,19 +492,19 @@ class Intake(Store):
             return known
         owner = self._key_owner(queue, links, now) if links.unique_key else None
         if owner is None and known is not None:
-            # A new generation of the id: what the old one left behind goes.
+            # A new generation of the id replaces the old one.
             self._emit(EventName.REMOVED, known, now).prev = known.state.word
             self._remove(known)
         return owner
 
     def _recall_ids(self, queue: Queue, specs: Sequence[JobSpec], now: int) -> None:
-        """Have looked up at once what `_buried` asks for each job of a batch."""
+        """Look up in one go what `_buried` needs for each job of a batch."""
         ids = [custom_id for spec in specs if getattr(spec, "id_ttl", None) and (custom_id := _custom_id(spec))]
         if ids:
             self._journal.recall_ids(queue.name, ids, now)
 
     def _buried(self, queue: Queue, links: JobLinks, now: int) -> Job | None:
-        """The job that this id was used for within its `idTtl`; a shadow of it when it is gone."""
+        """The job for which this id is reserved by its `idTtl`; a placeholder if that job is gone."""
         assert links.custom_id is not None
         job_id = self._journal.tombstone(queue.name, links.custom_id, now)
         if job_id is None:
@@ -530,11 +530,11 @@ class Intake(Store):
         return holder.job
 
     def _is_overdue(self, job: Job, now: int) -> bool:
-        """Whether a job can only be dropped by whoever pulls it, which is done now: it must not stand for a new one."""
+        """Whether a waiting job is past its ttl; if so it is removed now, since it must not answer for a new push."""
         return job.settings.ttl is not None and job.state is _WAITING and self._has_expired(job, now)
 
     def _has_expired(self, job: Job, now: int) -> bool:
-        """Whether a waiting job has outlived its time, and is gone now: see Delivery."""
+        """Remove a waiting job that is past its ttl; whether it was: see Delivery."""
         raise NotImplementedError
 
     def _replace_owner(self, owner: Job, now: int) -> bool:
@@ -574,9 +574,9 @@ class Intake(Store):
     # -- families ------------------------------------------------------------------------------------------------------
 
     def _tie(self, jobs: Sequence[Job], now: int) -> None:
-        """Have new jobs wait for what they depend on, or let them go if nothing is left; then tell their parents.
+        """Block new jobs on what they depend on, or unblock them if nothing is left; then add them to their parents.
 
-        A parent may have thousands of them: it is told of all at once, and not of those that it named itself.
+        A parent may have thousands of them: all are added at once, except those that it named itself.
         """
         jobs = [job for job in jobs if job.state is not State.REMOVED]  # by a later one of the same batch
         families: dict[str, list[Job]] = {}
@@ -610,14 +610,14 @@ class Intake(Store):
             self._hear_of_failures(pending, now)
 
     def _hear_of_failures(self, dependencies: Iterable[str], now: int) -> None:
-        """Children may have failed for good before anybody waited for them: their policy counts all the same."""
+        """Dependencies may have failed for good before anything waited for them: apply their policy now."""
         for dependency in list(dependencies):
             target = self._find(dependency)
             if target is not None and target.state is State.FAILED:
                 self._child_failed(target, self._failed_reason(target), now)
 
     def _child_failed(self, job: Job, error: str | None, now: int) -> None:
-        """What the end of a child means for those who wait for it: see Settlement."""
+        """Apply the failure policy of a child to everything that waits for it: see Settlement."""
         raise NotImplementedError
 
     def _adopt(self, parent_id: str, children: Sequence[Job]) -> None:
