@@ -126,6 +126,27 @@ class TestParents:
             rig.push_family(("new", "q", {}), ("taken", "q", {}))
         assert rig.state("new") == "unknown"
 
+    def test_an_id_that_an_existing_job_answers_for_is_refused(self, rig: Rig) -> None:
+        def push() -> None:
+            child = {"parent_id": "p", "custom_id": "c", "id_ttl": 1000}
+            rig.push_family(("c", "q", child), ("p", "q", {"children_ids": ["c"], "depends_on": ["c"]}))
+
+        rig.push("other", custom_id="c")
+        rig.push(custom_id="c")  # its own id is another one
+        rig.cancel("c")
+        with pytest.raises(Refused, match=r"^flow job id already exists: c$"):
+            push()
+        rig.drain("q")
+        push()
+        rig.cancel("c")
+        rig.cancel("p")
+        with pytest.raises(Refused, match=r"^flow job id already exists: c$"):
+            push()
+        assert rig.count() == {}
+        rig.advance(1001)
+        push()
+        assert rig.count() == {"waiting": 1, "waitingChildren": 1}
+
     def test_a_flow_answers_with_its_jobs(self, rig: Rig) -> None:
         jobs = rig.push_family(("a", "q", {"data": 1}), ("b", "q", {"depends_on": ["a"]}))
         assert [job["id"] for job in jobs] == ["a", "b"]

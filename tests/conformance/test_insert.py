@@ -344,6 +344,12 @@ class TestUniqueKeys:
             rig.push_many(*batch)
         assert rig.count() == {"waiting": 1}
 
+    def test_a_dependency_on_the_job_of_another_queue_does_not_keep_the_one_of_this(self, rig: Rig) -> None:
+        rig.push("others", custom_id="a")
+        first = rig.push(unique_key="k", custom_id="a")
+        second = rig.push(unique_key="k", dedup=Dedup(replace=True), depends_on=["a"])
+        assert rig.states("a", first, second) == ["waiting", "unknown", "waiting-children"]
+
     def test_the_same_push_again_is_answered_by_its_job_whoever_waits_for_that(self, rig: Rig) -> None:
         again = {"unique_key": "k", "custom_id": "a", "dedup": Dedup(replace=True)}
         first = rig.push(**again)

@@ -46,10 +46,6 @@ def _custom_id(spec: JobSpec) -> str | None:
     return custom_id
 
 
-def _custom_id_of(job: Job) -> str | None:
-    return job.links.custom_id if job.links is not None else None
-
-
 class _Names:
     """The ids and keys of a batch: if none of them is taken, its jobs take them all at once in the last tick."""
 
@@ -227,7 +223,7 @@ class Intake(Store):
 
         jobs, _ = await self._stage(make_all(), now)
         try:
-            self._check_new(nodes)  # once more: others may have taken ids in the meantime
+            self._check_new(nodes, now)  # once more: others may have taken ids in the meantime
         except Refused:
             self._journal.drop_batch(first, first + len(jobs) - 1)
             self._closing_batches.append(first)
@@ -267,7 +263,7 @@ class Intake(Store):
     async def insert_family(self, nodes: Sequence[FamilyNode]) -> list[Raw]:
         now = self._clock.now_ms()
         self._slices.begin()
-        self._check_new(nodes)
+        self._check_new(nodes, now)
         if len(nodes) > _BATCH_AT_ONCE:
             return await self._insert_family_staged(nodes, now)
         jobs = [self._admit(self._queue(node.queue), node.spec, now, node.id) for node in nodes]
@@ -276,10 +272,21 @@ class Intake(Store):
 
     # -- checks --------------------------------------------------------------------------------------------------------
 
-    def _check_new(self, nodes: Sequence[FamilyNode]) -> None:
+    def _check_new(self, nodes: Sequence[FamilyNode], now: int) -> None:
         for node in nodes:
-            if node.id in self._jobs:  # also in a queue that is being obliterated: the file has its row
+            # Also in a queue that is being obliterated: the file has its row.
+            if node.id in self._jobs or self._is_answered(node, now):
                 raise Refused(f"flow job id already exists: {node.id}")
+
+    def _is_answered(self, node: FamilyNode, now: int) -> bool:
+        """Whether an existing job answers for the custom id of a member, as it would for a single push."""
+        custom_id, id_ttl = _custom_id(node.spec), getattr(node.spec, "id_ttl", None)
+        if not custom_id:
+            return False
+        known = self._queue(node.queue).custom_ids.get(custom_id)
+        if known is not None and (id_ttl is not None or known.state not in _ENDED):
+            return True
+        return bool(id_ttl) and self._journal.tombstone(node.queue, custom_id, now) is not None
 
     async def _check_batch(self, queue: Queue, specs: Sequence[JobSpec], now: int) -> None:
         in_batch = frozenset(custom_id for spec in specs if (custom_id := _custom_id(spec)) is not None)
@@ -320,13 +327,19 @@ class Intake(Store):
             return
         dedup: Dedup | None = getattr(spec, "dedup", None)
         if dedup is not None and dedup.replace:
-            owner = self._to_be_replaced(queue, spec, key, now)
-            names = {keys.get(key)} if owner is None else {keys.get(key), owner.id, _custom_id_of(owner)}
-            wanted = [name for name in names if name in awaited]
-            if wanted or (owner is not None and self._is_awaited(owner)):
-                job_id = owner.id if owner is not None else wanted[0]
-                raise Refused(f"Cannot replace deduplicated job {job_id} because live jobs depend on it")
+            owner, earlier = self._to_be_replaced(queue, spec, key, now), keys.get(key)
+            if owner is not None and (self._is_awaited(owner) or self._is_named(owner, awaited)):
+                earlier = owner.id
+            elif earlier not in awaited:
+                earlier = None
+            if earlier is not None:
+                raise Refused(f"Cannot replace deduplicated job {earlier} because live jobs depend on it")
         keys[key] = _custom_id(spec)
+
+    def _is_named(self, job: Job, dependencies: Collection[str]) -> bool:
+        """Whether one of the dependencies means this job: ids come before custom ids."""
+        custom_id = job.links.custom_id if job.links is not None else None
+        return job.id in dependencies or (custom_id in dependencies and self._find(custom_id or "") is None)
 
     def _is_awaited(self, job: Job) -> bool:
         return any(parent.state is State.WAITING_CHILDREN for parent in self._dependents.get(job.id, ()))

@@ -69,7 +69,8 @@ do
     if not key then return end
     if type(dedup) == 'table' and dedup.replace then
       local owner = to_be_replaced(new)
-      local own = owner and (awaited[owner.id] or awaited[owner.h.ci or owner.id] or families.is_awaited(owner)) and owner.id
+      local tie = owner and (awaited[owner.id] or awaited[owner.h.ci or ''])
+      local own = owner and (families.is_awaited(owner) or tie and target_of(tie, new.queue) == owner) and owner.id
       local refused = own or (awaited[keys[key] or ''] and keys[key])
       if refused then refuse('refused', 'Cannot replace deduplicated job ' .. refused .. ' because live jobs depend on it') end
     end
@@ -85,14 +86,35 @@ do
     return not owner or owner == queue.name or call('EXISTS', string.match(queue.p, '^(.*):{') .. ':{' .. owner .. '}:job:' .. id) == 0
   end
 
+  local function used_key(new)
+    return new.queue.p .. ':hr:used:' .. new.extra.customId
+  end
+
+  -- The job that the id was used for within its `idTtl`; a shadow of it when it is gone.
+  local function used_job(new)
+    if not new.extra.idTtl then return nil end
+    local expires, id = string.match(call('GET', used_key(new)) or '', '^(%d+) (.*)$')
+    if not expires or tonumber(expires) <= NOW then return nil end
+    return find(new.queue, id) or { queue = new.queue, id = id, h = { hv = '1' } }
+  end
+
+  -- Whether an existing job answers for the custom id of a member of a family, as it would for a single push.
+  local function is_answered(new)
+    local custom = new.extra and new.extra.customId
+    if not custom then return false end
+    local id = call('HGET', new.queue.p .. ':hr:ids', custom)
+    local known = id and find(new.queue, id)
+    return known and (new.extra.idTtl or not has_ended(known)) or used_job(new) ~= nil
+  end
+
   local function check_batch(news, is_flow)
     local in_batch, awaited, keys = {}, {}, {}
     for _, new in ipairs(news) do
       if new.extra and new.extra.customId then in_batch[new.extra.customId] = true end
-      for _, tie in ipairs(new.extra and new.extra.dependsOn or {}) do awaited[tie.id] = true end
+      for _, tie in ipairs(new.extra and new.extra.dependsOn or {}) do awaited[tie.id] = tie end
       if is_flow then
         in_batch[new.id] = true
-        if not is_id_free(new, new.id) then refuse('refused', 'flow job id already exists: ' .. new.id) end
+        if not is_id_free(new, new.id) or is_answered(new) then refuse('refused', 'flow job id already exists: ' .. new.id) end
       end
     end
     if is_flow then return end
@@ -235,18 +257,6 @@ do
     end
     if extra.lookup then call('SET', extra.lookup, new.queue.name) end
     new.id = chosen
-  end
-
-  local function used_key(new)
-    return new.queue.p .. ':hr:used:' .. new.extra.customId
-  end
-
-  -- The job that the id was used for within its `idTtl`; a shadow of it when it is gone.
-  local function used_job(new)
-    if not new.extra.idTtl then return nil end
-    local expires, id = string.match(call('GET', used_key(new)) or '', '^(%d+) (.*)$')
-    if not expires or tonumber(expires) <= NOW then return nil end
-    return find(new.queue, id) or { queue = new.queue, id = id, h = { hv = '1' } }
   end
 
   -- Store one job, or give the one that its id or key already stands for.
