@@ -151,6 +151,15 @@ class TestTokens:
                 answer(late)
         assert rig.ack(current) == []
 
+    def test_a_token_that_did_not_count_is_not_remembered(self, rig: Rig) -> None:
+        job_id = rig.push()
+        late = rig.take(lease_ms=1000)
+        rig.advance(1100)
+        rig.pull(owner=None)  # whoever completes it now needs no token
+        assert rig.ack(late) == []
+        with pytest.raises(NotFound, match=f"^Job not found or not in processing state: {job_id}$"):
+            rig.ack(late)
+
     @pytest.mark.parametrize("end", ["timeout", "fail", "complete"])
     def test_an_answer_after_the_end_is_ignored(self, rig: Rig, end: str) -> None:
         job_id = rig.push(timeout=500 if end == "timeout" else None)
