@@ -10,7 +10,7 @@ from headrace.backends.base import Ack, FamilyNode
 from headrace.backends.local import slices
 from headrace.backends.local.slices import Breath, run_now
 from headrace.errors import InvalidCommand, NotFound, Refused
-from headrace.model import CronEntry, Dedup
+from headrace.model import Dedup
 from tests.conformance.rig import Rig, spec
 
 
@@ -308,69 +308,6 @@ class TestUniqueKeys:
         assert rig.states(first, second) == ["active", "waiting"]
         rig.ack(held)
         assert rig.unique_key_owner("q", "k") == second
-
-    @pytest.mark.parametrize("family", [False, True])
-    def test_a_job_that_others_wait_for_is_not_replaced(self, rig: Rig, family: bool) -> None:
-        if family:
-            rig.push("parents", custom_id="parent")
-            rig.move_to_waiting_children("parent", rig.take("parents").token)
-        first = rig.push(unique_key="k", parent_id="parent" if family else None)
-        last = "parent" if family else rig.push("others", depends_on=[first])
-        newer = {"unique_key": "k", "dedup": Dedup(replace=True)}
-        refusal = f"Cannot replace deduplicated job {first} because live jobs depend on it$"
-        with pytest.raises(Refused, match=f"^{refusal}"):
-            rig.push(**newer)
-        with pytest.raises(Refused, match=rf"^jobs\[1\]: {refusal}"):
-            rig.push_many(spec(), spec(**newer))
-        assert rig.count() == {"waiting": 1}
-        held = rig.take()
-        assert rig.push(**newer) != first  # an owner at work merely loses the key
-        rig.ack(held)
-        assert rig.state(last) == "waiting"
-
-    def test_a_dead_letter_that_once_waited_for_a_job_does_not_keep_it(self, rig: Rig) -> None:
-        first = rig.push(unique_key="k")
-        rig.discard(rig.push("others", depends_on=[first]), None)
-        second = rig.push(unique_key="k", dedup=Dedup(replace=True))
-        assert rig.states(first, second) == ["unknown", "waiting"]
-
-    def test_a_job_does_not_replace_what_it_depends_on(self, rig: Rig) -> None:
-        first = rig.push(unique_key="k", custom_id="a")
-        newer = {"unique_key": "k", "dedup": Dedup(replace=True)}
-        with pytest.raises(Refused, match=f"^Cannot replace deduplicated job {first} "):
-            rig.push(depends_on=[first], **newer)
-        batch = [spec(unique_key="j", custom_id="b"), spec(depends_on=["b"]), spec(**newer | {"unique_key": "j"})]
-        with pytest.raises(Refused, match=r"^jobs\[2\]: Cannot replace deduplicated job b "):
-            rig.push_many(*batch)
-        assert rig.count() == {"waiting": 1}
-
-    def test_a_dependency_on_the_job_of_another_queue_does_not_keep_the_one_of_this(self, rig: Rig) -> None:
-        rig.push("others", custom_id="a")
-        first = rig.push(unique_key="k", custom_id="a")
-        second = rig.push(unique_key="k", dedup=Dedup(replace=True), depends_on=["a"])
-        assert rig.states("a", first, second) == ["waiting", "unknown", "waiting-children"]
-
-    def test_the_same_push_again_is_answered_by_its_job_whoever_waits_for_that(self, rig: Rig) -> None:
-        again = {"unique_key": "k", "custom_id": "a", "dedup": Dedup(replace=True)}
-        first = rig.push(**again)
-        rig.push(depends_on=[first])
-        assert rig.push(**again) == first
-
-    def test_a_parent_does_not_wait_for_what_was_replaced_within_a_batch(self, rig: Rig) -> None:
-        rig.push("parents", custom_id="parent")
-        rig.move_to_waiting_children("parent", rig.take("parents").token)
-        child = {"unique_key": "k", "parent_id": "parent", "dedup": Dedup(replace=True)}
-        _, second = rig.push_many(spec(**child), spec(**child))
-        assert rig.look("parent")["childrenIds"] == [second]
-        rig.run()
-        assert rig.state("parent") == "waiting"
-
-    def test_a_schedule_keeps_a_job_that_others_wait_for(self, rig: Rig) -> None:
-        first = rig.push(unique_key="k")
-        rig.push("others", depends_on=[first])
-        rig.put_cron(CronEntry("nightly", "q", b"\x01", None, 1000.0, 5000.0))
-        fired = CronEntry("nightly", "q", b"\x01", None, 1000.0, 6000.0, last_slot=5000.0)
-        assert rig.fire_cron(fired, spec(unique_key="k", dedup=Dedup(replace=True))) == first
 
     def test_a_key_can_be_taken_away(self, rig: Rig) -> None:
         first = rig.push(unique_key="k")
