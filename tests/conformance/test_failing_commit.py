@@ -18,6 +18,7 @@ from headrace.backends.local.slices import Breath, run_now
 from headrace.clock import ManualClock
 from headrace.errors import StorageUnavailable
 from headrace.model import CronEntry, Dedup, DlqFilter, FlowStatus, Webhook
+from headrace.states import State
 from tests.conformance import invariants
 from tests.conformance.rig import Kind, Rig, pack, seeded, spec
 from tests.conformance.snapshot import as_restarted, snapshot
@@ -148,6 +149,11 @@ def claim_and_complete(world: World) -> None:
     world.go("complete", [Ack("child", claim.token)])
 
 
+def claim_all(world: World) -> None:
+    world.go("claim", "q", Demand(20, "w", 1000, world.holder))
+    assert world.rig.backend._jobs["held"].state is State.ACTIVE
+
+
 def decide(world: World, status: FlowStatus | None = None) -> None:
     ack = Ack("held", world.held["held"].token)
     steps, jobs = [NewStep("done", "a", body=pack(2))], [step_of("flow", "next step")]
@@ -186,6 +192,11 @@ TICKS: dict[str, Callable[[World], object]] = {
     "complete a child and cancel its parent": lambda w: (ack(w, "second"), w.go("cancel", "head")),
     "complete a large job": lambda w: ack(w, "large"),
     "fail and retry": lambda w: fail(w, "held"),
+    "fail a job and hand it out again": lambda w: (fail(w, "held"), claim_all(w)),
+    "put a job off for no time and hand it out again": lambda w: (
+        w.go("change_delay", "held", 0, w.held["held"].token),
+        claim_all(w),
+    ),
     "fail and retry a large job": lambda w: fail(w, "large"),
     "fail for good": lambda w: fail(w, "leased"),
     "fail a child and its parent": lambda w: w.go("discard", "child", None),
@@ -329,6 +340,18 @@ def test_a_tick_that_fails_for_any_other_reason_is_taken_back_too(
     world.rig.push()
 
 
+def test_a_rate_limit_that_was_not_stored_does_not_count(world: World) -> None:
+    rig = world.rig
+    rig.set_rate_limit("limited", 1, 1000, None)
+    rig.push_many(*(spec(n) for n in range(9)), queue="limited")
+    world.go("set_rate_limit", "limited", 100, 1000, None)
+    assert len(world.go("claim", "limited", Demand(3, "w", 1000, world.holder))) == 3
+    world.fail_tick("late")
+    rig.backend.probe()
+    rig.settle()
+    assert len(rig.pull("limited", 5)) == 1
+
+
 def test_the_holder_may_repeat_its_ack(world: World) -> None:
     ack(world, "held")
     world.fail_tick("at once")
@@ -461,6 +484,9 @@ def test_an_obliteration_that_is_stopped_is_finished_when_the_disk_is_back(
 LONG: dict[str, Callable[[LocalBackend], Any]] = {
     "plain": lambda backend: backend.insert("q", BATCHES["plain"]),
     "with keys": lambda backend: backend.insert("q", BATCHES["with keys"]),
+    "with keys that are taken": lambda backend: backend.insert(
+        "q", [*BATCHES["with keys"], spec(unique_key="k"), *(spec(custom_id="waiting", delay=d) for d in (0, 9))]
+    ),
     "family": lambda backend: backend.insert_family(
         [
             FamilyNode("top", "q", spec(depends_on=["m0", "m1"], children_ids=["m0", "m1"])),

@@ -9,7 +9,7 @@ from msgspec import Raw
 from headrace.backends.base import Ack
 from headrace.commands.jobs import PushEntry
 from headrace.errors import InvalidCommand, NotFound, Refused
-from headrace.model import DlqFilter
+from headrace.model import CronEntry, Dedup, DlqFilter
 from tests.conformance.rig import Rig, spec, unpack
 
 POLICIES = (
@@ -126,6 +126,27 @@ class TestParents:
             rig.push_family(("new", "q", {}), ("taken", "q", {}))
         assert rig.state("new") == "unknown"
 
+    def test_an_id_that_an_existing_job_answers_for_is_refused(self, rig: Rig) -> None:
+        def push() -> None:
+            child = {"parent_id": "p", "custom_id": "c", "id_ttl": 1000}
+            rig.push_family(("c", "q", child), ("p", "q", {"children_ids": ["c"], "depends_on": ["c"]}))
+
+        rig.push("other", custom_id="c")
+        rig.push(custom_id="c")  # its own id is another one
+        rig.cancel("c")
+        with pytest.raises(Refused, match=r"^flow job id already exists: c$"):
+            push()
+        rig.drain("q")
+        push()
+        rig.cancel("c")
+        rig.cancel("p")
+        with pytest.raises(Refused, match=r"^flow job id already exists: c$"):
+            push()
+        assert rig.count() == {}
+        rig.advance(1001)
+        push()
+        assert rig.count() == {"waiting": 1, "waitingChildren": 1}
+
     def test_a_flow_answers_with_its_jobs(self, rig: Rig) -> None:
         jobs = rig.push_family(("a", "q", {"data": 1}), ("b", "q", {"depends_on": ["a"]}))
         assert [job["id"] for job in jobs] == ["a", "b"]
@@ -234,6 +255,36 @@ class TestFailurePolicies:
             rig.advance(1100)
         assert rig.state(parent) == "failed"
         assert rig.state(children[0]) == ("unknown" if way == "remove" else "failed")
+
+    @pytest.mark.parametrize("policy", [None, *POLICIES])
+    @pytest.mark.parametrize("way", ["cancel", "force", "drain", "clean", "obliterate", "expiry"])
+    def test_a_child_that_is_gone_before_it_has_ended_has_failed(self, rig: Rig, way: str, policy: str | None) -> None:
+        parent, children = family(rig, 1, ttl=100 if way == "expiry" else None, **({policy: True} if policy else {}))
+        if way == "expiry":
+            rig.advance(200)
+            assert rig.pull() == []
+        elif way in ("cancel", "force"):
+            if way == "force":
+                rig.take()
+            rig.cancel(children[0], force=way == "force")
+        else:
+            getattr(rig, way)("q", *((0, None, 10) if way == "clean" else ()))
+        assert rig.state(children[0]) == "unknown"
+        after = {None: "waiting-children", "fail_parent_on_failure": "failed"}
+        assert rig.state(parent) == after.get(policy, "waiting")
+        if policy == "fail_parent_on_failure":
+            reason = "expired" if way == "expiry" else "removed"
+            assert rig.look(parent)["failedReason"] == f"Child job {children[0]} failed: {reason}"
+
+    @pytest.mark.parametrize("way", ["cancel", "bury"])
+    def test_who_waits_for_a_job_that_is_gone_waits_for_the_next_one_of_its_id(self, rig: Rig, way: str) -> None:
+        rig.push(custom_id="a")
+        last = rig.push("others", depends_on=["a"])
+        rig.bury() if way == "bury" else rig.cancel("a")
+        assert rig.state(last) == "waiting-children"
+        rig.push(custom_id="a")
+        rig.run()
+        assert rig.state(last) == "waiting"
 
     @pytest.mark.parametrize("policy", POLICIES)
     def test_a_child_that_failed_before_anybody_waited_counts_too(self, rig: Rig, policy: str) -> None:
@@ -348,6 +399,73 @@ class TestTiesMadeLater:
             rig.move_to_waiting_children(rig.push(), None)
 
 
+class TestReplacing:
+    """`dedup.replace` of jobs that others wait for."""
+
+    @pytest.mark.parametrize("family", [False, True])
+    def test_a_job_that_others_wait_for_is_not_replaced(self, rig: Rig, family: bool) -> None:
+        if family:
+            rig.push("parents", custom_id="parent")
+            rig.move_to_waiting_children("parent", rig.take("parents").token)
+        first = rig.push(unique_key="k", parent_id="parent" if family else None)
+        last = "parent" if family else rig.push("others", depends_on=[first])
+        newer = {"unique_key": "k", "dedup": Dedup(replace=True)}
+        refusal = f"Cannot replace deduplicated job {first} because live jobs depend on it$"
+        with pytest.raises(Refused, match=f"^{refusal}"):
+            rig.push(**newer)
+        with pytest.raises(Refused, match=rf"^jobs\[1\]: {refusal}"):
+            rig.push_many(spec(), spec(**newer))
+        assert rig.count() == {"waiting": 1}
+        held = rig.take()
+        assert rig.push(**newer) != first  # an owner at work merely loses the key
+        rig.ack(held)
+        assert rig.state(last) == "waiting"
+
+    def test_a_dead_letter_that_once_waited_for_a_job_does_not_keep_it(self, rig: Rig) -> None:
+        first = rig.push(unique_key="k")
+        rig.discard(rig.push("others", depends_on=[first]), None)
+        second = rig.push(unique_key="k", dedup=Dedup(replace=True))
+        assert rig.states(first, second) == ["unknown", "waiting"]
+
+    def test_a_job_does_not_replace_what_it_depends_on(self, rig: Rig) -> None:
+        first = rig.push(unique_key="k", custom_id="a")
+        newer = {"unique_key": "k", "dedup": Dedup(replace=True)}
+        with pytest.raises(Refused, match=f"^Cannot replace deduplicated job {first} "):
+            rig.push(depends_on=[first], **newer)
+        batch = [spec(unique_key="j", custom_id="b"), spec(depends_on=["b"]), spec(**newer | {"unique_key": "j"})]
+        with pytest.raises(Refused, match=r"^jobs\[2\]: Cannot replace deduplicated job b "):
+            rig.push_many(*batch)
+        assert rig.count() == {"waiting": 1}
+
+    def test_a_dependency_on_the_job_of_another_queue_does_not_keep_the_one_of_this(self, rig: Rig) -> None:
+        rig.push("others", custom_id="a")
+        first = rig.push(unique_key="k", custom_id="a")
+        second = rig.push(unique_key="k", dedup=Dedup(replace=True), depends_on=["a"])
+        assert rig.states("a", first, second) == ["waiting", "unknown", "waiting-children"]
+
+    def test_the_same_push_again_is_answered_by_its_job_whoever_waits_for_that(self, rig: Rig) -> None:
+        again = {"unique_key": "k", "custom_id": "a", "dedup": Dedup(replace=True)}
+        first = rig.push(**again)
+        rig.push(depends_on=[first])
+        assert rig.push(**again) == first
+
+    def test_a_parent_does_not_wait_for_what_was_replaced_within_a_batch(self, rig: Rig) -> None:
+        rig.push("parents", custom_id="parent")
+        rig.move_to_waiting_children("parent", rig.take("parents").token)
+        child = {"unique_key": "k", "parent_id": "parent", "dedup": Dedup(replace=True)}
+        _, second = rig.push_many(spec(**child), spec(**child))
+        assert rig.look("parent")["childrenIds"] == [second]
+        rig.run()
+        assert rig.state("parent") == "waiting"
+
+    def test_a_schedule_keeps_a_job_that_others_wait_for(self, rig: Rig) -> None:
+        first = rig.push(unique_key="k")
+        rig.push("others", depends_on=[first])
+        rig.put_cron(CronEntry("nightly", "q", b"\x01", None, 1000.0, 5000.0))
+        fired = CronEntry("nightly", "q", b"\x01", None, 1000.0, 6000.0, last_slot=5000.0)
+        assert rig.fire_cron(fired, spec(unique_key="k", dedup=Dedup(replace=True))) == first
+
+
 class TestTiesCut:
     def test_a_child_may_be_let_go(self, rig: Rig) -> None:
         parent, children = family(rig)
@@ -380,6 +498,13 @@ class TestTiesCut:
         assert rig.state(parent) == "waiting-children"
         rig.ack(held)
         assert rig.state(parent) == "waiting"
+
+    def test_children_that_wait_for_each_other_can_be_removed(self, rig: Rig) -> None:
+        fails = {"parent_id": "parent", "fail_parent_on_failure": True}
+        first, second = ("a", "q", fails), ("b", "q", {**fails, "depends_on": ["a"], "remove_on_fail": True})
+        rig.push_family(first, second, ("parent", "q", {"children_ids": ["a", "b"], "depends_on": ["a", "b"]}))
+        rig.remove_unprocessed_children("parent")
+        assert rig.states("a", "b", "parent") == ["unknown", "unknown", "waiting"]
 
     def test_removing_the_parent_leaves_the_children(self, rig: Rig) -> None:
         parent, children = family(rig)

@@ -6,6 +6,7 @@ import pytest
 
 from headrace.backends.base import Ack
 from headrace.errors import LeaseLost, NotFound
+from headrace.model import YEAR_MS
 from tests.conformance.rig import Rig, pack, spec
 
 
@@ -83,6 +84,15 @@ class TestCompletion:
         assert rig.backend.minute_metrics("q", "completed").count == 1
         assert rig.backend.minute_metrics("q", "failed").count == 1
 
+    def test_metrics_reach_back_a_day_however_far_the_clock_was_set(self, rig: Rig) -> None:
+        rig.push()
+        rig.run()
+        rig.clock.advance(50 * YEAR_MS)
+        rig.push()
+        rig.run()
+        metrics = rig.backend.minute_metrics("q", "completed")
+        assert (metrics.count, len(metrics.data), sum(metrics.data)) == (2, 1440, 1)
+
 
 class TestTokens:
     def test_a_leased_job_wants_its_token(self, rig: Rig) -> None:
@@ -140,6 +150,15 @@ class TestTokens:
             with pytest.raises(LeaseLost, match=f"^Invalid or expired lock token for job {job_id}$"):
                 answer(late)
         assert rig.ack(current) == []
+
+    def test_a_token_that_did_not_count_is_not_remembered(self, rig: Rig) -> None:
+        job_id = rig.push()
+        late = rig.take(lease_ms=1000)
+        rig.advance(1100)
+        rig.pull(owner=None)  # whoever completes it now needs no token
+        assert rig.ack(late) == []
+        with pytest.raises(NotFound, match=f"^Job not found or not in processing state: {job_id}$"):
+            rig.ack(late)
 
     @pytest.mark.parametrize("end", ["timeout", "fail", "complete"])
     def test_an_answer_after_the_end_is_ignored(self, rig: Rig, end: str) -> None:

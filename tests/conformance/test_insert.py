@@ -101,6 +101,13 @@ class TestLongBatches:
         assert local_rig.take_words().count("duplicated") == 3
         assert local_rig.pulled_ids(count=2000)[:3] == ["old", "twice", ids[2]], "in the order of the batch"
 
+    def test_one_of_its_jobs_may_replace_another(self, local_rig: Rig) -> None:
+        """Also when both are written with the last tick."""
+        keyed = [spec(n, unique_key="k", dedup=Dedup(replace=True)) for n in range(2)]
+        ids = local_rig.push_many(*(spec(n) for n in range(self.LONG)), *keyed)
+        assert local_rig.states(*ids[-2:]) == ["unknown", "waiting"]
+        assert local_rig.count() == {"waiting": self.LONG + 1}
+
     def test_an_id_or_key_that_somebody_took_meanwhile_is_theirs(
         self, local_rig: Rig, monkeypatch: pytest.MonkeyPatch
     ) -> None:

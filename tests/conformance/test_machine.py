@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from headrace.backends.base import Ack, Demand
-from headrace.errors import HeadraceError, LeaseLost, NotFound
-from headrace.model import Backoff
+from headrace.errors import HeadraceError, LeaseLost, NotFound, Refused
+from headrace.model import Backoff, Dedup
 from tests.conformance.rig import KINDS, VALKEY, Rig, spec, unpack
 from tests.scale import scaled
 from tests.valkeyserver import shared_server
@@ -31,6 +31,12 @@ LATENESS_MS = 500
 """How late an expiry may be noticed; within this time the model takes what the backend did."""
 RETRY_MS = 100
 REFUSALS = {"not there": NotFound, "not yours": LeaseLost}
+POLICIES = (
+    "fail_parent_on_failure",
+    "continue_parent_on_failure",
+    "ignore_dependency_on_failure",
+    "remove_dependency_on_failure",
+)
 LIVE = ("waiting", "delayed", "active", "waiting-children")
 
 
@@ -61,6 +67,8 @@ class ModelJob:
     custom_id: str | None
     drops_completed: bool
     drops_failed: bool
+    policy: str | None = None
+    """What its failure means for those that wait for it."""
     pending: set[str] = field(default_factory=set)
     attempts: int = 0
     stalls: int = 0
@@ -103,13 +111,16 @@ class Model:
 
     # -- coming ------------------------------------------------------------------------------------------------
 
-    def known(self, queue: str, key: str | None, custom_id: str | None) -> ModelJob | None:
-        """The job that answers for a push, after the old generation of its id has gone."""
+    def known(self, queue: str, key: str | None, custom_id: str | None, *, replaces: bool = False) -> ModelJob | None:
+        """The job that answers for a push, after the owner of its key and the old generation of its id have gone."""
         same = self.custom(queue, custom_id)
         if same is not None and same.state in LIVE:
             return same
-        if key is not None and (queue, key) in self.keys:
-            return self.keys[queue, key]
+        owner = self.keys.get((queue, key)) if key is not None else None
+        if owner is not None and replaces:
+            self.free(owner) if owner.state == "active" else self.drop(owner)
+        elif owner is not None:
+            return owner
         if same is not None:
             self.drop(same)
         return None
@@ -120,11 +131,36 @@ class Model:
         job.state = "waiting-children" if job.pending else self.by_time(job)
         if job.key is not None:
             self.keys[job.queue, job.key] = job
+        for target in [self.jobs[i] for i in sorted(job.pending)]:
+            if target.state == "failed":
+                self.tell_failure(target)
+
+    def waiting_for(self, job: ModelJob) -> list[ModelJob]:
+        return [other for other in self.jobs.values() if other.state == "waiting-children" and job.id in other.pending]
 
     def by_time(self, job: ModelJob) -> str:
         return "delayed" if job.run_at > self.now else "waiting"
 
     # -- going -------------------------------------------------------------------------------------------------
+
+    def tell_failure(self, job: ModelJob) -> None:
+        """It will not complete: what that means for those that wait for it is its own choice."""
+        for parent in self.waiting_for(job):
+            if job.policy == "fail_parent_on_failure":
+                parent.pending.discard(job.id)
+                self.bury(parent, drop=parent.drops_failed)
+            elif job.policy is not None:
+                parent.pending -= parent.pending if job.policy == "continue_parent_on_failure" else {job.id}
+                self.release(parent)
+
+    def release(self, parent: ModelJob) -> None:
+        if parent.state == "waiting-children" and not parent.pending:
+            parent.state = self.by_time(parent)
+
+    def take_away(self, job: ModelJob) -> None:
+        if job.state in LIVE:
+            self.tell_failure(job)
+        self.drop(job)
 
     def drop(self, job: ModelJob) -> None:
         self.free(job)
@@ -141,8 +177,7 @@ class Model:
         self.free(job)
         for parent in list(self.jobs.values()):
             parent.pending.discard(job.id)
-            if parent.state == "waiting-children" and not parent.pending:
-                parent.state = self.by_time(parent)
+            self.release(parent)
         if job.drops_completed:
             self.drop(job)
             if token:
@@ -164,6 +199,7 @@ class Model:
     def bury(self, job: ModelJob, *, drop: bool) -> None:
         job.state = "failed"
         self.free(job)
+        self.tell_failure(job)
         if drop:
             self.drop(job)
 
@@ -275,6 +311,8 @@ class Machine(RuleBasedStateMachine):
         key=st.sampled_from((None, None, "k0", "k1")),
         custom_id=st.sampled_from((None, None, "c0", "c1")),
         drops=st.tuples(st.booleans(), st.booleans()),
+        policy=st.sampled_from((None, None, *POLICIES)),
+        replaces=st.sampled_from((False, False, True)),
         wanted=st.lists(PICK, max_size=2),
     )
     def push(
@@ -288,6 +326,8 @@ class Machine(RuleBasedStateMachine):
         key: str | None,
         custom_id: str | None,
         drops: tuple[bool, bool],
+        policy: str | None,
+        replaces: bool,
         wanted: list[int],
     ) -> None:
         model = self.model
@@ -297,10 +337,17 @@ class Machine(RuleBasedStateMachine):
         options |= {"max_attempts": max_attempts, "custom_id": custom_id, "depends_on": sorted(dependencies)}
         options |= {"remove_on_complete": drops[0], "remove_on_fail": drops[1]}
         options["backoff"] = Backoff("fixed", 1000, RETRY_MS) if retry_ms else 0
+        options |= {policy: True} if policy else {}
+        options |= {"dedup": Dedup(replace=True)} if replaces else {}
         is_free = custom_id not in model.jobs
-        job_id = self.rig.push(queue, **options)
         old = model.custom(queue, custom_id)
-        known = model.known(queue, key, custom_id)
+        owner = model.keys.get((queue, key)) if replaces and key and (old is None or old.state not in LIVE) else None
+        if owner is not None and owner.state != "active" and (model.waiting_for(owner) or owner.id in dependencies):
+            with pytest.raises(Refused, match=f"Cannot replace deduplicated job {owner.id}"):
+                self.rig.push(queue, **options)
+            return
+        job_id = self.rig.push(queue, **options)
+        known = model.known(queue, key, custom_id, replaces=replaces)
         if known is not None:
             assert job_id == known.id
             return
@@ -308,7 +355,7 @@ class Machine(RuleBasedStateMachine):
             assert job_id == custom_id
         assert job_id not in model.jobs
         fields = (queue, "", priority, lifo, model.now + delay, max_attempts, retry_ms, key, custom_id)
-        model.add(ModelJob(model.numbers, job_id, *fields, *drops), dependencies & model.jobs.keys())
+        model.add(ModelJob(model.numbers, job_id, *fields, *drops, policy), dependencies & model.jobs.keys())
 
     @rule(queue=QUEUES, count=st.integers(2, 6))
     def push_batch(self, queue: str, count: int) -> None:
@@ -409,7 +456,7 @@ class Machine(RuleBasedStateMachine):
         allowed = job is not None and job.state in ("waiting", "delayed", "waiting-children")
         assert self.refused("cancel", job.id if job else "nobody") != allowed
         if job is not None and allowed:
-            self.model.drop(job)
+            self.model.take_away(job)
 
     def promote(self, number: int) -> None:
         job = self.model.jobs.get(self.pick(number))
@@ -457,23 +504,18 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.model.jobs) > 5)
     @rule(queue=QUEUES, state=st.sampled_from(("drain", None, "waiting", "delayed", "completed", "failed")))
     def sweep_out(self, queue: str, state: str | None) -> None:
+        many = {"drain": ("waiting", "delayed"), None: ("waiting", "delayed", "completed", "failed")}
+        gone = self.model.of(queue, *many.get(state, (state,)))
+        if any(
+            len({job.policy for job in gone if job.id in parent.pending}) > 1 for parent in self.model.jobs.values()
+        ):
+            return  # which policy counts depends on which job goes first, and nobody promises an order
         if state == "drain":
-            self.drain(queue)
+            assert self.rig.drain(queue) == len(gone)
         else:
-            self.clean(queue, state)
-
-    def clean(self, queue: str, state: str | None) -> None:
-        states = (state,) if state else ("waiting", "delayed", "completed", "failed")
-        gone = self.model.of(queue, *states)
-        assert sorted(self.rig.clean(queue, 0, state, 1000)) == sorted(job.id for job in gone)
+            assert sorted(self.rig.clean(queue, 0, state, 1000)) == sorted(job.id for job in gone)
         for job in gone:
-            self.model.drop(job)
-
-    def drain(self, queue: str) -> None:
-        gone = self.model.of(queue, "waiting", "delayed")
-        assert self.rig.drain(queue) == len(gone)
-        for job in gone:
-            self.model.drop(job)
+            self.model.take_away(job)
 
     def revive_dead(self, number: int) -> None:
         job = self.model.jobs.get(self.pick(number))

@@ -327,6 +327,24 @@ def test_emptying_a_queue_goes_on_after_a_crash(
     assert set(kept.ids_in(None)) == left
 
 
+def test_a_parent_that_goes_with_its_child_is_no_obstacle_to_emptying_after_a_crash(
+    kept: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slices, "SLICE_SECONDS", -1)
+    kept.push(custom_id="parent", remove_on_fail=True)
+    kept.move_to_waiting_children("parent", kept.take().token)
+    other = kept.push("others")
+    kept.push(depends_on=[other], parent_id="parent", fail_parent_on_failure=True)
+    kept.push(depends_on=[other])  # goes in the first slice
+    kept.is_checking = False
+    work = kept.backend.obliterate("q")
+    assert isinstance(work.send(None), Breath)
+    kept.settle()
+    kept.is_checking = True
+    kept.reopen()
+    assert kept.ids_in(None) == []
+
+
 def left_by_the_log(events: list[Event]) -> set[str]:
     """As the data pipeline sees it."""
     newest: dict[str, Event] = {}

@@ -248,6 +248,14 @@ def test_push_refuses_wrong_options_with_the_text_of_the_reference(
     assert counts(client, queue) == {}
 
 
+def test_a_job_that_others_wait_for_is_not_replaced(client: Client, queue: str) -> None:
+    first = push(client, queue, uniqueKey="k")
+    push(client, queue, dependsOn=[first])
+    error = client.error("PUSH", queue=queue, data=2, uniqueKey="k", dedup={"replace": True})
+    assert error == f"Cannot replace deduplicated job {first} because live jobs depend on it"
+    assert counts(client, queue) == {"waiting": 1, "waiting-children": 1}
+
+
 def test_of_several_faults_of_a_push_that_of_the_queue_is_named_first(client: Client) -> None:
     wrong = {"queue": "a b", "groupId": "", "priority": 1.5}
     assert client.error("PUSH", **wrong) == "Queue name contains invalid characters"

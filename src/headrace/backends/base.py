@@ -325,13 +325,24 @@ class Totals(Struct, rename="camel"):
     run_ms: float = 0
 
 
+KEPT_MINUTES: Final = 1440
+
+
 class MinuteMetrics(Struct):
-    """Finished jobs per minute, newest first, and since when."""
+    """Finished jobs of each of the last KEPT_MINUTES, newest first."""
 
     count: int
     prev_ts: float
     prev_count: int
     data: list[int]
+
+    @classmethod
+    def of(cls, minutes: Mapping[int, int], now_ms: int) -> MinuteMetrics:
+        """`minutes` counts jobs by minute since the epoch. The first may be decades ago if the clock was set since."""
+        this = now_ms // 60_000
+        oldest = max(min(minutes, default=this), this - KEPT_MINUTES + 1)
+        data = [minutes.get(minute, 0) for minute in range(this, oldest - 1, -1)] if minutes else []
+        return cls(sum(minutes.values()), float((this - 1) * 60_000), minutes.get(this - 1, 0), data)
 
 
 class Backend(Protocol):

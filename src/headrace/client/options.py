@@ -39,7 +39,7 @@ class Dedup(Struct, frozen=True):
     """Prevent a second job with the same key.
 
     simple: while the first one has not ended. throttle: for `ttl` from the first one on. debounce: the newest
-    replaces the one that waits, and `ttl` restarts.
+    replaces the one that waits, and `ttl` restarts; it is refused while other jobs depend on the one that waits.
     """
 
     key: str

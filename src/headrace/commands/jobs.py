@@ -225,6 +225,7 @@ class PushedBatch(Reply):
         "repeat jobs cannot use JobOptions.jobId; use repeat.jobId instead",
         "repeat jobs cannot participate in parent or dependency relationships",
         "Group <id> has reached its maximum size of <n>",
+        "Cannot replace deduplicated job <id> because live jobs depend on it",
     ),
 )
 class Push(JobOptions, tag_field="cmd", tag="PUSH", kw_only=True):

@@ -93,7 +93,7 @@ class LocalBackend(Flows):
             with suppress(StorageUnavailable):  # a full disk: it is tried again when there is room
                 self.commit()
         except BaseException:
-            await self.close()  # who asks again shall hear the same, and not that the file is in use
+            await self.close()  # so that a second attempt gets the same error, and not that the file is in use
             raise
 
     def _open(self) -> None:
@@ -181,7 +181,7 @@ class LocalBackend(Flows):
                 self.problems.append(f"{kind} {key} is unreadable and was left out: {error}")
 
     def _load_row(self, row: Row) -> Job | None:
-        """A job from its row; a row that cannot be read is named and passed over, never raised."""
+        """A job from its row; an unreadable row is reported and skipped, never raised."""
         try:
             job = self._job_of(row)
         except (msgspec.DecodeError, ValueError, TypeError, KeyError) as error:
@@ -250,7 +250,7 @@ class LocalBackend(Flows):
     def _wait_again_for_children(self, job: Job) -> None:
         history = job.remember()
         if not history.pending:
-            return  # it stepped back before it had children, and waits for the first one to be pushed
+            return  # it was blocked before it had children, and waits for the first to be pushed
         for dependency in list(history.pending):
             target = self._find(dependency)
             if target is not None and target.state is State.COMPLETED:
@@ -262,7 +262,7 @@ class LocalBackend(Flows):
             self._unblock(job, self._clock.now_ms(), quiet=True)
 
     def _finish_clearings(self) -> None:
-        """Go on emptying queues where a crash or a failing disk stopped it: what is gone already was not told yet."""
+        """Continue emptying queues where a crash or a failing disk interrupted it: no event has reported it yet."""
         under_way = {(clearing.queue, clearing.since) for clearing in self._clearings}
         for event, name, since, last, spared in self._journal.clearings():
             clearing = Clearing(event, name, since)
@@ -276,7 +276,8 @@ class LocalBackend(Flows):
                 continue
             doomed = self._left_to_clear(clearing, last, set(spared))
             for job in reversed(doomed):
-                self._clear_away(clearing, job, self._clock.now_ms())
+                if job.state is not State.REMOVED:  # with one that it waited for
+                    self._clear_away(clearing, job, self._clock.now_ms())
             self._tell_cleared(clearing, len(doomed))
             self._forget_unused(name)
 
@@ -313,7 +314,7 @@ class LocalBackend(Flows):
     # -- the tick ------------------------------------------------------------------------------------------------------
 
     def commit(self) -> None:
-        """Make everything since the last commit durable, or take it all back and raise StorageUnavailable."""
+        """Make everything since the last commit durable, or roll it all back and raise StorageUnavailable."""
         events = self._events
         dirty = self._journal.is_dirty or (
             self._journal.keeps_jobs and any(event.event not in UNCOMMITTED_EVENTS for event in events)
@@ -349,6 +350,7 @@ class LocalBackend(Flows):
         self._events = []
         self._claimed = []
         self._ended_leases = []
+        self._serial_before = self._lease_serial
         if self._bodies:
             self._bodies = {}
         if self._journal.recalled:
@@ -367,11 +369,10 @@ class LocalBackend(Flows):
         self._event_seq = self._committed_seq
         for queue in self._obliterated:
             self._raise(queue)
-        claimed = {job.seq for job in self._claimed}
         for job in touched.values():
             self._detach(job)
-        # Only now: taking a job out of memory ended its lease, if the tick had not done so before.
-        leases = {seq: (lease, began) for seq, lease, began in self._ended_leases if seq not in claimed}
+        # Only now: detaching a job ends its lease, if the tick had not ended it before.
+        leases = {seq: (held, began) for seq, held, began in self._ended_leases if held.serial <= self._serial_before}
         for job_again in self._reload_jobs(sorted(touched)):
             if job_again.seq in leases:
                 self._hold_again(job_again, *leases[job_again.seq])
@@ -392,8 +393,8 @@ class LocalBackend(Flows):
         return any(first <= seq <= last for first, last in self._open_batches.items())
 
     def _detach(self, job: Job) -> None:
-        """Out of memory without a trace, whatever the tick did to it."""
-        if job.state is not State.REMOVED:
+        """Remove it from memory, whatever the tick did to it."""
+        if self._jobs.get(job.id) is job:  # else it was removed, or a row of a batch that never became a job
             self._release_key(job)
             self._leave(job)
             job.state = State.REMOVED
@@ -412,7 +413,8 @@ class LocalBackend(Flows):
         self._load_small_tables()
         stored = dict(self._journal.records("queue"))
         for name in queues:
-            self._queue(name).config = QueueConfig()
+            queue = self._queue(name)
+            queue.config, queue.bucket = QueueConfig(), None
             if name in stored:
                 self._load_queue(name, stored[name])
 
@@ -460,7 +462,7 @@ class LocalBackend(Flows):
         self._journal.sync()
 
     def mend_sync(self) -> None:
-        """Make good for a sync that failed before, or raise StorageUnavailable."""
+        """Recover from a failed sync, or raise StorageUnavailable."""
         self._journal.mend_sync()
 
     def roll_log(self) -> Roll | None:

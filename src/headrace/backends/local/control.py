@@ -56,9 +56,10 @@ class Control(Delivery):
         self._take_away(job, "its job was cancelled", now, Verb.CANCEL)
 
     def _take_away(self, job: Job, why: str, now: int, verb: Verb = Verb.REMOVE) -> None:
-        """Remove a job because somebody says so: the workflow that waits for its end hears of it."""
+        """Remove a job on behalf of a client. If it had not ended, it counts as failed for those that wait for it."""
         if job.state not in _ENDED:
             self._tell_flow_of_removal(job, why, now)
+            self._child_failed(job, "removed", now)
         self._remove(job, verb)
 
     def _active(self, job_id: str) -> Job:
@@ -271,7 +272,7 @@ class Control(Delivery):
 
     @contextmanager
     def _clearing(self, event: EventName, q: Queue) -> Iterator[Clearing]:
-        """While a queue is emptied. If that is stopped half way, `LocalBackend._finish_clearings` goes on with it."""
+        """While a queue is being emptied. If interrupted, `LocalBackend._finish_clearings` continues it."""
         clearing = Clearing(event, q.name, self._event_seq)
         spared = [job.seq for job in q.active.values()] if event is EventName.DRAINED else []
         self._journal.open_clearing(event, q.name, clearing.since, self._job_seq, spared)
@@ -320,12 +321,12 @@ class Control(Delivery):
                 q.clear()
                 self._tell_cleared(clearing, count)
         except StorageUnavailable:
-            if q.is_dead:  # else it was raised with the tick in which it died
+            if q.is_dead:  # else the rollback of its first tick has already restored it
                 self._raise(q)
             raise
 
     def _raise(self, queue: Queue) -> None:
-        """Its obliteration was stopped: the rest of the queue is there again, with what came under its name since."""
+        """Its obliteration was interrupted: restore the rest of the queue, merged with what was pushed since."""
         successor = self._queues.get(queue.name)
         queue.is_dead, queue.config = False, QueueConfig()
         self._queues[queue.name] = queue
@@ -369,9 +370,9 @@ class Control(Delivery):
     async def _for_each(
         self, jobs: Iterable[Job], states: Sequence[State], do: Callable[[Job], bool], most: int | None = None
     ) -> int:
-        """Do something to those of these jobs that are in one of these states; how often it was done.
+        """Apply `do` to those of these jobs that are in one of these states; returns how often it applied.
 
-        It is done in slices. Between two of them others have their turn, so a job may be something else by now.
+        Works in slices. Other commands run between them, so a job may have changed its state or be gone.
         """
         self._slices.begin()
         count = 0

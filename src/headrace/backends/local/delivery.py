@@ -53,7 +53,7 @@ class Delivery(Settlement):
         mono = self._clock.monotonic_ms()
         is_limited = config.concurrency is not None or config.rate_limit is not None
         room = self._room(q, demand.count, mono) if is_limited else demand.count
-        # All plain jobs of one claim are looked at again at the same moment.
+        # All plain jobs of one claim share the time of their next check.
         silence = demand.lease_ms if demand.owner is not None else _DEFAULT_SILENCE
         bucket = self._wheel.bucket_at(mono + int(silence)) if config.stall is None and room > 0 else None
         claims: list[Claim] = []
@@ -82,7 +82,7 @@ class Delivery(Settlement):
                 yield job
 
     def _room(self, q: Queue, wanted: int, mono: int) -> int:
-        """How many jobs the limits of the queue let out now; sets a timer when it is the rate that holds them back."""
+        """How many jobs the limits of the queue allow now; sets a timer if the rate limit is the reason."""
         room = wanted
         if q.config.concurrency is not None:
             room = min(room, q.config.concurrency - len(q.active))
@@ -106,6 +106,7 @@ class Delivery(Settlement):
             return False
         self._emit(EventName.EXPIRED, job, now)
         self._tell_flow(job, "expired", now)
+        self._child_failed(job, "expired", now)
         self._remove(job, Verb.EXPIRE)
         return True
 
@@ -127,7 +128,7 @@ class Delivery(Settlement):
             seq += 1
             job.state = _ACTIVE
             job.started = now
-            if job.ended is not None:  # looking costs far less than setting
+            if job.ended is not None:  # reading costs far less than writing
                 job.ended = None
             job.lease = Lease(serial, token, owner, lease_ms, until, None, now, mono, mono, holder, bucket)
             if job.history is not None:
@@ -145,8 +146,8 @@ class Delivery(Settlement):
     def _hand_out(
         self, q: Queue, jobs: Iterator[Job], demand: Demand, now: int, mono: int, usual: Bucket | None
     ) -> list[Claim]:
-        """Lease jobs to who asked; `usual` is where plain jobs of this claim wait to be looked at."""
-        # _move spelled out: this is a hot transition, and the ready order has given the jobs up already.
+        """Lease jobs to the puller; `usual` is the bucket in which plain jobs of this claim await their next check."""
+        # _move inlined: this is a hot transition, and the jobs have already been popped from the ready order.
         owner, lease_ms, holder = demand.owner, demand.lease_ms, demand.holder
         until = mono + int(lease_ms)
         claimed: list[Job] = []
@@ -184,7 +185,7 @@ class Delivery(Settlement):
         return self._claims(q, claimed, tokens, now)
 
     def _claims(self, q: Queue, jobs: list[Job], tokens: Sequence[str | None], now: int) -> list[Claim]:
-        """What who asked gets for jobs that were just leased, and the figures of that."""
+        """The claims for jobs that were just leased; updates the figures."""
         self._claimed += jobs
         self._totals.pulled += len(jobs)
         for run_at, alike in itertools.groupby([job.run_at for job in jobs]):  # a burst shares its millisecond
@@ -229,14 +230,14 @@ class Delivery(Settlement):
         return job if self._group_may_run(q, name, group, demand, mono) else None
 
     def _is_idle(self, q: Queue, name: str, group: Group, mono: int) -> bool:
-        """Whether an empty group may be forgotten: nothing runs, is set or holds it back."""
+        """Whether an empty group may be dropped: nothing is active, configured or held back."""
         if group.active or group.held_until > mono or self._has_group_settings(q, name):
             return False
         bucket = group.bucket
         return bucket is None or bucket.peek(mono) >= bucket.capacity
 
     def _leave_turn(self, q: Queue, job: Job) -> None:
-        """The job was taken, by whatever kind of pull: it stands in neither order any more."""
+        """The job was claimed, by whatever kind of pull: remove it from both orders."""
         q.ready.note_removed(job)
         group = self._group(q, group_of(job))
         group.ready.note_removed(job)
@@ -281,7 +282,7 @@ class Delivery(Settlement):
             self._wake_at(q, mono + max(1, wait))
         return False
 
-    # -- giving back ---------------------------------------------------------------------------------------------------
+    # -- releasing -----------------------------------------------------------------------------------------------------
 
     async def release(self, held: dict[str, int]) -> None:
         now = self._clock.now_ms()
@@ -313,7 +314,7 @@ class Delivery(Settlement):
             job = self._find(job_id)
             if job is None or job.queue.name != queue or job.state is not State.WAITING:
                 continue
-            if not job.queue.is_grouped:  # in turns of groups handing out does that
+            if not job.queue.is_grouped:  # otherwise `_hand_out` does it
                 job.queue.ready.note_removed(job)
             self._hand_out(job.queue, iter((job,)), demand, now, mono, None)
             assert job.lease is not None
@@ -324,11 +325,12 @@ class Delivery(Settlement):
     def _back_to_waiting(self, job: Job) -> None:
         """RELEASE: in front of what came after it, with no attempt counted."""
         self._move(job, Verb.RELEASE)
+        self._ended_leases.pop()  # nobody works on it any more: it waits even if this tick fails
         self._claimed.append(job)
         job.started = None
 
     def _hold(self, job: Job, lease: Lease, started: int | None) -> None:
-        """An active job is its worker's again, under the lease that it had."""
+        """Restore the lease of an active job."""
         job.lease, job.started = lease, started
         if lease.holder is not None:
             lease.holder[job.id] = lease.serial
@@ -381,7 +383,7 @@ class Delivery(Settlement):
 
     def _promote_due(self, now: int) -> None:
         if self._slices.is_broken:
-            return  # queries come here too, and must not fail on a disk that refuses writes
+            return  # queries get here too, and must not fail while the disk refuses writes
         for job in self._due.pop_due(now, PROMOTE_SLICE):
             self._move(job, Verb.PROMOTE)
             self._journal.touch(job)
@@ -404,7 +406,7 @@ class Delivery(Settlement):
         return queue.config.stall or _DEFAULT_STALL
 
     def _next_look(self, job: Job) -> int:
-        """When an active job must be looked at: end of lease, timeout or stall, whichever is first."""
+        """When an active job must be checked: end of lease, timeout or stall, whichever comes first."""
         lease = job.lease
         assert lease is not None
         if lease.timeout_mono is None and job.settings.stall_timeout is None and job.queue.config.stall is None:
@@ -418,7 +420,7 @@ class Delivery(Settlement):
         return min(looks, default=lease.heartbeat_mono + 3_600_000)
 
     def _stall_mono(self, job: Job, lease: Lease) -> int | None:
-        """When silence counts as a stall. A valid lease protects its holder, unless stalls were asked for by name."""
+        """When silence counts as a stall. A valid lease protects its holder, unless a stall timeout was configured."""
         config = self._stall_config(job.queue)
         if not config.enabled:
             return None

@@ -6,7 +6,7 @@ is created, takes its keys, and enters the index as waiting, delayed or waiting-
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Final
 
 from msgspec import Raw
@@ -18,6 +18,7 @@ from headrace.backends.local.store import Store
 from headrace.errors import InvalidCommand, NotFound, Refused
 from headrace.model import (
     DEFAULT_SETTINGS,
+    Dedup,
     Event,
     EventName,
     JobLinks,
@@ -46,7 +47,7 @@ def _custom_id(spec: JobSpec) -> str | None:
 
 
 class _Names:
-    """Ids and keys that a batch comes with: if nobody has them, its jobs take them all at once in the last tick."""
+    """The ids and keys of a batch: if none of them is taken, its jobs take them all at once in the last tick."""
 
     def __init__(self) -> None:
         self.custom_ids: dict[str, Job] = {}
@@ -85,7 +86,7 @@ class Intake(Store):
     needs_sync = False
     """A job of this tick asked for `durable`."""
     sync_requests = 0
-    """Durable jobs stored since somebody looked: their reply waits for the disk."""
+    """Durable jobs stored since this was last reset: their replies wait for the disk."""
 
     async def insert_one(self, queue: str, spec: JobSpec) -> str:
         now = self._clock.now_ms()
@@ -93,6 +94,7 @@ class Intake(Store):
             return self._admit_plain(self._queues.get(queue) or self._queue(queue), spec, now).id
         q = self._queue(queue)
         self._check_family(spec, q, frozenset())
+        self._check_replacement(spec, q, getattr(spec, "depends_on", ()), {}, now)
         newest = self._job_seq
         job = self._admit(q, spec, now, None)
         if job.seq > newest:  # else it is an older job that the id or key stands for
@@ -116,7 +118,7 @@ class Intake(Store):
             if len(specs) > _BATCH_AT_ONCE:
                 return await self._insert_plain_staged(q, specs, now)
             return self._admit_plain_batch(q, specs, now)
-        await self._check_batch(q, specs)
+        await self._check_batch(q, specs, now)
         if len(specs) > _BATCH_AT_ONCE:
             return await self._insert_staged(self._queue(queue), specs, now)
         self._recall_ids(q, specs, now)
@@ -134,7 +136,7 @@ class Intake(Store):
     # a batch is there as a whole or not at all.
 
     def _open_batch(self, size: int) -> int:
-        """Take numbers for a batch; the first of them."""
+        """Reserve numbers for a batch; returns the first."""
         first, last = self._job_seq + 1, self._job_seq + size
         self._job_seq = last
         self._open_batches[first] = last
@@ -142,7 +144,7 @@ class Intake(Store):
         return first
 
     async def _stage(self, jobs: Iterable[Job], now: int) -> tuple[list[Job], list[Event]]:
-        """The jobs, and what is to be told of them in the last tick: that has enough to do."""
+        """Write the rows of a batch. Returns the jobs and their events, to save the last tick that work."""
         staged, events = [], []
         for n, job in enumerate(jobs):
             self._journal.stage(job)
@@ -158,7 +160,7 @@ class Intake(Store):
 
     def _close_batch(self, first: int, jobs: list[Job]) -> None:
         """The rows are jobs with the commit of this tick."""
-        self._claimed += jobs  # touched by this tick: forgotten again if its commit fails
+        self._claimed += jobs  # so that they are removed from memory if the commit fails
         self._journal.close_batch(first)
         self._closing_batches.append(first)
 
@@ -196,12 +198,12 @@ class Intake(Store):
         return [job.id for job in found]
 
     def _admit_staged(self, job: Job, spec: JobSpec, now: int) -> Job:
-        """`_admit` for a job that has a row already, which goes if its id or key stands for another job."""
+        """`_admit` for a job that already has a row, which is deleted if an existing job answers for the push."""
         known = self._answering(job.queue, spec, job.links, now)
         if known is not None:
             self._journal.remove(job)
             return known
-        if job.id in self._jobs:  # somebody else used the id meanwhile, in another queue
+        if job.id in self._jobs:  # taken in the meantime, in another queue
             job.id = self.ids.at(now)
             self._journal.rewrite(job)
         self._take_in(job, spec, now)
@@ -221,7 +223,7 @@ class Intake(Store):
 
         jobs, _ = await self._stage(make_all(), now)
         try:
-            self._check_new(nodes)  # once more, for others may have come meanwhile
+            self._check_new(nodes, now)  # once more: others may have taken ids in the meantime
         except Refused:
             self._journal.drop_batch(first, first + len(jobs) - 1)
             self._closing_batches.append(first)
@@ -234,7 +236,7 @@ class Intake(Store):
         return shown
 
     def _take_in_all(self, jobs: list[Job], events: list[Event]) -> None:
-        """`_take_in` for strangers of one queue, but for their names, and their places."""
+        """`_take_in` and `_enter` for unrelated jobs of one queue; their ids and keys are taken separately."""
         self._jobs.update((job.id, job) for job in jobs)
         queue = jobs[0].queue
         self._enter_all(queue, jobs)
@@ -261,7 +263,7 @@ class Intake(Store):
     async def insert_family(self, nodes: Sequence[FamilyNode]) -> list[Raw]:
         now = self._clock.now_ms()
         self._slices.begin()
-        self._check_new(nodes)
+        self._check_new(nodes, now)
         if len(nodes) > _BATCH_AT_ONCE:
             return await self._insert_family_staged(nodes, now)
         jobs = [self._admit(self._queue(node.queue), node.spec, now, node.id) for node in nodes]
@@ -270,19 +272,33 @@ class Intake(Store):
 
     # -- checks --------------------------------------------------------------------------------------------------------
 
-    def _check_new(self, nodes: Sequence[FamilyNode]) -> None:
+    def _check_new(self, nodes: Sequence[FamilyNode], now: int) -> None:
         for node in nodes:
-            if node.id in self._jobs:  # also in a queue that is being obliterated: the file has its row
+            # Also in a queue that is being obliterated: the file has its row.
+            if node.id in self._jobs or self._is_answered(node, now):
                 raise Refused(f"flow job id already exists: {node.id}")
 
-    async def _check_batch(self, queue: Queue, specs: Sequence[JobSpec]) -> None:
+    def _is_answered(self, node: FamilyNode, now: int) -> bool:
+        """Whether an existing job answers for the custom id of a member, as it would for a single push."""
+        custom_id, id_ttl = _custom_id(node.spec), getattr(node.spec, "id_ttl", None)
+        if not custom_id:
+            return False
+        known = self._queue(node.queue).custom_ids.get(custom_id)
+        if known is not None and (id_ttl is not None or known.state not in _ENDED):
+            return True
+        return bool(id_ttl) and self._journal.tombstone(node.queue, custom_id, now) is not None
+
+    async def _check_batch(self, queue: Queue, specs: Sequence[JobSpec], now: int) -> None:
         in_batch = frozenset(custom_id for spec in specs if (custom_id := _custom_id(spec)) is not None)
+        awaited = frozenset(dependency for spec in specs for dependency in getattr(spec, "depends_on", ()))
+        keys: dict[str, str | None] = {}
         for i, spec in enumerate(specs):
             if i & 1023 == 1023:
                 await self._slices.breathe()
             try:
                 self._check_family(spec, queue, in_batch)
-            except (InvalidCommand, NotFound) as error:
+                self._check_replacement(spec, queue, awaited, keys, now)
+            except (InvalidCommand, NotFound, Refused) as error:
                 raise type(error)(f"jobs[{i}]: {error}") from None
 
     def _check_family(self, spec: JobSpec, queue: Queue, in_batch: frozenset[str]) -> None:
@@ -297,6 +313,46 @@ class Intake(Store):
         parent_id: str | None = getattr(spec, "parent_id", None)
         if parent_id is not None and parent_id != LINK_LATER and self._find(parent_id) is None:
             raise NotFound(f"Parent job not found: {parent_id}")
+
+    def _check_replacement(
+        self, spec: JobSpec, queue: Queue, awaited: Collection[str], keys: dict[str, str | None], now: int
+    ) -> None:
+        """A job that others wait for cannot be replaced: nothing would ever release them.
+
+        `awaited` is what the push itself depends on, `keys` has the unique keys of the batch so far and the custom ids
+        of their jobs.
+        """
+        key: str | None = getattr(spec, "unique_key", None)
+        if not key:
+            return
+        dedup: Dedup | None = getattr(spec, "dedup", None)
+        if dedup is not None and dedup.replace:
+            owner, earlier = self._to_be_replaced(queue, spec, key, now), keys.get(key)
+            if owner is not None and (self._is_awaited(owner) or self._is_named(owner, awaited)):
+                earlier = owner.id
+            elif earlier not in awaited:
+                earlier = None
+            if earlier is not None:
+                raise Refused(f"Cannot replace deduplicated job {earlier} because live jobs depend on it")
+        keys[key] = _custom_id(spec)
+
+    def _is_named(self, job: Job, dependencies: Collection[str]) -> bool:
+        """Whether one of the dependencies means this job: ids come before custom ids."""
+        custom_id = job.links.custom_id if job.links is not None else None
+        return job.id in dependencies or (custom_id in dependencies and self._find(custom_id or "") is None)
+
+    def _is_awaited(self, job: Job) -> bool:
+        return any(parent.state is State.WAITING_CHILDREN for parent in self._dependents.get(job.id, ()))
+
+    def _to_be_replaced(self, queue: Queue, spec: JobSpec, key: str, now: int) -> Job | None:
+        """The job that would go if this push took its key."""
+        known = queue.custom_ids.get(_custom_id(spec) or "")
+        if known is not None and known.state not in _ENDED:
+            return None  # that job answers for the push
+        holder = queue.keys.get(key)
+        if holder is None or (holder.expires is not None and holder.expires <= now):
+            return None
+        return None if holder.job.state is State.ACTIVE else holder.job
 
     # -- one job -------------------------------------------------------------------------------------------------------
 
@@ -321,7 +377,7 @@ class Intake(Store):
         )
 
     def _admit_plain(self, queue: Queue, spec: JobSpec, now: int) -> Job:
-        """`_admit` for the job that most jobs are: no keys, no family, default settings."""
+        """`_admit` for the common case: no keys, no family, default settings."""
         self._job_seq = seq = self._job_seq + 1
         job = self._make_plain(queue, spec, now, seq, self.ids.at(now))
         self._jobs[job.id] = job
@@ -346,7 +402,7 @@ class Intake(Store):
         return ids
 
     def _admit(self, queue: Queue, spec: JobSpec, now: int, chosen_id: str | None) -> Job:
-        """Store one job, or give the one that its id or key already stands for."""
+        """Store one job, or return the existing one that has its id or key."""
         links = links_of(spec)
         known = self._answering(queue, spec, links, now)
         if known is not None:
@@ -359,7 +415,7 @@ class Intake(Store):
         return job
 
     def _answering(self, queue: Queue, spec: JobSpec, links: JobLinks | None, now: int) -> Job | None:
-        """The job that the id or key of a push already stands for."""
+        """The existing job that has the id or key of a push, if any."""
         if links is None:
             return None
         id_ttl: float | None = getattr(spec, "id_ttl", None)
@@ -374,7 +430,7 @@ class Intake(Store):
         return known
 
     def _take_in(self, job: Job, spec: JobSpec, now: int) -> None:
-        """A job that is made and marked takes its keys and is told of; then it may take its place."""
+        """Register a new job: lookups, keys and its `pushed` event. The caller puts it into the index."""
         self._jobs[job.id] = job
         links = job.links
         if links is not None:
@@ -449,19 +505,19 @@ class Intake(Store):
             return known
         owner = self._key_owner(queue, links, now) if links.unique_key else None
         if owner is None and known is not None:
-            # A new generation of the id: what the old one left behind goes.
+            # A new generation of the id replaces the old one.
             self._emit(EventName.REMOVED, known, now).prev = known.state.word
             self._remove(known)
         return owner
 
     def _recall_ids(self, queue: Queue, specs: Sequence[JobSpec], now: int) -> None:
-        """Have looked up at once what `_buried` asks for each job of a batch."""
+        """Look up in one go what `_buried` needs for each job of a batch."""
         ids = [custom_id for spec in specs if getattr(spec, "id_ttl", None) and (custom_id := _custom_id(spec))]
         if ids:
             self._journal.recall_ids(queue.name, ids, now)
 
     def _buried(self, queue: Queue, links: JobLinks, now: int) -> Job | None:
-        """The job that this id was used for within its `idTtl`; a shadow of it when it is gone."""
+        """The job for which this id is reserved by its `idTtl`; a placeholder if that job is gone."""
         assert links.custom_id is not None
         job_id = self._journal.tombstone(queue.name, links.custom_id, now)
         if job_id is None:
@@ -480,31 +536,36 @@ class Intake(Store):
         if self._is_overdue(holder.job, now):
             return None
         dedup = links.dedup
-        if dedup is not None and dedup.replace:
-            self._replace_owner(holder.job, now)
+        if dedup is not None and dedup.replace and self._replace_owner(holder.job, now):
             return None
         if dedup is not None and dedup.extend and dedup.ttl:
             self._hold_key_until(holder.job, holder, now + int(dedup.ttl))
         return holder.job
 
     def _is_overdue(self, job: Job, now: int) -> bool:
-        """Whether a job can only be dropped by whoever pulls it, which is done now: it must not stand for a new one."""
+        """Whether a waiting job is past its ttl; if so it is removed now, since it must not answer for a new push."""
         return job.settings.ttl is not None and job.state is _WAITING and self._has_expired(job, now)
 
     def _has_expired(self, job: Job, now: int) -> bool:
-        """Whether a waiting job has outlived its time, and is gone now: see Delivery."""
+        """Remove a waiting job that is past its ttl; whether it was: see Delivery."""
         raise NotImplementedError
 
-    def _replace_owner(self, owner: Job, now: int) -> None:
-        """The newer job takes the key; an owner that has not started goes, one at work just loses the key."""
+    def _replace_owner(self, owner: Job, now: int) -> bool:
+        """The newer job takes the key: an owner that has not started goes, an active one only loses the key.
+
+        False for one that others wait for. Clients are refused before it comes to that (`_check_replacement`); what a
+        schedule or workflow pushes is answered by the owner, as it would be without `replace`.
+        """
         if owner.state is State.ACTIVE:
             self._release_key(owner)
             owner.remember().key_released = True
             self._journal.touch(owner)
+        elif self._is_awaited(owner):
+            return False
         else:
-            event = self._emit(EventName.REMOVED, owner, now)
-            event.prev = owner.state.word
+            self._emit(EventName.REMOVED, owner, now).prev = owner.state.word
             self._remove(owner)
+        return True
 
     def _take_keys(self, job: Job, links: JobLinks, now: int) -> None:
         if links.custom_id:
@@ -526,10 +587,11 @@ class Intake(Store):
     # -- families ------------------------------------------------------------------------------------------------------
 
     def _tie(self, jobs: Sequence[Job], now: int) -> None:
-        """Have new jobs wait for what they depend on, or let them go if nothing is left; then tell their parents.
+        """Block new jobs on what they depend on, or unblock them if nothing is left; then add them to their parents.
 
-        A parent may have thousands of them: it is told of all at once, and not of those that it named itself.
+        A parent may have thousands of them: all are added at once, except those that it named itself.
         """
+        jobs = [job for job in jobs if job.state is not State.REMOVED]  # by a later one of the same batch
         families: dict[str, list[Job]] = {}
         named = {child for job in jobs if job.links is not None for child in job.links.children_ids}
         for job in jobs:
@@ -561,14 +623,14 @@ class Intake(Store):
             self._hear_of_failures(pending, now)
 
     def _hear_of_failures(self, dependencies: Iterable[str], now: int) -> None:
-        """Children may have failed for good before anybody waited for them: their policy counts all the same."""
+        """Dependencies may have failed for good before anything waited for them: apply their policy now."""
         for dependency in list(dependencies):
             target = self._find(dependency)
             if target is not None and target.state is State.FAILED:
                 self._child_failed(target, self._failed_reason(target), now)
 
     def _child_failed(self, job: Job, error: str | None, now: int) -> None:
-        """What the end of a child means for those who wait for it: see Settlement."""
+        """Apply the failure policy of a child to everything that waits for it: see Settlement."""
         raise NotImplementedError
 
     def _adopt(self, parent_id: str, children: Sequence[Job]) -> None:

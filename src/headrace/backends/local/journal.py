@@ -70,8 +70,8 @@ _WORTH_A_RANGE: Final = 4
 _INSERT_LONE: Final = _INSERT_PLAIN.replace("name, data)", "name, data, mark)").replace("0,0,?,?)", "0,0,?,?,?)")
 _FINISH_LONE: Final = f"UPDATE job SET state={State.COMPLETED:d}, finished=?, result=?, mark=? WHERE seq=?"
 _MARK: Final = struct.Struct(">QQQQQdd")
-"""The mark in a row: number of the last event, then the counters. Of one size, so that it is replaced in place, and in
-an order in which the newest is the greatest."""
+"""The mark in a row: number of the last event, then the counters. Of fixed size, so that it is replaced in place, and
+ordered so that the newest compares as the greatest."""
 _seq: Final = operator.attrgetter("seq")
 _ending: Final = operator.attrgetter("finished", "result")
 _WAITING: Final = int(State.WAITING)
@@ -124,20 +124,20 @@ class Journal:
         self.finished: dict[int, Job] = {}
         self.rewritten: dict[int, Job] = {}
         self.gone: dict[int, Job] = {}
-        self._staged: list[Job] = []
+        self._staged: dict[int, Job] = {}
         self._settled: dict[int, tuple[Job, list[str]]] = {}
         """Parents whose rows stay as they are, by seq, and those of their children that completed in this tick."""
         self._with_settled: set[int] = set()
-        """Parents of whose children the table `settled` has some."""
+        """Parents that have rows in the table `settled`."""
         self._tombstones: dict[tuple[str, str], tuple[str, int]] = {}
-        """Custom ids that this tick used with an `idTtl` (queue, id -> job id, when it is over)."""
+        """Custom ids that this tick used with an `idTtl` (queue, id -> job id, expiry)."""
         self._now = 0
         """When the last of them was used."""
         self.recalled: dict[tuple[str, str], str | None] = {}
-        """What the file knows of custom ids that this tick has asked for; it holds until the tick ends."""
+        """Tombstones in the file that this tick has looked up, valid until it ends."""
         self._statements: list[tuple[str, Row]] = []
         self._refusal: StorageUnavailable | None = None
-        """Why this tick cannot be committed any more."""
+        """Why this tick can no longer be committed."""
         self._db: apsw.Connection | None = None
         self._lock_fd: int | None = None
         self._wal_fd: int | None = None
@@ -172,7 +172,7 @@ class Journal:
         return disk.f_bavail * disk.f_frsize < _LEAST_ROOM_BYTES
 
     def _refuse_strangers(self) -> None:
-        """A database without our version and with tables belongs to another program: it must stay as it is."""
+        """A database with tables but without our version belongs to another program: leave it untouched."""
         (version,) = next(self.db.execute("PRAGMA user_version"))
         (tables,) = next(self.db.execute("SELECT count(*) FROM sqlite_master"))
         if tables and not version:
@@ -258,9 +258,9 @@ class Journal:
             self.new.update((job.seq, job) for job in jobs if job.size > LARGE_BYTES)
 
     def stage(self, job: Job) -> None:
-        """A row of a long batch that is not whole yet: written with this tick, a job only when the batch is."""
+        """A row of a long batch: written with this tick, but not a job before the whole batch is."""
         if self.keeps_jobs:
-            self._staged.append(job)
+            self._staged[job.seq] = job
 
     def open_batch(self, first: int, last: int) -> None:
         if self.keeps_jobs:
@@ -271,13 +271,13 @@ class Journal:
             self.later("DELETE FROM batch WHERE first=?", first)
 
     def drop_batch(self, first: int, last: int) -> None:
-        """The rows of an open batch go with this tick."""
+        """Delete the rows of an open batch with this tick."""
         self.later("DELETE FROM job WHERE seq BETWEEN ? AND ?", first, last)
         self.later("DELETE FROM payload WHERE seq BETWEEN ? AND ?", first, last)
         self.close_batch(first)
 
     def drop_unfinished_batches(self) -> dict[int, int]:
-        """At start: drop the rows of batches that never became whole. Those (first -> last) that a full disk keeps."""
+        """At start: delete the rows of incomplete batches. Returns those (first -> last) that a full disk retains."""
         batches = {first: last for first, last in self.db.execute("SELECT first, last FROM batch")}
         if not batches:
             return {}
@@ -292,9 +292,9 @@ class Journal:
         return {}
 
     def drop_idle_completions(self) -> int:
-        """At start: drop completions of jobs that are gone; the greatest number that any other speaks of.
+        """At start: delete completions of jobs that are gone. Returns the greatest seq that the remaining ones cover.
 
-        Numbers up to that must not be given to new jobs: they would be taken for completed.
+        New jobs must get numbers above it, or they would count as completed.
         """
         with suppress(apsw.FullError), self.db:
             self.db.execute(f"DELETE FROM completion WHERE {_IDLE}")
@@ -311,7 +311,7 @@ class Journal:
             self.later("DELETE FROM clearing WHERE queue=? AND event=? AND since=?", queue, int(event), since)
 
     def clearings(self) -> list[tuple[EventName, str, int, int, list[int]]]:
-        """What `open_clearing` was told of those that are open."""
+        """The open ones, with the arguments of `open_clearing`."""
         rows = self.db.execute("SELECT event, queue, since, last, spared FROM clearing")
         return [(EventName(event), *rest, msgspec.msgpack.decode(spared)) for event, *rest, spared in rows]
 
@@ -347,8 +347,8 @@ class Journal:
             self.rewritten[job.seq] = job
 
     def settle(self, parent: Job, child_id: str) -> None:
-        """A child completed, and its parent waits for others: that is noted beside the row of the parent, which names
-        all of them and would grow dear to write."""
+        """A child completed, and its parent waits for others. That is recorded in a table of its own: the row of the
+        parent names all children, and rewriting it for each of them would be expensive."""
         seq = parent.seq
         if not self.keeps_jobs or self._is_new(parent) or seq in self.changed or seq in self.rewritten:
             return
@@ -358,7 +358,7 @@ class Journal:
             self._settled[seq] = parent, [child_id]
 
     def bury_id(self, queue: str, custom_id: str, job_id: str, now: int, ttl_ms: int) -> None:
-        """Let the custom id stand for this job for so long, whatever becomes of the job."""
+        """Reserve the custom id for this job for so long, whatever happens to the job."""
         self._now = now
         self._tombstones[queue, custom_id] = job_id, now + ttl_ms
 
@@ -370,7 +370,7 @@ class Journal:
                 self.later("DELETE FROM payload WHERE seq=?", job.seq)  # it may have been larger before
             if self._is_new(job):
                 del self.new[job.seq]
-            else:
+            elif self._staged.pop(job.seq, None) is None:
                 self.gone[job.seq] = job
 
     def later(self, sql: str, *params: Any) -> None:
@@ -482,10 +482,10 @@ class Journal:
         if self.plain:
             self._insert_plain(list(self.plain.values()))
         if self._staged:
-            plain = [job for job in self._staged if _is_plain(job)]
+            plain = [job for job in self._staged.values() if _is_plain(job)]
             self._insert_plain(plain)
             if len(plain) < len(self._staged):
-                self._insert_whole([job for job in self._staged if not _is_plain(job)])
+                self._insert_whole([job for job in self._staged.values() if not _is_plain(job)])
         if self.new or self.rewritten:
             self._insert_whole([*self.new.values(), *self.rewritten.values()])
             shrunk = [(job.seq,) for job in self.rewritten.values() if job.size <= LARGE_BYTES]
@@ -544,9 +544,9 @@ class Journal:
             self.db.executemany(_INSERT_PLAIN, map(_plain_row, jobs[whole:]))
 
     def _write_settled(self) -> tuple[set[int], set[int]]:
-        """Note children that completed. A parent that is written whole, or goes, needs no notes any more.
+        """Record children that completed. A parent whose row is rewritten or deleted no longer needs these records.
 
-        Those that have notes now, and those that have none any more.
+        Returns the parents that have records now, and those that no longer have any.
         """
         if not self._settled and not self._with_settled:
             return set(), set()
@@ -558,7 +558,7 @@ class Journal:
         return noted, over
 
     def _write_tombstones(self) -> None:
-        """And forget up to two for each that comes, so that they never become many more than are remembered."""
+        """Also delete up to two expired ones for each that is written, so that they cannot pile up."""
         self.db.executemany(_BURY_ID, [(*key, *value) for key, value in self._tombstones.items()])
         self.db.execute(_FORGET_IDS, (self._now, 2 * len(self._tombstones)))
 
@@ -583,8 +583,8 @@ class Journal:
             raise self._refusal
 
     def rollback(self) -> None:
-        """Nothing of this tick stays in the file; what was marked is forgotten."""
-        self._drop_reader()  # after an error of the disk SQLite refuses everything until nobody reads any more
+        """Roll the transaction back and discard everything that was marked in this tick."""
+        self._drop_reader()  # after a disk error SQLite refuses everything until the last reader is gone
         db = self._db
         if db is not None and db.in_transaction:
             # SQLite rolled back by itself when the error was severe; a second failure changes nothing.
@@ -602,15 +602,15 @@ class Journal:
             self._settled = {}
         for jobs in (self.new, self.finished, self.changed, self.rewritten):
             for job in jobs.values():
-                # What is large or finished is read back from the file when somebody asks for it.
+                # Large and finished payloads are read back from the file on demand.
                 if job.size > LARGE_BYTES or job.finished is not None:
                     job.data = None
                     if job.result is not None and len(job.result) > SMALL_RESULT_BYTES:
                         job.result = None
-        for job in self._staged:
+        for job in self._staged.values():
             if job.size > LARGE_BYTES:
                 job.data = None
-        self._staged = []
+        self._staged = {}
         self.plain, self.new, self.finished, self.changed, self.rewritten, self.gone = {}, {}, {}, {}, {}, {}
 
     def probe(self) -> None:
@@ -659,7 +659,7 @@ class Journal:
 
     @contextmanager
     def recovering(self) -> Iterator[None]:
-        """What SQLite cannot read while the file is loaded is told as damage, by the name of the file."""
+        """Report anything that SQLite cannot read while loading as damage, naming the file."""
         try:
             yield
         except apsw.Error as error:
@@ -724,7 +724,7 @@ class Journal:
         return [child for (child,) in self.db.execute("SELECT child FROM settled WHERE parent=?", (seq,))]
 
     def tombstone(self, queue: str, custom_id: str, now: int) -> str | None:
-        """The job that a custom id stood for when it was last pushed, if that is remembered still."""
+        """The job for which a custom id is reserved, if any."""
         fresh = self._tombstones.get((queue, custom_id))
         if fresh is not None:
             return fresh[0]
@@ -783,7 +783,7 @@ def schema_scripts() -> list[str]:
 
 
 def describe(error: Exception) -> str:
-    """What an operator needs to know of a failed write."""
+    """What an operator needs to know about a failed write."""
     if isinstance(error, apsw.FullError) or (isinstance(error, OSError) and error.errno == errno.ENOSPC):
         return "Storage is full: nothing was stored. Free disk space; the server resumes by itself."
     return f"Storage error: nothing was stored ({error}). The server resumes when the disk accepts writes again."

@@ -78,8 +78,9 @@ class Records(Queries):
         unstarted = {child.id: child for child in children if child.state in UNSTARTED}
         self._cut_ties(parent, unstarted.keys())
         for child in unstarted.values():
-            self._emit(EventName.REMOVED, child, now).prev = child.state.word
-            self._remove(child, Verb.CANCEL)
+            if child.state in UNSTARTED:  # else it failed with another one that it waited for
+                self._emit(EventName.REMOVED, child, now).prev = child.state.word
+                self._take_away(child, "its job was removed", now, Verb.CANCEL)
         self._after_drop(parent, now)
 
     # -- logs ----------------------------------------------------------------------------------------------------------

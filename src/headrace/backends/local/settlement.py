@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from headrace.backends.base import Ack, QueueFigures
+from headrace.backends.base import KEPT_MINUTES, Ack, QueueFigures
 from headrace.backends.local.index import Queue
 from headrace.backends.local.intake import Intake
 from headrace.backends.local.job import Ended, History, Job
@@ -39,9 +39,9 @@ from headrace.states import State, Verb, advance
 _MAX_FAILURES: Final = 100
 _TIDY_AFTER: Final = 1024
 _EVICTION_PART: Final = 64
-"""Completed jobs go when there are this part more of them than are kept..."""
+"""Completed jobs are evicted once they exceed the limit by this fraction (1/64)..."""
 _MAX_EVICTION: Final = 2048
-"""...but never more at once: it happens inside somebody's ACK."""
+"""...and never more than this at once: it happens within an ACK."""
 _COMPLETED: Final = State.COMPLETED
 _GONE: Final = advance(State.COMPLETED, Verb.REMOVE)
 _DEFAULT_DLQ: Final = DlqConfig()
@@ -208,7 +208,7 @@ class Settlement(Intake):
             self._end_lease(job, token)
 
     def _end_lease(self, job: Job, token: str | None) -> None:
-        """Remember a lease that is over, to answer a late ACK or FAIL. The job may be gone with it."""
+        """Remember a lease that is over, to answer a late ACK or FAIL. The job may have been removed with it."""
         if job.state is not State.REMOVED:
             job.ended = Ended(token, finalized=True)
             return
@@ -253,7 +253,7 @@ class Settlement(Intake):
         minutes = queue.minutes[kind]
         minute = now // 60_000
         minutes[minute] = minutes.get(minute, 0) + count
-        if len(minutes) > 1440:
+        if len(minutes) > KEPT_MINUTES:
             del minutes[next(iter(minutes))]
 
     @staticmethod
@@ -377,7 +377,7 @@ class Settlement(Intake):
         remove: bool | None = None,
         is_discarded: bool = False,
     ) -> None:
-        """The end without success: parents hear of it, then the job is buried or, if so asked, dropped."""
+        """The job failed for good: apply its policy to parents, and bury it, or remove it if so configured."""
         self._totals.failed += 1
         self._count_minute(job.queue, "failed", now)
         self._count_failure(job.queue, now)
@@ -394,11 +394,11 @@ class Settlement(Intake):
             self._child_failed(job, error, now)
 
     def _tell_flow(self, job: Job, error: str, now: int) -> None:
-        """A job of a workflow ended without success: have somebody decide how the workflow goes on."""
+        """A job of a workflow failed for good: push a job that decides how the workflow continues."""
         raise NotImplementedError
 
     def _tell_flow_of_removal(self, job: Job, why: str, now: int) -> None:
-        """The same for a job that somebody took away."""
+        """The same for a job that a client removed."""
         raise NotImplementedError
 
     def _bury(self, job: Job, now: int, reason: DeadLetterReason, error: str | None) -> None:
@@ -440,7 +440,7 @@ class Settlement(Intake):
             self._tidy_burials()
 
     def _tidy_burials(self) -> None:
-        """Letters that were retried, removed or pushed out by newer ones would stay listed until their time."""
+        """Drop entries of letters that were retried, removed or evicted: they would stay until they are due."""
         buried = {seq for queue in self._queues.values() for seq in queue.failed}
         self._burials = list({entry for entry in self._burials if entry[1] in buried})
         heapq.heapify(self._burials)
@@ -450,7 +450,7 @@ class Settlement(Intake):
         return self._burials[0][0] if self._burials else None
 
     def _tend_dead_letters(self, now: int) -> None:
-        """Retry what asked for it, drop what is too old."""
+        """Retry the letters whose automatic retry is due, and remove those that are too old."""
         while self._burials and self._burials[0][0] <= now:
             _, seq = heapq.heappop(self._burials)
             job = next((q.failed[seq] for q in self._queues.values() if seq in q.failed), None)
@@ -528,14 +528,14 @@ class Settlement(Intake):
                 self._unblock(parent, now)
 
     def _child_failed(self, job: Job, error: str | None, now: int) -> None:
-        """Tell everything that waits for the child.
+        """Apply the failure policy of a child to everything that waits for it.
 
-        A parent that fails for it is news for its own parents in turn. Chains may be thousands of jobs long, so the
-        news is worked off from a list and not by recursion.
+        A parent that fails because of it fails its own parents in turn. Chains may be thousands of jobs long, so this
+        is a work list and not recursion.
         """
         self._bad_news.append((job, error))
         if len(self._bad_news) > 1:
-            return  # the call that works off the list is under way
+            return  # the call that processes the list is already running
         try:
             while self._bad_news:
                 self._apply_policy(*self._bad_news[0], now)
@@ -544,11 +544,9 @@ class Settlement(Intake):
             self._bad_news.clear()
 
     def _apply_policy(self, job: Job, error: str | None, now: int) -> None:
-        """Apply the child's failure policy to everything that waits for it. Without one they stay blocked."""
+        """One step of `_child_failed`. Without a policy those that wait stay blocked."""
         settings = job.settings
-        waiting = list(self._dependents.get(job.id, ()))
-        if not waiting:
-            return
+        waiting = [parent for parent in self._dependents.get(job.id, ()) if not parent.queue.is_dead]
         text = error or "failed"
         key = f"{job.queue.name}:{job.id}"
         for parent in waiting:
@@ -601,7 +599,7 @@ class Settlement(Intake):
         assert job.links is not None
         repeat = job.links.repeat
         if repeat is None or self._has_key_rival(job, now):
-            return  # a rival took the key over while this job ran: it goes on in its place
+            return  # another job took the key over while this one ran, and continues in its place
         from headrace.schedules import next_repeat  # calendars and time zones: few jobs need them
 
         planned = repeat.prev_millis if repeat.prev_millis is not None else float(job.run_at)

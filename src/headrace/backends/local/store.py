@@ -47,10 +47,10 @@ def group_of(job: Job) -> str:
 
 
 class Clearing:
-    """A queue is being emptied in slices, and one event at the end tells of all jobs without an event `since` it began.
+    """A queue that is being emptied in slices. One event at the end covers all jobs without an event `since` it began.
 
-    A job that has a newer one (its delay was over, a worker gave it back) goes with an event of its own: for who reads
-    the log, nothing else sets it apart from those that came while the queue was emptied.
+    A job with a newer event (it was promoted, or released by a worker) gets a `removed` event of its own: readers of
+    the log could not tell it from jobs that were pushed while the queue was being emptied.
     """
 
     __slots__ = ("_seen", "event", "newly_told", "queue", "since")
@@ -66,7 +66,7 @@ class Clearing:
         return f"queue {self.queue} was {EVENT_WORDS[self.event]}"
 
     def look_at(self, events: list[Event]) -> None:
-        """Notice what was told by now: `events` are those of the tick so far."""
+        """Take in the events of the tick so far."""
         for event in reversed(events):
             if event.seq <= self._seen:
                 break
@@ -92,26 +92,28 @@ class Store(Collection):
         self._wheel = LeaseWheel(self.alarm)
         self._wakes: list[tuple[int, str]] = []
         self._burials: list[tuple[int, int]] = []
-        """Heap of when something is to be done about dead letters, by their seq. Those that are gone may be in it."""
+        """Heap of (due, seq) of dead letters to be retried or removed. May have entries of letters that are gone."""
         self._most_burials = 0
-        """From so many entries on it is worth looking for those that are stale."""
+        """The number of entries above which stale ones are looked for."""
         self._dependents: dict[str, list[Job]] = {}
         self._satisfied: OrderedDict[str, None] = OrderedDict()
         """Ids of jobs that completed and were not kept: they still satisfy a dependsOn."""
         self._departed: OrderedDict[str, str | None] = OrderedDict()
-        """Jobs that went with the end of their lease, and its token: as `Job.ended`, for a late ACK or FAIL."""
+        """Jobs that were removed when their lease ended, and its token: like `Job.ended`, for a late ACK or FAIL."""
         self._bad_news: deque[tuple[Job, str | None]] = deque()
-        """Failures that parents have not heard of yet."""
+        """Failures still to be applied to parents."""
         self._open_batches: dict[int, int] = {}
-        """Long batches (first seq -> last seq) that are not whole yet."""
+        """Long batches (first seq -> last seq) that are still incomplete."""
         self._closing_batches: list[int] = []
         self._logged: set[int] = set()
         """Jobs that have log lines."""
         self._job_seq = 0
         self._lease_serial = 0
+        self._serial_before = 0
+        """That of the newest lease when this tick began."""
         self._totals = Totals()
         self._overall = QueueFigures()
-        """Rare things of all queues, those that are gone included: sums over queues would fall with them."""
+        """Counters of rare events over all queues, including removed ones: a sum over queues would drop with them."""
         self._claimed: list[Job] = []
         self._ended_leases: list[tuple[int, Lease, int | None]] = []
         self._touched_queues: set[str] = set()
@@ -134,7 +136,7 @@ class Store(Collection):
         return job
 
     def _queue(self, name: str) -> Queue:
-        """The queue of that name, made when it is first spoken of."""
+        """The queue of that name, created on first use."""
         queue = self._queues.get(name)
         if queue is None:
             queue = self._queues[name] = Queue(name)
@@ -186,11 +188,11 @@ class Store(Collection):
             self._ring_at(job.run_at)
 
     def _ring_at(self, wall_ms: int) -> None:
-        """Have `sweep` called at that wall time."""
+        """Schedule a `sweep` for that wall time."""
         self.alarm.ring_by(wall_ms - self._clock.now_ms() + self._clock.monotonic_ms())
 
     def _settle_time(self, job: Job, now: int) -> None:
-        """A delayed job whose time has already come waits at once."""
+        """Promote a delayed job that is already due."""
         if job.state is State.DELAYED and job.run_at <= now:
             self._move(job, Verb.PROMOTE)
 
@@ -225,7 +227,7 @@ class Store(Collection):
             self._journal.later("DELETE FROM log WHERE job=?", job.seq)
 
     def _forget(self, job: Job) -> None:
-        """Out of the lookups; its place in the index was left before."""
+        """Remove it from the lookups; it has already left the index."""
         if self._jobs.get(job.id) is job:
             del self._jobs[job.id]
         links = job.links
@@ -252,10 +254,10 @@ class Store(Collection):
         del job.queue.keys[job.links.unique_key]
         return True
 
-    # -- telling -------------------------------------------------------------------------------------------------------
+    # -- emitting ------------------------------------------------------------------------------------------------------
 
     def _emit(self, name: EventName, job: Job, now: int) -> Event:
-        """Record that something happened to a job; the caller may add particulars to the event it gets back."""
+        """Record that something happened to a job; the caller may add details to the returned event."""
         self._event_seq = seq = self._event_seq + 1
         event = Event(seq, now, EVENT_WORDS[name], self._epoch, job.queue.name, job.id, job.name)
         self._events.append(event)
@@ -375,7 +377,7 @@ class Store(Collection):
     # -- timers --------------------------------------------------------------------------------------------------------
 
     def _wake_at(self, queue: Queue, due_mono: int) -> None:
-        """Have the parked pulls of a queue tried again at that moment."""
+        """Retry the parked pulls of a queue at that moment."""
         if queue.wake_mono and queue.wake_mono <= due_mono:
             return
         queue.wake_mono = due_mono

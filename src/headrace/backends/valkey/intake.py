@@ -20,7 +20,17 @@ from headrace.backends.valkey.store import Store, raise_refusal
 from headrace.backends.valkey.transport import Transport
 from headrace.clock import Clock
 from headrace.ids import IdSource
-from headrace.model import DEFAULT_SETTINGS, Backoff, JobLinks, JobSettings, JobSpec, is_plain, links_of, settings_of
+from headrace.model import (
+    DEFAULT_SETTINGS,
+    Backoff,
+    Dedup,
+    JobLinks,
+    JobSettings,
+    JobSpec,
+    is_plain,
+    links_of,
+    settings_of,
+)
 
 BULK: Final = 500
 """Jobs per call: one call should hold the server for few milliseconds."""
@@ -90,7 +100,7 @@ class Intake(Store):
         if all(map(is_plain, specs)):
             return await self.insert_plain(queue, specs) if specs else []
         await self._register(queue)
-        if any(_has_family(spec) for spec in specs):
+        if any(_may_be_refused(spec) for spec in specs):
             return await self._insert_rich(queue, specs)
         ids: list[str] = []
         for start in range(0, len(specs), BULK):
@@ -276,8 +286,11 @@ def _is_due_now(spec: JobSpec) -> bool:
     return not spec.delay and not spec.priority and spec.timestamp is None
 
 
-def _has_family(spec: JobSpec) -> bool:
-    return bool(getattr(spec, "depends_on", None)) or getattr(spec, "parent_id", None) is not None
+def _may_be_refused(spec: JobSpec) -> bool:
+    """Whether what is stored may refuse the job, and with it the batch: for its relatives, or for what it replaces."""
+    dedup: Dedup | None = getattr(spec, "dedup", None)
+    has_family = bool(getattr(spec, "depends_on", None)) or getattr(spec, "parent_id", None) is not None
+    return has_family or (dedup is not None and dedup.replace)
 
 
 def _opts(settings: JobSettings) -> str:

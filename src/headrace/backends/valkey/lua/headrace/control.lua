@@ -22,6 +22,7 @@ do
       refuse('refused', 'Job not found or cannot be cancelled')
     end
     tell_flow_of_removal(job, 'its job was cancelled')
+    families.child_removed(job)
     withdraw(job)
   end)
 
@@ -191,10 +192,16 @@ do
   end)
 
   verb('removeUnprocessedChildren', 'parentId', function(queue, args)
-    local parent = get(queue, args[2])
+    local parent, unstarted = get(queue, args[2]), {}
     for _, child in ipairs(families.children_of(parent)) do
       if is_unstarted(child) then
         families.cut_tie(parent, child)
+        unstarted[#unstarted + 1] = child
+      end
+    end
+    for _, child in ipairs(unstarted) do
+      if not child.is_gone and is_unstarted(child) then -- else it failed with another one that it waited for
+        families.child_removed(child)
         withdraw(child)
       end
     end
@@ -312,6 +319,7 @@ do
           publish_end({ event = 'removed', queue = queue.name }, job)
         end
         if not has_ended(job) then tell_flow_of_removal(job, args[4]) end
+        families.child_removed(job)
         remove(job)
         removed[#removed + 1] = job.id
       end

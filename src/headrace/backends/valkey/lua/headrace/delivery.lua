@@ -268,6 +268,7 @@ do
       tell('expired', job)
       announce(job.queue, 'expired', job.id)
       tell_flow(job, 'expired')
+      families.child_failed(job, 'expired')
       remove(job)
       return
     end

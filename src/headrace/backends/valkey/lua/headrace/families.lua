@@ -32,6 +32,19 @@ do
     return false
   end
 
+  -- A new job whose id others wait for already: an earlier job of that id is gone.
+  function families.stand_in(job)
+    if call('EXISTS', dependents_key(job.queue, job.id)) == 1 then put(job, 'dep', '1') end
+  end
+
+  function families.is_awaited(job)
+    for _, text in ipairs(waiting_for(job)) do
+      local parent = by_member(text)
+      if parent and parent.h.state == 'waiting-children' then return true end
+    end
+    return false
+  end
+
   function families.contains(list, value)
     for _, one in ipairs(list or {}) do
       if one == value then return true end
@@ -225,6 +238,11 @@ do
       i = i + 1
     end
     BAD_NEWS = nil
+  end
+
+  -- Who takes a job away that has not ended calls this before: to those who wait for it that is a failure.
+  function families.child_removed(job)
+    if not has_ended(job) then families.child_failed(job, 'removed') end
   end
 
   -- Children may have failed for good before anybody waited for them: their policy counts all the same.

@@ -51,6 +51,32 @@ do
     end
   end
 
+  -- The job that would go if this push took its key.
+  local function to_be_replaced(new)
+    local custom = new.extra.customId
+    local id = custom and call('HGET', new.queue.p .. ':hr:ids', custom)
+    local known = id and find(new.queue, id)
+    if known and not has_ended(known) then return nil end -- that job answers for the push
+    local holder = living_holder(new.queue, new.extra.uniqueKey)
+    local owner = holder and find(new.queue, holder.id)
+    return owner and owner.h.state ~= 'active' and owner or nil
+  end
+
+  -- A job that others wait for cannot be replaced: nothing would ever release them. `awaited` is what the push itself
+  -- depends on, `keys` has the unique keys of the batch so far and the custom ids of their jobs.
+  local function check_replacement(new, awaited, keys)
+    local key, dedup = new.extra.uniqueKey, new.extra.links and new.extra.links.dedup
+    if not key then return end
+    if type(dedup) == 'table' and dedup.replace then
+      local owner = to_be_replaced(new)
+      local tie = owner and (awaited[owner.id] or awaited[owner.h.ci or ''])
+      local own = owner and (families.is_awaited(owner) or tie and target_of(tie, new.queue) == owner) and owner.id
+      local refused = own or (awaited[keys[key] or ''] and keys[key])
+      if refused then refuse('refused', 'Cannot replace deduplicated job ' .. refused .. ' because live jobs depend on it') end
+    end
+    keys[key] = new.extra.customId or ''
+  end
+
   -- Whether no other job has the id, in whatever queue.
   local function is_id_free(new, id)
     local queue, lookup = new.queue, new.extra.lookup
@@ -60,19 +86,44 @@ do
     return not owner or owner == queue.name or call('EXISTS', string.match(queue.p, '^(.*):{') .. ':{' .. owner .. '}:job:' .. id) == 0
   end
 
+  local function used_key(new)
+    return new.queue.p .. ':hr:used:' .. new.extra.customId
+  end
+
+  -- The job that the id was used for within its `idTtl`; a shadow of it when it is gone.
+  local function used_job(new)
+    if not new.extra.idTtl then return nil end
+    local expires, id = string.match(call('GET', used_key(new)) or '', '^(%d+) (.*)$')
+    if not expires or tonumber(expires) <= NOW then return nil end
+    return find(new.queue, id) or { queue = new.queue, id = id, h = { hv = '1' } }
+  end
+
+  -- Whether an existing job answers for the custom id of a member of a family, as it would for a single push.
+  local function is_answered(new)
+    local custom = new.extra and new.extra.customId
+    if not custom then return false end
+    local id = call('HGET', new.queue.p .. ':hr:ids', custom)
+    local known = id and find(new.queue, id)
+    return known and (new.extra.idTtl or not has_ended(known)) or used_job(new) ~= nil
+  end
+
   local function check_batch(news, is_flow)
-    local in_batch = {}
+    local in_batch, awaited, keys = {}, {}, {}
     for _, new in ipairs(news) do
       if new.extra and new.extra.customId then in_batch[new.extra.customId] = true end
+      for _, tie in ipairs(new.extra and new.extra.dependsOn or {}) do awaited[tie.id] = tie end
       if is_flow then
         in_batch[new.id] = true
-        if not is_id_free(new, new.id) then refuse('refused', 'flow job id already exists: ' .. new.id) end
+        if not is_id_free(new, new.id) or is_answered(new) then refuse('refused', 'flow job id already exists: ' .. new.id) end
       end
     end
     if is_flow then return end
     for i, new in ipairs(news) do
       if new.extra then
-        local ok, problem = pcall(check_family, new, in_batch)
+        local ok, problem = pcall(function()
+          check_family(new, in_batch)
+          check_replacement(new, awaited, keys)
+        end)
         if not ok and problem.kind then refuse(problem.kind, (#news > 1 and 'jobs[' .. (i - 1) .. ']: ' or '') .. problem.text) end
         if not ok then error(problem, 0) end
       end
@@ -81,15 +132,18 @@ do
 
   -- -- custom ids and unique keys -------------------------------------------------------------------------------------
 
+  -- False for one that others wait for. Clients are refused before it comes to that (`check_replacement`); what a
+  -- schedule or workflow pushes is answered by the owner, as it would be without `replace`.
   local function replace_owner(owner)
     if owner.h.state == 'active' then
       release_key(owner)
       history(owner).key_released = true
+    elseif families.is_awaited(owner) then
+      return false
     else
-      tell('removed', owner, { prev = word(owner) })
-      announce(owner.queue, 'removed', owner.id)
-      remove(owner)
+      withdraw(owner)
     end
+    return true
   end
 
   -- The job, unless it can only be dropped by whoever pulls it, which is done now: it must not stand for a new one.
@@ -104,10 +158,7 @@ do
     local owner = in_time(holder and find(new.queue, holder.id))
     if not owner then return nil end
     if type(dedup) == 'table' then
-      if dedup.replace then
-        replace_owner(owner)
-        return nil
-      end
+      if dedup.replace and replace_owner(owner) then return nil end
       if dedup.extend and tonumber(dedup.ttl) and tonumber(dedup.ttl) > 0 then
         local expires = NOW + math.floor(dedup.ttl)
         history(owner).key_expires = expires
@@ -208,18 +259,6 @@ do
     new.id = chosen
   end
 
-  local function used_key(new)
-    return new.queue.p .. ':hr:used:' .. new.extra.customId
-  end
-
-  -- The job that the id was used for within its `idTtl`; a shadow of it when it is gone.
-  local function used_job(new)
-    if not new.extra.idTtl then return nil end
-    local expires, id = string.match(call('GET', used_key(new)) or '', '^(%d+) (.*)$')
-    if not expires or tonumber(expires) <= NOW then return nil end
-    return find(new.queue, id) or { queue = new.queue, id = id, h = { hv = '1' } }
-  end
-
   -- Store one job, or give the one that its id or key already stands for.
   local function admit(new)
     local extra = new.extra
@@ -233,6 +272,7 @@ do
     end
     local job = make(new)
     if extra then take_keys(job) end
+    if extra and (extra.customId or extra.birth) then families.stand_in(job) end
     if extra and (extra.idTtl or 0) > 0 then
       call('SET', used_key(new), str(NOW + extra.idTtl) .. ' ' .. job.id, 'PX', str(extra.idTtl))
     end
@@ -291,7 +331,9 @@ do
         if new.extra then related[#related + 1] = { job, new.extra } end
       end
     end
-    for _, pair in ipairs(related) do resolve_family(pair[1], pair[2]) end
+    for _, pair in ipairs(related) do
+      if not pair[1].is_gone then resolve_family(pair[1], pair[2]) end -- else a later one of the batch replaced it
+    end
     return { ids }
   end
 

@@ -164,7 +164,8 @@ do
   end
 
   function complete_one(job, ack)
-    local queue, token, worker = job.queue, job.h.tok or ack.token, job.h.own
+    local queue, token, worker = job.queue, job.h.tok, job.h.own
+    if job.h.state ~= 'active' then token = ack.token end
     if has_history(job) then note(job, 'completed') end
     release_key(job)
     leave(job)
