@@ -122,7 +122,9 @@ class Cluster:
                 self._slots = [(int(r[0]), int(r[1]), _address(r[2], address)) for r in ranges]
                 await self._let_go_departed()
                 return
-        raise StorageUnavailable(f"no node of the cluster answers: {problem}")
+        if problem is None:
+            raise StorageUnavailable("the cluster is not formed yet: no node has slots")
+        raise StorageUnavailable(f"no node of the cluster answers: {problem}") from problem
 
     async def _let_go_departed(self) -> None:
         """Close connections to nodes without slots; those that still have to answer somebody are left for next time."""

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
-from typing import Any, Protocol
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final, Protocol
 
-from headrace.backends.valkey.connection import Argument, Connection, ServerError
+from headrace.backends.valkey.connection import Argument, Connection, ServerError, is_lasting
 from headrace.backends.valkey.url import ValkeyUrl
 from headrace.errors import StorageUnavailable
 
+PATIENCE_S: Final = 60.0
+"""How long a program that is just starting waits for a server that starts, too."""
+_AGAIN_S: Final = 0.5
+
 Command = tuple[Argument, ...]
+log: Final = logging.getLogger("headrace.valkey")
 
 
 class Transport(Protocol):
@@ -83,6 +90,22 @@ async def call_synced(connection: Connection, command: Command) -> Any:
     if synced[0] < 1:
         raise StorageUnavailable("Storage error: not synced to disk in time")
     return reply
+
+
+async def patiently(begin: Callable[[], Awaitable[None]], patience_s: float = PATIENCE_S) -> None:
+    """`begin` again while the server is away, loading its data or changing its role, but not for ever."""
+    loop = asyncio.get_running_loop()
+    deadline, is_told = loop.time() + patience_s, False
+    while True:
+        try:
+            return await begin()
+        except StorageUnavailable as error:
+            if is_lasting(error) or loop.time() >= deadline:
+                raise
+            if not is_told:
+                log.warning("waiting up to %g s for Valkey: %s", patience_s, error)
+                is_told = True
+        await asyncio.sleep(_AGAIN_S)
 
 
 async def answer(work: Awaitable[Any]) -> Any:
