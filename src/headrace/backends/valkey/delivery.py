@@ -121,7 +121,7 @@ class Delivery(Settlement):
     async def release(self, held: dict[str, int]) -> None:
         by_queue: dict[str, list[Text]] = {}
         for shown_id, serial in list(held.items()):
-            place = await self._place(shown_id)
+            place = await self._held_place(shown_id)
             if place is not None:
                 by_queue.setdefault(place[0], []).extend((place[1], f"{self.broker}:{serial}"))
         for queue, args in by_queue.items():
@@ -168,7 +168,7 @@ class Delivery(Settlement):
         raise NotImplementedError
 
     async def extend(self, job_id: str, token: str | None, duration_ms: float | None, *, force: bool = False) -> bool:
-        place = await self._place(job_id)
+        place = await self._held_place(job_id)
         if place is None:
             return False
         duration = None if duration_ms is None else int(duration_ms)

@@ -326,7 +326,7 @@ do
   end)
 
   local PLACES = { 'lifo', 'priority', 'scheduled', 'completed', 'failed', 'hr:ready', 'hr:delayed', 'hr:active', 'hr:blocked', 'hr:parked' }
-  local TRACES = { 'id', 'stream', 'dedup', 'ordering', 'ratelimited', 'list-active', 'hr:burials', 'hr:keys', 'hr:ids', 'hr:gone', 'hr:turn', 'hr:count', 'hr:groups-active', 'hr:satisfied', 'hr:group:' }
+  local TRACES = { 'id', 'stream', 'dedup', 'ordering', 'ratelimited', 'list-active', 'hr:burials', 'hr:keys', 'hr:ids', 'hr:gone', 'hr:turn', 'hr:count', 'hr:groups-active', 'hr:satisfied', 'hr:departed', 'hr:group:' }
   local SETTINGS = { 'meta', 'rate', 'metrics:completed', 'metrics:failed', 'hr:group-config', 'hr:held', 'hr:buckets' }
 
   local EVENTS_OUTLIVE = 3600000
