@@ -310,6 +310,17 @@ do
     return true
   end
 
+  local MAX_COUNTED_KEYS = 1000
+
+  -- How many jobs wait for their turn. What Node parked is found by the ordering keys only: with very many of these it is
+  -- not counted.
+  function groups.parked_count(queue)
+    local ordering_keys, count = queue.p .. ':ordering', 0
+    if call('HLEN', ordering_keys) > MAX_COUNTED_KEYS then return call('SCARD', queue.p .. ':hr:parked') end
+    for _, key in ipairs(call('HKEYS', ordering_keys)) do count = count + call('ZCARD', queue.p .. ':groupq:' .. key) end
+    return count
+  end
+
   function groups.promote_rate_limited(queue)
     local due = call('ZRANGEBYSCORE', queue.p .. ':ratelimited', '-inf', str(NOW), 'LIMIT', 0, 100)
     for _, key in ipairs(due) do
