@@ -148,15 +148,19 @@ class Connection:
 
     async def call_many(self, commands: Sequence[Sequence[Argument]]) -> list[Any]:
         """Several commands in one write; the first error is raised when all are answered."""
-        pipe = self._pipe
-        if pipe is None or not pipe.is_open:
-            pipe = await self._connected()
-        futures = [self._send(pipe, libvalkey.pack_command(tuple(command))) for command in commands]
-        replies = await asyncio.gather(*futures, return_exceptions=True)
+        replies = await self.call_each(commands)
         for reply in replies:
             if isinstance(reply, BaseException):
                 raise reply
         return replies
+
+    async def call_each(self, commands: Sequence[Sequence[Argument]]) -> list[Any]:
+        """The same with errors among the replies."""
+        pipe = self._pipe
+        if pipe is None or not pipe.is_open:
+            pipe = await self._connected()
+        futures = [self._send(pipe, libvalkey.pack_command(tuple(command))) for command in commands]
+        return await asyncio.gather(*futures, return_exceptions=True)
 
     def _send(self, pipe: _Pipe, packed: bytes) -> Answered:
         loop = asyncio.get_running_loop()
