@@ -330,3 +330,32 @@ class TestHistory:
         (letter,) = rig.dead_letters("q", DlqFilter(), 10)
         (attempt,) = letter.attempts
         assert (attempt.started_at, attempt.failed_at, attempt.duration) == (began, began + 9, 9)
+
+
+class TestLargeFamilies:
+    """The end of a child rewrites a part of its parent: one that does not grow with the number of its siblings."""
+
+    CHILDREN = 300
+
+    def rewritten(self, parent: str, queue: str, rig: Rig) -> int:
+        key = rig.backend._keys.job(queue, parent)
+        return len(shared_server().client().hget(key, "hh"))
+
+    def test_one_that_waits_for_many_jobs(self, rig: Rig) -> None:
+        ids = rig.push_many(*(spec(n) for n in range(self.CHILDREN)))
+        parent = rig.push(depends_on=ids)
+        assert self.rewritten(parent, "q", rig) < 500
+        for held in rig.pull(count=self.CHILDREN):
+            assert rig.state(parent) == "waiting-children"
+            rig.ack(held)
+        assert rig.look(parent)["childrenCompleted"] == self.CHILDREN
+        assert rig.pulled_ids() == [parent]
+
+    def test_a_parent_whose_children_are_in_another_queue(self, rig: Rig) -> None:
+        ids = [f"child-{n}" for n in range(self.CHILDREN)]
+        children = ((job_id, "q", {"parent_id": "parent"}) for job_id in ids)
+        rig.push_family(*children, ("parent", "parents", {"depends_on": ids, "children_ids": ids}))
+        assert self.rewritten("parent", "parents", rig) < 500
+        rig.remove_unprocessed_children("parent")
+        assert rig.count("q") == {}
+        assert rig.pulled_ids("parents") == ["parent"]

@@ -70,12 +70,9 @@ class Past(Struct):
     stacktrace: list[str] | None = None
     failures: list[Attempt] = []
     burial: Buried | None = None
-    pending: list[str] = []
     children_completed: int = 0
     failed_children: dict[str, str] = {}
     ignored_children: dict[str, str] = {}
-    homes: dict[str, str] = {}
-    """Key prefixes of the queues of relatives that are in another queue."""
 
 
 _decode_past: Final = msgspec.json.Decoder(Past).decode

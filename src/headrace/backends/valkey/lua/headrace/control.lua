@@ -127,14 +127,14 @@ do
     local job = get(queue, args[2])
     if job.h.state ~= 'active' then refuse('refused', 'Job is not active') end
     check_token(job, args[3])
-    local ties, past, all, open = own_links(job), history(job), families.children_of(job), {}
-    past.pending = {}
-    ties.dependsOn = ties.dependsOn or {}
+    local all, open = families.children_of(job), {}
+    history(job)
+    families.wait_for_nothing(job)
     for _, child in ipairs(all) do
       if child.h.state ~= 'completed' then
         open[#open + 1] = child
         families.wait_for(job, child)
-        if not families.contains(ties.dependsOn, child.id) then ties.dependsOn[#ties.dependsOn + 1] = child.id end
+        families.list(job, 'dependsOn', child.id)
       end
     end
     leave(job)
