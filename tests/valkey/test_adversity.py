@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -98,6 +99,19 @@ class TestMemory:
             await backend.look_after()
             await backend.retire_completed()
             assert (await backend.counts("q")).completed == 0
+
+    async def test_a_broker_that_is_to_keep_more_events_starts_on_a_full_server_and_works(
+        self, server: ValkeyServer
+    ) -> None:
+        schedule = {"iterationCount": 0, "template": {"name": "n", "data": {}}, "nextRun": 1, "every": 1000}
+        async with opened(server.url) as backend:
+            await backend.insert_one("q", spec())
+            await backend.claim("q", Demand(1, "dead", 1))
+        server.client().hset("glide:{q}:schedulers", "s", json.dumps(schedule))
+        server.client().config_set("maxmemory", 1)
+        async with opened(f"{server.url}?events=5000") as backend:
+            await backend.look_after()
+            assert backend.total_counts().waiting == 1
 
     async def test_a_server_that_drops_keys_is_complained_about(
         self, server: ValkeyServer, caplog: pytest.LogCaptureFixture

@@ -113,7 +113,8 @@ class ValkeyBackend(Refused):
         try:
             await self._prepare()
             await self._check_eviction()
-            await self._cap_events(sorted(self._registered))
+            with suppress(StorageUnavailable):  # out of memory: it is noted when there is room
+                await self._cap_events(sorted(self._registered))
         except BaseException:
             await self._server.close()
             raise

@@ -213,8 +213,6 @@ class Delivery(Settlement):
 
         Called every second. A few queues are looked at each time, many by and by: within ROUND_CALLS calls all of them.
         """
-        with suppress(StorageUnavailable):  # out of memory: what is done below makes room
-            await self._register_worker()
         if not self._round:
             known = self._registered
             self._round = await self._queue_names()
@@ -224,9 +222,11 @@ class Delivery(Settlement):
             await self._give_back_lost(queue)
         size = max(_ROUND_SLICE, len(self._registered) // ROUND_CALLS + 1)
         names, self._round = self._round[:size], self._round[size:]
-        await self._cap_events(names)
         await asyncio.gather(*map(self._sweep_queue, names), *map(self._reclaim, names))
-        await asyncio.gather(*map(self._fire_schedulers, names))
+        with suppress(StorageUnavailable):  # out of memory, which what is done besides makes room for
+            await self._register_worker()
+            await self._cap_events(names)
+            await asyncio.gather(*map(self._fire_schedulers, names))
         self._counted.update(zip(names, await asyncio.gather(*map(self.counts, names)), strict=True))
 
     async def _enter_again(self, left: set[str]) -> None:
