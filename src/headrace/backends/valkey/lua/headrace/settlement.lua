@@ -7,6 +7,7 @@ do
   local MAX_MINUTES = 3000 -- fields of a day are 2880
   local MAX_REMEMBERED = 10000
   local DEPARTED_MS = 3600000
+  local PLACE_MS = 60000 -- one key per job: not for longer than it takes to connect again
   local MAX_DROPPED = 1000
   local DLQ_DEFAULTS = { autoRetry = false, autoRetryInterval = 3600000, maxAutoRetries = 3, maxAge = 604800000, maxEntries = 10000 }
 
@@ -95,7 +96,7 @@ do
     local key = departed_key(job.queue)
     remember(key, job.id .. ' ' .. job.h.et)
     call('PEXPIRE', key, DEPARTED_MS)
-    remove(job, DEPARTED_MS)
+    remove(job, PLACE_MS)
   end
 
   -- What a Node producer asked to keep: true, a number, or {age, count}.
