@@ -15,7 +15,7 @@ from importlib.resources import files
 
 import pytest
 
-from headrace.backends.base import DlqFilter
+from headrace.backends.base import Demand, DlqFilter, GroupDemand
 from headrace.backends.valkey.backend import ValkeyBackend
 from headrace.errors import LeaseLost, NotFound
 from tests.conformance.rig import Rig, spec
@@ -294,6 +294,16 @@ class TestCost:
         assert rig.state(rig.push(custom_id="c7")) == "waiting"
         assert foreign.client.pttl(f"{foreign.prefix}:hr:queue-of:c7") == -1
         assert rig.push("other", custom_id="c7") != "c7", "a living job of another queue has it"
+
+    def test_a_pull_does_not_ask_each_of_many_groups_that_have_all_they_may_have(self, rig: Rig) -> None:
+        rig.push_many(*(spec(n, group_id=f"g{n % 100}") for n in range(200)))
+        one_each = Demand(100, "w", 30_000, None, GroupDemand(concurrency=1))
+        assert len(rig.claim("q", one_each)) == 100
+        client = shared_server().client()
+        client.config_resetstat()
+        assert rig.claim("q", one_each) == []
+        stats = client.info("commandstats")
+        assert sum(row["calls"] for name, row in stats.items() if re.search("hget|zrange|zadd", name)) < 20
 
 
 class TestEvents:

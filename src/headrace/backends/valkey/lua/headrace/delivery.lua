@@ -248,17 +248,39 @@ do
     return entry and take_entry(queue, entry)
   end
 
+  -- Whose turn it is in this call. There may be very many groups: they are read once, and one that has nothing to give, or
+  -- as many jobs at work as it may have, is passed over from then on.
+  local function turn_of(queue, demand)
+    if not demand.turn then
+      demand.turn = { groups = call('ZRANGE', queue.p .. ':hr:turn', 0, -1), passed = 0, idle = groups.at_work(queue, demand) }
+    end
+    return demand.turn
+  end
+
   -- Ungrouped jobs first, then one job of each group in turn, within the limits of the groups.
   local function next_of_groups(queue, demand)
     if type(demand.affinity) == 'string' then return take_of_group(queue, demand.affinity, demand) end
     local job = next_ungrouped(queue)
     if job ~= nil or demand.isUngrouped then return job end
-    for _, group in ipairs(call('ZRANGE', queue.p .. ':hr:turn', 0, -1)) do
-      call('ZADD', queue.p .. ':hr:turn', 'XX', call('HINCRBY', queue.p .. ':hr:count', 'turn', 1), group)
-      job = take_of_group(queue, group, demand)
-      if job ~= nil then return job end
+    local turn = turn_of(queue, demand)
+    for _ = 1, #turn.groups do
+      local group = turn.groups[turn.passed + 1]
+      turn.passed = (turn.passed + 1) % #turn.groups
+      if not turn.idle[group] then
+        job = take_of_group(queue, group, demand)
+        if job ~= nil then return job end
+        turn.idle[group] = true
+      end
     end
     return nil
+  end
+
+  -- Note whose turn is next: those who had theirs go to the end.
+  local function note_turn(queue, demand)
+    local turn = demand.turn
+    if not turn or turn.passed == 0 then return end
+    local score = call('HINCRBY', queue.p .. ':hr:count', 'turn', turn.passed) - turn.passed
+    for i = 1, turn.passed do call('ZADD', queue.p .. ':hr:turn', 'XX', score + i, turn.groups[i]) end
   end
 
   -- -- handing out --------------------------------------------------------------------------------------------------------
@@ -504,6 +526,7 @@ do
       give_from_stream(round, queue, wanted)
     else
       give_in_order(round, queue, wanted, group)
+      if group then note_turn(queue, group) end
     end
     if bucket and round.count > 0 then
       bucket.tokens = math.max(0, bucket.tokens - round.count)

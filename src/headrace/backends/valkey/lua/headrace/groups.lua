@@ -103,6 +103,16 @@ do
     due_at(ends)
   end
 
+  -- The groups that have as many jobs at work as they may have.
+  function groups.at_work(queue, demand)
+    local busy, sets = {}, to_map(call('HGETALL', queue.p .. ':hr:group-config'))
+    for group, count in pairs(to_map(call('HGETALL', queue.p .. ':hr:groups-active'))) do
+      local most = sets[group] and cjson.decode(sets[group]).concurrency or demand.concurrency
+      if most and tonumber(count) >= most then busy[group] = true end
+    end
+    return busy
+  end
+
   -- Whether a job of the group may run now; takes a token of its rate.
   function groups.may_run(queue, group, demand)
     local set = groups.config(queue, group)
