@@ -35,6 +35,7 @@ _PARTS: Final = (
     "groups",
     "settlement",
     "delivery",
+    "leases",
     "control",
     "schedulers",
     "flows",
