@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
+from headrace.engine.history import History
 from headrace.model import DlqFilter
 from tests.conformance.rig import Rig, spec, unpack
 from tests.valkey.foreign import Foreign
@@ -47,3 +50,20 @@ def test_a_job_of_node_is_listed_with_the_priority_that_it_was_given_here(rig: R
     assert rig.look(job_id)["priority"] == 7
     assert rig.ids_in("prioritized") == [job_id]
     assert rig.counts_per_priority("q") == {"7": 1}
+
+
+def test_a_queue_may_be_obliterated_while_the_history_is_sampled(rig: Rig) -> None:
+    queues = [f"q{n:02}" for n in range(40)]
+    history = History(rig.backend, rig.clock)
+    history.start()
+    for queue in queues:
+        rig.push(queue)
+    rig.advance(60_000)
+
+    async def sample_meanwhile() -> None:
+        sampling = asyncio.ensure_future(history.sample())
+        await rig.backend.obliterate(queues[-1])
+        assert not sampling.done()
+        await sampling
+
+    rig.wait(sample_meanwhile())

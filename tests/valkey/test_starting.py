@@ -105,7 +105,7 @@ def replica(folder: Path) -> Iterator[ValkeyServer]:
 
 @contextmanager
 def unformed(folder: Path) -> Iterator[ValkeyServer]:
-    with UnreadyServer(folder, "--cluster-enabled", "yes") as server:
+    with UnreadyServer(folder, "--cluster-enabled", "yes", "--cluster-port", str(free_port())) as server:
         yield server
 
 
