@@ -243,7 +243,6 @@ RECENT = st.sampled_from((0, 0, 0, 1, 1, 2, 3, 5, 8, 13))
 
 class Machine(RuleBasedStateMachine):
     kind = KINDS[1]
-    remembers_departed = True
 
     def __init__(self) -> None:
         super().__init__()
@@ -386,7 +385,7 @@ class Machine(RuleBasedStateMachine):
         """What must become of an ACK: applied, ignored, or an error."""
         job = self.model.jobs.get(job_id)
         if job is None:
-            is_known = self.remembers_departed and self.model.departed.get(job_id, "") == token
+            is_known = self.model.departed.get(job_id, "") == token
             return "ignored" if is_known else "not there"
         if job.lease is not None:
             return "applied" if job.lease.token in (None, token) else "not yours"
@@ -570,7 +569,6 @@ class MemoryMachine(Machine):
 
 class ValkeyMachine(Machine):
     kind = VALKEY
-    remembers_departed = False
 
     def seen(self) -> dict[str, Seen]:
         client = shared_server().client()

@@ -9,11 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-import msgspec
-
 import valkey
 from headrace.backends.valkey.backend import ValkeyBackend
-from headrace.backends.valkey.hashes import Past
 
 _RANK = 60
 _clients: dict[int, Any] = {}
@@ -59,9 +56,8 @@ def _check_dependents(client: Any, keys: list[str], views: list[QueueKeys]) -> N
     for (prefix, job_id), h in known.items():
         if h["state"] != b"waiting-children" or "hh" not in h:
             continue
-        past = msgspec.json.decode(h["hh"], type=Past)
-        for dependency in past.pending:
-            home = past.homes.get(dependency, prefix)
+        for pending in client.smembers(f"{prefix}:hr:pending:{job_id}"):
+            home, _, dependency = pending.decode().partition(" ")
             waiting = client.lrange(f"{home}:hr:dependents:{dependency}", 0, -1)
             assert waiting.count(f"{prefix} {job_id}".encode()) == 1, f"{job_id} would never hear of {dependency}"
 

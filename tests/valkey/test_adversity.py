@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,7 +18,7 @@ from headrace.client.queue import Queue
 from headrace.connect import open_client
 from headrace.engine.crons import Crons
 from headrace.engine.workers import WorkerRegistry
-from headrace.errors import StorageUnavailable
+from headrace.errors import NotFound, StorageUnavailable
 from headrace.model import CronEntry
 from headrace.worker.context import JobContext
 from headrace.worker.worker import Worker
@@ -98,6 +99,19 @@ class TestMemory:
             await backend.look_after()
             await backend.retire_completed()
             assert (await backend.counts("q")).completed == 0
+
+    async def test_a_broker_that_is_to_keep_more_events_starts_on_a_full_server_and_works(
+        self, server: ValkeyServer
+    ) -> None:
+        schedule = {"iterationCount": 0, "template": {"name": "n", "data": {}}, "nextRun": 1, "every": 1000}
+        async with opened(server.url) as backend:
+            await backend.insert_one("q", spec())
+            await backend.claim("q", Demand(1, "dead", 1))
+        server.client().hset("glide:{q}:schedulers", "s", json.dumps(schedule))
+        server.client().config_set("maxmemory", 1)
+        async with opened(f"{server.url}?events=5000") as backend:
+            await backend.look_after()
+            assert backend.total_counts().waiting == 1
 
     async def test_a_server_that_drops_keys_is_complained_about(
         self, server: ValkeyServer, caplog: pytest.LogCaptureFixture
@@ -334,3 +348,32 @@ def test_jobs_that_may_not_start_do_not_hold_the_server_up(rig: Rig, foreign: Fo
         assert held or "q" in rig.backend.take_ready(), "who waits is not told to ask again"
         expired = left
     assert (held[0].id, claims) == (late, 5)
+
+
+class TestDurable:
+    @pytest.fixture
+    def server(self, tmp_path: Path) -> Iterator[ValkeyServer]:
+        with ValkeyServer(tmp_path / "valkey", "--appendonly", "yes") as running:
+            yield running
+
+    async def test_durable_pushes_that_come_together_share_the_wait_for_the_disk(self, server: ValkeyServer) -> None:
+        async with opened(server.url) as backend:
+            ids = await asyncio.gather(*(backend.insert_one("q", spec(n, durable=True)) for n in range(40)))
+            assert (await backend.counts("q")).waiting == len(set(ids)) == 40
+        assert server.client().info("commandstats")["cmdstat_waitaof"]["calls"] <= 4
+
+    async def test_one_that_is_refused_is_refused_alone(self, server: ValkeyServer) -> None:
+        async with opened(server.url) as backend:
+            specs = [spec(1, durable=True), spec(2, durable=True, depends_on=["nobody"]), spec(3, durable=True)]
+            pushes = (backend.insert("q", [one]) for one in specs)
+            first, refused, last = await asyncio.gather(*pushes, return_exceptions=True)
+            assert isinstance(refused, NotFound)
+            assert await backend.state(first[0]) == await backend.state(last[0]) == "waiting"
+
+    async def test_a_push_whose_wait_was_lost_is_not_acknowledged(self, server: ValkeyServer) -> None:
+        async with proxied(server.port) as (proxy, url), opened(url) as backend:
+            proxy.lost_with = b"*2\r\n:1\r\n:0\r\n"  # the reply of WAITAOF
+            with pytest.raises(StorageUnavailable):
+                await backend.insert_one("q", spec(1, durable=True))
+            assert proxy.lost == 1
+            assert await backend.insert_one("q", spec(2, durable=True))

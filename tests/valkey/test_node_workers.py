@@ -268,3 +268,30 @@ def test_a_job_deep_in_a_long_stream_is_found_without_reading_the_stream(rig: Ri
     rig.cancel(f"q:{job_id}")
     assert client.info("commandstats")["cmdstat_xrange"]["calls"] <= 2
     assert client.xlen(stream) == 5000
+
+
+class TestParkedByNode:
+    """Jobs that a Node worker found out of turn and put aside."""
+
+    @pytest.fixture
+    def parked(self, rig: Rig, foreign: Foreign, node: NodeWorker) -> list[str]:
+        ids = [foreign.add(ordering="k") for _ in range(3)]
+        node.take()
+        assert node.take() is None
+        return [f"q:{job_id}" for job_id in ids[1:]]
+
+    def test_they_count_as_waiting_and_are_listed(self, rig: Rig, parked: list[str]) -> None:
+        assert rig.count() == {"waiting": 2, "active": 1}
+        assert rig.ids_in("waiting") == parked
+
+    def test_a_drained_queue_has_none_of_them_left(self, rig: Rig, foreign: Foreign, parked: list[str]) -> None:
+        assert rig.drain("q") == 2
+        assert rig.count() == {"active": 1}
+        assert not foreign.client.exists(foreign.key("groupq:k"))
+
+    def test_nothing_of_them_is_left_when_the_queue_is_obliterated(
+        self, rig: Rig, foreign: Foreign, parked: list[str]
+    ) -> None:
+        rig.pause("q")  # which enters it in the list of queues
+        rig.obliterate("q")
+        assert foreign.client.keys(foreign.key("job:*")) == []

@@ -28,7 +28,6 @@ DIFFERENT = {
     "test_search_finds_jobs_by_what_is_in_them_page_by_page",  # search
     "test_a_search_in_brief_shows_the_beginning_of_what_it_finds",  # search
     "test_trim_events_is_accepted_and_takes_nothing_from_the_one_log",  # TrimEvents
-    "test_a_job_that_is_gone_with_its_lease_does_not_spoil_the_batch",  # late acknowledgements
     "test_flows_and_their_logs_survive_kill_9",  # this one and the next two bring servers of their own
     "test_tombstones_survive_a_restart",
     "test_memory_servers_know_tombstones_too",

@@ -50,12 +50,13 @@ async def _capture(arguments: argparse.Namespace) -> None:
     from headrace.backends.valkey.backend import transport_of
     from headrace.backends.valkey.capture import Capture
     from headrace.backends.valkey.keys import Keys
+    from headrace.backends.valkey.transport import patiently
     from headrace.backends.valkey.url import parse_url
 
     url = parse_url(arguments.backend)
     limits = LogLimits(segment_ms=arguments.segment_ms, keep_bytes=None, cap_bytes=arguments.max_bytes)
     server = transport_of(url)
-    await server.open()
+    await patiently(server.open, *((0.0,) if arguments.once else ()))
     capture = Capture(server, Keys(url.prefix), Path(arguments.folder), limits)
     try:
         if arguments.once:

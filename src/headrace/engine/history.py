@@ -190,7 +190,8 @@ class History:
             return
         self._step = now // STEP_MS
         mono = self._clock.monotonic_ms()
-        figures, mark = self._backend.queue_figures(), self._mark(mono)
+        # A copy: a queue may be obliterated while others are counted.
+        figures, mark = dict(self._backend.queue_figures()), self._mark(mono)
         self._follow_busiest(figures, mark, now)
         for name, track in self._tracks.items():
             reading = _reading(figures[name], await self._backend.counts(name))

@@ -171,12 +171,30 @@ def _raise_file_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
+async def _is_reached(backend: AnyBackend, stopping: asyncio.Event) -> bool:
+    """Whether the server that has the queues can be worked with now; False if this one is to stop before that."""
+    if backend.is_local:
+        return True
+    reaching = asyncio.ensure_future(backend.wait_for_server())
+    told = asyncio.ensure_future(stopping.wait())
+    await asyncio.wait((reaching, told), return_when=asyncio.FIRST_COMPLETED)
+    told.cancel()
+    if reaching.done():
+        reaching.result()
+        return True
+    reaching.cancel()
+    await asyncio.wait((reaching,))
+    return False
+
+
 async def _serve(settings: Settings) -> None:
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
     app = App(settings)
+    if not await _is_reached(app.backend, stopping):
+        return
     await app.start()
     where = app.place
     secure = "s" if settings.tls_cert else ""

@@ -234,6 +234,7 @@ FUNCTIONS: Final[dict[str, tuple[str, str]]] = {
     "setMeta": ("(field value)*", "Set fields of the meta; an empty value removes one."),
     "setPaused": ("paused", "Pause or resume the queue."),
     "setStalls": ("config", "Stall settings, as JSON."),
+    "sketch": ("id*", "What jobs are chosen and sorted by: state, times, priority, group and birth."),
     "startFlow": (
         "id workflow mark registry noted entries FlowEntry* NewJob*",
         "Begin a workflow with its first jobs, or find the one that has this id.",

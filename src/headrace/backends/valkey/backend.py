@@ -18,7 +18,7 @@ from headrace.backends.valkey.hashes import from_fields
 from headrace.backends.valkey.library import check_rights, ensure_libraries, is_own_glidemq
 from headrace.backends.valkey.refused import Refused
 from headrace.backends.valkey.streams import Streams
-from headrace.backends.valkey.transport import Standalone, Transport, answer
+from headrace.backends.valkey.transport import PATIENCE_S, Standalone, Transport, answer, patiently
 from headrace.backends.valkey.url import ValkeyUrl, parse_url
 from headrace.backends.valkey.wakes import Wakes
 from headrace.clock import Clock, SystemClock
@@ -100,21 +100,34 @@ class ValkeyBackend(Refused):
         channels = [self._keys.wake, self._keys.ended, self._keys.flow_changes]
         self._wakes = Wakes(self.url, channels, self._hear, self._hear_all)
 
+    async def wait_for_server(self, patience_s: float = PATIENCE_S) -> None:
+        """Return when `open` will find a server that can be worked with. Raise what prevents that, if waiting for it to
+        pass does not help or takes too long."""
+        try:
+            await patiently(self._prepare, patience_s)
+        except BaseException:
+            await self._server.close()
+            raise
+
     async def open(self) -> None:
         try:
-            await self._server.open()
-            await self.load_libraries()
-            await answer(check_rights(self._server.primaries(), self.url.prefix))
+            await self._prepare()
             await self._check_eviction()
+            with suppress(StorageUnavailable):  # out of memory: it is noted when there is room
+                await self._cap_events(sorted(self._registered))
         except BaseException:
             await self._server.close()
             raise
         self._epoch = self._clock.now_ms()
         self._log.epoch = self._epoch
-        names = await self._queue_names()
-        await self._cap_events(names)
-        for queue in names:
+        for queue in self._registered:
             self._look_at(queue, self._clock.now_ms())
+
+    async def _prepare(self) -> None:
+        await self._server.open()
+        await self.load_libraries()
+        await answer(check_rights(self._server.primaries(), self.url.prefix))
+        await self._queue_names()
 
     async def _check_eviction(self) -> None:
         for primary in self._server.primaries():

@@ -24,7 +24,7 @@ import msgspec
 from headrace.backends.local.eventlog import EventLog, LogLimits
 from headrace.backends.local.segments import replace_file
 from headrace.backends.valkey.keys import Keys
-from headrace.backends.valkey.transport import Transport
+from headrace.backends.valkey.transport import Transport, answer
 from headrace.errors import HeadraceError
 from headrace.model import Event
 
@@ -194,7 +194,7 @@ class Capture:
             cursor = b""
             while cursor != b"0":
                 match = ("MATCH", f"{start}*{end}", "COUNT", 1000, "TYPE", "stream")
-                cursor, found = await primary.call("SCAN", cursor or b"0", *match)
+                cursor, found = await answer(primary.call("SCAN", cursor or b"0", *match))
                 self._queues |= {key.decode()[len(start) : -len(end)] for key in found}
 
     def _stream(self, queue: str) -> str:

@@ -15,7 +15,7 @@ from typing import Any, Final
 from valkey.crc import key_slot
 
 from headrace.backends.valkey.connection import Argument, Connection, ServerError, Unreachable
-from headrace.backends.valkey.transport import Command, call_synced, refusal
+from headrace.backends.valkey.transport import Command, Syncing, refusal
 from headrace.backends.valkey.url import ValkeyUrl
 from headrace.errors import StorageUnavailable
 
@@ -32,7 +32,7 @@ class Cluster:
     def __init__(self, url: ValkeyUrl) -> None:
         self._url = url
         self._nodes: dict[Address, Connection] = {}
-        self._syncing: dict[Address, Connection] = {}
+        self._syncing: dict[Address, Syncing] = {}
         self._slots: list[tuple[int, int, Address]] = []
         self._reading: asyncio.Task[None] | None = None
 
@@ -40,7 +40,8 @@ class Cluster:
         await self._read_slots()
 
     async def close(self) -> None:
-        for connection in (*self._nodes.values(), *self._syncing.values()):
+        connections: list[Connection | Syncing] = [*self._nodes.values(), *self._syncing.values()]
+        for connection in connections:
             await connection.close()
 
     def primaries(self) -> list[Connection]:
@@ -62,7 +63,7 @@ class Cluster:
 
     async def fcall_synced(self, function: str, keys: Sequence[str], args: Sequence[Argument]) -> Any:
         command = ("FCALL", function, len(keys), *keys, *args)
-        return await self._routed(keys[0], lambda address: call_synced(self._sync_node(address), command))
+        return await self._routed(keys[0], lambda address: self._sync_node(address).call(*command))
 
     async def _routed(self, key: str, call: Any) -> Any:
         for attempt in range(_TRIES):
@@ -97,9 +98,9 @@ class Cluster:
             self._nodes[address] = Connection(self._url, *address)
         return self._nodes[address]
 
-    def _sync_node(self, address: Address) -> Connection:
+    def _sync_node(self, address: Address) -> Syncing:
         if address not in self._syncing:
-            self._syncing[address] = Connection(self._url, *address)
+            self._syncing[address] = Syncing(Connection(self._url, *address))
         return self._syncing[address]
 
     async def refresh(self, absent: Address | None = None) -> None:
@@ -122,7 +123,9 @@ class Cluster:
                 self._slots = [(int(r[0]), int(r[1]), _address(r[2], address)) for r in ranges]
                 await self._let_go_departed()
                 return
-        raise StorageUnavailable(f"no node of the cluster answers: {problem}")
+        if problem is None:
+            raise StorageUnavailable("the cluster is not formed yet: no node has slots")
+        raise StorageUnavailable(f"no node of the cluster answers: {problem}") from problem
 
     async def _let_go_departed(self) -> None:
         """Close connections to nodes without slots; those that still have to answer somebody are left for next time."""

@@ -8,6 +8,7 @@ deadline: if the server misses it the connection is closed, because replies come
 from __future__ import annotations
 
 import asyncio
+import re
 import ssl
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -20,6 +21,8 @@ from headrace.errors import StorageUnavailable
 
 _PAUSES: Final = (0.05, 0.1, 0.2, 0.5, 1.0)
 _MAX_IN_FLIGHT: Final = 100_000
+_LASTING: Final = re.compile(r"WRONGPASS|NOAUTH|NOPERM|DENIED|ERR (?!max number of clients)")
+"""Errors of a server that somebody has to do something about; it says others while it starts or changes its role."""
 
 Argument = bytes | str | int | float
 Answered = asyncio.Future[Any]
@@ -28,6 +31,19 @@ ServerError = libvalkey.ReplyError
 
 class Unreachable(StorageUnavailable):
     """No connection could be made: nothing was sent."""
+
+
+class Unfit(StorageUnavailable):
+    """The server answers, but cannot be worked with."""
+
+
+def is_lasting(error: BaseException | None) -> bool:
+    """Whether waiting does not help: the server, its users or our URL have to be changed."""
+    if isinstance(error, ServerError):
+        return _LASTING.match(str(error)) is not None
+    if error is None or isinstance(error, Unfit | ssl.SSLCertVerificationError):
+        return error is not None
+    return is_lasting(error.__cause__)
 
 
 class _Pipe(asyncio.Protocol):
@@ -132,15 +148,19 @@ class Connection:
 
     async def call_many(self, commands: Sequence[Sequence[Argument]]) -> list[Any]:
         """Several commands in one write; the first error is raised when all are answered."""
-        pipe = self._pipe
-        if pipe is None or not pipe.is_open:
-            pipe = await self._connected()
-        futures = [self._send(pipe, libvalkey.pack_command(tuple(command))) for command in commands]
-        replies = await asyncio.gather(*futures, return_exceptions=True)
+        replies = await self.call_each(commands)
         for reply in replies:
             if isinstance(reply, BaseException):
                 raise reply
         return replies
+
+    async def call_each(self, commands: Sequence[Sequence[Argument]]) -> list[Any]:
+        """The same with errors among the replies."""
+        pipe = self._pipe
+        if pipe is None or not pipe.is_open:
+            pipe = await self._connected()
+        futures = [self._send(pipe, libvalkey.pack_command(tuple(command))) for command in commands]
+        return await asyncio.gather(*futures, return_exceptions=True)
 
     def _send(self, pipe: _Pipe, packed: bytes) -> Answered:
         loop = asyncio.get_running_loop()
@@ -195,8 +215,9 @@ class Connection:
         except (OSError, TimeoutError, StorageUnavailable, ServerError, ssl.SSLError) as error:
             self._refused_until = loop.time() + _PAUSES[min(self._failures, len(_PAUSES) - 1)]
             self._failures += 1
+            what = "refused" if isinstance(error, ServerError) else "cannot be reached"
             text = str(error) or type(error).__name__
-            raise Unreachable(f"Valkey at {self.host}:{self.port} cannot be reached: {text}") from error
+            raise Unreachable(f"Valkey at {self.host}:{self.port} {what}: {text}") from error
         self._failures = 0
         self._refused_until = loop.time() + _PAUSES[0]  # if it does not last
         self._pipe = pipe

@@ -13,7 +13,7 @@ from headrace.backends.base import QueueLimits
 from headrace.backends.listing import Listing
 from headrace.backends.valkey.arguments import Text, plain
 from headrace.backends.valkey.delivery import Delivery
-from headrace.backends.valkey.hashes import MAX_PAYLOAD_BYTES, StoredJob, to_fields
+from headrace.backends.valkey.hashes import MAX_PAYLOAD_BYTES, Sketch, to_fields
 from headrace.errors import NotFound, Refused
 from headrace.model import DlqConfig, RateLimit, StallConfig
 
@@ -77,7 +77,7 @@ class Control(Delivery):
         await self._call("promote", queue, "one", own_id)
 
     async def promote_many(self, queue: str, count: int | None) -> int:
-        jobs = sorted(await self._jobs_in(queue, ["delayed"]), key=lambda job: job.order)[:count]
+        jobs = sorted(await self._sketches(queue, ["delayed"]), key=lambda job: job.order)[:count]
         promoted = 0
         for start in range(0, len(jobs), _SLICE):
             reply = await self._call("promote", queue, "many", *(job.id for job in jobs[start : start + _SLICE]))
@@ -166,7 +166,7 @@ class Control(Delivery):
     async def clean(self, queue: str, grace_ms: float, state: str | None, limit: int) -> list[str]:
         before = self._clock.now_ms() - grace_ms
         states = _CLEANABLE.get(state, ())
-        jobs = [job for word in states for job in await self._jobs_in(queue, [word]) if _age_of(job) <= before]
+        jobs = [job for word in states for job in await self._sketches(queue, [word]) if _age_of(job) <= before]
         if state == "prioritized":
             jobs = [job for job in jobs if job.priority > 0]
         chosen = Listing()
@@ -182,7 +182,8 @@ class Control(Delivery):
         """Ids of jobs that may be in this state."""
         raise NotImplementedError
 
-    async def _jobs_in(self, queue: str, states: Sequence[str]) -> list[StoredJob]:
+    async def _sketches(self, queue: str, states: Sequence[str]) -> list[Sketch]:
+        """All jobs that are in one of these states."""
         raise NotImplementedError
 
     # -- settings of a queue -------------------------------------------------------------------------------------------
@@ -239,12 +240,12 @@ class Control(Delivery):
     # -- groups --------------------------------------------------------------------------------------------------------
 
     async def group_jobs_count(self, queue: str, group: str) -> int:
-        jobs = await self._jobs_in(queue, ["waiting", "delayed"])
-        return sum(1 for job in jobs if job.links is not None and job.links.group_id == group)
+        jobs = await self._sketches(queue, ["waiting", "delayed"])
+        return sum(1 for job in jobs if job.group == group)
 
     async def groups_jobs_count(self, queue: str) -> int:
-        jobs = await self._jobs_in(queue, ["waiting", "delayed"])
-        return sum(1 for job in jobs if job.links is not None and job.links.group_id is not None)
+        jobs = await self._sketches(queue, ["waiting", "delayed"])
+        return sum(1 for job in jobs if job.group is not None)
 
     async def group_active_count(self, queue: str, group: str) -> int:
         key = f"{self._keys.of(queue)}:hr:groups-active"
@@ -301,7 +302,7 @@ class Control(Delivery):
         return bool((await self._call("removeChildDependency", child.queue, child.id, others=[home]))[0])
 
 
-def _age_of(job: StoredJob) -> float:
+def _age_of(job: Sketch) -> float:
     return job.finished if job.finished is not None else job.created
 
 

@@ -121,7 +121,7 @@ class Delivery(Settlement):
     async def release(self, held: dict[str, int]) -> None:
         by_queue: dict[str, list[Text]] = {}
         for shown_id, serial in list(held.items()):
-            place = await self._place(shown_id)
+            place = await self._held_place(shown_id)
             if place is not None:
                 by_queue.setdefault(place[0], []).extend((place[1], f"{self.broker}:{serial}"))
         for queue, args in by_queue.items():
@@ -168,7 +168,7 @@ class Delivery(Settlement):
         raise NotImplementedError
 
     async def extend(self, job_id: str, token: str | None, duration_ms: float | None, *, force: bool = False) -> bool:
-        place = await self._place(job_id)
+        place = await self._held_place(job_id)
         if place is None:
             return False
         duration = None if duration_ms is None else int(duration_ms)
@@ -213,8 +213,6 @@ class Delivery(Settlement):
 
         Called every second. A few queues are looked at each time, many by and by: within ROUND_CALLS calls all of them.
         """
-        with suppress(StorageUnavailable):  # out of memory: what is done below makes room
-            await self._register_worker()
         if not self._round:
             known = self._registered
             self._round = await self._queue_names()
@@ -224,9 +222,11 @@ class Delivery(Settlement):
             await self._give_back_lost(queue)
         size = max(_ROUND_SLICE, len(self._registered) // ROUND_CALLS + 1)
         names, self._round = self._round[:size], self._round[size:]
-        await self._cap_events(names)
         await asyncio.gather(*map(self._sweep_queue, names), *map(self._reclaim, names))
-        await asyncio.gather(*map(self._fire_schedulers, names))
+        with suppress(StorageUnavailable):  # out of memory, which what is done besides makes room for
+            await self._register_worker()
+            await self._cap_events(names)
+            await asyncio.gather(*map(self._fire_schedulers, names))
         self._counted.update(zip(names, await asyncio.gather(*map(self.counts, names)), strict=True))
 
     async def _enter_again(self, left: set[str]) -> None:

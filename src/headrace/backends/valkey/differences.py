@@ -34,8 +34,8 @@ DIFFERENT: Final[dict[str, str]] = {
     "scans": "number jobs by when they ended and not by when they were pushed; jobs of one number are never parted, so "
     "a page may have a few more than its limit",
     "acknowledgements of several queues": "in a cluster a batch is all or none for each queue",
-    "late acknowledgements": "of a job that was removed when it ended are refused, and with it a batch as a whole; a "
-    "file remembers the last 10,000 such jobs and leaves the late one out",
+    "late acknowledgements": "of jobs that were removed when they ended are ignored for an hour (with a custom id for "
+    "a minute, in a cluster not at all) and then refused, and with them a batch as a whole",
     "job ids": "jobs of Node producers go by `<queue>:<number>`",
     "order of commands": "commands that a client sends without awaiting replies are under way together: one that needs "
     "several calls may be overtaken, and replies come as they are done (clients match them by `reqId`)",

@@ -123,7 +123,7 @@ class Flows(Records):
 
     async def _ack_of(self, queues: list[str], ack: Ack) -> list[Text]:
         """The job that made the step; one that cannot be found is looked for in the flow's queue, and refused there."""
-        place = await self._place(ack.id)
+        place = await self._held_place(ack.id)
         home, own_id = (queues[0], ack.id) if place is None else place
         if home not in queues:
             queues.append(home)

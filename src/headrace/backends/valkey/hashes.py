@@ -70,12 +70,9 @@ class Past(Struct):
     stacktrace: list[str] | None = None
     failures: list[Attempt] = []
     burial: Buried | None = None
-    pending: list[str] = []
     children_completed: int = 0
     failed_children: dict[str, str] = {}
     ignored_children: dict[str, str] = {}
-    homes: dict[str, str] = {}
-    """Key prefixes of the queues of relatives that are in another queue."""
 
 
 _decode_past: Final = msgspec.json.Decoder(Past).decode
@@ -156,11 +153,6 @@ class StoredJob(Struct):
     def size(self) -> int:
         return len(self.data)
 
-    @property
-    def order(self) -> tuple[int, str]:
-        """By creation."""
-        return self.created, self.birth
-
     def shown_id(self) -> str:
         """Ids of Node producers are numbers of one queue: elsewhere they go by `<queue>:<n>`."""
         return self.id if self.is_ours else f"{self.queue}:{self.id}"
@@ -192,7 +184,7 @@ def read_hash(queue: str, flat: list[Any]) -> StoredJob | None:
         _int(h, b"processedOn"),
         _int(h, b"finishedOn"),
         _int(h, b"attemptsMade") or 0,
-        (_int(h, b"hp") or 0) if is_ours else 0,
+        _int(h, b"hp") or 0,
         _int(h, b"stalledCount") or 0,
         _int(h, b"hb") or created,
         _settings(h, is_ours=is_ours),
@@ -207,6 +199,40 @@ def read_hash(queue: str, flat: list[Any]) -> StoredJob | None:
         _text(h, b"ser"),
         is_ours,
         _text(h, b"next"),
+    )
+
+
+class Sketch(Struct, frozen=True, gc=False):
+    """What a job is chosen and sorted by, without what it carries: see the function `sketch`."""
+
+    id: str
+    state: str
+    created: int
+    finished: int | None
+    priority: int
+    group: str | None
+    birth: str
+
+    @property
+    def order(self) -> tuple[int, str]:
+        """By creation."""
+        return self.created, self.birth
+
+
+def read_sketch(job_id: str, found: list[bytes | None]) -> Sketch | None:
+    """One row of the reply of `sketch`; None for a job that is not there."""
+    state, created, finished, priority, group, birth = found
+    if created is None:
+        return None
+    word = (state or b"waiting").decode()
+    return Sketch(
+        job_id,
+        _WORDS.get(word, word),
+        int(_number(created) or 0),
+        int(_number(finished) or 0) or None,
+        int(_number(priority) or 0),
+        group.decode() if group else None,
+        birth.decode().rjust(36, "0") if birth else job_id.rjust(36, "0"),
     )
 
 

@@ -118,10 +118,7 @@ class Intake(Store):
         reply = await self._call(
             "insert", queue, *args, others=self._same_slot(queue, others), is_synced=is_synced, now=now
         )
-        ids = [job_id.decode() for job_id in reply[0]]
-        for job_id in ids:
-            self._remember(job_id, queue)
-        return ids
+        return [job_id.decode() for job_id in reply[0]]
 
     async def insert_family(self, nodes: Sequence[FamilyNode]) -> list[Raw]:
         if not nodes:
@@ -143,8 +140,6 @@ class Intake(Store):
             record.extra = pack(extra)
             args += flat(record)
         await self._call("insert", queues[0], *args, others=others, now=now)
-        for job_id, queue in homes.items():
-            self._remember(job_id, queue)
         jobs = [await self._read(node.queue, node.id) for node in nodes]
         return [show(job) for job in jobs if job is not None]
 

@@ -16,12 +16,12 @@ from functools import cache
 from importlib.resources import files
 from typing import Final
 
-from headrace.backends.valkey.connection import Connection, ServerError
+from headrace.backends.valkey.connection import Connection, ServerError, Unfit
 from headrace.errors import StorageUnavailable
 
 GENERATION: Final = 1
 """Counts up when programs before and after must not work on the same queues: other arguments, replies or keys."""
-REVISION: Final = 18
+REVISION: Final = 19
 """Counts up with every change to a Lua file: servers get the newer one."""
 
 GLIDEMQ_VERSION: Final = f"40+headrace.{REVISION}"
@@ -35,6 +35,7 @@ _PARTS: Final = (
     "groups",
     "settlement",
     "delivery",
+    "leases",
     "control",
     "schedulers",
     "flows",
@@ -94,7 +95,7 @@ async def check_rights(primaries: Sequence[Connection], prefix: str) -> None:
         refused = await primary.call("FCALL", "headrace_forbidden", 0, f"{prefix}:hr:wake")
         if refused:
             commands = ", ".join(command.decode() for command in refused)
-            raise StorageUnavailable(
+            raise Unfit(
                 f"the user that this program has on Valkey may not use {commands} on {prefix}:*: give it the rights "
                 "that docs/valkey.md names"
             )
@@ -114,7 +115,7 @@ async def _ensure_headrace(primary: Connection) -> None:
     version = await _version(primary, "headrace_version")
     generation, revision = _numbers(version) if version is not None else (0, 0)
     if generation > GENERATION:
-        raise StorageUnavailable(
+        raise Unfit(
             f"a newer Headrace works on this Valkey (functions of generation {generation}, this program has "
             f"{GENERATION}): upgrade this program"
         )

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final, TypeVar
 
+import msgspec
 from msgspec import Raw
 
 from headrace.backends.base import (
@@ -22,9 +23,9 @@ from headrace.backends.base import (
 )
 from headrace.backends.listing import REPLY_ROOM
 from headrace.backends.valkey.control import STATES, Control
-from headrace.backends.valkey.hashes import Buried, StoredJob, letter, show_brief, show_whole
+from headrace.backends.valkey.hashes import Buried, Sketch, StoredJob, letter, read_sketch, show_brief, show_whole
 from headrace.errors import NotFound, ReplyTooLarge
-from headrace.model import DAY_MS, NIL, DlqFilter
+from headrace.model import DAY_MS, DlqFilter
 
 T = TypeVar("T")
 
@@ -32,6 +33,8 @@ _TOO_LARGE: Final = "Reply exceeds 64 MB: ask for fewer jobs with a lower limit"
 _ENTRIES_AT_ONCE: Final = 5000
 _JOBS_AT_ONCE: Final = 100
 """Each may carry a megabyte, and its result another."""
+_KEYS_AT_ONCE: Final = 1000
+_SKETCHED_AT_ONCE: Final = 500
 _RANK_LENGTH: Final = 60
 
 
@@ -88,17 +91,26 @@ class Queries(Control):
 
     async def _waiting_ids(self, queue: str) -> list[str]:
         p, meta = self._keys.of(queue), self._keys.meta(queue)
-        ready, lifo, priority, scheduled, parked = await self._server.call_many(
+        ready, lifo, priority, scheduled = await self._server.call_many(
             [
                 (meta, ("ZRANGE", f"{p}:hr:ready", 0, -1)),
                 (meta, ("LRANGE", f"{p}:lifo", 0, -1)),
                 (meta, ("LRANGE", f"{p}:priority", 0, -1)),
                 (meta, ("ZRANGEBYSCORE", f"{p}:scheduled", 2**42, "+inf")),
-                (meta, ("SMEMBERS", f"{p}:hr:parked")),
             ]
         )
-        listed = [job_id.decode() for job_id in (*lifo, *priority, *scheduled, *parked)]
+        listed = [job_id.decode() for job_id in (*lifo, *priority, *scheduled, *await self._parked_ids(queue))]
         return [*(member[_RANK_LENGTH:].decode() for member in ready), *listed, *await self._streamed_ids(queue)]
+
+    async def _parked_ids(self, queue: str) -> list[bytes]:
+        """Those that wait for the turn of their ordering key, whoever parked them."""
+        key, ids, cursor = f"{self._keys.of(queue)}:ordering", list[bytes](), b""
+        while cursor != b"0":
+            cursor, found = await self._server.call(key, "HSCAN", key, cursor or b"0", "COUNT", _KEYS_AT_ONCE)
+            groups = [f"{self._keys.of(queue)}:groupq:{name.decode()}" for name in found[::2]]
+            for parked in await self._server.call_many([(group, ("ZRANGE", group, 0, -1)) for group in groups]):
+                ids += parked
+        return ids
 
     async def _active_ids(self, queue: str) -> list[str]:
         key = f"{self._keys.of(queue)}:hr:active"
@@ -115,28 +127,31 @@ class Queries(Control):
                 return ids
             after = f"({entries[-1][0].decode()}"
 
-    async def _jobs_in(self, queue: str, states: Sequence[str]) -> list[StoredJob]:
-        """All of them, and so without what they carry: data and results of a whole queue may be more than fits here."""
+    async def _sketches(self, queue: str, states: Sequence[str]) -> list[Sketch]:
         known: dict[str, None] = {}
         for state in states:
             known.update(dict.fromkeys(await self._ids_in(queue, state)))
-        ids, found = list(known), list[StoredJob]()
-        for start in range(0, len(ids), _JOBS_AT_ONCE):
-            for job in await self._read_many(queue, ids[start : start + _JOBS_AT_ONCE]):
-                if job.state in states:
-                    job.data, job.result = NIL, None
-                    found.append(job)
+        ids, found = list(known), list[Sketch]()
+        for start in range(0, len(ids), _SKETCHED_AT_ONCE):
+            part = ids[start : start + _SKETCHED_AT_ONCE]
+            (rows,) = await self._call("sketch", queue, *part)
+            sketches = map(read_sketch, part, rows)
+            found += [job for job in sketches if job is not None and job.state in states]
         return found
 
     async def _show_all(
-        self, jobs: Sequence[StoredJob], show: Callable[[StoredJob], T], size_of: Callable[[T], int], too_large: str
+        self,
+        queue: str,
+        states: dict[str, str],
+        show: Callable[[StoredJob], T],
+        size_of: Callable[[T], int],
+        too_large: str,
     ) -> list[T]:
-        """These jobs of one queue with what they carry, but for those that are gone or something else by now."""
-        shown, size = list[T](), 0
-        for start in range(0, len(jobs), _JOBS_AT_ONCE):
-            states = {job.id: job.state for job in jobs[start : start + _JOBS_AT_ONCE]}
-            for job in await self._read_many(jobs[0].queue, list(states)):
-                if job.state == states[job.id]:
+        """The jobs of these ids, but for those that are gone or in another state by now."""
+        ids, shown, size = list(states), list[T](), 0
+        for start in range(0, len(ids), _JOBS_AT_ONCE):
+            for job in await self._read_many(queue, ids[start : start + _JOBS_AT_ONCE]):
+                if job.state == states.get(job.id):
                     shown.append(show(job))
                     size += size_of(shown[-1])
                     if size > REPLY_ROOM:
@@ -150,14 +165,15 @@ class Queries(Control):
             return []
         chosen = await self._chosen(queue, STATES if states is None else states)
         page = sorted(chosen, key=lambda job: job.order, reverse=not asc)[offset : offset + limit]
-        return await self._show_all(page, show_brief if brief else show_whole, len, _TOO_LARGE)
+        states_of = {job.id: job.state for job in page}
+        return await self._show_all(queue, states_of, show_brief if brief else show_whole, len, _TOO_LARGE)
 
-    async def _chosen(self, queue: str, words: Sequence[str]) -> list[StoredJob]:
+    async def _chosen(self, queue: str, words: Sequence[str]) -> list[Sketch]:
         states = {word for word in words if word in STATES}
         if "wait" in words:
             states.add("waiting")
         only_prioritized = "prioritized" in words and "waiting" not in states
-        jobs = await self._jobs_in(queue, sorted(states | ({"waiting"} if only_prioritized else set())))
+        jobs = await self._sketches(queue, sorted(states | ({"waiting"} if only_prioritized else set())))
         return [job for job in jobs if not (only_prioritized and job.state == "waiting" and job.priority <= 0)]
 
     async def counts(self, queue: str) -> Counts:
@@ -165,7 +181,7 @@ class Queries(Control):
 
     async def counts_per_priority(self, queue: str) -> dict[str, int]:
         counts: dict[str, int] = {}
-        for job in await self._jobs_in(queue, ["waiting", "delayed"]):
+        for job in await self._sketches(queue, ["waiting", "delayed"]):
             counts[str(job.priority)] = counts.get(str(job.priority), 0) + 1
         return counts
 
@@ -201,26 +217,36 @@ class Queries(Control):
     async def dead_letters(
         self, queue: str, wanted: DlqFilter, count: int | None, brief: bool = False
     ) -> list[DeadLetter]:
-        chosen = await self._chosen_letters(queue, wanted, count)
-        too_large = _TOO_LARGE.replace("limit", "count")
-        return await self._show_all(chosen, partial(letter, is_brief=brief), lambda one: 2 * len(one.job), too_large)
+        states = dict.fromkeys(await self._chosen_letters(queue, wanted, count), "failed")
+        show, too_large = partial(letter, is_brief=brief), _TOO_LARGE.replace("limit", "count")
+        return await self._show_all(queue, states, show, lambda one: 2 * len(one.job), too_large)
 
-    async def _letters(self, queue: str) -> list[StoredJob]:
-        return await self._jobs_in(queue, ["failed"])
+    async def _letters(self, queue: str) -> list[tuple[str, Buried]]:
+        """All dead letters: their ids, and what is noted of their burials."""
+        ids = await self._ids_in(queue, "failed")
+        found: list[tuple[str, Buried]] = []
+        for start in range(0, len(ids), _JOBS_AT_ONCE):
+            jobs = await self._read_many(queue, ids[start : start + _JOBS_AT_ONCE])
+            found += [(job.id, _burial(job)) for job in jobs if job.state == "failed"]
+        return found
 
-    async def _chosen_letters(self, queue: str, wanted: DlqFilter, count: int | None) -> list[StoredJob]:
-        now = self._clock.now_ms()
-        matching = [job for job in await self._letters(queue) if _matches(job, wanted, now)]
+    async def _chosen_letters(self, queue: str, wanted: DlqFilter, count: int | None) -> list[str]:
         start = wanted.offset or 0
         limits = [n for n in (count, wanted.limit) if n is not None]
-        return matching[start : start + min(limits) if limits else None]
+        end = start + min(limits) if limits else None
+        if msgspec.structs.replace(wanted, offset=None, limit=None) == DlqFilter():
+            key = f"{self._keys.of(queue)}:failed"
+            ids = await self._server.call(key, "ZRANGE", key, start, -1 if end is None else end - 1) if end != 0 else []
+            return [job_id.decode() for job_id in ids]
+        now = self._clock.now_ms()
+        return [job_id for job_id, burial in await self._letters(queue) if _matches(burial, wanted, now)][start:end]
 
     async def retry_dlq(self, queue: str, job_id: str | None, count: int | None, wanted: DlqFilter | None) -> int:
         if job_id is not None:
             place = await self._place(job_id)
             return await self._revive(queue, "failed", [place[1]]) if place is not None and place[0] == queue else 0
         chosen = await self._chosen_letters(queue, wanted or DlqFilter(), count)
-        return await self._revive(queue, "failed", [job.id for job in chosen])
+        return await self._revive(queue, "failed", chosen)
 
     async def purge_dlq(self, queue: str) -> int:
         ids = await self._ids_in(queue, "failed")
@@ -233,7 +259,7 @@ class Queries(Control):
         return bool(await self._remove(queue, "failed", [place[1]], is_told=True))
 
     async def dlq_stats(self, queue: str) -> DlqStats:
-        letters = [_burial(job) for job in await self._letters(queue)]
+        letters = [burial for _, burial in await self._letters(queue)]
         return DlqStats.of(queue, letters, self._clock.now_ms())
 
     async def retry_completed(self, queue: str, job_id: str | None, count: int | None, before_ms: float | None) -> int:
@@ -288,6 +314,5 @@ def _burial(job: StoredJob) -> Buried:
     return known or Buried(float(job.finished or 0), "unknown", job.failed_reason)
 
 
-def _matches(job: StoredJob, wanted: DlqFilter, now: int) -> bool:
-    burial = _burial(job)
+def _matches(burial: Buried, wanted: DlqFilter, now: int) -> bool:
     return wanted.matches(burial.reason, burial.entered_at, burial.expires_at, now)

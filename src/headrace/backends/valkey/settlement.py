@@ -57,7 +57,7 @@ class Settlement(Turns):
         return done
 
     async def _complete(self, acks: Sequence[Ack], mode: str) -> list[bool | HeadraceError]:
-        places: list[tuple[str, str] | None] = [await self._place(ack.id) for ack in acks]
+        places: list[tuple[str, str] | None] = [await self._held_place(ack.id) for ack in acks]
         outcomes: list[bool | HeadraceError] = [False] * len(acks)
         for i, place in enumerate(places):
             if place is None:
@@ -143,7 +143,10 @@ class Settlement(Turns):
         remove: bool | None,
         retry_after: float | None = None,
     ) -> bool:
-        queue, own_id = await self._locate(job_id, f"Job not found or not in processing state: {job_id}")
+        place = await self._held_place(job_id)
+        if place is None:
+            raise NotFound(f"Job not found or not in processing state: {job_id}")
+        queue, own_id = place
         lines = [line.strip() for text in stack or [] for line in text.splitlines() if line.strip()]
         body: bytes | None = None
         job = None

@@ -68,6 +68,7 @@ class Store(Collection):
         self._marks: dict[str, list[str]] = {}
         """Those of them that a mark at the end of a job id stands for."""
         self._places: dict[str, str] = {}
+        """The queues of jobs that were handed out here and have not left these hands, as far as is known."""
         self._flow_homes: dict[str, str] = {}
         self._flow_queues: set[str] = set()
         """Queues that have workflows, as far as is known here."""
@@ -167,6 +168,7 @@ class Store(Collection):
 
     def _let_go(self, job_id: str) -> None:
         self._in_hand.pop(job_id, None)
+        self._places.pop(job_id, None)
         holder = self._holders.pop(job_id, None)
         if holder is not None:
             holder.pop(job_id, None)
@@ -279,15 +281,19 @@ class Store(Collection):
 
     async def _place(self, job_id: str) -> tuple[str, str] | None:
         """The queue of a job and its id there; None when it cannot be told."""
-        queue = self._places.get(job_id)
-        if queue is None:
-            queue = await self._marked_queue(job_id) or await self._noted_queue(job_id)
+        queue = await self._marked_queue(job_id) or await self._noted_queue(job_id)
         if queue is not None:
             return queue, job_id
         name, _, own_id = job_id.rpartition(":")
         if name and (own_id.isdigit() or (own_id and await self._exists(name, own_id))):
             return name, own_id
         return None
+
+    async def _held_place(self, job_id: str) -> tuple[str, str] | None:
+        """The same for a job that was probably handed out here, which saves the question. Nobody else may rely on that:
+        an id that somebody chose may be that of a job in another queue by now."""
+        queue = self._places.get(job_id)
+        return (queue, job_id) if queue is not None else await self._place(job_id)
 
     async def _exists(self, queue: str, job_id: str) -> bool:
         return bool(await self._server.call(self._keys.meta(queue), "EXISTS", self._keys.job(queue, job_id)))

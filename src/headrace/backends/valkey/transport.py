@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
-from typing import Any, Protocol
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final, Protocol
 
-from headrace.backends.valkey.connection import Argument, Connection, ServerError
+from headrace.backends.valkey.connection import Answered, Argument, Connection, ServerError, is_lasting
 from headrace.backends.valkey.url import ValkeyUrl
 from headrace.errors import StorageUnavailable
 
+PATIENCE_S: Final = 60.0
+"""How long a program that is just starting waits for a server that starts, too."""
+_AGAIN_S: Final = 0.5
+
 Command = tuple[Argument, ...]
+log: Final = logging.getLogger("headrace.valkey")
 
 
 class Transport(Protocol):
@@ -45,7 +52,7 @@ class Standalone:
     def __init__(self, url: ValkeyUrl) -> None:
         self._url = url
         self._connection = Connection(url, *url.hosts[0])
-        self._syncing = Connection(url, *url.hosts[0])
+        self._syncing = Syncing(Connection(url, *url.hosts[0]))
 
     async def open(self) -> None:
         await answer(self._connection.call("PING"))
@@ -73,16 +80,71 @@ class Standalone:
         return await answer(self._connection.call("FCALL", function, len(keys), *keys, *args))
 
     async def fcall_synced(self, function: str, keys: Sequence[str], args: Sequence[Argument]) -> Any:
-        return await answer(call_synced(self._syncing, ("FCALL", function, len(keys), *keys, *args)))
+        return await answer(self._syncing.call("FCALL", function, len(keys), *keys, *args))
 
 
-async def call_synced(connection: Connection, command: Command) -> Any:
-    """On a connection of its own: waiting for the disk holds up everything behind it."""
-    wait = ("WAITAOF", 1, 0, int(connection.timeout_s * 900))
-    reply, synced = await connection.call_many([command, wait])
-    if synced[0] < 1:
-        raise StorageUnavailable("Storage error: not synced to disk in time")
-    return reply
+class Syncing:
+    """Calls that return when the append-only file has what they wrote.
+
+    They have a connection of their own, because waiting for the disk holds up everything behind it. Those that come
+    meanwhile share the next wait.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._coming: list[tuple[Command, Answered]] = []
+        self._running: asyncio.Task[None] | None = None
+
+    async def call(self, *command: Argument) -> Any:
+        done: Answered = asyncio.get_running_loop().create_future()
+        self._coming.append((command, done))
+        if self._running is None:
+            self._running = asyncio.create_task(self._run())
+        return await done
+
+    async def _run(self) -> None:
+        wait = ("WAITAOF", 1, 0, int(self._connection.timeout_s * 900))
+        while self._coming:
+            calls, self._coming = self._coming, []
+            replies: list[Any]
+            try:
+                *replies, synced = await self._connection.call_each([*(command for command, _ in calls), wait])
+            except StorageUnavailable as error:
+                replies = [synced := error] * len(calls)
+            if isinstance(synced, list) and synced[0] < 1:
+                synced = StorageUnavailable("Storage error: not synced to disk in time")
+            for (_, done), reply in zip(calls, replies, strict=True):
+                problem = next((one for one in (reply, synced) if isinstance(one, BaseException)), None)
+                if done.done():
+                    continue
+                if problem is None:
+                    done.set_result(reply)
+                else:
+                    done.set_exception(problem)
+        self._running = None
+
+    @property
+    def is_idle(self) -> bool:
+        return self._running is None
+
+    async def close(self) -> None:
+        await self._connection.close()
+
+
+async def patiently(begin: Callable[[], Awaitable[None]], patience_s: float = PATIENCE_S) -> None:
+    """`begin` again while the server is away, loading its data or changing its role, but not for ever."""
+    loop = asyncio.get_running_loop()
+    deadline, is_told = loop.time() + patience_s, False
+    while True:
+        try:
+            return await begin()
+        except StorageUnavailable as error:
+            if is_lasting(error) or loop.time() >= deadline:
+                raise
+            if not is_told:
+                log.warning("waiting up to %g s for Valkey: %s", patience_s, error)
+                is_told = True
+        await asyncio.sleep(_AGAIN_S)
 
 
 async def answer(work: Awaitable[Any]) -> Any:

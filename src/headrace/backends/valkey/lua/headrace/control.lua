@@ -128,14 +128,14 @@ do
     local job = get(queue, args[2])
     if job.h.state ~= 'active' then refuse('refused', 'Job is not active') end
     check_token(job, args[3])
-    local ties, past, all, open = own_links(job), history(job), families.children_of(job), {}
-    past.pending = {}
-    ties.dependsOn = ties.dependsOn or {}
+    local all, open = families.children_of(job), {}
+    history(job)
+    families.wait_for_nothing(job)
     for _, child in ipairs(all) do
       if child.h.state ~= 'completed' then
         open[#open + 1] = child
         families.wait_for(job, child)
-        if not families.contains(ties.dependsOn, child.id) then ties.dependsOn[#ties.dependsOn + 1] = child.id end
+        families.list(job, 'dependsOn', child.id)
       end
     end
     leave(job)
@@ -333,8 +333,8 @@ do
     if args[2] == 'drained' then tell_queue('drained', queue, { bytes = tonumber(args[3]) }) end
   end)
 
-  local PLACES = { 'lifo', 'priority', 'scheduled', 'completed', 'failed', 'hr:ready', 'hr:delayed', 'hr:active', 'hr:blocked', 'hr:parked' }
-  local TRACES = { 'id', 'stream', 'dedup', 'ordering', 'ratelimited', 'list-active', 'hr:burials', 'hr:keys', 'hr:ids', 'hr:gone', 'hr:turn', 'hr:count', 'hr:groups-active', 'hr:satisfied', 'hr:group:' }
+  local PLACES = { 'lifo', 'priority', 'scheduled', 'completed', 'failed', 'hr:ready', 'hr:delayed', 'hr:active', 'hr:blocked' }
+  local TRACES = { 'id', 'stream', 'dedup', 'ordering', 'ratelimited', 'list-active', 'hr:burials', 'hr:keys', 'hr:ids', 'hr:gone', 'hr:turn', 'hr:count', 'hr:groups-active', 'hr:satisfied', 'hr:departed', 'hr:parked', 'hr:group:' }
   local SETTINGS = { 'meta', 'rate', 'metrics:completed', 'metrics:failed', 'hr:group-config', 'hr:held', 'hr:buckets' }
 
   local EVENTS_OUTLIVE = 3600000
@@ -348,6 +348,9 @@ do
   local function has_jobs(queue)
     for _, name in ipairs(PLACES) do
       if call('EXISTS', queue.p .. ':' .. name) == 1 then return true end
+    end
+    for _, key in ipairs(call('HKEYS', queue.p .. ':ordering')) do
+      if call('EXISTS', queue.p .. ':groupq:' .. key) == 1 then return true end
     end
     return call('XLEN', queue.k.stream) > 0
   end
@@ -429,7 +432,7 @@ do
     for _, band in ipairs(bands(queue)) do listed = listed + call('ZCOUNT', p .. ':scheduled', str(band), str(band)) end
     return {
       {
-        call('XLEN', p .. ':stream') - in_stream + call('LLEN', p .. ':lifo') + call('LLEN', p .. ':priority') + call('ZCARD', p .. ':hr:ready') + listed + call('SCARD', p .. ':hr:parked'),
+        call('XLEN', p .. ':stream') - in_stream + call('LLEN', p .. ':lifo') + call('LLEN', p .. ':priority') + call('ZCARD', p .. ':hr:ready') + listed + groups.parked_count(queue),
         call('ZCARD', p .. ':scheduled') - listed + call('ZCARD', p .. ':hr:delayed'),
         in_stream + (tonumber(call('GET', p .. ':list-active')) or 0),
         call('ZCARD', p .. ':completed'),
@@ -440,6 +443,14 @@ do
         meta(queue).hrHold and 0 or tonumber(meta(queue).globalConcurrency) or -1,
       },
     }
+  end)
+
+  verb('sketch', 'id*', function(queue, args)
+    local found = {}
+    for i = 2, #args do
+      found[i - 1] = call('HMGET', queue.k.job .. args[i], 'state', 'timestamp', 'finishedOn', 'hp', 'hg', 'birth')
+    end
+    return { found }
   end)
 
   verb('log', 'id line', function(queue, args)

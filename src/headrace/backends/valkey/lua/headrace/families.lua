@@ -1,11 +1,16 @@
--- Who waits for whom. A waiting job knows what is pending in its history; hr:dependents:<id> lists those who wait for a
--- job, as `<queue prefix> <job id>`. Families may span queues (not in a cluster, where the client refuses them).
+-- Who waits for whom: hr:pending:<id> is what a job waits for, hr:dependents:<id> lists those who wait for it, both as
+-- `<queue prefix> <job id>`. Families may span queues (not in a cluster, where the client refuses them), and be large:
+-- the end of a child must not cost as much as there are others.
 
 local families = {}
 local bury_or_remove -- see settlement.lua
 do
   local function dependents_key(job_or_queue, id)
     return job_or_queue.p .. ':hr:dependents:' .. id
+  end
+
+  local function pending_key(job)
+    return job.queue.p .. ':hr:pending:' .. job.id
   end
 
   local function member(job)
@@ -45,43 +50,39 @@ do
     return false
   end
 
-  function families.contains(list, value)
-    for _, one in ipairs(list or {}) do
-      if one == value then return true end
+  -- Add an id to a list of the links of a job, if it is not there.
+  function families.list(job, name, id)
+    local ties = own_links(job)
+    local listed = job.listed and job.listed[name]
+    if not listed then
+      listed, ties[name] = {}, ties[name] or {}
+      for _, one in ipairs(ties[name]) do listed[one] = true end
+      job.listed = job.listed or {}
+      job.listed[name] = listed
     end
-    return false
-  end
-
-  -- Where a pending dependency of `job` is: the prefix of its queue is remembered beside its id.
-  local function home_of(job, id)
-    local homes = history(job).homes
-    return queue_at(homes and homes[id] or job.queue.p)
+    if listed[id] then return false end
+    listed[id], ties[name][#ties[name] + 1] = true, id
+    return true
   end
 
   function families.wait_for(job, target)
-    local past = history(job)
-    past.pending = past.pending or {}
-    past.pending[#past.pending + 1] = target.id
-    if target.queue ~= job.queue then
-      past.homes = past.homes or {}
-      past.homes[target.id] = target.queue.p
-    end
+    if call('SADD', pending_key(job), member(target)) == 0 then return end
     call('RPUSH', dependents_key(target.queue, target.id), member(job))
     put(target, 'dep', '1')
   end
 
-  local function drop_dependency(parent, id)
-    local home = home_of(parent, id)
-    remove_value(history(parent).pending, id)
-    call('LREM', dependents_key(home, id), 0, member(parent))
+  local function drop_dependency(parent, text)
+    call('SREM', pending_key(parent), text)
+    local prefix, id = string.match(text, '^(%S+) (.*)$')
+    call('LREM', dependents_key(queue_at(prefix), id), 0, member(parent))
+  end
+
+  function families.wait_for_nothing(job)
+    for _, text in ipairs(call('SMEMBERS', pending_key(job))) do drop_dependency(job, text) end
   end
 
   forget_ties = function(job)
-    if not job.h.hh then return end
-    local past = history(job)
-    for _, id in ipairs(past.pending or {}) do
-      call('LREM', dependents_key(home_of(job, id), id), 0, member(job))
-    end
+    if job.h.hh then families.wait_for_nothing(job) end -- who waited has a history
   end
 
   -- Nothing is left to wait for: the job waits for a worker, or for its time.
@@ -95,7 +96,7 @@ do
   end
 
   function families.after_drop(parent)
-    if parent.h.state == 'waiting-children' and #(history(parent).pending or {}) == 0 then families.unblock(parent) end
+    if parent.h.state == 'waiting-children' and call('EXISTS', pending_key(parent)) == 0 then families.unblock(parent) end
   end
 
   -- glide-mq's own book about a parent, so that Node sees the same family.
@@ -164,7 +165,7 @@ do
     call('UNLINK', dependents_key(job.queue, job.id))
     for _, text in ipairs(waiting) do
       local parent = by_member(text)
-      if parent and remove_value(history(parent).pending, job.id) then
+      if parent and call('SREM', pending_key(parent), member(job)) == 1 then
         local past = history(parent)
         past.children_completed = (past.children_completed or 0) + 1
         families.after_drop(parent)
@@ -205,20 +206,20 @@ do
       if parent then
         local past = history(parent)
         if policy.failParentOnFailure then
-          drop_dependency(parent, child.id)
+          drop_dependency(parent, member(child))
           fail_parent(parent, 'Child job ' .. child.id .. ' failed: ' .. text)
         elseif policy.continueParentOnFailure then
           past.failed_children = past.failed_children or {}
           past.failed_children[key] = text
-          while past.pending and past.pending[1] do drop_dependency(parent, past.pending[1]) end
+          families.wait_for_nothing(parent)
           families.after_drop(parent)
         elseif policy.ignoreDependencyOnFailure then
           past.ignored_children = past.ignored_children or {}
           past.ignored_children[key] = text
-          drop_dependency(parent, child.id)
+          drop_dependency(parent, member(child))
           families.after_drop(parent)
         elseif policy.removeDependencyOnFailure then
-          drop_dependency(parent, child.id)
+          drop_dependency(parent, member(child))
           families.after_drop(parent)
         end
       end
@@ -253,26 +254,17 @@ do
   end
 
   function families.adopt_child(child, parent)
-    local ties = own_links(parent)
-    ties.childrenIds = ties.childrenIds or {}
-    if not families.contains(ties.childrenIds, child.id) then ties.childrenIds[#ties.childrenIds + 1] = child.id end
-    if child.queue ~= parent.queue then
-      local past = history(parent)
-      past.homes = past.homes or {}
-      past.homes[child.id] = child.queue.p
-    end
+    families.list(parent, 'childrenIds', child.id)
+    if child.queue ~= parent.queue then homes(parent, true)[child.id] = child.queue.p end
     if parent.h.state ~= 'waiting-children' or child.h.state == 'completed' then return end
-    ties.dependsOn = ties.dependsOn or {}
-    if families.contains(history(parent).pending, child.id) or families.contains(ties.dependsOn, child.id) then return end
-    ties.dependsOn[#ties.dependsOn + 1] = child.id
-    families.wait_for(parent, child)
+    if call('SISMEMBER', pending_key(parent), member(child)) == 1 then return end
+    if families.list(parent, 'dependsOn', child.id) then families.wait_for(parent, child) end
   end
 
   function families.children_of(parent)
     local found = {}
     for _, id in ipairs(links(parent).childrenIds or {}) do
-      local homes = has_history(parent) and history(parent).homes or nil
-      local child = find(queue_at(homes and homes[id] or parent.queue.p), id)
+      local child = find(queue_at(homes(parent)[id] or parent.queue.p), id)
       if child then found[#found + 1] = child end
     end
     return found
@@ -282,7 +274,8 @@ do
     local ties = own_links(parent)
     local known = remove_value(ties.childrenIds, child.id)
     known = remove_value(ties.dependsOn, child.id) or known
-    drop_dependency(parent, child.id)
+    parent.listed = nil
+    drop_dependency(parent, member(child))
     return known
   end
 end

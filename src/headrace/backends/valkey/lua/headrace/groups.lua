@@ -12,15 +12,24 @@ do
     end
   end
 
+  -- From when on a bucket refills that was last used at `stamp`: by the clock of a broker that is ahead of ours, perhaps.
+  -- Set back to our time it would refill once more for each time that both take turns. A clock that is further ahead
+  -- than it takes to fill the bucket is wrong.
+  local function refills_from(stamp, full_ms)
+    return stamp - NOW <= full_ms and math.max(NOW, stamp) or NOW
+  end
+
   -- A bucket is `<tokens> <stamp> <max> <duration>` in hr:buckets; another limit begins with a full one.
   function groups.read_bucket(queue, name, max, duration)
     local text = call('HGET', queue.p .. ':hr:buckets', name)
     local tokens, stamp, old_max, old_duration
     if text then tokens, stamp, old_max, old_duration = string.match(text, '^(%S+) (%S+) (%S+) (%S+)$') end
-    local bucket = { name = name, max = max, duration = duration, tokens = max }
+    local bucket = { name = name, max = max, duration = duration, tokens = max, stamp = NOW }
     if tokens and tonumber(old_max) == max and tonumber(old_duration) == duration then
       local passed = math.max(0, NOW - tonumber(stamp))
       bucket.tokens = math.min(max, tonumber(tokens) + passed * max / duration)
+      bucket.stamp = refills_from(tonumber(stamp), duration)
+      if bucket.stamp < tonumber(stamp) then groups.save_bucket(queue, bucket) end -- or it stays empty until then
     end
     return bucket
   end
@@ -32,7 +41,7 @@ do
   end
 
   function groups.save_bucket(queue, bucket)
-    local text = string.format('%.9f %.0f %.14g %.14g', bucket.tokens, NOW, bucket.max, bucket.duration)
+    local text = string.format('%.9f %.0f %.14g %.14g', bucket.tokens, bucket.stamp, bucket.max, bucket.duration)
     call('HSET', queue.p .. ':hr:buckets', bucket.name, text)
     if bucket.name ~= '' then tidy(queue.p .. ':hr:buckets', is_full) end
   end
@@ -42,7 +51,7 @@ do
     local missing = 1 - bucket.tokens
     if missing <= DUST then return 0 end
     if bucket.max < 1 or bucket.duration <= 0 then return nil end
-    return math.ceil((missing - DUST) / (bucket.max / bucket.duration))
+    return bucket.stamp - NOW + math.ceil((missing - DUST) / (bucket.max / bucket.duration))
   end
 
   function groups.queue_bucket(queue)
@@ -92,6 +101,16 @@ do
     call('HSET', queue.p .. ':hr:held', group, str(ends))
     tidy(queue.p .. ':hr:held', is_past)
     due_at(ends)
+  end
+
+  -- The groups that have as many jobs at work as they may have.
+  function groups.at_work(queue, demand)
+    local busy, sets = {}, to_map(call('HGETALL', queue.p .. ':hr:group-config'))
+    for group, count in pairs(to_map(call('HGETALL', queue.p .. ':hr:groups-active'))) do
+      local most = sets[group] and cjson.decode(sets[group]).concurrency or demand.concurrency
+      if most and tonumber(count) >= most then busy[group] = true end
+    end
+    return busy
   end
 
   -- Whether a job of the group may run now; takes a token of its rate.
@@ -157,14 +176,16 @@ do
   local function refill(g)
     local capacity, rate = tonumber(g.tbCapacity) or 0, tonumber(g.tbRefillRate) or 0
     if capacity <= 0 then return nil end
-    local tokens, remainder = tonumber(g.tbTokens) or capacity, tonumber(g.tbRefillRemainder) or 0
+    local tokens, remainder, stamp = tonumber(g.tbTokens) or capacity, tonumber(g.tbRefillRemainder) or 0, NOW
     if rate > 0 then
-      local passed = math.min(math.max(0, NOW - (tonumber(g.tbLastRefill) or NOW)), math.ceil(capacity * 1000 / rate))
+      local last, full_ms = tonumber(g.tbLastRefill) or NOW, math.ceil(capacity * 1000 / rate)
+      local passed = math.min(math.max(0, NOW - last), full_ms)
+      stamp = refills_from(last, full_ms)
       local raw = passed * rate + remainder
       tokens, remainder = tokens + math.floor(raw / 1000), raw % 1000
     end
     if tokens >= capacity then tokens, remainder = capacity, 0 end
-    return { capacity = capacity, rate = rate, tokens = tokens, remainder = remainder }
+    return { capacity = capacity, rate = rate, tokens = tokens, remainder = remainder, stamp = stamp }
   end
 
   local function window_wait(g)
@@ -188,7 +209,7 @@ do
       if cost > bucket.capacity then return false, bucket end
       if bucket.tokens < cost then
         local tokens_wait = bucket.rate > 0 and math.ceil((cost - bucket.tokens) * 1000 / bucket.rate) or 86400000
-        wait = math.max(wait, tokens_wait)
+        wait = math.max(wait, bucket.stamp - NOW + tokens_wait)
       end
     end
     return wait, bucket
@@ -296,7 +317,7 @@ do
     local set = { 'active', str((tonumber(g.active) or 0) + (holds_slot(job, g) and 0 or 1)) }
     if not is_returning then set[#set + 1], set[#set + 2] = 'nextSeq', str(seq + 1) end
     if bucket then
-      for _, pair in ipairs({ { 'tbTokens', str(bucket.tokens - cost_of(job)) }, { 'tbLastRefill', str(NOW) }, { 'tbRefillRemainder', str(bucket.remainder) } }) do
+      for _, pair in ipairs({ { 'tbTokens', str(bucket.tokens - cost_of(job)) }, { 'tbLastRefill', str(bucket.stamp) }, { 'tbRefillRemainder', str(bucket.remainder) } }) do
         set[#set + 1], set[#set + 2] = pair[1], pair[2]
       end
     end
@@ -308,6 +329,17 @@ do
     call('HSET', g.key, unpack(set))
     put(job, 'gslot', '1')
     return true
+  end
+
+  local MAX_COUNTED_KEYS = 1000
+
+  -- How many jobs wait for their turn. What Node parked is found by the ordering keys only: with very many of these it is
+  -- not counted.
+  function groups.parked_count(queue)
+    local ordering_keys, count = queue.p .. ':ordering', 0
+    if call('HLEN', ordering_keys) > MAX_COUNTED_KEYS then return call('SCARD', queue.p .. ':hr:parked') end
+    for _, key in ipairs(call('HKEYS', ordering_keys)) do count = count + call('ZCARD', queue.p .. ':groupq:' .. key) end
+    return count
   end
 
   function groups.promote_rate_limited(queue)

@@ -232,18 +232,18 @@ do
       if parent then families.adopt_child(job, parent) end
     end
     if job.h.state ~= 'waiting-children' then return end
-    local past, targets = history(job), {}
-    past.pending = {}
+    local past, targets, waits = history(job), {}, false
     for _, tie in ipairs(extra.dependsOn or {}) do
       local target = target_of(tie, job.queue)
       if target and target.h.state ~= 'completed' then
-        if not families.contains(past.pending, target.id) then families.wait_for(job, target) end
+        families.wait_for(job, target)
+        waits = true
         targets[#targets + 1] = target
       elseif target then
         past.children_completed = (past.children_completed or 0) + 1
       end
     end
-    if #past.pending == 0 then families.unblock(job, true) else families.hear_of_failures(targets) end
+    if not waits then families.unblock(job, true) else families.hear_of_failures(targets) end
   end
 
   -- An id that somebody chose, for the job or for the member of a family, becomes that of the job if it is free.
@@ -278,7 +278,6 @@ do
     end
     if extra and extra.dependsOn then
       history(job).timeline = { { state = 'waiting-children', timestamp = tonumber(new.created) } }
-      history(job).pending = {}
       enter_blocked(job)
     elseif run_at(job) > NOW then
       enter_delayed(job)

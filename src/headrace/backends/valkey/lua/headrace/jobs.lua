@@ -9,7 +9,7 @@
 local PLAIN = '2'
 
 local adopt, find, get, put, number, run_at, is_ours, word, has_ended, birth, settings, change_setting, links, own_links,
-  history, has_history, note, failed_reason, write
+  homes, history, has_history, note, failed_reason, write
 do
   local NO_LINKS = {}
   local FOLDED = { 'ls', 'tok', 'own', 'hb', 'len', 'until', 'ser', 'et', 'ef', 'entry' }
@@ -148,6 +148,16 @@ do
     return job.links
   end
 
+  -- The key prefixes of the queues of children that are in another queue, by id.
+  function homes(job, is_changing)
+    if not job.homes then job.homes = job.h.ho and cjson.decode(job.h.ho) or {} end
+    if is_changing and not job.homes_changed then
+      job.homes_changed = true
+      put(job, 'ho', '')
+    end
+    return job.homes
+  end
+
   -- The history, begun now if there was none: from here on the timeline is written down.
   function history(job)
     if not job.history then
@@ -198,6 +208,7 @@ do
     if job.is_gone then return end
     if job.links_changed then job.h.hl = to_text(job.links) end
     if job.history_changed then job.h.hh = to_text(job.history) end
+    if job.homes_changed then job.h.ho = cjson.encode(job.homes) end
     local set, gone = {}, {}
     for field in pairs(job.w) do
       local value = job.h[field]
@@ -211,7 +222,7 @@ do
     local key = job.queue.p .. ':job:' .. job.id
     if #gone > 0 then call('HDEL', key, unpack(gone)) end
     if #set > 0 then call('HSET', key, unpack(set)) end
-    job.w, job.links_changed, job.history_changed = {}, nil, nil
+    job.w, job.links_changed, job.history_changed, job.homes_changed = {}, nil, nil, nil
   end
 
   flush = function()

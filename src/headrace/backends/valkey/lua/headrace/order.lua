@@ -304,8 +304,8 @@ do
 
   -- -- removing -----------------------------------------------------------------------------------------------------------
 
-
-  function remove(job)
+  -- `place_ms`: for how long its id is still to lead to its queue.
+  function remove(job, place_ms)
     local queue = job.queue
     if not has_ended(job) then plan_scheduler(job) end
     release_key(job)
@@ -314,7 +314,7 @@ do
     release_ordered_slot(job)
     if job.h.ci and call('HGET', queue.p .. ':hr:ids', job.h.ci) == job.id then call('HDEL', queue.p .. ':hr:ids', job.h.ci) end
     if job.h.lk then
-      call('UNLINK', job.h.lk)
+      call('PEXPIRE', job.h.lk, place_ms or 0)
     elseif job.h.birth then
       call('SADD', queue.p .. ':hr:gone', job.id)
     end

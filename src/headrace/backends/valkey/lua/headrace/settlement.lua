@@ -5,7 +5,9 @@ local ACK_ARGS, is_held, note_sign_of_life, check_lease, check_token, read_ack, 
 do
   local MAX_FAILURES = 100
   local MAX_MINUTES = 3000 -- fields of a day are 2880
-  local MAX_SATISFIED = 10000
+  local MAX_REMEMBERED = 10000
+  local DEPARTED_MS = 3600000
+  local PLACE_MS = 60000 -- one key per job: not for longer than it takes to connect again
   local MAX_DROPPED = 1000
   local DLQ_DEFAULTS = { autoRetry = false, autoRetryInterval = 3600000, maxAutoRetries = 3, maxAge = 604800000, maxEntries = 10000 }
 
@@ -38,12 +40,20 @@ do
     put(job, 'lastActive', str(math.max(NOW, number(job, 'lastActive'))))
   end
 
+  -- Jobs that went with the end of their lease, as `<id> <token>`: for late calls with that token.
+  local function departed_key(queue)
+    return queue.p .. ':hr:departed'
+  end
+
   -- The job if the caller may end its attempt; false if that attempt was finalised before. A lease that merely ran out
   -- still counts for a completion while nobody else has the job.
   function check_lease(queue, id, token, is_late_allowed)
     local job = find(queue, id)
     local unknown = 'Job not found or not in processing state: ' .. id
-    if not job then refuse('not_found', unknown) end
+    if not job then
+      if call('ZSCORE', departed_key(queue), id .. ' ' .. token) then return false end
+      refuse('not_found', unknown)
+    end
     local h = job.h
     if h.state == 'active' and h.revoked == '1' then refuse('lease_lost', 'Job was revoked: ' .. id) end
     if h.state == 'active' and is_held(job) then
@@ -75,10 +85,18 @@ do
 
   -- -- retention ----------------------------------------------------------------------------------------------------------
 
-  local function remember_satisfied(job)
-    local key = job.queue.p .. ':hr:satisfied'
-    call('ZADD', key, str(NOW), job.id)
-    if call('ZCARD', key) > MAX_SATISFIED then call('ZPOPMIN', key, 100) end
+  local function remember(key, member)
+    call('ZADD', key, NOW_TEXT, member)
+    if call('ZCARD', key) > MAX_REMEMBERED then call('ZPOPMIN', key, 100) end
+  end
+
+  -- Remove a job with its end, which may be told once more: by whoever lost the reply.
+  local function depart(job)
+    if not job.h.ef then return remove(job) end
+    local key = departed_key(job.queue)
+    remember(key, job.id .. ' ' .. job.h.et)
+    call('PEXPIRE', key, DEPARTED_MS)
+    remove(job, PLACE_MS)
   end
 
   -- What a Node producer asked to keep: true, a number, or {age, count}.
@@ -184,8 +202,8 @@ do
     plan_scheduler(job)
     local keep = should_remove(job, ack.remove)
     if keep == true then
-      remember_satisfied(job)
-      remove(job)
+      remember(queue.p .. ':hr:satisfied', job.id)
+      depart(job)
     elseif keep then
       write(job)
       retain(job, 'completed', keep)
@@ -382,7 +400,7 @@ do
     if keep == true then
       plan_scheduler(job)
       families.child_failed(job, text)
-      remove(job)
+      depart(job)
       return
     end
     bury(job, reason, text)
