@@ -67,7 +67,7 @@ def test_a_flow_is_signalled_and_another_one_cancelled_from_its_page(site: Site,
         page.get_by_role("button", name="Signal approved").click()
         page.get_by_label("Payload (JSON)").fill("not json")
         page.get_by_role("button", name="Send signal").click()
-        expect(page.get_by_text("That is no JSON")).to_be_visible()
+        expect(page.get_by_text("That is not JSON")).to_be_visible()
         page.get_by_label("Payload (JSON)").fill('{"by": "ada"}')
         page.get_by_role("button", name="Send signal").click()
         expect(page.locator("h1")).to_contain_text("completed")

@@ -50,7 +50,7 @@ export const worstFirst = (a, b) =>
 const SAY = {
   stuck: (q) => [
     queueLink(q.name),
-    ` stands still: ${exactCount(q.waiting)} waiting, the oldest for ${duration(q.oldest)}, and nothing takes them.`,
+    ` is stuck: ${exactCount(q.waiting)} waiting, the oldest for ${duration(q.oldest)}, and no worker takes them.`,
   ],
   behind: (q, unit) => [
     queueLink(q.name),
