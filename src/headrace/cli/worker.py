@@ -37,8 +37,8 @@ _PR_SET_PDEATHSIG: Final = 1
 
 def prepare(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Run the tasks of an app. On SIGTERM or Ctrl-C it takes no more jobs, gives those that run --drain to end, and "
-        "hands the rest back at once."
+        "Run the tasks of an app. On SIGTERM or Ctrl-C it takes no more jobs, lets running ones finish within "
+        "--drain, and releases the rest at once."
     )
     parser.add_argument("app", metavar="MODULE:APP", help="where the app is, for example shop.jobs:app")
     parser.add_argument("--queues", metavar="A,B", help="queues to work on (default: those of the app's tasks)")
@@ -101,8 +101,8 @@ def load_app(place: str) -> Headrace:
     app = getattr(module, name or "app", None)
     if not isinstance(app, Headrace):
         names = [key for key, value in vars(module).items() if isinstance(value, Headrace)]
-        hint = f"; it has {module_name}:{names[0]}" if names else ""
-        raise UsageError(f"{place!r} is not a Headrace app{hint}")
+        hint = f"it has {module_name}:{names[0]}" if names else "name a variable that holds one: app = Headrace(url)"
+        raise UsageError(f"{place!r} is not a Headrace app; {hint}")
     return app
 
 
