@@ -32,10 +32,10 @@ _COLUMNS: Final = (
 
 def prepare(parser: argparse.ArgumentParser) -> None:
     parser.description = "List the jobs of a queue, the oldest first. With --json one line per job with all its fields."
-    parser.add_argument("queue", metavar="QUEUE", help="whose jobs are listed")
+    parser.add_argument("queue", metavar="QUEUE", help="queue to list")
     add_state_flag(parser)
     parser.add_argument("--limit", type=int, default=20, metavar="N", help="how many at most (default: 20)")
-    parser.add_argument("--offset", type=int, default=0, metavar="N", help="leave out the first N (default: 0)")
+    parser.add_argument("--offset", type=int, default=0, metavar="N", help="skip the first N (default: 0)")
     parser.add_argument("--newest", action="store_true", help="the newest first")
     parser.add_argument(
         "--search", metavar="TEXT", help="only those with this in their id, name, tags, error or data, the newest first"
