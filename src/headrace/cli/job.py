@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from headrace import notation
 from headrace.cli.jobflags import read_data
-from headrace.cli.jobs import tries
+from headrace.cli.jobs import attempt
 from headrace.cli.output import (
     Cell,
     Column,
@@ -129,7 +129,7 @@ def _card(job: JobInfo, now_ms: float) -> Iterator[tuple[str, Cell]]:
     yield "name", notation.one_line(job.name)
     yield "queue", job.queue
     yield "state", state_cell(job.state)
-    yield "attempt", f"{tries(job)} of {job.max_attempts}"
+    yield "attempt", f"{attempt(job)} of {job.max_attempts}"
     yield "created", f"{notation.moment(job.created_at)} ({notation.age(job.created_at, now_ms)})"
     if job.state == "delayed":
         yield "runs", f"{notation.moment(job.run_at)} ({notation.age(job.run_at, now_ms)})"

@@ -117,16 +117,16 @@ def _row(job: JobInfo, now_ms: float) -> list[Cell]:
     return [
         state_cell(job.state),
         notation.duration(max(0.0, now_ms - job.created_at)),
-        f"{tries(job)}/{job.max_attempts}",
+        f"{attempt(job)}/{job.max_attempts}",
         notation.one_line(job.name),
         _about(job),
         notation.one_line(job.id),
     ]
 
 
-def tries(job: JobInfo) -> int:
-    """Attempts started; the current one counts."""
-    return job.attempts + (job.state in ("active", "completed"))
+def attempt(job: JobInfo) -> int:
+    """The current or next attempt, or the last one of a job that has ended; as on the dashboard (`parts.js`)."""
+    return job.attempts + (job.state != "failed")
 
 
 def _about(job: JobInfo) -> Cell:
