@@ -282,6 +282,18 @@ def test_every_place_fits_the_screen_and_is_readable(
     client.ok("Obliterate", queue=lengthy)
 
 
+def test_the_error_of_a_queue_with_a_long_name_is_readable(
+    site: Site, client: Client, queue: str, open_page: OpenPage
+) -> None:
+    lengthy = f"{queue}.{'a-name-as-long-as-allowed' * 10}"[:256]
+    fail_one(client, lengthy, "the post office is closed today")
+    page, _ = open_page(site, "#/failures")
+    error = page.locator("summary .error", has_text="the post office is closed")
+    expect(error).to_be_visible()
+    assert error.evaluate("text => text.scrollWidth <= text.clientWidth")
+    client.ok("Obliterate", queue=lengthy)
+
+
 # Texts whose contrast to their ground is below 4.5 to 1.
 FAINT_TEXTS = """() => {
   const canvas = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });

@@ -472,8 +472,9 @@ class Page:
         n = sum(row[f"{what}_n"] for row in facts.of(queue, "day"))
         if unit is None:
             return ""
-        ranks = {"p50": "active", "p95": "delayed", "p99": "failed"}
-        lines = [Series(rank, kind, facts.percentile(queue, what, rank, unit)) for rank, kind in ranks.items()]
+        kind = "waiting" if what == "wait" else "active"
+        ranks = ("p50", "p95", "p99")
+        lines = [Series(rank, f"{kind} {rank}", facts.percentile(queue, what, rank, unit)) for rank in ranks]
         target = next((row["sla_target_ms"] for row in facts.of(queue, "day") if row["sla_target_ms"]), None)
         rule = (float(target), f"SLA {duration(target)}") if what == "wait" and target else None
         left_out = sum(0 < row[f"{what}_n"] < MIN_N for row in facts.of(queue, unit))

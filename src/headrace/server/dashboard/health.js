@@ -58,7 +58,7 @@ const SAY = {
   ],
   late: (q, unit) => [
     queueLink(q.name),
-    ` is late but catching up: oldest job waits ${duration(q.oldest)}, ${rate(q.in, unit)} in, ${rate(q.out, unit)} out.`,
+    ` is late${q.out > q.in ? " but catching up" : ""}: oldest job waits ${duration(q.oldest)}, ${rate(q.in, unit)} in, ${rate(q.out, unit)} out.`,
   ],
   paused: (q) => [queueLink(q.name), ` is paused with ${exactCount(q.waiting)} waiting.`],
 };

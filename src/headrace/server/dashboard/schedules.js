@@ -54,7 +54,7 @@ export function view({ crons, total }, ctx) {
         h(
           "tr",
           {},
-          ["Schedule", "Queue", "Rhythm", "Next run", "Last runs", "Runs", ""].map((word, i) =>
+          ["Name", "Queue", "Schedule", "Next run", "Last runs", "Runs", ""].map((word, i) =>
             h("th", { class: i > 2 && i < 6 ? "n" : i === 6 ? "act" : null }, word),
           ),
         ),
@@ -75,7 +75,7 @@ export function view({ crons, total }, ctx) {
             h("td", { "data-label": "Queue" }, queueLink(cron.queue)),
             h(
               "td",
-              { "data-label": "Rhythm" },
+              { "data-label": "Schedule" },
               rhythm(cron),
               cron.timezone && h("span", { class: "quiet" }, ` ${cron.timezone}`),
             ),

@@ -249,8 +249,8 @@ const line = (entry, flow) =>
     "tr",
     { key: String(entry.seq) },
     h("td", { class: "n" }, `+${duration(entry.at - flow.createdAt)}`),
-    h("td", {}, entry.kind),
-    h("td", {}, entry.step ?? ""),
+    h("td", { class: "kind" }, entry.kind),
+    h("td", { class: "step" }, entry.step ?? ""),
     h("td", { class: "told excerpt" }, told(entry)),
   );
 
