@@ -90,8 +90,10 @@ def load_app(place: str) -> Headrace:
     except ModuleNotFoundError as error:
         if not f"{module_name}.".startswith(f"{error.name}."):  # the module is there; what it imports is not
             raise _told_in_short(module_name, error) from None
-        is_file = module_name.endswith(".py")
-        wanted = f"{module_name.removesuffix('.py').replace('/', '.')}:{name or 'app'}" if is_file else "shop.jobs:app"
+        wanted = "shop.jobs:app"
+        if module_name.endswith(".py"):
+            path = os.path.basename(module_name) if os.path.isabs(module_name) else module_name
+            wanted = f"{path.removesuffix('.py').replace('/', '.')}:{name or 'app'}"
         hint = f"write a module, not a file: {wanted}, and run this in the folder that has it"
         raise advised(UsageError(f"cannot import {module_name!r}: {error}"), hint) from None
     except HeadraceError:
