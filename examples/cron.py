@@ -1,8 +1,8 @@
-"""Schedules: a function that runs by the clock. Workers enter its schedule when they start; the engine keeps it.
+"""Schedules: functions that run at set times. Workers register them when they start; the engine stores and fires them.
 
     python examples/cron.py
 
-Several workers may start: a schedule has a name, so there is one of it, and each of its moments makes one job.
+However many workers start, a schedule of that name exists once, and each due time makes one job.
 """
 
 from __future__ import annotations

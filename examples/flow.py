@@ -2,7 +2,7 @@
 
     python examples/flow.py
 
-All of a flow is stored, or nothing. The parent waits in the state waiting-children and runs when its last child ended.
+A flow is stored atomically. The parent is in the state waiting-children until its last child has ended, then it runs.
 """
 
 from __future__ import annotations

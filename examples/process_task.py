@@ -1,4 +1,4 @@
-"""Work for the processor: a task in a process of its own uses another core, and can be killed when it takes too long.
+"""CPU-bound work: a task in a process of its own uses another core, and can be killed when it takes too long.
 
     python examples/process_task.py
 

@@ -1,8 +1,8 @@
-"""Ten lines and a little more: a task, a job, its result, and what else can be said about a job.
+"""The basics: a task, a job, its result; delay, priority, a batch, progress.
 
     python examples/quickstart.py
 
-HEADRACE_URL names another place than memory: sqlite:///jobs.db, or headrace://localhost:6789 for a server.
+HEADRACE_URL moves the jobs out of memory: sqlite:///jobs.db for a file, headrace://localhost:6789 for a server.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ async def send(to: str, *, subject: str = "hi") -> str:
 
 @app.task(queue="examples-emails")
 def count(ctx: JobContext, words: list[str]) -> int:
-    """A plain function runs in a thread. It is given the context because it asks for it."""
+    """A plain function runs in a thread. It gets the context because one of its parameters is annotated with it."""
     for done, _ in enumerate(words, start=1):
         ctx.progress(100 * done / len(words), f"{done} of {len(words)}")
     return len(words)

@@ -1,6 +1,8 @@
-"""Retries and dead letters: a job fails, is tried again, ends among the dead letters, and is brought back.
+"""Retries and dead letters: a job fails, is tried again, becomes a dead letter, and is retried by hand.
 
-python examples/retries.py
+    python examples/retries.py
+
+The other one fails for good at once: another attempt would not help.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ bank_is_open = asyncio.Event()
 @app.task(attempts=3, backoff=Backoff.fixed("50ms"))
 async def charge(ctx: JobContext, amount: int) -> str:
     if amount < 0:
-        raise UnrecoverableError("amount must not be negative")  # no other attempt would do better
+        raise UnrecoverableError("amount must not be negative")  # no further attempt
     if not bank_is_open.is_set():
         print("attempt", ctx.attempt, "of 3")
         raise ConnectionError("the bank does not answer")

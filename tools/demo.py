@@ -97,7 +97,7 @@ def shop(app: Headrace, flows: Workflows) -> None:
     async def resize(number: int) -> int:
         await asyncio.sleep(chance.uniform(0.05, 0.25))
         if number % 17 == 0:
-            raise UnrecoverableError(f"'picture-{number}.png' is no picture")
+            raise UnrecoverableError(f"'picture-{number}.png' is not a picture")
         return number
 
     @app.task(queue="report", name="compile")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
 from pathlib import Path
 from urllib.parse import quote
 
@@ -211,6 +212,9 @@ def test_a_token_may_be_written_in_any_alphabet(open_page: OpenPage, tmp_path: P
             expect(page.get_by_role("alert").filter(has_text="did not accept")).to_have_count(int(heading == "Sign in"))
             expect(page.get_by_role("heading", name=heading)).to_be_visible()
         expect(page.locator("#lost")).to_be_hidden()
+        first_job = page.locator("pre").inner_text()
+        subprocess.run(["bash", "-c", first_job], check=True, env={**os.environ, "HEADRACE_TOKEN": token}, timeout=60)
+        expect(page.locator("tr[data-row]").filter(has_text="mail")).to_be_visible()
         page.close()  # a page that outlives its server complains about that
 
 

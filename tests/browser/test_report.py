@@ -64,7 +64,7 @@ def test_a_report_that_is_printed_from_a_dark_screen_is_dark_on_light(browser: B
     page = browser.new_page(color_scheme="dark")
     page.goto((tmp_path / "report.html").as_uri())
     colour = "getComputedStyle(document.body).color"
-    assert page.evaluate(colour) == "rgb(236, 236, 234)"
+    assert page.evaluate(colour) == "rgb(236, 234, 230)"
     page.emulate_media(media="print", color_scheme="dark")
-    assert page.evaluate(colour) == "rgb(28, 28, 26)"
+    assert page.evaluate(colour) == "rgb(27, 28, 30)"
     page.close()

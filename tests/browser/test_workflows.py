@@ -13,7 +13,7 @@ from headrace.errors import WorkflowCancelledError, WorkflowError
 from headrace.propagation import Retry
 from headrace.workflows import Workflows, step, workflow
 from headrace.workflows.testing import Saga, define
-from tests.browser.conftest import OpenPage, Site
+from tests.browser.conftest import PHONE, OpenPage, Site
 
 
 def run_flow(site: Site, saga: Saga, flow_id: str) -> None:
@@ -67,7 +67,7 @@ def test_a_flow_is_signalled_and_another_one_cancelled_from_its_page(site: Site,
         page.get_by_role("button", name="Signal approved").click()
         page.get_by_label("Payload (JSON)").fill("not json")
         page.get_by_role("button", name="Send signal").click()
-        expect(page.get_by_text("That is no JSON")).to_be_visible()
+        expect(page.get_by_text("That is not JSON")).to_be_visible()
         page.get_by_label("Payload (JSON)").fill('{"by": "ada"}')
         page.get_by_role("button", name="Send signal").click()
         expect(page.locator("h1")).to_contain_text("completed")
@@ -106,3 +106,17 @@ def test_a_compensated_flow_is_drawn_with_its_rollbacks(site: Site, open_page: O
     log = page.locator("section").filter(has=page.get_by_role("heading", name="Log"))
     expect(log.get_by_role("row").filter(has_text="reserve").first).to_contain_text("reserve done")
     expect(log.get_by_role("row").filter(has_text="attempt-failed").first).to_contain_text("ValueError: ship failed")
+
+
+def test_long_names_of_steps_fit_a_phone_and_stay_clear_of_the_bars(site: Site, open_page: OpenPage) -> None:
+    saga = Saga(define("reserve-" + "x" * 80, "ship", name="lengthy-order"), failing={"ship": 9})
+    flow_id = "lengthy-" + "z" * 60
+    run_flow(site, saga, flow_id)
+    page, _ = open_page(site, f"#/workflows/{flow_id}", viewport=PHONE)
+    label, bar = page.locator(".gantt .name").first, page.locator(".gantt rect").first
+    expect(label).to_contain_text("…")
+    start, end = bar.bounding_box(), label.bounding_box()
+    assert start is not None
+    assert end is not None
+    assert end["x"] + end["width"] <= start["x"]
+    assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0

@@ -199,12 +199,13 @@ def test_a_wrong_command_line_is_told_like_any_error(offline: Cli) -> None:
     assert done.code == 2
     assert done.err.splitlines() == [
         "headrace: argument --attempts: invalid int value: 'many'",
-        "          `headrace push --help` tells how it is used",
+        "          `headrace push --help` shows how to use it",
     ]
     assert offline("serve", "--tcp-prot", "1").err.splitlines() == [
         "headrace: unrecognized arguments: --tcp-prot 1",
-        "          `headrace serve --help` tells how it is used",
+        "          `headrace serve --help` shows how to use it",
     ]
+    assert offline("dlq").err.splitlines()[0] == "headrace: the following arguments are required: QUEUE"
     told = json.loads(offline("queues", "pause", "--json").err)
     assert (told["code"], told["exit"]) == ("usage", 2)
     assert "required: NAME" in told["error"]

@@ -262,7 +262,7 @@ def test_the_table_shows_what_a_person_recognises(cli: Cli, client: Client, queu
     header, row = cli.ok("jobs", queue).out.splitlines()
     assert header.split() == ["STATE", "AGE", "TRY", "NAME", "ABOUT", "ID"]
     assert row.startswith("waiting")
-    assert "0/3  send  to: ada@example.com, copies: 2" in row
+    assert "1/3  send  to: ada@example.com, copies: 2" in row
     assert row.endswith(waiting)
     row = cli.ok("jobs", f"{queue}-2").out.splitlines()[1]
     assert row.startswith("failed")

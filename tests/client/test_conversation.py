@@ -86,7 +86,7 @@ def test_a_token_that_cannot_be_had_is_a_failure_with_its_reason() -> None:
     talk = Talk(token=lambda: {}["TOKEN"])
     talk.conversation.greet()
     talk.say({"ok": False, "error": "Not authenticated", "reqId": talk.heard()[0]["reqId"]})
-    assert str(talk.conversation.failure) == "The token could not be had: KeyError('TOKEN')"
+    assert str(talk.conversation.failure) == "The function that returns the token failed: KeyError('TOKEN')"
 
 
 def test_a_wrong_token_is_not_tried_again() -> None:

@@ -125,6 +125,16 @@ for module in pkgutil.walk_packages(headrace.__path__, "headrace.", onerror=lamb
     assert {name.split(".")[0] for name in outcomes} - {"imported"} <= OPTIONAL
 
 
+def test_who_misses_the_tracing_extra_reads_how_to_install_it(python: Path, tmp_path: Path) -> None:
+    program = """
+try:
+    import headrace.contrib.otel
+except ImportError as error:
+    print(error)
+"""
+    assert run(python, program, tmp_path) == 'OpenTelemetry is not installed: pip install "headrace[otel]"\n'
+
+
 COSTS = """
 from time import process_time
 started = process_time()

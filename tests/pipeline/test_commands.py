@@ -370,7 +370,7 @@ def test_what_was_added_is_done_removed_or_still_there(chronicle: Chronicle, rep
 
 def test_findings_are_sentences_with_numbers(report: str) -> None:
     found = re.findall(r"<li>(.*?)</li>", report)
-    assert any("waited longer than the promised" in text for text in found)
+    assert any("waited longer than the SLA of" in text for text in found)
     assert any("attempts failed with an error" in text for text in found)
     assert [text for text in found if not re.search(r"\d", text)] == []
 

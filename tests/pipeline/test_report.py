@@ -64,7 +64,7 @@ def test_a_single_event_makes_a_report(tmp_path: Path) -> None:
     assert "1 queues" not in text
     assert "<h1>1 queue, Sun 29 Mar 2026, 00:30 to 00:30:01 UTC</h1>" in text
     assert "jobs per 1 s, n = 1 added" in text
-    assert "those whose time has not come yet included" in text
+    assert "had not ended, delayed ones included" in text
     assert "backlog below, delayed jobs included" in text
 
 
@@ -87,7 +87,7 @@ def test_a_table_has_a_column_for_the_course_when_there_is_one_to_show(
     worker = {"worker": "w", "window_start": START, "busy_ms": 10, "slots": 1}
     write(lake, "gold/worker_minute/window_date=2026-03-29", WORKERS, [worker])
     text = report_of(lake)
-    assert text.count("<th>Course</th>") == courses
+    assert text.count("<th>Over time</th>") == courses
     for table in text.split("<table>")[1:]:
         heads, _, rows = table.partition("</thead>")
         first = rows.partition("</tr>")[0]
@@ -99,8 +99,8 @@ def test_a_queue_that_nobody_works_on_is_found(tmp_path: Path) -> None:
     told += [fact(START + timedelta(minutes=n), added=20, started=20, completed=20, backlog_end=15) for n in range(20)]
     (found,) = re.findall("<li>(.*?)</li>", report_of(lake_of(tmp_path, told)))
     assert found == (
-        "Nobody works on <b>orders</b>: no job was started since Sun 29 Mar 00:40, and its backlog is 1,000 jobs, "
-        "those with a delay included."
+        "<b>orders</b> is stuck: no job was started since Sun 29 Mar 00:40, and its backlog is 1,000 jobs, "
+        "delayed ones included."
     )
 
 
@@ -112,7 +112,7 @@ def test_a_queue_that_nobody_has_worked_on_for_minutes_is_found(tmp_path: Path) 
     write(lake, "silver/open_jobs/run=1", JOBS, jobs)
     text = report_of(lake)
     assert re.search(r"jobs per \d+ s, n = 20 added", text)
-    assert "Nobody works on <b>orders</b>: no job was started since Sun 29 Mar 00:32" in text
+    assert "<b>orders</b> is stuck: no job was started since Sun 29 Mar 00:32" in text
 
 
 def test_facts_without_their_jobs_are_shown_by_the_minute(tmp_path: Path) -> None:
@@ -174,8 +174,8 @@ def test_a_backlog_from_before_the_days_of_a_report_is_not_taken_for_growth(tmp_
     told += [fact(days[0], "orders", added=1000, backlog_end=1000), fact(days[9], "orders", added=1, backlog_end=1001)]
     found = re.findall("<li>(.*?)</li>", report_of(lake_of(tmp_path, told)))
     assert found == [
-        "Nobody works on <b>orders</b>: no job was started since Sat 04 Apr 00:00, and its backlog is 1,001 jobs, "
-        "those with a delay included."
+        "<b>orders</b> is stuck: no job was started since Sat 04 Apr 00:00, and its backlog is 1,001 jobs, "
+        "delayed ones included."
     ]
 
 
@@ -186,8 +186,8 @@ def test_a_queue_in_which_nothing_happens_any_more_still_has_its_backlog(tmp_pat
     lake = lake_of(tmp_path, told)
     text = report_of(lake)
     assert re.findall("<li>(.*?)</li>", text) == [
-        "Nobody works on <b>orders</b>: no job was started since Sat 04 Apr 00:00, and its backlog is 1,000 jobs, "
-        "those with a delay included."
+        "<b>orders</b> is stuck: no job was started since Sat 04 Apr 00:00, and its backlog is 1,000 jobs, "
+        "delayed ones included."
     ]
     assert "<h1>2 queues, " in text
     with pytest.raises(HeadraceError, match="no facts of the queue orders since 2026-04-01: --days takes more"):
@@ -201,6 +201,6 @@ def test_many_queues_in_trouble_are_counted_and_the_worst_of_them_named(tmp_path
         told.append(fact(START, f"tenant-{n}", added=100 + n, backlog_end=50 + n, **waits))
     found = re.findall("<li>(.*?)</li>", report_of(lake_of(tmp_path, told)))
     assert len(found) == 12
-    assert found[0].startswith("Nobody works on <b>tenant-199</b>")
-    assert "195 more queues have a backlog that grows or that nobody works on." in found
-    assert "195 more queues broke their promise." in found
+    assert found[0].startswith("<b>tenant-199</b> is stuck")
+    assert "195 more queues have a backlog that grows or that no worker takes." in found
+    assert "195 more queues missed their SLA." in found

@@ -207,6 +207,7 @@ def test_check_shows_the_tasks_without_a_server() -> None:
         ("tests.worker.steps:app", "is not a Headrace app"),
         ("empty:app", "empty:app has no tasks"),
         ("empty.py:app", "write a module, not a file: empty:app"),
+        ("/srv/shop/empty.py", "write a module, not a file: empty:app"),
     ],
 )
 def test_what_is_no_app_is_refused_with_a_hint(place: str, says: str, tmp_path: Path) -> None:

@@ -428,6 +428,16 @@ async def test_an_option_that_no_schedule_carries_is_refused_when_the_worker_sta
         await app.worker().run(handle_signals=False)
 
 
+async def test_a_schedule_that_is_refused_when_the_worker_starts_is_named(app: Headrace) -> None:
+    app.cron("30 2 * * *")(print)
+
+    @app.cron("0 25 * * *")
+    async def nightly() -> None: ...
+
+    with pytest.raises(InvalidCommand, match="The schedule 'nightly' is refused: Invalid cron expression"):
+        await app.worker().run(handle_signals=False)
+
+
 async def test_the_rate_limit_of_a_task_holds_over_all_workers(make_app: MakeApp) -> None:
     apps = [make_app(), make_app()]
     for app in apps:

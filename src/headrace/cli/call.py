@@ -20,7 +20,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
         "Send any command of the protocol and print its reply as JSON. Without a command: list them all. "
         "With --fields: what a command takes."
     )
-    parser.add_argument("command", metavar="COMMAND", nargs="?", help="its name, in whatever case")
+    parser.add_argument("command", metavar="COMMAND", nargs="?", help="its name, in upper or lower case")
     parser.add_argument(
         "fields", metavar="FIELD=VALUE", nargs="*", help="a text, or JSON where the field is not a text; @FILE for data"
     )

@@ -19,8 +19,8 @@ _RETRY_S: Final = 1.0
 
 def prepare(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Follow the event streams of all queues on Valkey and keep what they say, until SIGTERM. Whoever writes to a "
-        "stream cuts it to about a thousand entries: what was cut before it was read is recorded as a gap."
+        "Record the event streams of all queues on Valkey until SIGTERM. Writers trim a stream to about a thousand "
+        "entries: what is trimmed before it was read is recorded as a gap."
     )
     parser.add_argument(
         "folder", metavar="DIR", help="where to keep it; read it with `headrace pipeline --capture DIR`"

@@ -28,7 +28,7 @@ _COLUMNS: Final = (
 
 
 def prepare(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Schedules: jobs that are pushed by the clock."
+    parser.description = "Schedules: jobs that are added at set times."
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
     _prepare_list(actions)
     _prepare_add(actions)
@@ -54,9 +54,11 @@ def _prepare_add(actions: Any) -> None:
     parser.add_argument("--data", metavar="JSON", help="data of its jobs; @FILE reads a file")
     parser.add_argument("--job-name", metavar="NAME", help="name of its jobs (default: that of the schedule)")
     parser.add_argument("--priority", type=int, default=0, metavar="N", help="of its jobs (default: 0)")
-    parser.add_argument("--limit", type=int, metavar="N", help="end after so many runs")
-    parser.add_argument("--overlap", action="store_true", help="run even while the job of the previous run is alive")
-    parser.add_argument("--catch-up", action="store_true", help="make up for runs missed while no server was up")
+    parser.add_argument("--limit", type=int, metavar="N", help="stop after N runs")
+    parser.add_argument(
+        "--overlap", action="store_true", help="run even while the job of the previous run has not ended"
+    )
+    parser.add_argument("--catch-up", action="store_true", help="make up for runs missed while no server was running")
     add_client_flags(parser)
     parser.set_defaults(run=add)
 

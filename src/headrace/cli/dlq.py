@@ -45,8 +45,8 @@ _EACH: Final = (
 
 
 def prepare(parser: argparse.ArgumentParser) -> None:
-    parser.description = "List the dead letters of a queue by error, let them run again, or remove them."
-    parser.add_argument("queue", metavar="QUEUE", help="whose dead letters are meant")
+    parser.description = "List the dead letters of a queue by error, retry them, or remove them."
+    parser.add_argument("queue", metavar="QUEUE", help="queue whose dead letters to use")
     parser.add_argument(
         "action",
         metavar="ACTION",
@@ -55,13 +55,15 @@ def prepare(parser: argparse.ArgumentParser) -> None:
         choices=("list", "retry", "purge", "remove"),
         help="list, retry, purge (remove all) or remove (those named) (default: list)",
     )
-    parser.add_argument("ids", metavar="ID", nargs="*", help="retry, remove: the dead letters that are meant")
+    parser.add_argument("ids", metavar="ID", nargs="*", default=(), help="retry, remove: which dead letters")
     parser.add_argument("--each", action="store_true", help="list: one line for each instead of groups")
     parser.add_argument("--limit", type=int, metavar="N", help="list: lines at most (default: 20); retry: the N oldest")
     parser.add_argument(
         "--error", metavar="TEXT", help="list --each, retry, remove: only those with this in their error"
     )
-    parser.add_argument("--reason", metavar="REASON", help="retry: only those, such as stalled or timeout")
+    parser.add_argument(
+        "--reason", metavar="REASON", help="retry: only those with this reason, such as stalled or timeout"
+    )
     add_yes_flag(parser)
     add_client_flags(parser)
     parser.set_defaults(run=run)
@@ -147,7 +149,7 @@ def retry(arguments: argparse.Namespace, queue: SyncQueue) -> int:
     from headrace.commands.dlq import GivenFilter, RetryDeadLetters
 
     if arguments.error is not None:
-        arguments.ids += _ids_with(queue, arguments)
+        arguments.ids = [*arguments.ids, *_ids_with(queue, arguments)]
     if arguments.ids or arguments.error is not None:
         missing = [job_id for job_id in arguments.ids if not queue.dlq.retry(job_id)]
         return _tell(arguments, queue, "retried", len(arguments.ids) - len(missing), missing)
@@ -160,7 +162,7 @@ def retry(arguments: argparse.Namespace, queue: SyncQueue) -> int:
 
 def remove(arguments: argparse.Namespace, queue: SyncQueue) -> int:
     if arguments.error is not None:
-        arguments.ids += _ids_with(queue, arguments)
+        arguments.ids = [*arguments.ids, *_ids_with(queue, arguments)]
         confirm(f"Remove {_count(len(arguments.ids))} of {queue.name}", arguments.yes)
     elif not arguments.ids:
         raise UsageError("which ones? Name their ids or an --error, or use `purge` for all")

@@ -29,8 +29,8 @@ _STYLES: Final = {
 def prepare(parser: argparse.ArgumentParser) -> None:
     parser.description = "Follow what happens to the jobs of one queue or of all, until Ctrl-C."
     parser.add_argument("queue", metavar="QUEUE", nargs="?", default="*", help="(default: all)")
-    parser.add_argument("--count", type=int, metavar="N", help="end after N events")
-    parser.add_argument("--for", metavar="SPAN", dest="span", help="end after this time")
+    parser.add_argument("--count", type=int, metavar="N", help="exit after N events")
+    parser.add_argument("--for", metavar="SPAN", dest="span", help="exit after this time")
     add_client_flags(parser)
     parser.set_defaults(run=run)
 

@@ -30,7 +30,7 @@ PAGE: Final = 4000
 
 def prepare(parser: argparse.ArgumentParser) -> None:
     parser.description = "Write the jobs of a queue as JSON lines to stdout or a file, the oldest first."
-    parser.add_argument("queue", metavar="QUEUE", help="whose jobs are written")
+    parser.add_argument("queue", metavar="QUEUE", help="queue to export")
     add_state_flag(parser)
     parser.add_argument("--output", "-o", metavar="FILE", help="(default: stdout)")
     add_client_flags(parser)

@@ -53,23 +53,25 @@ _MARKS: Final = {
 
 
 def prepare(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Workflows: list and show them, stop one, signal one, start one again."
+    parser.description = "Workflows: list and show them; cancel, signal or retry one."
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
     listed = _add(actions, "list", "the latest flows", "List flows, the latest first.", _list)
     listed.add_argument("--workflow", metavar="NAME", help="only those of this workflow")
     listed.add_argument("--status", metavar="STATUS", help="only those that are running, failed and so on")
     listed.add_argument("--limit", type=int, default=20, metavar="N", help="lines at most (default: 20)")
     _add_for_one(actions, "show", "what happened in it", "What happened in a flow, and when.", _show)
-    cancel = _add_for_one(actions, "cancel", "stop one", "Stop a flow and undo what it did.", _cancel)
+    cancel = _add_for_one(actions, "cancel", "stop one", "Cancel a flow and roll back its completed steps.", _cancel)
     cancel.add_argument("--reason", metavar="TEXT", default="", help="kept in its log")
-    cancel.add_argument("--keep", action="store_true", help="do not undo what was done")
-    signal = _add_for_one(actions, "signal", "let one go on", "Send a flow the signal that it waits for.", _signal)
+    cancel.add_argument("--keep", action="store_true", help="do not roll back what was done")
+    signal = _add_for_one(actions, "signal", "let one go on", "Send a flow the signal it waits for.", _signal)
     signal.add_argument("name", metavar="NAME", help="of the signal")
-    signal.add_argument(
-        "payload", metavar="JSON", nargs="?", help="what goes with it; @FILE reads a file, - reads stdin"
-    )
+    signal.add_argument("payload", metavar="JSON", nargs="?", help="its payload; @FILE reads a file, - reads stdin")
     _add_for_one(
-        actions, "retry", "start one again", "Start a failed flow again, from the first work that was not kept.", _retry
+        actions,
+        "retry",
+        "start one again",
+        "Run a failed flow again, from the first step whose result was not kept.",
+        _retry,
     )
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from headrace import notation
 from headrace.cli.jobflags import read_data
-from headrace.cli.jobs import tries
+from headrace.cli.jobs import attempt
 from headrace.cli.output import (
     Cell,
     Column,
@@ -41,10 +41,10 @@ MAX_TREE: Final = 1000
 
 
 def prepare(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Look at one job, steer it, or wait for it."
+    parser.description = "Show one job, act on it, or wait for it."
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = "actions:\n" + "\n".join(f"  {name:9} {_summary(action)}" for name, action in ACTIONS.items())
-    parser.add_argument("id", metavar="ID", help="of the job, or the one that --job-id gave it")
+    parser.add_argument("id", metavar="ID", help="id of the job: the generated one, or that of --job-id")
     parser.add_argument(
         "action", metavar="ACTION", nargs="?", default="show", choices=tuple(ACTIONS), help="see below (default: show)"
     )
@@ -105,7 +105,7 @@ def _find(client: Client, job_id: str) -> Raw:
 
 
 def show(subject: _Subject) -> None:
-    """a card with everything that is known of it"""
+    """everything known about it"""
     if subject.arguments.as_json:
         print_json(subject.encoded)
         return
@@ -130,7 +130,7 @@ def _card(job: JobInfo, now_ms: float) -> Iterator[tuple[str, Cell]]:
     yield "name", notation.one_line(job.name)
     yield "queue", job.queue
     yield "state", state_cell(job.state)
-    yield "attempt", f"{tries(job)} of {job.max_attempts}"
+    yield "attempt", f"{attempt(job)} of {job.max_attempts}"
     yield "created", f"{notation.moment(job.created_at)} ({notation.age(job.created_at, now_ms)})"
     if job.state == "delayed":
         yield "runs", f"{notation.moment(job.run_at)} ({notation.age(job.run_at, now_ms)})"
@@ -217,7 +217,7 @@ def result(subject: _Subject) -> None:
 
 
 def logs(subject: _Subject) -> None:
-    """what its worker wrote about it"""
+    """its log lines"""
     found = subject.handle.logs()
     if subject.arguments.as_json:
         for log in found:
@@ -282,7 +282,7 @@ def wait(subject: _Subject) -> None:
 
 
 def cancel(subject: _Subject) -> None:
-    """withdraw it if it has not begun; with --force while it runs, too"""
+    """remove it if it has not started; with --force also while it runs"""
     if subject.arguments.force:
         from headrace.commands.control import Cancel
 
@@ -293,7 +293,7 @@ def cancel(subject: _Subject) -> None:
 
 
 def promote(subject: _Subject) -> None:
-    """let a delayed job run now"""
+    """run a delayed job now"""
     if subject.info.state != "delayed":
         raise subject.refuse("promoted", "only delayed jobs can be")
     subject.handle.promote()
@@ -301,7 +301,7 @@ def promote(subject: _Subject) -> None:
 
 
 def retry(subject: _Subject) -> None:
-    """let it run again after it failed or completed"""
+    """run it again after it failed or completed"""
     from headrace.client.queue import SyncQueue
 
     if subject.info.state == "failed":
@@ -324,7 +324,7 @@ def discard(subject: _Subject) -> None:
 
 
 def remove(subject: _Subject) -> None:
-    """remove it: a job that has not begun, or a dead letter"""
+    """remove it: a job that has not started, or a dead letter"""
     if subject.info.state == "failed":
         from headrace.client.queue import SyncDlq
 

@@ -31,12 +31,12 @@ JOB_FLAGS: Final[dict[str, dict[str, Any]]] = {
     "group": {"metavar": "NAME", "help": "jobs of a group share limits"},
     "tags": {"flag": "--tag", "action": "append", "metavar": "TAG", "help": "a word to find it by; repeatable"},
     "lifo": {"action": "store_true", "help": "run it before the waiting jobs of the same priority"},
-    "durable": {"action": "store_true", "help": "answer only once the disk has it: survives a power cut"},
+    "durable": {"action": "store_true", "help": "reply only once it is synced to disk: survives a power cut"},
     "depends_on": {"action": "append", "metavar": "ID", "help": "wait for this job; may be given several times"},
     "parent": {"metavar": "ID", "help": "the job that waits for this one"},
     "remove_on_complete": {"action": "store_true", "help": "do not keep it once it has completed"},
     "remove_on_fail": {"action": "store_true", "help": "do not keep it once it has failed for good"},
-    "keep_logs": {"type": int, "metavar": "N", "help": "lines of its log that are kept"},
+    "keep_logs": {"type": int, "metavar": "N", "help": "how many log lines to keep"},
     "stall_timeout": {"metavar": "SPAN", "help": "silence after which its worker counts as lost"},
 }
 
@@ -50,7 +50,7 @@ def add_job_flags(parser: argparse.ArgumentParser) -> None:
         "--dedup-mode",
         choices=("simple", "throttle", "debounce"),
         default="simple",
-        help="throttle: none for the time of --dedup-ttl; debounce: the newest replaces the one that waits",
+        help="throttle: no second job within --dedup-ttl; debounce: the newest job replaces the waiting one",
     )
     group.add_argument("--dedup-ttl", metavar="SPAN", help="how long the key is kept (throttle, debounce)")
 

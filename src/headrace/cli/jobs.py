@@ -32,10 +32,10 @@ _COLUMNS: Final = (
 
 def prepare(parser: argparse.ArgumentParser) -> None:
     parser.description = "List the jobs of a queue, the oldest first. With --json one line per job with all its fields."
-    parser.add_argument("queue", metavar="QUEUE", help="whose jobs are listed")
+    parser.add_argument("queue", metavar="QUEUE", help="queue to list")
     add_state_flag(parser)
     parser.add_argument("--limit", type=int, default=20, metavar="N", help="how many at most (default: 20)")
-    parser.add_argument("--offset", type=int, default=0, metavar="N", help="leave out the first N (default: 0)")
+    parser.add_argument("--offset", type=int, default=0, metavar="N", help="skip the first N (default: 0)")
     parser.add_argument("--newest", action="store_true", help="the newest first")
     parser.add_argument(
         "--search", metavar="TEXT", help="only those with this in their id, name, tags, error or data, the newest first"
@@ -117,16 +117,16 @@ def _row(job: JobInfo, now_ms: float) -> list[Cell]:
     return [
         state_cell(job.state),
         notation.duration(max(0.0, now_ms - job.created_at)),
-        f"{tries(job)}/{job.max_attempts}",
+        f"{attempt(job)}/{job.max_attempts}",
         notation.one_line(job.name),
         _about(job),
         notation.one_line(job.id),
     ]
 
 
-def tries(job: JobInfo) -> int:
-    """Attempts started; the current one counts."""
-    return job.attempts + (job.state in ("active", "completed"))
+def attempt(job: JobInfo) -> int:
+    """The current or next attempt, or the last one of a job that has ended; as on the dashboard (`parts.js`)."""
+    return job.attempts + (job.state != "failed")
 
 
 def _about(job: JobInfo) -> Cell:

@@ -90,10 +90,11 @@ def sentence(queues: list[Judged], overview: Overview, unit: str) -> Sentence:
 def _told(queue: Judged, unit: str) -> str:
     row, oldest = queue.row, notation.duration(queue.oldest_ms)
     rates = f"{notation.rate(queue.in_per_sec, unit)}/{unit} in, {notation.rate(queue.out_per_sec, unit)}/{unit} out"
+    late = "is late but catching up" if queue.out_per_sec > queue.in_per_sec else "is late"
     return {
-        "stuck": f"{row.name} stands still: {row.waiting:,} waiting, the oldest for {oldest}, and nothing takes them.",
+        "stuck": f"{row.name} is stuck: {row.waiting:,} waiting, the oldest for {oldest}, and no worker takes them.",
         "behind": f"{row.name} is falling behind: oldest job waits {oldest}, {rates}.",
-        "late": f"{row.name} is late but catching up: oldest job waits {oldest}, {rates}.",
+        "late": f"{row.name} {late}: oldest job waits {oldest}, {rates}.",
         "paused": f"{row.name} is paused with {row.waiting:,} waiting.",
     }[queue.trouble]
 

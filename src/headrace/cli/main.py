@@ -23,25 +23,25 @@ COMMANDS: Final[dict[str, str]] = {
     "serve": "run a server in the foreground",
     "worker": "run the tasks of an app",
     "push": "add a job, or many from a file",
-    "pull": "take jobs out and show them",
-    "job": "look at one job, steer it, wait for it",
+    "pull": "take jobs and print them",
+    "job": "show one job, act on it, wait for it",
     "jobs": "list the jobs of a queue",
     "queues": "list queues; pause, resume, limit, drain, clean, obliterate them",
     "dlq": "dead letters of a queue: list by error, retry, remove",
-    "cron": "schedules: list, add, delete; when an expression runs next",
+    "cron": "schedules: list, add, delete; show when an expression runs next",
     "workers": "list the workers",
     "events": "follow what happens, live",
     "top": "watch queues and workers in the terminal",
-    "stats": "figures of the server",
-    "health": "exit code 0 when the server is well, for probes",
+    "stats": "totals, rates, memory and disk of the server",
+    "health": "exit code 0 if the server is healthy, for probes",
     "export": "write the jobs of a queue as JSON lines",
-    "bench": "measure how fast a server answers from here",
+    "bench": "measure how fast a server responds from here",
     "call": "send any command of the protocol",
     "flow": "workflows: list, show, cancel, signal, retry",
     "pipeline": "job history to facts and reports, with Spark",
     "capture": "keep the history of queues on Valkey, for the pipeline",
     "doctor": "check a database file",
-    "backup": "copy a database file while its server goes on",
+    "backup": "copy a database file while its server keeps running",
     "valkey": "prepare a Valkey server, or print our function libraries",
 }
 
@@ -69,7 +69,7 @@ class _Parser(argparse.ArgumentParser):
             near = get_close_matches(word, re.findall(r"[\w-]+", choices), 1)
             if near or kind == "COMMAND":
                 message = f"there is no {kind.lower()} {word}" + (f"; did you mean {near[0]}?" if near else "")
-        raise advised(UsageError(message), f"`{self.explained_by or self.prog} --help` tells how it is used")
+        raise advised(UsageError(message), f"`{self.explained_by or self.prog} --help` shows how to use it")
 
 
 def _parser(wanted: Collection[str]) -> argparse.ArgumentParser:
@@ -78,7 +78,7 @@ def _parser(wanted: Collection[str]) -> argparse.ArgumentParser:
         prog="headrace",
         description="A job queue that speaks the bunqueue protocol and loses nothing it acknowledged.",
         epilog='Try `headrace serve`, then `headrace push mail welcome \'{"to": "ada"}\'` in another terminal. '
-        "`headrace COMMAND --help` tells more.",
+        "`headrace COMMAND --help` explains one.",
         formatter_class=_any_width,
     )
     parser.add_argument("--version", action="version", version=f"headrace {__version__}")

@@ -43,7 +43,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     ingest = _job(jobs, "ingest", _ingest, "stream captured events into the lake")
     _add_source(ingest)
     how_long = ingest.add_mutually_exclusive_group()
-    how_long.add_argument("--once", action="store_true", help="what there is now, then end (the default)")
+    how_long.add_argument("--once", action="store_true", help="ingest what there is, then exit (the default)")
     how_long.add_argument(
         "--continuous", metavar="SECONDS", type=_above_zero, help="keep going, with a batch this often"
     )
@@ -52,13 +52,13 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     )
     ingest.add_argument("--accept-loss", action="store_true", help="continue past events that are no longer kept")
     _add_dry_run(ingest)
-    silver = _job(jobs, "silver", _facts, "make jobs and attempts of what was ingested since the last run")
+    silver = _job(jobs, "silver", _facts, "derive jobs and attempts from what was ingested since the last run")
     _add_facts(silver, "silver")
-    gold = _job(jobs, "gold", _facts, "make the facts that are due")
+    gold = _job(jobs, "gold", _facts, "compute the facts that changed")
     _add_facts(gold, "gold")
     facts = _job(jobs, "facts", _facts, "silver, then gold")
     _add_facts(facts, "silver", "gold")
-    run = _job(jobs, "run", _run, "ingest what there is, then make facts")
+    run = _job(jobs, "run", _run, "ingest what is new, then compute facts")
     _add_source(run)
     _add_facts(run, "silver", "gold")
     run.set_defaults(max_events=2_000_000, continuous=None, accept_loss=False)
@@ -71,15 +71,17 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     redrive.add_argument(
         "--where", metavar="SQL", default="true", help="which jobs of silver, such as \"queue = 'mail'\""
     )
-    redrive.add_argument("--name", required=True, help="name of this redrive: repeated under it, nothing comes twice")
+    redrive.add_argument(
+        "--name", required=True, help="name of this redrive; under the same name nothing is enqueued twice"
+    )
     redrive.add_argument("--url", metavar="URL", help="server (default: headrace://localhost:6789)")
     redrive.add_argument("--to-queue", metavar="NAME", help="a queue other than the one they were in")
     redrive.add_argument("--rate", metavar="N", type=_above_zero, help="jobs per second at most")
     _add_dry_run(redrive)
-    enqueue = _job(jobs, "enqueue", _enqueue, "make a job of every row of a table")
+    enqueue = _job(jobs, "enqueue", _enqueue, "turn every row of a table into a job")
     enqueue.add_argument("table", metavar="PATH", help="Parquet, JSON lines or CSV")
     enqueue.add_argument("--to-queue", metavar="NAME", required=True, help="where the jobs go")
-    enqueue.add_argument("--id-columns", metavar="A,B", required=True, help="what tells one row from another")
+    enqueue.add_argument("--id-columns", metavar="A,B", required=True, help="columns that identify a row")
     enqueue.add_argument("--name", default="enqueue", help="name of this load; part of the jobs' ids")
     enqueue.add_argument("--url", metavar="URL", help="server (default: headrace://localhost:6789)")
     _add_dry_run(enqueue)
@@ -126,7 +128,7 @@ def _add_source(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_facts(parser: argparse.ArgumentParser, *layers: str) -> None:
-    parser.add_argument("--rebuild", action="store_true", help="make everything again")
+    parser.add_argument("--rebuild", action="store_true", help="recompute everything")
     _add_dry_run(parser)
     parser.set_defaults(layers=layers, sla=None)
     if "gold" in layers:

@@ -32,7 +32,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
         "Take jobs out of a queue and print them. Without --ack they stay leased, and `headrace job ID ack --token T` "
         "or `... fail --token T` settles them. Exit code 3: there was no job."
     )
-    parser.add_argument("queue", metavar="QUEUE", help="whose jobs are taken")
+    parser.add_argument("queue", metavar="QUEUE", help="queue to take from")
     parser.add_argument("--count", type=int, default=1, metavar="N", help="how many at most (default: 1)")
     parser.add_argument(
         "--wait", metavar="SPAN", default="0s", help="wait this long for the first one (default: do not wait)"

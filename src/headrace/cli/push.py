@@ -33,14 +33,14 @@ def prepare(parser: argparse.ArgumentParser) -> None:
         "Add a job and print its id, or add many from a file of JSON lines or CSV. Unless you name columns, the whole "
         "record is the data of its job."
     )
-    parser.add_argument("queue", metavar="QUEUE", help="where it goes; the first job makes the queue")
+    parser.add_argument("queue", metavar="QUEUE", help="queue to add it to; its first job creates it")
     parser.add_argument("name", metavar="NAME", nargs="?", help=f"name of the job (default: {DEFAULT_NAME})")
     parser.add_argument("data", metavar="DATA", nargs="?", help="JSON, @FILE with JSON, or - for stdin")
     parser.add_argument("--wait", action="store_true", help="wait until the job has ended and print its result")
     parser.add_argument("--wait-timeout", metavar="SPAN", default="5m", help="how long at most (default: 5m)")
     bulk = parser.add_argument_group("many jobs")
     bulk.add_argument("--file", metavar="FILE", help="JSON lines or CSV with a header; - for stdin")
-    bulk.add_argument("--format", choices=("jsonl", "csv"), help="what it is, if its name does not tell")
+    bulk.add_argument("--format", choices=("jsonl", "csv"), help="format of the file, if its name does not say")
     bulk.add_argument("--skip", type=int, default=0, metavar="N", help="skip the first N records")
     for column in COLUMNS:
         bulk.add_argument(f"--{column}-column", metavar="COLUMN", help=_COLUMN_HELP[column])
@@ -50,12 +50,12 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 
 
 _COLUMN_HELP: Final = {
-    "name": "where the name of the job is",
-    "id": "where its id is: a record whose id is known already is not added again",
-    "data": "where its data is, if that is not the whole record",
-    "priority": "where its priority is",
-    "group": "where its group is",
-    "delay": "where its delay is: 30s, or a number of seconds",
+    "name": "column with the name of the job",
+    "id": "column with its id: a record whose id is already known is not added again",
+    "data": "column with its data, if that is not the whole record",
+    "priority": "column with its priority",
+    "group": "column with its group",
+    "delay": "column with its delay: 30s, or a number of seconds",
 }
 
 

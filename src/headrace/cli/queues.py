@@ -49,12 +49,14 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=show_all)
     actions = parser.add_subparsers(title="actions", metavar="ACTION")
     _add(actions, "show", show, "one queue with its limits and settings")
-    _add(actions, "pause", pause, "hand out no more of its jobs; those that run go on")
+    _add(actions, "pause", pause, "stop handing out its jobs; running ones continue")
     _add(actions, "resume", resume, "hand out its jobs again")
     limit = _add(actions, "limit", set_limits, "limit how fast its jobs are handed out, and how many run at once")
-    limit.add_argument("--rate", metavar="N/SPAN", help=f"for example 100/s, 30/m or 500/10s; {OFF} lifts it")
-    limit.add_argument("--concurrency", metavar="N", help=f"jobs that run at once, over all workers; {OFF} lifts it")
-    drain_parser = _add(actions, "drain", drain, "remove all jobs that wait or are delayed")
+    limit.add_argument("--rate", metavar="N/SPAN", help=f"for example 100/s, 30/m or 500/10s; {OFF} for no limit")
+    limit.add_argument(
+        "--concurrency", metavar="N", help=f"jobs that run at once, across all workers; {OFF} for no limit"
+    )
+    drain_parser = _add(actions, "drain", drain, "remove all waiting and delayed jobs")
     clean_parser = _add(actions, "clean", clean, "remove jobs of one state, or all but active ones, by age")
     clean_parser.add_argument("--state", choices=STATES, metavar="STATE", help=f"one of {', '.join(STATES)}")
     clean_parser.add_argument("--older-than", metavar="SPAN", default="0s", help="only those older than this")
@@ -281,7 +283,7 @@ def drain(arguments: argparse.Namespace) -> int:
     with _queue(arguments) as queue:
         counts = queue.counts()
         waiting = notation.jobs(counts["waiting"] + counts["delayed"])
-        confirm(f"Remove {waiting} of {arguments.queue} that wait or are delayed", arguments.yes)
+        confirm(f"Remove {waiting} of {arguments.queue}, waiting and delayed ones", arguments.yes)
         with progress(f"drain {arguments.queue}", None):
             removed = queue.call(Drain(queue=arguments.queue), BULK_S).count
     return _done(arguments, f"removed {notation.jobs(removed)} of {arguments.queue}", removed=removed)

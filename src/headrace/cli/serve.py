@@ -11,8 +11,8 @@ from headrace.config import SETTING_HELP, SETTING_KINDS, Settings, load_settings
 
 def prepare(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Run a server in the foreground. It prints one line when it listens and stops on SIGTERM or Ctrl-C after the "
-        "replies in flight have left. Flags win over environment (HEADRACE_TCP_PORT, ...), environment over the "
+        "Run a server in the foreground. It prints one line once it listens. On SIGTERM or Ctrl-C it sends the replies "
+        "in flight and stops. Flags win over environment (HEADRACE_TCP_PORT, ...), environment over the "
         "config file."
     )
     parser.add_argument("--config", metavar="FILE", help="TOML file with the same names (tcp_port = 6789)")

@@ -63,9 +63,11 @@ def advised(error: errors.HeadraceError, hint: str) -> errors.HeadraceError:
 
 
 _NO_SERVER: Final = "start a server with `headrace serve`, or name another one with --url or HEADRACE_URL"
-_NO_TOKEN: Final = "set HEADRACE_TOKEN, or write it into the URL: headrace://host:6789?token=..."
-_FULL: Final = "the disk of the server refuses writes: `headrace health` tells why"
-_SILENCE: Final = "it may have been carried out all the same: look before you repeat it"
+_NO_TOKEN: Final = (
+    "use one of the tokens that the server was started with: in HEADRACE_TOKEN, or in the URL (?token=...)"
+)
+_FULL: Final = "the disk of the server refuses writes: `headrace health` says why"
+_SILENCE: Final = "it may have been carried out anyway: check before you repeat it"
 
 _VERDICTS: Final[tuple[tuple[type[Exception], Exit, str], ...]] = (
     (errors.NotAuthenticated, Exit.NO_CONNECTION, _NO_TOKEN),

@@ -49,10 +49,10 @@ _FRAME_LINES: Final = 8
 
 
 def prepare(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Watch queues, rates and workers in the terminal. q leaves."
-    parser.add_argument("--once", action="store_true", help="print one picture and end")
+    parser.description = "Watch queues, rates and workers in the terminal. q quits."
+    parser.add_argument("--once", action="store_true", help="print once and exit")
     parser.add_argument(
-        "--interval", metavar="SPAN", default="1s", help="between pictures (default: 1s, at least 0.5s)"
+        "--interval", metavar="SPAN", default="1s", help="refresh interval (default: 1s, at least 0.5s)"
     )
     add_client_flags(parser)
     parser.set_defaults(run=run)

@@ -37,8 +37,8 @@ _PR_SET_PDEATHSIG: Final = 1
 
 def prepare(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Run the tasks of an app. On SIGTERM or Ctrl-C it takes no more jobs, gives those that run --drain to end, and "
-        "hands the rest back at once."
+        "Run the tasks of an app. On SIGTERM or Ctrl-C it takes no more jobs, lets running ones finish within "
+        "--drain, and releases the rest at once."
     )
     parser.add_argument("app", metavar="MODULE:APP", help="where the app is, for example shop.jobs:app")
     parser.add_argument("--queues", metavar="A,B", help="queues to work on (default: those of the app's tasks)")
@@ -90,8 +90,10 @@ def load_app(place: str) -> Headrace:
     except ModuleNotFoundError as error:
         if not f"{module_name}.".startswith(f"{error.name}."):  # the module is there; what it imports is not
             raise _told_in_short(module_name, error) from None
-        is_file = module_name.endswith(".py")
-        wanted = f"{module_name.removesuffix('.py').replace('/', '.')}:{name or 'app'}" if is_file else "shop.jobs:app"
+        wanted = "shop.jobs:app"
+        if module_name.endswith(".py"):
+            path = os.path.basename(module_name) if os.path.isabs(module_name) else module_name
+            wanted = f"{path.removesuffix('.py').replace('/', '.')}:{name or 'app'}"
         hint = f"write a module, not a file: {wanted}, and run this in the folder that has it"
         raise advised(UsageError(f"cannot import {module_name!r}: {error}"), hint) from None
     except HeadraceError:
@@ -101,8 +103,8 @@ def load_app(place: str) -> Headrace:
     app = getattr(module, name or "app", None)
     if not isinstance(app, Headrace):
         names = [key for key, value in vars(module).items() if isinstance(value, Headrace)]
-        hint = f"; it has {module_name}:{names[0]}" if names else ""
-        raise UsageError(f"{place!r} is not a Headrace app{hint}")
+        hint = f"it has {module_name}:{names[0]}" if names else "name a variable that holds one: app = Headrace(url)"
+        raise UsageError(f"{place!r} is not a Headrace app; {hint}")
     return app
 
 

@@ -207,10 +207,10 @@ class Conversation:
         try:
             token = self._options.current_token()
         except Exception as error:  # somebody else's function
-            self.failure = NotAuthenticated(f"The token could not be had: {error!r}")
+            self.failure = NotAuthenticated(f"The function that returns the token failed: {error!r}")
             return
         if token is None:
-            self.failure = NotAuthenticated("The server wants a token: headrace://host:6789?token=...")
+            self.failure = NotAuthenticated("The server requires a token: ?token=... in the URL, or HEADRACE_TOKEN")
         else:
             self._say(Auth(token=token), self._authenticated)
 

@@ -14,8 +14,12 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
-from opentelemetry import propagate, trace
-from opentelemetry.trace import Link, SpanKind, TracerProvider
+try:
+    from opentelemetry import propagate, trace
+    from opentelemetry.trace import Link, SpanKind, TracerProvider
+except ModuleNotFoundError as error:
+    message = 'OpenTelemetry is not installed: pip install "headrace[otel]"'
+    raise ModuleNotFoundError(message, name=error.name) from None
 
 from headrace import __version__
 from headrace.tasks.app import Headrace

@@ -114,7 +114,7 @@ def time_chart(
     is_log: bool = False,
     rule: tuple[float, str] | None = None,
 ) -> str:
-    """Lines over one time axis; `rule` is a horizontal line with a name, such as a promise."""
+    """Lines over one time axis; `rule` is a horizontal line with a name, such as an SLA."""
     values = [value for one in series for _, value in one.points if value is not None]
     scale = Scale([*values, *([rule[0]] if rule else [])], height, is_log=is_log)
     start, end = span

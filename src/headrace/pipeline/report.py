@@ -32,7 +32,7 @@ _MAX_ALIKE: Final = 5
 _MIN_BACKLOG: Final = 10
 _NOTABLE_BACKLOG: Final = 0.05
 """A backlog below this share of what came lately is nothing to speak of."""
-_BACKLOG: Final = "Backlog: jobs that had come and not gone, those whose time has not come yet included."
+_BACKLOG: Final = "Backlog: jobs that were added and had not ended, delayed ones included."
 _UNIT_MS: Final = {"minute": 60_000, "hour": 3_600_000, "day": 86_400_000}
 _LONGEST_MS: Final = {"minute": 6 * 3_600_000, "hour": 31 * 86_400_000}
 """Up to which span charts show windows of this length; beyond the last one they show days."""
@@ -234,14 +234,14 @@ def findings(facts: Facts) -> list[str]:
     """Sentences with numbers, worst first. HTML."""
     found: list[str | None] = []
     for find, others in (
-        (_trouble, "have a backlog that grows or that nobody works on"),
-        (_broken_promise, "broke their promise"),
+        (_trouble, "have a backlog that grows or that no worker takes"),
+        (_sla_breaches, "missed their SLA"),
         (_slowest_hour, "had an hour that was much slower than usual"),
     ):
         found += _worst(filter(None, (find(facts, queue) for queue in facts.queues)), others)
     found += [_main_error(facts), _retries(facts), _busiest_worker(facts), _gaps(facts)]
     told = [text for text in found if text]
-    return told or ["Nothing stands out: all queues kept up, no promise was broken and nothing failed."]
+    return told or ["Nothing stands out: all queues kept up, no SLA was missed and nothing failed."]
 
 
 def _worst(found: Iterable[Finding], others: str) -> list[str]:
@@ -281,7 +281,7 @@ def _falling_behind(facts: Facts, queue: str) -> str | None:
         return None
     return (
         f"{_name(queue)} is falling behind: its backlog, delayed jobs included, rose from {count(middle)} to "
-        f"{count(last)} jobs since {moment(since)}; {count(came)} came in that time and {count(went)} went."
+        f"{count(last)} jobs since {moment(since)}; {count(came)} were added in that time and {count(went)} ended."
     )
 
 
@@ -294,12 +294,12 @@ def _standing_still(facts: Facts, queue: str) -> str | None:
     if backlog < _MIN_BACKLOG or any(row["started"] for row in recent):
         return None
     return (
-        f"Nobody works on {_name(queue)}: no job was started since {moment(since)}, and its backlog is "
-        f"{count(backlog)} jobs, those with a delay included."
+        f"{_name(queue)} is stuck: no job was started since {moment(since)}, and its backlog is {count(backlog)} jobs, "
+        "delayed ones included."
     )
 
 
-def _broken_promise(facts: Facts, queue: str) -> Finding | None:
+def _sla_breaches(facts: Facts, queue: str) -> Finding | None:
     rows = facts.of(queue, "day")
     broken, waits = sum(row["sla_breaches"] for row in rows), sum(row["wait_n"] for row in rows)
     target = next((row["sla_target_ms"] for row in rows if row["sla_target_ms"]), None)
@@ -308,7 +308,7 @@ def _broken_promise(facts: Facts, queue: str) -> Finding | None:
     return Finding(
         broken,
         f"{count(broken)} of {count(waits)} jobs of {_name(queue)} ({percent(broken / waits)}) waited longer than the "
-        f"promised {duration(target)}.",
+        f"SLA of {duration(target)}.",
     )
 
 
@@ -348,7 +348,7 @@ def _retries(facts: Facts) -> str | None:
     if not retried and not dead:
         return None
     return (
-        f"{percent(retried / max(1, started))} of all {count(started)} attempts were repetitions, and "
+        f"{percent(retried / max(1, started))} of all {count(started)} attempts were retries, and "
         f"{counted(dead, 'job')} failed for good."
     )
 
@@ -415,7 +415,7 @@ class Page:
             "Removed",
             "Backlog",
             "Failed attempts",
-            "Course of the backlog",
+            "Backlog over time",
         )
         rows = []
         for queue in self._shown:
@@ -472,10 +472,11 @@ class Page:
         n = sum(row[f"{what}_n"] for row in facts.of(queue, "day"))
         if unit is None:
             return ""
-        ranks = {"p50": "active", "p95": "delayed", "p99": "failed"}
-        lines = [Series(rank, kind, facts.percentile(queue, what, rank, unit)) for rank, kind in ranks.items()]
+        kind = "waiting" if what == "wait" else "active"
+        ranks = ("p50", "p95", "p99")
+        lines = [Series(rank, f"{kind} {rank}", facts.percentile(queue, what, rank, unit)) for rank in ranks]
         target = next((row["sla_target_ms"] for row in facts.of(queue, "day") if row["sla_target_ms"]), None)
-        rule = (float(target), f"promised {duration(target)}") if what == "wait" and target else None
+        rule = (float(target), f"SLA {duration(target)}") if what == "wait" and target else None
         left_out = sum(0 < row[f"{what}_n"] < MIN_N for row in facts.of(queue, unit))
         caption = f"{facts.words(unit)}, log scale, n = {count(n)}"
         caption += f"; without {counted(left_out, 'window')} of n < {MIN_N}" if left_out else ""
@@ -524,7 +525,7 @@ class Page:
             return ""
         worst = sorted(grouped.items(), key=lambda item: -sum(row["count"] for row in item[1]))[:15]
         rows = "".join(self._error_row(signature, found) for signature, found in worst)
-        course = "<th>Course</th>" if self._has_course(_UNIT_MS["hour"]) else ""
+        course = "<th>Over time</th>" if self._has_course(_UNIT_MS["hour"]) else ""
         head = f"<tr><th>Error</th><th class=n>Attempts</th><th>Queues</th>{course}<th>First</th><th>Last</th></tr>"
         which = (
             f"The {len(worst)} most frequent of {len(grouped)} signatures"
@@ -560,7 +561,7 @@ class Page:
             return ""
         by_work = sorted(grouped.items(), key=lambda item: -sum(row["busy_ms_sum"] for row in item[1]))[:20]
         rows = "".join(self._worker_row(worker, found) for worker, found in by_work)
-        course = "<th>Course</th>" if self._has_course(_UNIT_MS["minute"]) else ""
+        course = "<th>Over time</th>" if self._has_course(_UNIT_MS["minute"]) else ""
         head = f"<tr><th>Worker</th><th class=n>Busy</th><th class=n>Slots</th><th class=n>Used</th>{course}</tr>"
         note = "Slots: the most jobs that a worker had at once on a day. Used: of its slots, in minutes with work."
         table = f"<table><thead>{head}</thead><tbody>{rows}</tbody></table>"
@@ -585,10 +586,12 @@ class Page:
         facts, pointer = self._facts, self._facts.lake.pointer()
         waiting = len(facts.lake.batches_after(pointer.batch))
         lines = [f"Facts of run {pointer.run}, from {escape(facts.lake.root.name)}; up to {moment(facts.end)} UTC."]
-        missing = f"Not in it yet: {count(waiting)} of the ingested batches."
-        lines.append(missing if waiting else "All ingested batches are in it.")
-        lines.append("The log names no gaps." if not facts.gaps else _gaps(facts) or "")
-        lines.append("Percentiles are nearest rank. A wait counts when it ends, without the delay that was asked for.")
+        missing = f"Not included yet: {count(waiting)} of the ingested batches."
+        lines.append(missing if waiting else "All ingested batches are included.")
+        lines.append("The log has no gaps." if not facts.gaps else _gaps(facts) or "")
+        lines.append(
+            "Percentiles are nearest rank. A wait counts when it ends, without the delay that the job was given."
+        )
         return f'<section class="origin"><h2>Where this comes from</h2><p>{" ".join(lines)}</p></section>'
 
 

@@ -76,7 +76,7 @@ class Access:
 
     def check_host(self, host: str) -> None:
         if not self._engine.tokens and not self._is_ours(host):
-            raise Forbidden(f"Host {host or '(none)'} is not a name of this server")
+            raise Forbidden(f"Host {host or '(none)'} is not a name of this server: --allowed-hosts adds one")
 
     def _is_ours(self, host: str) -> bool:
         name = _without_port(host).lower()
@@ -93,7 +93,7 @@ class Access:
         if origin is not None:
             text = origin.decode("latin-1")
             if text != f"{scheme or self._scheme}://{host}" and not self._allows(text):
-                raise Forbidden(f"Origin {text} is not allowed")
+                raise Forbidden(f"Origin {text} is not allowed: --cors-allow-origin adds one")
         elif headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin"):
             # Browsers send no Origin with images, scripts and links; a GET would pull a job all the same.
             raise Forbidden("Requests from other sites are not allowed")

@@ -321,7 +321,10 @@ class Headrace(AsyncShell):
         """Register the schedules and rate limits of these queues; workers do so when they start."""
         for schedule in self.schedules.values():
             if schedule.task.queue in queues:
-                await self._enter(schedule)
+                try:
+                    await self._enter(schedule)
+                except InvalidCommand as error:  # the worker starts far from where it is written
+                    raise InvalidCommand(f"The schedule {schedule.name!r} is refused: {error}") from None
         for queue, limit in self.rate_limits.items():
             if queue in queues:
                 await self.queue(queue).limit_rate(limit)

@@ -68,8 +68,8 @@ def _check_contents(path: Path, report: Report) -> None:
         for queue in run_now(backend.queues()):
             n = queue.counts
             report.facts.append(
-                f"queue {queue.name}: {n.waiting} waiting, {n.delayed} delayed, {n.waiting_children} blocked, "
-                f"{n.completed} completed, {n.failed} failed{', paused' if queue.paused else ''}"
+                f"queue {queue.name}: {n.waiting:,} waiting, {n.delayed:,} delayed, {n.waiting_children:,} blocked, "
+                f"{n.completed:,} completed, {n.failed:,} failed{', paused' if queue.paused else ''}"
             )
         report.problems += backend.problems
     finally:

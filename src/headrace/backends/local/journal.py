@@ -199,8 +199,8 @@ class Journal:
             owner = os.read(fd, 32).decode(errors="replace").strip() or "unknown"
             os.close(fd)
             raise FileLocked(
-                f"{path} is in use by process {owner}. One process owns a file: connect to that server instead, "
-                "or start one with `headrace serve` and share it by URL."
+                f"{path} is in use by process {owner}, and one process owns a file: stop that one, or run "
+                "`headrace serve` on the file and connect everybody else to its URL."
             ) from None
         os.ftruncate(fd, 0)
         os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)

@@ -166,13 +166,15 @@ function thin(values, most) {
 // Marks of one axis must differ: as many digits as its length asks for.
 function elapsed(ms, whole) {
   const seconds = ms / 1000;
-  if (whole < 4000) return `${Math.round(ms)} ms`;
+  if (whole < 4000) return `${whole < 10 ? Number(ms.toFixed(1)) : Math.round(ms)} ms`;
   if (whole < 120_000) return `${seconds.toFixed(whole < 40_000 ? 1 : 0)} s`;
   if (whole < 7_200_000) return `${Math.floor(seconds / 60)}:${String(Math.floor(seconds % 60)).padStart(2, "0")} min`;
   return duration(ms);
 }
 
 const LETTER = 7.5; // as wide as a digit: ids are mostly that
+
+const shortened = (text, letters) => (text.length > letters ? `${text.slice(0, letters - 1)}…` : text);
 
 /** Who made the attempt, beside its bar where there is room; it is in the title in any case. */
 function workerName(row, { x, left, right, width, y }) {
@@ -181,7 +183,7 @@ function workerName(row, { x, left, right, width, y }) {
   const [behind, before] = [room(width - right - from), room(x(row.from) - left - 6)];
   const fits = Math.max(behind, before);
   if (fits < Math.min(8, row.worker.length)) return null;
-  const name = row.worker.length > fits ? `${row.worker.slice(0, fits - 1)}…` : row.worker;
+  const name = shortened(row.worker, fits);
   return behind >= before
     ? h("text", { class: "note", x: from, y }, name)
     : h("text", { class: "note", x: x(row.from) - 6, y, "text-anchor": "end" }, name);
@@ -192,7 +194,8 @@ function workerName(row, { x, left, right, width, y }) {
  */
 export function gantt(rows, width) {
   const ROW = 24;
-  const left = width < 480 ? 84 : 112;
+  const longest = Math.max(...rows.map((row) => row.label.length));
+  const left = Math.max(width < 480 ? 84 : 112, Math.min(longest * LETTER + 8, width / 4));
   const right = 72;
   const first = Math.min(...rows.map((row) => row.from));
   const last = Math.max(...rows.map((row) => row.to), first + 1);
@@ -208,8 +211,7 @@ export function gantt(rows, width) {
       role: "img",
       "aria-label": "Timeline of this job",
     },
-    // Round figures of a few milliseconds would be the same figure twice.
-    (width < 480 || last - first < 4 ? [0, 0.5, 1] : [0, 0.25, 0.5, 0.75, 1]).map((part) => {
+    (width < 480 ? [0, 0.5, 1] : [0, 0.25, 0.5, 0.75, 1]).map((part) => {
       const time = first + part * (last - first);
       return [
         h("line", { class: "grid", x1: x(time), x2: x(time), y1: 0, y2: height - 20 }),
@@ -231,7 +233,7 @@ export function gantt(rows, width) {
         "g",
         {},
         h("title", {}, row.hint),
-        h("text", { class: "name", x: 0, y: index * ROW + 16 }, row.label),
+        h("text", { class: "name", x: 0, y: index * ROW + 16 }, shortened(row.label, Math.floor(left / LETTER))),
         h("rect", {
           class: `slab ${row.kind}${row.open ? " open" : ""}`,
           x: Math.min(x(row.from), width - right - 3),

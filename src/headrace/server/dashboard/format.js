@@ -83,7 +83,7 @@ export function rateNumber(perSecond, unit) {
 export function excerpt(data, length = 90) {
   if (data === null || data === undefined) return "";
   const text = typeof data === "object" && !Array.isArray(data) ? pairs(data) : JSON.stringify(data);
-  return text.length > length ? `${text.slice(0, length - 1)}…` : text;
+  return text.length > length ? `${text.slice(0, length - 1).replace(/[\uD800-\uDBFF]$/, "")}…` : text; // no half of an emoji
 }
 
 function pairs(data) {

@@ -50,7 +50,7 @@ export const worstFirst = (a, b) =>
 const SAY = {
   stuck: (q) => [
     queueLink(q.name),
-    ` stands still: ${exactCount(q.waiting)} waiting, the oldest for ${duration(q.oldest)}, and nothing takes them.`,
+    ` is stuck: ${exactCount(q.waiting)} waiting, the oldest for ${duration(q.oldest)}, and no worker takes them.`,
   ],
   behind: (q, unit) => [
     queueLink(q.name),
@@ -58,7 +58,7 @@ const SAY = {
   ],
   late: (q, unit) => [
     queueLink(q.name),
-    ` is late but catching up: oldest job waits ${duration(q.oldest)}, ${rate(q.in, unit)} in, ${rate(q.out, unit)} out.`,
+    ` is late${q.out > q.in ? " but catching up" : ""}: oldest job waits ${duration(q.oldest)}, ${rate(q.in, unit)} in, ${rate(q.out, unit)} out.`,
   ],
   paused: (q) => [queueLink(q.name), ` is paused with ${exactCount(q.waiting)} waiting.`],
 };

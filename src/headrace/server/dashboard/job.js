@@ -198,7 +198,7 @@ const VERBS = {
     style: "danger",
     run: (job) => api.cancelActive(job.id),
     told: "It is cancelled",
-    ask: "The job is removed. Its worker learns of that with its next heartbeat; what it has done stays done.",
+    ask: "The job is removed. Its worker is told with its next heartbeat; what it has done so far is not undone.",
     leaves: true,
   },
   discard: { word: "Move to failures", run: (job) => api.discard(job.id), told: "It is among the failures" },
@@ -261,7 +261,7 @@ export function view({ job, logs, family, names }, ctx) {
     section("Data", viewer(ctx, "data", job.data), body(ctx, "data", job.data)),
     "returnvalue" in job &&
       section("Result", viewer(ctx, "result", job.returnvalue), body(ctx, "result", job.returnvalue)),
-    section("Log", null, logs.length ? logTable(logs) : h("p", { class: "quiet" }, "The worker has written nothing.")),
+    section("Log", null, logs.length ? logTable(logs) : h("p", { class: "quiet" }, "No log lines.")),
     family && section("Family", null, h("ul", { class: "family" }, branch(family, job.id))),
   ];
 }

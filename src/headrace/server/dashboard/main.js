@@ -169,6 +169,9 @@ async function lookForReport() {
   if (isReported) drawBar();
 }
 
+const place = (name, word, here) =>
+  h("a", { href: `#/${name}`, "data-word": word, "aria-current": here === name ? "page" : null }, word);
+
 function drawBar() {
   const here = BELONGS[ctx.name] ?? ctx.name;
   show(
@@ -177,7 +180,7 @@ function drawBar() {
     h(
       "nav",
       { "aria-label": "Places" },
-      NAV.map(([name, word]) => h("a", { href: `#/${name}`, "aria-current": here === name ? "page" : null }, word)),
+      NAV.map(([name, word]) => place(name, word, here)),
     ),
     h(
       "form",
@@ -194,7 +197,7 @@ function drawBar() {
     h(
       "div",
       { class: "corner" },
-      h("a", { href: "#/workers", "aria-current": here === "workers" ? "page" : null }, "Workers"),
+      place("workers", "Workers", here),
       isReported && h("a", { href: "report", target: "_blank", onclick: (event) => attempted(() => openReport(event)) }, "Report"),
       h(
         "button",
@@ -328,7 +331,7 @@ function help() {
         h("dd", {}, what),
       ]),
     ),
-    h("p", { class: "quiet" }, "The API behind this page is described at ", h("a", { href: "docs" }, "docs"), "."),
+    h("p", { class: "quiet" }, "The API behind this page: ", h("a", { href: "docs" }, "reference")),
     h(
       "div",
       { class: "actions" },

@@ -1,5 +1,6 @@
 // Pieces that several pages share: states, ages, tables of jobs, empty and error notices, dialogs and toasts.
 
+import { BASE, token } from "./api.js";
 import { h, show } from "./dom.js";
 import { age, count, exactTime, excerpt, firstLine, isoTime, nameOf } from "./format.js";
 import { now } from "./live.js";
@@ -51,16 +52,20 @@ export const section = (title, actions, ...body) =>
 
 export const notice = (title, ...body) => h("div", { class: "notice" }, h("h2", {}, title), ...body);
 
-/** Three lines that fill an empty queue. */
-export function firstJob(queue) {
-  return h(
+/** A request that a person can paste into a shell: it goes where this page came from, which always works. */
+export const curl = (path, body) =>
+  h(
     "pre",
     { class: "code" },
-    "from headrace import Headrace\n",
-    `with Headrace("headrace://${location.hostname}:6789").sync() as app:\n`,
-    `    app.queue("${queue}").add("welcome", {"to": "ada@example.com"})`,
+    `curl ${location.origin}${BASE}${path} \\\n`,
+    token.get() && `  -H "Authorization: Bearer $HEADRACE_TOKEN" \\\n`,
+    "  -H 'Content-Type: application/json' \\\n",
+    `  -d '${body}'`,
   );
-}
+
+/** The lines that fill an empty queue. */
+export const firstJob = (queue) =>
+  curl(`/queues/${encodeURIComponent(queue)}/jobs`, '{"name": "welcome", "data": {"to": "ada@example.com"}}');
 
 export const problem = (error) =>
   (

@@ -62,7 +62,7 @@ export function view(data, ctx) {
   if (!queue) {
     return [
       heading(ctx.id),
-      notice("This queue is empty", h("p", {}, "It comes into being with its first job:"), firstJob(ctx.id)),
+      notice("This queue is empty", h("p", {}, "It is created by its first job:"), firstJob(ctx.id)),
     ];
   }
   return [
@@ -323,7 +323,7 @@ function actions(queue, counts, ctx) {
             `Remove ${jobs(unstarted, "waiting and delayed")} of ${name}?`,
             `Remove ${jobs(unstarted)}`,
             () => api.drain(name),
-            "Jobs that run go on; completed and failed ones stay.",
+            "Running jobs continue; completed and failed ones stay.",
           ),
         },
         "Drain",
@@ -352,7 +352,7 @@ function actions(queue, counts, ctx) {
             `Remove ${jobs(counts.failed, "failed")} of ${name}?`,
             `Remove ${jobs(counts.failed)}`,
             () => api.purge(name),
-            "They cannot be brought back.",
+            "This cannot be undone.",
           ),
         },
         "Remove failed",
@@ -377,7 +377,7 @@ async function limits(queue, ctx) {
     h(
       "form",
       {
-        onsubmit: act((fields) => api.setConcurrency(name, Number(fields.get("running"))), "Set how many run at once"),
+        onsubmit: act((fields) => api.setConcurrency(name, Number(fields.get("running"))), "Concurrency limit set"),
       },
       h(
         "label",
@@ -388,7 +388,7 @@ async function limits(queue, ctx) {
           { class: "pair" },
           h("input", { name: "running", type: "number", min: 0, required: true, value: limits.concurrencyLimit ?? "" }),
           h("button", { type: "submit", class: "small" }, "Set"),
-          clear(() => api.clearConcurrency(name), "Any number may run at once"),
+          clear(() => api.clearConcurrency(name), "Concurrency limit removed"),
         ),
       ),
     ),
@@ -397,7 +397,7 @@ async function limits(queue, ctx) {
       {
         onsubmit: act(
           (fields) => api.setRateLimit(name, Number(fields.get("rate")), Number(fields.get("seconds")) * 1000),
-          "Set how fast jobs start",
+          "Rate limit set",
         ),
       },
       h(
@@ -427,7 +427,7 @@ async function limits(queue, ctx) {
           }),
           "s",
           h("button", { type: "submit", class: "small" }, "Set"),
-          clear(() => api.clearRateLimit(name), "Jobs start as fast as they are asked for"),
+          clear(() => api.clearRateLimit(name), "Rate limit removed"),
         ),
       ),
     ),

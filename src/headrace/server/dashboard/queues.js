@@ -59,7 +59,7 @@ export function view({ queues }, ctx) {
 }
 
 export const noQueues = () =>
-  notice("No queues yet", h("p", {}, "A queue comes into being with its first job:"), firstJob("mail"));
+  notice("No queues yet", h("p", {}, "A queue is created by its first job:"), firstJob("mail"));
 
 export function queueTable(queues, ctx, unit) {
   return h(
@@ -157,7 +157,7 @@ function row(queue, ctx, unit) {
   );
 }
 
-const WORDS = { stuck: "stands still", behind: "falling behind", late: "late" };
+const WORDS = { stuck: "stuck", behind: "falling behind", late: "late" };
 
 export function pauseButton(queue, ctx) {
   const [act, word, told] = queue.paused ? [api.resume, "Resume", "runs again"] : [api.pause, "Pause", "is paused"];

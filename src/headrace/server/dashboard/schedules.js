@@ -4,7 +4,7 @@ import * as api from "./api.js";
 import { h } from "./dom.js";
 import { age, count, duration, exactTime } from "./format.js";
 import { now } from "./live.js";
-import { STATES, badge, confirm, live, notice, paths, perform, queueLink, when } from "./parts.js";
+import { STATES, badge, confirm, curl, live, notice, paths, perform, queueLink, when } from "./parts.js";
 
 export const title = () => "Schedules";
 
@@ -37,14 +37,8 @@ export function view({ crons, total }, ctx) {
       h("h1", {}, "Schedules"),
       notice(
         "Nothing is scheduled",
-        h("p", {}, "A schedule pushes a job at the times of a cron expression, or every so many milliseconds."),
-        h(
-          "pre",
-          { class: "code" },
-          `curl -X POST ${location.origin}${api.BASE}/crons \\\n`,
-          "  -H 'Content-Type: application/json' \\\n",
-          `  -d '{"name": "nightly", "queue": "reports", "schedule": "0 3 * * *", "data": {}}'`,
-        ),
+        h("p", {}, "A schedule pushes a job at the times of a cron expression, or at a fixed interval:"),
+        curl("/crons", '{"name": "nightly", "queue": "reports", "schedule": "0 3 * * *", "data": {}}'),
       ),
     ];
   }
@@ -60,7 +54,7 @@ export function view({ crons, total }, ctx) {
         h(
           "tr",
           {},
-          ["Schedule", "Queue", "Rhythm", "Next run", "Last runs", "Runs", ""].map((word, i) =>
+          ["Name", "Queue", "Schedule", "Next run", "Last runs", "Runs", ""].map((word, i) =>
             h("th", { class: i > 2 && i < 6 ? "n" : i === 6 ? "act" : null }, word),
           ),
         ),
@@ -81,7 +75,7 @@ export function view({ crons, total }, ctx) {
             h("td", { "data-label": "Queue" }, queueLink(cron.queue)),
             h(
               "td",
-              { "data-label": "Rhythm" },
+              { "data-label": "Schedule" },
               rhythm(cron),
               cron.timezone && h("span", { class: "quiet" }, ` ${cron.timezone}`),
             ),

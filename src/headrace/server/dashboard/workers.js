@@ -20,7 +20,7 @@ function figures({ stats, metrics, storage }) {
     ["database", `${count(metrics.sqliteSizeMb)} MB`],
     ["pushed", live(metrics.totalPushed)],
     ["completed", live(metrics.totalCompleted)],
-    ["storage", storage.error ?? (storage.diskFull ? "disk full" : "takes writes")],
+    ["storage", storage.error ?? (storage.diskFull ? "disk full" : "accepts writes")],
   ];
   return h(
     "dl",

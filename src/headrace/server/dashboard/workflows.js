@@ -140,7 +140,7 @@ function graph(groups, looks) {
 
 // -- acting ----------------------------------------------------------------------------------------------------------
 
-const HEARD = "As soon as a worker of this workflow is there";
+const HEARD = "As soon as a worker of this workflow is running";
 
 function actions(flow, looks, ctx) {
   if (flow.status !== "running") return [];
@@ -153,7 +153,7 @@ function actions(flow, looks, ctx) {
 }
 
 async function cancel(flow, ctx) {
-  const detail = `${HEARD}, nothing more of it is begun, and the steps that were completed are taken back.`;
+  const detail = `${HEARD}, no further step starts, and the completed ones are rolled back.`;
   if (!(await confirm(`Cancel flow ${flow.id}?`, "Cancel flow", detail))) return;
   await perform(() => api.cancelFlow(flow.id, "cancelled on the dashboard"), "It is being cancelled");
   ctx.reload();
@@ -166,7 +166,7 @@ async function signal(flow, name, ctx) {
     try {
       payload = JSON.parse(new FormData(event.target).get("payload"));
     } catch {
-      toast('That is no JSON: texts need quotes, "yes"', "bad");
+      toast('That is not JSON: strings need quotes, "yes"', "bad");
       return;
     }
     if (await perform(() => api.signalFlow(flow.id, name, payload), `${name} is on its way`)) close(true);
@@ -174,7 +174,7 @@ async function signal(flow, name, ctx) {
   };
   await dialog((close) => [
     h("h2", {}, `Signal ${name}`),
-    h("p", { class: "quiet" }, `${HEARD}, the flow goes on with this as the result of ${name}.`),
+    h("p", { class: "quiet" }, `${HEARD}, the flow continues with this as the result of ${name}.`),
     h(
       "form",
       { onsubmit: send(close) },
@@ -182,7 +182,7 @@ async function signal(flow, name, ctx) {
       h(
         "div",
         { class: "actions" },
-        h("button", { type: "button", onclick: () => close(false) }, "Leave it"),
+        h("button", { type: "button", onclick: () => close(false) }, "Close"),
         h("button", { type: "submit", class: "primary" }, "Send signal"),
       ),
     ),
@@ -214,7 +214,7 @@ function flowPage({ flow, steps }, ctx) {
       ].map(([word, value]) => h("div", {}, h("dt", {}, word), h("dd", {}, value))),
     ),
     (flow.status === "failed" || flow.status === "cancelled") &&
-      h("p", { class: "quiet" }, "To begin it anew where it failed: ", h("code", {}, `headrace flow retry ${flow.id}`)),
+      h("p", { class: "quiet" }, "To run it again from where it failed: ", h("code", {}, `headrace flow retry ${flow.id}`)),
     groups.length > 0 && section("Steps", null, graph(groups, looks)),
     section(
       "Timeline",
@@ -249,8 +249,8 @@ const line = (entry, flow) =>
     "tr",
     { key: String(entry.seq) },
     h("td", { class: "n" }, `+${duration(entry.at - flow.createdAt)}`),
-    h("td", {}, entry.kind),
-    h("td", {}, entry.step ?? ""),
+    h("td", { class: "kind" }, entry.kind),
+    h("td", { class: "step" }, entry.step ?? ""),
     h("td", { class: "told excerpt" }, told(entry)),
   );
 
