@@ -27,7 +27,7 @@ from headrace.commands import connection, jobs, monitoring
 from headrace.commands._base import REGISTRY, SHORT_FORMS, Alike, Command, ErrorReply, Spec
 from headrace.errors import HeadraceError, InvalidCommand, UnknownCommand
 from headrace.frames import HEADER
-from headrace.model import MENDED, NIL, is_queue_name
+from headrace.model import MENDED, NIL, NULL_IF_NAMED, is_queue_name
 
 UNDEFINED: Final = b"\xd4\x00\x00"
 _REQ_ID_KEY: Final = b"\xa5reqId"
@@ -232,7 +232,7 @@ class _Explainer:
         values: dict[str, Any] = {}
         for field in self._fields(cls):
             where = f"{path}.{field.encode_name}" if path else field.encode_name
-            value = self._field(fields.get(field.encode_name), field, where)
+            value = self._field(fields, field, where)
             if value is not NODEFAULT:
                 values[field.name] = value
         return cls(**values)
@@ -245,10 +245,13 @@ class _Explainer:
             known = self._infos[cls] = sorted(info.fields, key=_rank)
         return known
 
-    def _field(self, raw: Raw | None, field: inspect.Field, path: Path) -> Any:
+    def _field(self, fields: dict[str, Raw], field: inspect.Field, path: Path) -> Any:
         kind, extra = _unwrap(field.type)
+        raw = fields.get(field.encode_name)
         encoded = None if raw is None else bytes(raw)
         if isinstance(kind, inspect.RawType) or _has(kind, inspect.RawType):
+            if raw is None and NULL_IF_NAMED in extra and "name" in fields:
+                encoded = NIL
             return self._opaque(encoded, field, path, extra)
         if encoded == NIL and field.default is UNSET and _has(kind, inspect.NoneType):
             return None  # the field tells null from absent
