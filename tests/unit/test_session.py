@@ -19,7 +19,7 @@ from headrace.clock import ManualClock
 from headrace.engine.engine import Engine
 from headrace.errors import StorageUnavailable
 from headrace.frames import Frames, encode_frame
-from headrace.server.session import MAX_IN_FLIGHT, Budget, Session
+from headrace.server.session import MAX_IN_FLIGHT, MAX_PER_TICK, Budget, Session
 
 
 class BrokenJournal(Journal):
@@ -201,6 +201,18 @@ class TestInFlight:
         assert not talk.house.sent[talk.session]
         (reply,) = talk.hear()
         assert len(reply["ids"]) == 1001
+
+    def test_a_client_that_pipelines_without_end_lets_others_through(self, talk: Talk) -> None:
+        count = 3 * MAX_PER_TICK
+        talk.session.receive(
+            b"".join(encode_frame({"cmd": "PUSH", "queue": "q", "data": n, "reqId": n}) for n in range(count))
+        )
+        other = talk.house.session()
+        assert other.ask("Count", queue="q")["count"] == MAX_PER_TICK
+        replies = talk.hear()
+        assert [reply["reqId"] for reply in replies] == list(range(count))
+        pulled = other.ask("PULLB", queue="q", count=1000)["jobs"]
+        assert [job["data"] for job in pulled] == list(range(1000))
 
     def test_a_budget_refuses_what_is_too_much(self, house: House) -> None:
         talk = house.session(Budget(3, 1000))

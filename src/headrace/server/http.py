@@ -39,6 +39,7 @@ from headrace.server.websocket import Sockets
 
 MAX_HEAD_BYTES: Final = 16 * 1024
 _BACKLOG_LIMIT: Final = 32
+_READ_BYTES: Final = 16 * 1024
 _LINGER_S: Final = 1.0
 """How long a client that was refused may go on sending what nobody reads."""
 
@@ -52,8 +53,11 @@ PREFLIGHT: Final = (
 # -- the socket --------------------------------------------------------------------------------------------------------
 
 
-class HttpConnection(asyncio.Protocol):
-    """Reads requests off a socket, and writes what the session has to say."""
+class HttpConnection(asyncio.BufferedProtocol):
+    """Reads requests off a socket, and writes what the session has to say.
+
+    It reads a little at a time: a parser does not stop before it has seen all it was given, however many requests.
+    """
 
     def __init__(self, server: HttpServer) -> None:
         self.server = server
@@ -64,6 +68,7 @@ class HttpConnection(asyncio.Protocol):
         self._has_head = False
         self._unread_head = 0
         self._is_deaf = False
+        self._is_half_closed = False
         self._valve = Valve(_BACKLOG_LIMIT)
         self._parcels = Parcels(self._write)
         self._deadline = 0.0
@@ -83,6 +88,12 @@ class HttpConnection(asyncio.Protocol):
         self._set_deadline()
 
     # -- reading -------------------------------------------------------------------------------------------------------
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self.server.inbox
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.data_received(bytes(self.server.inbox[:nbytes]))
 
     def data_received(self, data: bytes) -> None:
         if self.takeover is not None:
@@ -218,7 +229,7 @@ class HttpConnection(asyncio.Protocol):
         is_answering = self.session.is_busy or bool(self._parcels)
         if self.session.is_waiting or self.takeover is not None or not is_answering:
             return False
-        self.session.is_closing = True
+        self._is_half_closed = True
         return self.server.tls is None
 
     # -- time ----------------------------------------------------------------------------------------------------------
@@ -308,7 +319,7 @@ class HttpConnection(asyncio.Protocol):
             return
         if self.session.stream is not None:
             self._take_over(self.session.stream)
-        elif self.session.is_closing:
+        elif self.session.is_closing or self._is_half_closed:
             self._close_gently(transport)
         elif not self._valve.is_open:
             self._set_reading()
@@ -389,6 +400,8 @@ class HttpServer(Listener[HttpConnection]):
     def __init__(self, engine: Engine, settings: Settings, ticker: Ticker, tls: ssl.SSLContext | None = None) -> None:
         super().__init__(engine, settings, ticker, tls)
         self.access = Access(engine, settings)
+        self.inbox = memoryview(bytearray(_READ_BYTES))
+        """What a connection has just read; it takes it out at once, so they share one."""
         self.router: Router[Endpoint | Plain] = Router()
         self.hub = Hub(engine, settings, self.loop)
         self._streams = EventStreams(self.hub, settings.max_sse_clients)

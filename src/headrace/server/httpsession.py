@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 log: Final = logging.getLogger("headrace.server")
 
 MAX_BODY_BYTES: Final = MAX_FRAME_BYTES
+MAX_PER_TICK: Final = 128
+"""How many requests of a connection are answered in one tick: those of other connections have their turn, too."""
 _COMMAND_ERRORS: Final = (InvalidCommand, NotFound, Refused)
 """Errors of a command itself, for which a route may have a status of its own."""
 
@@ -109,7 +111,7 @@ class HttpSession(Driver[Request]):
 
     def work_off(self) -> None:
         while self.backlog and self._current is None and not self.is_closing and not self.is_choked:
-            if self._out_bytes > MAX_OUTBOX_BYTES:
+            if self._out_bytes > MAX_OUTBOX_BYTES or len(self._out) >= MAX_PER_TICK:
                 break
             self._current = self.backlog.popleft()
             self._serve(self._current)

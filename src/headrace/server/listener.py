@@ -63,7 +63,7 @@ class Listener(Generic[G]):
     def left(self, connection: G) -> None:
         self._connections.discard(connection)
 
-    async def _listen(self, make: Callable[[], asyncio.Protocol], port: int) -> None:
+    async def _listen(self, make: Callable[[], asyncio.BaseProtocol], port: int) -> None:
         self._server = await self.loop.create_server(make, self.settings.bind_host, port, ssl=self.tls, backlog=1024)
 
     async def stop(self, deadline: float) -> None:

@@ -6,7 +6,8 @@ Rules:
 - Commands that do not wait are answered in the order in which they came. A command that waits (long poll) is answered
   when it is done, unless it came without reqId: then everything behind it waits too, as a client of protocol 1 cannot
   tell replies apart.
-- At most MAX_IN_FLIGHT commands wait at once; what comes on top stays in the backlog. When that has more than
+- At most MAX_IN_FLIGHT commands wait at once, and at most MAX_PER_TICK are answered in one tick, so that a client that
+  pipelines without end does not hold up the others. What comes on top stays in the backlog. When that has more than
   MAX_BACKLOG commands, the shell reads no further.
 """
 
@@ -44,6 +45,7 @@ MAX_BACKLOG: Final = 200
 MAX_STRANGERS_FRAME: Final = 256 * 1024
 """Who has not authenticated may not have us keep more than this: the longest token fits."""
 MAX_BURST: Final = 128
+MAX_PER_TICK: Final = 8 * MAX_BURST
 _req_id: Final = attrgetter("req_id")
 _TOO_LARGE: Final = ReplyTooLarge("Reply exceeds 64 MB: ask for less with a lower limit")
 NO_ID: Final = (b"", NIL, UNDEFINED)
@@ -149,35 +151,45 @@ class Session(Driver[bytes | Raw]):
                 self._work_off_backlog()
                 self._refuse_rate(frames[granted:])
                 return
-        if len(frames) == 1 and not self._must_wait():
-            self._start_or_refuse(self._decode(frames[0]))
-            return
-        for start in range(0, len(frames), MAX_BURST):
-            self._run_burst(frames[start : start + MAX_BURST])
-
-    def _run_burst(self, frames: list[bytes]) -> None:
-        """Commands of one kind in a row are run together as far as that goes, all others one by one.
-
-        As soon as one has to wait, it and everything behind it go to the backlog.
-        """
-        if self._must_wait():
+        if self.backlog:
             self.backlog.extend(frames)
-            return
+        elif len(frames) == 1 and not self._must_wait():
+            self._start_or_refuse(self._decode(frames[0]))
+        else:
+            self._run(frames)
+
+    def _run(self, frames: list[bytes]) -> None:
+        """Run these in bursts. As soon as one has to wait, it and everything behind it go to the backlog."""
+        for start in range(0, len(frames), MAX_BURST):
+            burst = frames[start : start + MAX_BURST]
+            done = self._run_burst(burst)
+            if done < len(burst):
+                self.backlog.extendleft(reversed(frames[start + done :]))
+                return
+
+    def _run_burst(self, frames: list[bytes]) -> int:
+        """Commands of one kind in a row are run together as far as that goes, all others one by one; how many ran."""
+        if self._must_wait():
+            return 0
         at = 0
         for kind, run in itertools.groupby(self._decode_all(frames), type):
             commands = list(run)
             done = self._run_together(commands) if kind in TOGETHER and len(commands) > 1 else 0
             for n in range(done, len(commands)):
                 if self._must_wait():
-                    self.backlog.extend(frames[at + n :])
-                    return
+                    return at + n
                 self._start_or_refuse(commands[n])
             at += len(commands)
+        return at
 
     def _must_wait(self) -> bool:
-        return bool(
-            self.backlog or self._is_in_order or len(self._waiting) >= MAX_IN_FLIGHT or len(self._out) > self._room
-        )
+        """Whether the next command cannot run yet."""
+        return self._is_held_up or len(self._out) > self._room or len(self._request_ids) >= MAX_PER_TICK
+
+    @property
+    def _is_held_up(self) -> bool:
+        """Whether the next command has to wait for one that is suspended."""
+        return self._is_in_order or len(self._waiting) >= MAX_IN_FLIGHT
 
     def _run_together(self, commands: list[Any]) -> int:
         """Run the first ones with one call of the backend; how many were answered."""
@@ -274,10 +286,9 @@ class Session(Driver[bytes | Raw]):
             self._later(self._work_off_backlog)
 
     def _work_off_backlog(self) -> None:
-        while self.backlog and not self._is_in_order and len(self._waiting) < MAX_IN_FLIGHT:
-            if len(self._out) > self._room:
-                break
-            self._start_or_refuse(self._decode(self.backlog.popleft()))
+        if self.backlog and not self._must_wait():
+            frames = [self.backlog.popleft() for _ in range(min(len(self.backlog), MAX_PER_TICK))]
+            self._run(frames)
 
     # -- outgoing ------------------------------------------------------------------------------------------------------
 
@@ -296,9 +307,9 @@ class Session(Driver[bytes | Raw]):
             self._stir()
 
     @property
-    def has_replies(self) -> bool:
-        """Whether something leaves with the end of the tick."""
-        return bool(self._out)
+    def owes_replies(self) -> bool:
+        """Whether something leaves with this tick or a later one, long polls and what they hold up aside."""
+        return bool(self._out or self.is_at_work or (self.backlog and not self._is_held_up))
 
     def take(self) -> bytearray:
         """Everything that may leave now: called after the commit."""

@@ -72,7 +72,7 @@ class Connection(asyncio.Protocol):
     def eof_received(self) -> bool:
         """The client sends no more, and may still read: what it asked for is answered before the connection is closed.
 
-        Only who waits for a job is let go, for one that is gone looks the same. With TLS both halves end together.
+        Long polls are not: a client that is gone looks the same. With TLS both halves end together.
         """
         if self._server.tls is not None or not self._owes_replies:
             return False
@@ -81,7 +81,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def _owes_replies(self) -> bool:
-        return bool(self._parcels or self.session.has_replies or self.session.is_at_work)
+        return bool(self._parcels) or self.session.owes_replies
 
     def _watch_partial(self) -> None:
         """A frame must make progress; a connection that is idle between frames may stay."""

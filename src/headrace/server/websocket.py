@@ -13,6 +13,7 @@ import binascii
 import hashlib
 from collections.abc import Callable
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 SUBPROTOCOL: Final = "headrace"
 """Chosen when it is offered: a browser that offers its token this way wants to see one of its offers taken."""
 MAX_MESSAGE_BYTES: Final = 1024 * 1024
+MAX_PER_TURN: Final = 64
 _BEATS_OF_SILENCE: Final = 4
 _MAGIC: Final = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 _TOO_BIG: Final = 1009
@@ -167,9 +169,17 @@ class WebSocket:
 
     def data_received(self, data: bytes) -> None:
         self._silent_beats = 0
+        self._wire.receive_data(data)
+        self._read_on()
+
+    def _read_on(self) -> None:
+        """Take in what has come, a part of it per turn of the loop: a flood of messages must not hold up others."""
+        transport, read = self._connection.transport, 0
+        if transport is None or transport.is_closing():
+            return
         try:
-            self._wire.receive_data(data)
-            for event in self._wire.events():
+            for event in islice(self._wire.events(), MAX_PER_TURN):
+                read += 1
                 if isinstance(event, TextMessage | BytesMessage):
                     self._take_part(event)
                 elif isinstance(event, Ping):
@@ -178,8 +188,10 @@ class WebSocket:
                     self._end(event.code)
         except (ProtocolError, ValueError):
             self._end(_WRONG)
-        if self.session.backlog:
-            self._set_reading()
+        self._valve.is_behind = read == MAX_PER_TURN
+        if self._valve.is_behind:
+            self._connection.server.loop.call_soon(self._read_on)
+        self._set_reading()
 
     def _take_part(self, part: Message[Any]) -> None:
         self._message += part.data.encode() if isinstance(part.data, str) else part.data
