@@ -224,6 +224,14 @@ class TestInFlight:
         house.clock.advance(1000)
         assert talk.ask("Ping")["ok"] is True
 
+    def test_refusals_without_end_let_others_through(self, house: House) -> None:
+        talk, count = house.session(Budget(3, 1000)), 3 * MAX_PER_TICK
+        talk.session.receive(b"".join(encode_frame({"cmd": "Ping", "reqId": n}) for n in range(count)))
+        assert len(talk.session.backlog) == count - MAX_PER_TICK
+        replies = talk.hear()
+        assert [reply["reqId"] for reply in replies] == list(range(count))
+        assert [reply["ok"] for reply in replies] == [True] * 3 + [False] * (count - 3)
+
 
 class TestFailedCommit:
     def test_every_reply_of_the_tick_becomes_the_error(self, house: House, talk: Talk) -> None:

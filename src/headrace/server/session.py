@@ -82,12 +82,19 @@ class Budget:
 
     def grant(self, wanted: int, now_ms: int) -> int:
         """How many of `wanted` commands may run; the others are refused and not counted."""
+        granted = min(wanted, self.left(now_ms))
+        self.spend(granted)
+        return granted
+
+    def left(self, now_ms: int) -> int:
+        """How many commands may still run in this window."""
         if now_ms >= self._until_ms:
             self._until_ms = now_ms + self._window_ms
             self._left = self._limit
-        granted = min(wanted, self._left)
-        self._left -= granted
-        return granted
+        return self._left
+
+    def spend(self, count: int) -> None:
+        self._left -= count
 
 
 class Session(Driver[bytes | Raw]):
@@ -144,16 +151,11 @@ class Session(Driver[bytes | Raw]):
         self._answer(reply, req_id)
 
     def _take_in(self, frames: list[bytes]) -> None:
-        if self._budget is not None:
-            granted = self._budget.grant(len(frames), self._engine.clock.monotonic_ms())
-            if granted < len(frames):
-                self.backlog.extend(frames[:granted])
-                self._work_off_backlog()
-                self._refuse_rate(frames[granted:])
-                return
         if self.backlog:
             self.backlog.extend(frames)
-        elif len(frames) == 1 and not self._must_wait():
+        elif len(frames) == 1 and not self._must_wait() and self._allowed(1):
+            if self._budget is not None:
+                self._budget.spend(1)
             self._start_or_refuse(self._decode(frames[0]))
         else:
             self._run(frames)
@@ -162,10 +164,19 @@ class Session(Driver[bytes | Raw]):
         """Run these in bursts. As soon as one has to wait, it and everything behind it go to the backlog."""
         for start in range(0, len(frames), MAX_BURST):
             burst = frames[start : start + MAX_BURST]
-            done = self._run_burst(burst)
+            allowed = self._allowed(len(burst))
+            done = self._run_burst(burst[:allowed])
+            if self._budget is not None:
+                self._budget.spend(done)
+            if done == allowed:
+                done += self._refuse_rate(burst[allowed:])
             if done < len(burst):
                 self.backlog.extendleft(reversed(frames[start + done :]))
                 return
+
+    def _allowed(self, wanted: int) -> int:
+        """How many of `wanted` commands are within the rate limit."""
+        return wanted if self._budget is None else min(wanted, self._budget.left(self._engine.clock.monotonic_ms()))
 
     def _run_burst(self, frames: list[bytes]) -> int:
         """Commands of one kind in a row are run together as far as that goes, all others one by one; how many ran."""
@@ -184,7 +195,12 @@ class Session(Driver[bytes | Raw]):
 
     def _must_wait(self) -> bool:
         """Whether the next command cannot run yet."""
-        return self._is_held_up or len(self._out) > self._room or len(self._request_ids) >= MAX_PER_TICK
+        return self._is_held_up or self._has_said_enough
+
+    @property
+    def _has_said_enough(self) -> bool:
+        """Whether this tick has no room for more replies."""
+        return len(self._out) > self._room or len(self._request_ids) >= MAX_PER_TICK
 
     @property
     def _is_held_up(self) -> bool:
@@ -222,13 +238,17 @@ class Session(Driver[bytes | Raw]):
             self._request_ids += answered
         return replies.count
 
-    def _refuse_rate(self, frames: list[bytes]) -> None:
-        for frame in frames:
+    def _refuse_rate(self, frames: list[bytes]) -> int:
+        """Refuse these, but not without end in one tick; how many were answered."""
+        for done, frame in enumerate(frames):
+            if self._has_said_enough:
+                return done
             try:
                 req_id = bytes(decode_command(frame).req_id)
             except Undecodable as error:
                 req_id = error.req_id
             self._refuse(RateLimited(), req_id)
+        return len(frames)
 
     def _decode_all(self, frames: list[bytes]) -> Sequence[Command[Any] | Undecodable]:
         try:
