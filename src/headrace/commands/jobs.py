@@ -422,7 +422,7 @@ class Pull(Command[Pulled], tag="PULL"):
 
 @short_form(Pull)
 class ShortPull(Pull, tag="PULL"):
-    """The same, but for who looks at the name of the queue."""
+    """The same; the queue name is checked by the decoder."""
 
     queue: ShortQueueName
 

@@ -19,7 +19,7 @@ class Busy(Protocol):
 
 
 class Guest(Protocol):
-    """A connection, as far as its door cares."""
+    """A connection, as far as its listener is concerned."""
 
     @property
     def session(self) -> Busy: ...
@@ -72,7 +72,7 @@ class Listener(Generic[G]):
             self._server.close()
         self.engine.end_waiting()
         self.ticker.schedule()
-        while self._is_busy and self.loop.time() < deadline:  # noqa: ASYNC110 - many parts are busy, none tells
+        while self._is_busy and self.loop.time() < deadline:  # noqa: ASYNC110 - polled: many parts may be busy
             await asyncio.sleep(0.005)
         for connection in list(self._connections):
             connection.close()

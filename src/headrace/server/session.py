@@ -1,11 +1,10 @@
 """One TCP connection without its socket: frames in, commands run, replies collected until the tick is committed.
 
 Rules:
-- Replies of a tick wait in `_out` until the commit that contains them; `take` hands them to the shell, `spoil`
-  turns them into errors when the commit failed.
-- Commands that do not wait are answered in the order in which they came. A command that waits (long poll) is answered
-  when it is done, unless it came without reqId: then everything behind it waits too, as a client of protocol 1 cannot
-  tell replies apart.
+- The replies of a tick wait in `_out` for its commit; `take` hands them to the shell, `spoil` turns them into errors
+  when the commit failed.
+- Commands that do not block are answered in order. A command that blocks (long poll) is answered when it is done,
+  unless it has no reqId: then everything behind it waits too, because such a client cannot match replies to commands.
 - At most MAX_IN_FLIGHT commands wait at once, and at most MAX_PER_TICK are answered in one tick, so that a client that
   pipelines without end does not hold up the others. What comes on top stays in the backlog. When that has more than
   MAX_BACKLOG commands, the shell reads no further.
@@ -43,13 +42,13 @@ log: Final = logging.getLogger("headrace.server")
 MAX_IN_FLIGHT: Final = 50
 MAX_BACKLOG: Final = 200
 MAX_STRANGERS_FRAME: Final = 256 * 1024
-"""Who has not authenticated may not have us keep more than this: the longest token fits."""
+"""The largest frame accepted before authentication: the longest token fits."""
 MAX_BURST: Final = 128
 MAX_PER_TICK: Final = 8 * MAX_BURST
 _req_id: Final = attrgetter("req_id")
 _TOO_LARGE: Final = ReplyTooLarge("Reply exceeds 64 MB: ask for less with a lower limit")
 NO_ID: Final = (b"", NIL, UNDEFINED)
-"""Request ids that tell no reply from another."""
+"""Request ids that identify no reply."""
 
 
 class Held(NamedTuple):
@@ -114,7 +113,7 @@ class Session(Driver[bytes | Raw]):
         self._budget = budget
         self.frames = Frames()
         self.backlog: deque[bytes] = deque()
-        """Commands that have come and must wait for those before them."""
+        """Commands received that must wait for those before them."""
         self._out = bytearray()
         self._request_ids: list[bytes | Raw] = []
         self._is_in_order = False
@@ -125,7 +124,7 @@ class Session(Driver[bytes | Raw]):
 
     @property
     def is_busy(self) -> bool:
-        """Whether a command has come that is not answered yet."""
+        """Whether a command was received that is not answered yet."""
         return bool(self._waiting or self.backlog)
 
     @property
@@ -147,7 +146,7 @@ class Session(Driver[bytes | Raw]):
         self._take_in([frame])
 
     def answer(self, reply: Struct, req_id: bytes) -> None:
-        """Answer something that is no command of the protocol."""
+        """Reply to something that is not a command of the protocol."""
         self._answer(reply, req_id)
 
     def _take_in(self, frames: list[bytes]) -> None:
@@ -195,10 +194,10 @@ class Session(Driver[bytes | Raw]):
 
     def _must_wait(self) -> bool:
         """Whether the next command cannot run yet."""
-        return self._is_held_up or self._has_said_enough
+        return self._is_held_up or self._is_outbox_full
 
     @property
-    def _has_said_enough(self) -> bool:
+    def _is_outbox_full(self) -> bool:
         """Whether this tick has no room for more replies."""
         return len(self._out) > self._room or len(self._request_ids) >= MAX_PER_TICK
 
@@ -241,7 +240,7 @@ class Session(Driver[bytes | Raw]):
     def _refuse_rate(self, frames: list[bytes]) -> int:
         """Refuse these, but not without end in one tick; how many were answered."""
         for done, frame in enumerate(frames):
-            if self._has_said_enough:
+            if self._is_outbox_full:
                 return done
             try:
                 req_id = bytes(decode_command(frame).req_id)
@@ -253,7 +252,7 @@ class Session(Driver[bytes | Raw]):
     def _decode_all(self, frames: list[bytes]) -> Sequence[Command[Any] | Undecodable]:
         try:
             return decode_commands(frames)
-        except Exception:  # not all of them are commands as they should be: one by one tells which, and why
+        except Exception:  # at least one is not valid: decode them one by one to find out which, and why
             return [self._decode(frame) for frame in frames]
 
     def _decode(self, frame: bytes) -> Command[Any] | Undecodable:
@@ -268,13 +267,13 @@ class Session(Driver[bytes | Raw]):
     def _start_or_refuse(self, command: Command[Any] | Undecodable) -> None:
         if isinstance(command, Undecodable):
             if command.name == "Auth" and self._engine.tokens:
-                self._engine.guesses.note(self.address)  # no token at all, or none that could be one
+                self._engine.guesses.note(self.address)  # no token, or not even a text
             self._refuse(self._without_hints(command), command.req_id)
         else:
             self._start(command, command.req_id)
 
     def _without_hints(self, error: Undecodable) -> HeadraceError:
-        """Who has not authenticated learns nothing of other commands, not even which there are."""
+        """Before authentication an error must not reveal which commands exist."""
         return error if self.is_authenticated or error.name in ("", "Auth") else NotAuthenticated()
 
     def _fail(self, error: Exception, key: bytes | Raw, command: Command[Any]) -> None:
@@ -288,7 +287,7 @@ class Session(Driver[bytes | Raw]):
     # -- waiting commands ----------------------------------------------------------------------------------------------
 
     def _suspend(self, work: Work, suspended: object, command: Command[Any], key: bytes | Raw) -> None:
-        req_id = bytes(key)  # copied: a view would keep the whole receive buffer alive
+        req_id = bytes(key)  # copied: a view would keep the whole receive buffer in memory
         if req_id in NO_ID:
             self._is_in_order = True
         self._drive_on(work, suspended, command, req_id)
@@ -300,7 +299,7 @@ class Session(Driver[bytes | Raw]):
             self._later(self._work_off_backlog)
 
     def choke(self, choked: bool) -> None:
-        """The client does not read what it was sent: answer nothing more until it does."""
+        """The client does not read its replies: send nothing more until it does."""
         self._room = -1 if choked else MAX_OUTBOX_BYTES
         if self.backlog and not choked:
             self._later(self._work_off_backlog)
@@ -368,7 +367,7 @@ class Session(Driver[bytes | Raw]):
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """The connection is gone: nothing may be given to it any more."""
+        """The connection was lost: it gets no more replies or jobs."""
         self.is_closing = True
         self.backlog.clear()
         self._give_up()
