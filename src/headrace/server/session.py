@@ -305,9 +305,10 @@ class Session(Driver[bytes | Raw]):
             self._later(self._work_off_backlog)
 
     def _work_off_backlog(self) -> None:
-        if self.backlog and not self._must_wait():
-            frames = [self.backlog.popleft() for _ in range(min(len(self.backlog), MAX_PER_TICK))]
-            self._run(frames)
+        while self.backlog and not self._must_wait():
+            # What may have to wait is taken one by one: a burst that stops halfway is decoded again later.
+            count = MAX_BURST if self._backend.is_local and not self._waiting else 1
+            self._run([self.backlog.popleft() for _ in range(min(count, len(self.backlog)))])
 
     # -- outgoing ------------------------------------------------------------------------------------------------------
 
