@@ -174,8 +174,10 @@ def _kind(hint: Any) -> type:
     return kind
 
 
-SETTING_KINDS: Final[dict[str, type]] = {name: _kind(hint) for name, hint in get_type_hints(Settings).items()}
+_HINTS: Final[dict[str, Any]] = get_type_hints(Settings)
+SETTING_KINDS: Final[dict[str, type]] = {name: _kind(hint) for name, hint in _HINTS.items()}
 """What a setting is: int, str, bool or list."""
+_WANTED: Final = {int: "a whole number", str: "a text", bool: "true or false", list: "a list of texts"}
 
 
 def load_settings(flags: dict[str, Any], environ: dict[str, str] | None = None) -> Settings:
@@ -184,46 +186,51 @@ def load_settings(flags: dict[str, Any], environ: dict[str, str] | None = None) 
     environment = dict(os.environ) if environ is None else environ
     config = flags.pop("config", None) or environment.get("HEADRACE_CONFIG")
     if config:
-        values |= _typed(_from_file(Path(config)), f"config file {config}")
-    values |= _typed(_from_environment(environment), "environment")
+        values |= _from_file(Path(config))
+    values |= _from_environment(environment)
     values |= {name: value for name, value in flags.items() if value is not None}
-    settings = Settings(**_typed(values, "flags"))
+    if values.get("auth_tokens") == []:
+        raise ConfigError("auth_tokens names no token: leave it out to serve without tokens")
+    settings = Settings(**values)
     _check(settings)
     return settings
 
 
-def _typed(values: dict[str, Any], source: str) -> dict[str, Any]:
-    """The same values with the types of their settings."""
+def _typed(field: str, value: Any, place: str) -> Any:
+    """A value with the type of its setting. `place` says where it was found."""
     try:
-        settings = msgspec.convert(values, Settings, strict=False)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"wrong setting in the {source}: {error}") from None
-    return {name: getattr(settings, name) for name in values}
+        return msgspec.convert(value, _HINTS[field], strict=False)
+    except msgspec.ValidationError:
+        kind = SETTING_KINDS[field]
+        shown = "" if kind is list else f", not {value!r}"  # lists may be tokens
+        raise ConfigError(f"{place} must be {_WANTED[kind]}{shown}") from None
 
 
 def _from_file(path: Path) -> dict[str, Any]:
     import tomllib  # most servers have no file
 
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"cannot read config file {path}: {error.strerror}") from None
     except ValueError as error:  # nor is what is no UTF-8
         raise ConfigError(f"config file {path} is not valid TOML: {error}") from None
+    unknown = sorted(values.keys() - SETTING_KINDS.keys())
+    if unknown:
+        raise ConfigError(f"{unknown[0]} in config file {path} is not a setting")
+    return {name: _typed(name, value, f"{name} in config file {path}") for name, value in values.items()}
 
 
 def _from_environment(environ: dict[str, str]) -> dict[str, Any]:
-    values: dict[str, Any] = {}
-    for variable, field in PROTOCOL_NAMES.items():
-        if environ.get(variable):
-            values[field] = environ[variable]
-    for field in Settings.__struct_fields__:
-        variable = f"HEADRACE_{field.upper()}"
-        if environ.get(variable):
-            values[field] = environ[variable]
-    if "log_level" in values:
-        values["log_level"] = _level(values["log_level"])
-    return {field: split_tokens(text) if SETTING_KINDS[field] is list else text for field, text in values.items()}
+    ours = {f"HEADRACE_{field.upper()}": field for field in Settings.__struct_fields__}
+    variables = {field: variable for variable, field in (PROTOCOL_NAMES | ours).items() if environ.get(variable)}
+    return {field: _typed(field, _parsed(field, environ[name]), name) for field, name in variables.items()}
+
+
+def _parsed(field: str, text: str) -> str | list[str]:
+    if field == "log_level":
+        return _level(text)
+    return split_tokens(text) if SETTING_KINDS[field] is list else text
 
 
 def _level(text: str) -> str:

@@ -107,6 +107,10 @@ Many = Annotated[list[Item], Meta(max_length=MAX_ITEMS)]
 ManyFixed = Annotated[tuple[Item, ...], Meta(max_length=MAX_ITEMS)]
 RawOrNull = Annotated[Raw, Meta(extra={"nullable": True})]
 """An encoded value or null. (msgspec does not decode into `Raw | None`.)"""
+NULL_IF_NAMED: Final = "null_if_named"
+"""In the `extra` of a type: absent counts as null when a `name` is sent."""
+JobData = Annotated[Raw, Meta(extra={NULL_IF_NAMED: True})]
+"""A payload. The official JavaScript client leaves out data that is `undefined`, but it always sends a name."""
 
 
 class Backoff(Struct, frozen=True, rename="camel"):

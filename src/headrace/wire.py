@@ -27,7 +27,7 @@ from headrace.commands import connection, jobs, monitoring
 from headrace.commands._base import REGISTRY, SHORT_FORMS, Alike, Command, ErrorReply, Spec
 from headrace.errors import HeadraceError, InvalidCommand, UnknownCommand
 from headrace.frames import HEADER
-from headrace.model import MENDED, NIL, is_queue_name
+from headrace.model import MENDED, NIL, NULL_IF_NAMED, is_queue_name
 
 UNDEFINED: Final = b"\xd4\x00\x00"
 _REQ_ID_KEY: Final = b"\xa5reqId"
@@ -98,7 +98,7 @@ def encode_error(error: HeadraceError, req_id: Raw | bytes) -> bytes:
 
 
 class Undecodable(InvalidCommand):
-    """A frame that is no valid command; carries the reqId to echo and, as far as known, what was asked for."""
+    """A frame that is not a valid command; carries the reqId to echo and the name of the command, if known."""
 
     def __init__(self, message: str, req_id: bytes = b"", name: str = "") -> None:
         super().__init__(message)
@@ -147,12 +147,12 @@ _queue_of: Final = attrgetter("queue")
 
 
 def decode_commands(frames: list[bytes]) -> list[Command[Any]]:
-    """The commands in these frames if each is as it should be; else an error, and `decode_command` tells which."""
+    """The commands in these frames if all are valid; else an error, and `decode_command` finds out which one."""
     try:
         commands: list[Any] = list(map(_decode_short, frames))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return list(map(_typed_decode, frames))
-    # Commands that come in a row mostly are of one kind and name one queue: its name is looked at once.
+    # A burst mostly has commands of one kind for one queue, so each queue name is checked only once.
     kinds = set(map(type, commands))
     if kinds.isdisjoint(_short_types):
         return commands
@@ -211,7 +211,7 @@ def _identify(frame: bytes) -> tuple[str, bytes]:
 Path = str
 _Rule = Callable[["_Explainer", Raw, Any, Path], Any]
 _CHECKED_FIRST: Final = {"queue": 0, "data": 1, "groupId": 2}
-"""Of several faults the reference names that of the queue first, then that of the payload, then that of the group."""
+"""Of several errors the reference reports that of the queue first, then the payload, then the group."""
 
 
 def _fault(path: Path, kind: str, text: str, extra: dict[str, str]) -> InvalidCommand:
@@ -223,7 +223,7 @@ def _rank(field: inspect.Field) -> int:
 
 
 class _Explainer:
-    """Builds a value of a type from raw fields, or says in the protocol's words what is wrong with it."""
+    """Builds a value of a type from raw fields, or raises the error text of the protocol."""
 
     def __init__(self) -> None:
         self._infos: dict[type, list[inspect.Field]] = {}
@@ -232,7 +232,7 @@ class _Explainer:
         values: dict[str, Any] = {}
         for field in self._fields(cls):
             where = f"{path}.{field.encode_name}" if path else field.encode_name
-            value = self._field(fields.get(field.encode_name), field, where)
+            value = self._field(fields, field, where)
             if value is not NODEFAULT:
                 values[field.name] = value
         return cls(**values)
@@ -245,13 +245,16 @@ class _Explainer:
             known = self._infos[cls] = sorted(info.fields, key=_rank)
         return known
 
-    def _field(self, raw: Raw | None, field: inspect.Field, path: Path) -> Any:
+    def _field(self, fields: dict[str, Raw], field: inspect.Field, path: Path) -> Any:
         kind, extra = _unwrap(field.type)
+        raw = fields.get(field.encode_name)
         encoded = None if raw is None else bytes(raw)
         if isinstance(kind, inspect.RawType) or _has(kind, inspect.RawType):
+            if raw is None and NULL_IF_NAMED in extra and "name" in fields:
+                encoded = NIL
             return self._opaque(encoded, field, path, extra)
         if encoded == NIL and field.default is UNSET and _has(kind, inspect.NoneType):
-            return None  # the field tells null from absent
+            return None  # here null and absent differ
         if encoded is None or encoded in (UNDEFINED, NIL):
             if field.required:
                 raise _fault(path, "required", "is required", extra)
@@ -269,7 +272,7 @@ class _Explainer:
         kind, extra = _unwrap(type_)
         rule = _RULES.get(type(kind))
         if rule is None:
-            raise InvalidCommand(f"{path} is not understood")
+            raise InvalidCommand(f"{path} is not supported")
         if MENDED in extra:
             raw = _mended(raw)
         return rule(self, raw, kind, path) if not extra else self._with_texts(rule, raw, kind, path, extra)
@@ -302,12 +305,12 @@ def _has(kind: inspect.Type, wanted: type) -> bool:
 
 
 def _scalar(raw: Raw) -> Any:
-    """The value, if it is no list or object: whoever wants one of these does not ask for a scalar."""
+    """The value, or None for a list or object."""
     return None if _count_of(raw) is not None else _decode_any(raw)
 
 
 def _count_of(raw: Raw | bytes) -> int | None:
-    """How many items a list, or entries an object claims to have; None for everything else."""
+    """How many items a list, or entries an object, claims to have; None for everything else."""
     view = memoryview(raw)
     if 0x80 <= view[0] <= 0x9F:
         return view[0] & 0x0F
@@ -319,9 +322,9 @@ _COUNT_BYTES: Final = {0xDC: 2, 0xDD: 4, 0xDE: 2, 0xDF: 4}
 
 
 def _mended(raw: Raw) -> Raw:
-    """A text with marks in place of what is no Unicode; anything else as it is.
+    """A text with replacement characters for invalid Unicode; anything else unchanged.
 
-    JavaScript cuts texts in the middle of a character, and its packers write the half as it is if they are short.
+    JavaScript cuts strings in the middle of a surrogate pair, and its packers encode the half of it.
     """
     start = 1 if 0xA0 <= memoryview(raw)[0] <= 0xBF else _TEXT_HEADS.get(memoryview(raw)[0])
     return raw if start is None else Raw(_encoder.encode(bytes(raw)[start:].decode(errors="replace")))
@@ -425,14 +428,14 @@ def _tuple(explainer: _Explainer, raw: Raw, kind: inspect.VarTupleType, path: Pa
 def _item(explainer: _Explainer, raw: Raw, type_: inspect.Type, path: Path) -> Any:
     kind, _ = _unwrap(type_)
     if isinstance(kind, inspect.StructType):
-        # Entries of a batch are commands in small: their errors read `jobs[1]: priority must be ...`.
+        # Errors of batch entries read `jobs[1]: priority must be ...`.
         fields = _struct_fields(raw, path)
         try:
             return explainer.struct(fields, kind.cls, "")
         except InvalidCommand as error:
             raise InvalidCommand(f"{path}: {error}") from None
     encoded = bytes(raw)
-    if encoded == UNDEFINED and not isinstance(kind, inspect.RawType):  # what a payload means by it, others decide
+    if encoded == UNDEFINED and not isinstance(kind, inspect.RawType):  # in a payload it is kept
         encoded = NIL
     return explainer.value(Raw(encoded), type_, path)
 

@@ -408,6 +408,17 @@ def test_dead_letters_come_in_pages_with_their_total(http: Http, queue: str) -> 
     assert set(page) == {"ok", "entries", "total"}
 
 
+def test_figures_of_one_queue_stand_beside_ok(http: Http, queue: str) -> None:
+    stage = Stage(http, queue)
+    stage.bury()
+    shown = http.ok("GET", f"/queues/{queue}/dlq/stats")
+    assert set(shown) == {"ok", "stats"}
+    assert shown["stats"]["total"] == 1
+    worker = _worker(stage)
+    shown = http.ok("GET", f"/queues/{queue}/workers")
+    assert [found["id"] for found in shown["workers"]] == [worker]
+
+
 def test_the_dashboard_is_flat_and_has_100_queues_by_default(http: Http, queue: str) -> None:
     for number in range(101):
         http.ok("POST", f"/queues/{queue[:100]}.{number}/jobs", {"data": 0})

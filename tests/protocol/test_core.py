@@ -146,6 +146,14 @@ def test_push_without_the_data_key_is_refused(client: Client, queue: str) -> Non
     assert counts(client, queue) == {}
 
 
+def test_a_job_with_a_name_needs_no_data(client: Client, queue: str) -> None:
+    alone = client.ok("PUSH", queue=queue, name="tick")["id"]
+    batch = client.ok("PUSHB", queue=queue, jobs=[{"name": "tick"}, {"name": "tock", "data": 1}])["ids"]
+    flow = [{"id": f"{queue}-f", "queue": queue, "input": {"name": "tick"}}]
+    client.ok("PUSHF", jobs=flow)
+    assert [job_of(client, job_id)["data"] for job_id in (alone, *batch, f"{queue}-f")] == [None, None, 1, None]
+
+
 @pytest.mark.parametrize("nothing", [None, UNDEFINED], ids=["nil", "undefined"])
 def test_nil_and_undefined_data_count_as_null(client: Client, queue: str, nothing: object) -> None:
     job_id = push(client, queue, data=nothing)

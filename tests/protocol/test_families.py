@@ -81,7 +81,7 @@ def _broken(queue: str, fault: str) -> list[dict[str, Any]]:
     elif fault == "dedup":
         child["input"]["uniqueKey"] = "k"
     elif fault == "data":
-        del child["input"]["data"]
+        del child["input"]["data"], child["input"]["name"]
     elif fault == "number":
         parent["input"]["priority"] = 0.5
     return flow

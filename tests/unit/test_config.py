@@ -56,3 +56,48 @@ def test_a_log_level_of_the_environment_may_be_written_as_other_programs_do(give
     assert load_settings({}, {"LOG_LEVEL": given}).log_level == level
     with pytest.raises(ConfigError, match="--log-level must be"):
         load_settings({}, {"LOG_LEVEL": "loud"})
+
+
+@pytest.mark.parametrize(
+    ("environ", "error"),
+    [
+        ({"TCP_PORT": "tcp://10.0.0.1:6789"}, "TCP_PORT must be a whole number, not 'tcp://10.0.0.1:6789'"),
+        ({"HEADRACE_HTTP_PORT": "x", "HTTP_PORT": "80"}, "HEADRACE_HTTP_PORT must be a whole number, not 'x'"),
+        ({"METRICS_AUTH": "off"}, "METRICS_AUTH must be true or false, not 'off'"),
+    ],
+)
+def test_a_wrong_value_in_the_environment_is_named_by_its_variable(environ: dict[str, str], error: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        load_settings({}, environ)
+    assert str(refused.value) == error
+
+
+@pytest.mark.parametrize(
+    ("content", "error"),
+    [
+        ('tcp_port = "x"', "tcp_port in config file {} must be a whole number, not 'x'"),
+        ("data_path = 5", "data_path in config file {} must be a text, not 5"),
+        ('auth_tokens = "secret"', "auth_tokens in config file {} must be a list of texts"),
+        ("tcp_prot = 5", "tcp_prot in config file {} is not a setting"),
+    ],
+)
+def test_a_wrong_value_in_a_config_file_is_named_with_the_file(tmp_path: Path, content: str, error: str) -> None:
+    config = tmp_path / "headrace.toml"
+    config.write_text(content)
+    with pytest.raises(ConfigError) as refused:
+        load_settings({"config": str(config)}, {})
+    assert str(refused.value) == error.format(config)
+
+
+@pytest.mark.parametrize(
+    ("flags", "environ"), [({"auth_tokens": []}, {}), ({}, {"AUTH_TOKENS": " , "})], ids=["flag", "environment"]
+)
+def test_tokens_that_were_set_and_are_none_do_not_open_the_server(
+    flags: dict[str, list[str]], environ: dict[str, str]
+) -> None:
+    with pytest.raises(ConfigError, match="auth_tokens names no token"):
+        load_settings(flags, environ)
+
+
+def test_a_value_that_another_one_overrides_is_not_looked_at() -> None:
+    assert load_settings({}, {"TCP_PORT": "tcp://x", "HEADRACE_TCP_PORT": "5000"}).tcp_port == 5000

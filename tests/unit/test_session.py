@@ -19,7 +19,7 @@ from headrace.clock import ManualClock
 from headrace.engine.engine import Engine
 from headrace.errors import StorageUnavailable
 from headrace.frames import Frames, encode_frame
-from headrace.server.session import MAX_IN_FLIGHT, Budget, Session
+from headrace.server.session import MAX_IN_FLIGHT, MAX_PER_TICK, Budget, Session
 
 
 class BrokenJournal(Journal):
@@ -202,6 +202,18 @@ class TestInFlight:
         (reply,) = talk.hear()
         assert len(reply["ids"]) == 1001
 
+    def test_a_client_that_pipelines_without_end_lets_others_through(self, talk: Talk) -> None:
+        count = 3 * MAX_PER_TICK
+        talk.session.receive(
+            b"".join(encode_frame({"cmd": "PUSH", "queue": "q", "data": n, "reqId": n}) for n in range(count))
+        )
+        other = talk.house.session()
+        assert other.ask("Count", queue="q")["count"] == MAX_PER_TICK
+        replies = talk.hear()
+        assert [reply["reqId"] for reply in replies] == list(range(count))
+        pulled = other.ask("PULLB", queue="q", count=1000)["jobs"]
+        assert [job["data"] for job in pulled] == list(range(1000))
+
     def test_a_budget_refuses_what_is_too_much(self, house: House) -> None:
         talk = house.session(Budget(3, 1000))
         for number in range(5):
@@ -211,6 +223,14 @@ class TestInFlight:
         assert replies[3] == {"ok": False, "error": "Rate limit exceeded", "reqId": 3}
         house.clock.advance(1000)
         assert talk.ask("Ping")["ok"] is True
+
+    def test_refusals_without_end_let_others_through(self, house: House) -> None:
+        talk, count = house.session(Budget(3, 1000)), 3 * MAX_PER_TICK
+        talk.session.receive(b"".join(encode_frame({"cmd": "Ping", "reqId": n}) for n in range(count)))
+        assert len(talk.session.backlog) == count - MAX_PER_TICK
+        replies = talk.hear()
+        assert [reply["reqId"] for reply in replies] == list(range(count))
+        assert [reply["ok"] for reply in replies] == [True] * 3 + [False] * (count - 3)
 
 
 class TestFailedCommit:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 PROTOCOL_VERSION = 2
 CAPABILITIES = ("pipelining",)
 ERROR_CODES = "error-codes"
-"""A capability that a client may tell of: then errors come with their `code` beside the text."""
+"""A capability that a client may declare: errors then carry a `code` beside the text."""
 # Clients check for this name; it says which protocol is spoken, not which program speaks it.
 SERVER = "bunqueue"
 

@@ -30,7 +30,7 @@ TOKEN_ERRORS = ("Lock token required for job <id>", "Invalid or expired lock tok
 class Cancel(Command[Ok], tag="Cancel"):
     """Cancel a job that has not started: waiting, delayed or waiting for children.
 
-    With `force` also an active one: its worker loses the lease and learns so with its next heartbeat.
+    With `force` also an active one: its worker loses the lease and finds out with its next heartbeat.
     """
 
     id: JobId
@@ -154,7 +154,7 @@ class ChangeDelay(Command[Ok], tag="ChangeDelay"):
     errors=("Job not found", "Cannot move job from state '<state>' to waiting", *TOKEN_ERRORS),
 )
 class MoveToWait(Command[Ok], tag="MoveToWait"):
-    """Make a job ready: give back an active one, promote a delayed one, retry a failed one."""
+    """Make a job ready: release an active one, promote a delayed one, retry a failed one."""
 
     id: JobId
     token: Token | None = None

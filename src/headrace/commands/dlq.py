@@ -113,7 +113,7 @@ class DlqFigures(Reply):
     data: DlqStatsData
 
 
-@command(DlqFigures, category="DLQ", http="GET /queues/{queue}/dlq/stats")
+@command(DlqFigures, category="DLQ", http="GET /queues/{queue}/dlq/stats lift=data")
 class GetDlqStats(Command[DlqFigures], tag="GetDlqStats"):
     """How many dead letters a queue has, by reason, and how old they are."""
 

@@ -37,6 +37,7 @@ from headrace.model import (
     DelayMs,
     FlowId,
     GroupId,
+    JobData,
     JobId,
     JobName,
     LeaseMs,
@@ -75,7 +76,7 @@ def positive(name: str) -> Meta:
 class JobOptions(Command[Any], tag=False, kw_only=True):
     """All options of a job when it is pushed."""
 
-    data: Raw
+    data: JobData
     name: JobName | None = None
     priority: Priority = 0
     delay: DelayMs = 0
@@ -251,7 +252,7 @@ class ShortPush(Command[Pushed], tag="PUSH", kw_only=True, forbid_unknown_fields
     """A PUSH without any of the thirty options: decoded in half the time, and plain without a look at each of them."""
 
     queue: ShortQueueName
-    data: Raw
+    data: JobData
     name: JobName | None = None
     priority: Priority = 0
     delay: DelayMs = 0
@@ -422,7 +423,7 @@ class Pull(Command[Pulled], tag="PULL"):
 
 @short_form(Pull)
 class ShortPull(Pull, tag="PULL"):
-    """The same, but for who looks at the name of the queue."""
+    """The same; the queue name is checked by the decoder."""
 
     queue: ShortQueueName
 

@@ -133,7 +133,7 @@ class ReleaseLeases(Command[Counted], tag="ReleaseLeases"):
         return Counted(count=released)
 
 
-@command(WorkersFound, category="Workers", http=("GET /workers", "GET /queues/{queue}/workers"))
+@command(WorkersFound, category="Workers", http=("GET /workers", "GET /queues/{queue}/workers lift=data"))
 class ListWorkers(Command[WorkersFound], tag="ListWorkers"):
     """All registered workers, or those that serve `queue`, with what they have done in total."""
 

@@ -104,9 +104,9 @@ class App:
 
     async def stop(self) -> None:
         deadline = asyncio.get_running_loop().time() + self.settings.shutdown_timeout_ms / 1000
-        # Side by side: a slow client at one door must not use up the time of those at the other.
-        await asyncio.gather(*(door.stop(deadline) for door in (self.http, self.tcp) if door is not None))
-        await asyncio.sleep(0)  # who was cut off gives back its jobs
+        # Concurrently: a slow client of one listener must not use up the time of the other.
+        await asyncio.gather(*(listener.stop(deadline) for listener in (self.http, self.tcp) if listener is not None))
+        await asyncio.sleep(0)  # jobs of aborted connections are released
         self.tcp.ticker.stop()
         await self.webhooks.stop(deadline)
         await self.engine.stop()
@@ -117,12 +117,12 @@ def _cannot_listen(settings: Settings, name: str, error: OSError) -> ConfigError
     port, flag = getattr(settings, name), f"--{name.replace('_', '-')}"
     code = error.errno or 0
     reason = os.strerror(code) if code > 0 else error.strerror or error  # those of name lookups are negative
-    told = ConfigError(f"cannot listen on {settings.bind_host}:{port}: {reason}")
+    failure = ConfigError(f"cannot listen on {settings.bind_host}:{port}: {reason}")
     if error.errno == errno.EADDRINUSE:
-        told.add_note(f"is another server running? Choose another port with {flag}")
+        failure.add_note(f"is another server running? Choose another port with {flag}")
     else:
-        told.add_note(f"--host names the address to listen on, {flag} the port")
-    return told
+        failure.add_note(f"--host names the address to listen on, {flag} the port")
+    return failure
 
 
 def _backend_of(settings: Settings) -> AnyBackend:

@@ -1,10 +1,10 @@
-"""The HTTP side as an ASGI application, to be mounted in FastAPI, Starlette or whatever speaks ASGI.
+"""The HTTP side as an ASGI application, to be mounted in FastAPI, Starlette or any other ASGI framework.
 
     home = EmbeddedEngine(Path("jobs.db"))    # in the lifespan of the application: home.start(), home.stop()
     app.mount("/queue", AsgiApp(home))
 
 API, dashboard, server-sent events and WebSocket are those of `headrace serve`: a scope becomes a request of the same
-router and runs in the same session, so no handler is written twice. What differs is who owns the socket.
+router and runs in the same session, so no handler exists twice. Only the owner of the socket differs.
 
 Rules: everything runs on the loop of the engine's ticker. A server on another loop or thread may call all the same;
 its messages are carried over. Who may ask is decided as in `access`: by the tokens of the engine, and without any by
@@ -40,7 +40,7 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 _PIPE_HIGH: Final = 64 * 1024
 _REFUSED: Final = 1008
-# The server in front has shaken hands already; ours asks for what it would have seen.
+# The server in front has already done the handshake; ours expects to see its headers.
 _UPGRADE: Final = {
     b"upgrade": b"websocket",
     b"connection": b"upgrade",
@@ -121,7 +121,7 @@ async def _on(loop: asyncio.AbstractEventLoop, call: Callable[..., Awaitable[Any
 
 
 class Pipe:
-    """Where a transport would be: what is written is taken by whoever sends it on."""
+    """Stands in for a transport: what is written is picked up by the task that sends it on."""
 
     def __init__(self) -> None:
         self.takeover: Takeover | None = None
@@ -129,7 +129,7 @@ class Pipe:
         self._is_closed = False
         self._filled = asyncio.Event()
         self.is_cut = asyncio.Event()
-        """The client is to be cut off, whatever is still being sent to it."""
+        """The client is to be disconnected, whatever is still being sent to it."""
         self.may_read = asyncio.Event()
         self.may_read.set()
 
@@ -162,7 +162,7 @@ class Pipe:
         self.close()
 
     async def take(self) -> bytes:
-        """What was written since; b"" when nothing will be any more."""
+        """What was written since the last call; b"" when the pipe is closed."""
         await self._filled.wait()
         taken = bytes(self._buffer)
         self._buffer.clear()
@@ -174,7 +174,7 @@ class Pipe:
 
 
 class AsgiConnection:
-    """One scope as a session knows a connection: one request, or what it becomes."""
+    """One scope as the connection of a session: one request, or the stream it becomes."""
 
     def __init__(self, server: HttpServer, address: str) -> None:
         self.server = server
@@ -192,23 +192,23 @@ class AsgiConnection:
 
     def flush(self) -> None:
         for _, response in self.session.take():
-            self._tell(response)
+            self._respond(response)
 
     def hold(self) -> Release:
         held = [response for _, response in self.session.take()]
 
-        def let_go(error: BaseException | None) -> None:
+        def release(error: BaseException | None) -> None:
             for response in held:
-                self._tell(response if error is None else unsynced(response, error))
+                self._respond(response if error is None else unsynced(response, error))
 
-        return let_go
+        return release
 
-    def _tell(self, response: Response) -> None:
+    def _respond(self, response: Response) -> None:
         if not self.answer.done():
             self.answer.set_result(response)
 
     def begin(self, response: Response) -> Takeover:
-        """The answer was the beginning of a stream."""
+        """The response starts a stream."""
         self.transport = Pipe()
         self._takeover = self.transport.takeover = response.begins(self)
         assert self._takeover is not None
@@ -251,7 +251,7 @@ def _admit(connection: AsgiConnection, request: Request, scope: Scope) -> None:
 
 
 async def _answered(connection: AsgiConnection, request: Request, gone: Awaitable[object]) -> Response | None:
-    """The response; None when the client went away first."""
+    """The response; None when the client disconnected first."""
     connection.session.receive(request)
     leaving = asyncio.ensure_future(gone)
     either: set[asyncio.Future[Any]] = {connection.answer, leaving}
@@ -283,7 +283,7 @@ async def _serve_http(connection: AsgiConnection, scope: Scope, receive: Receive
 
 
 async def _read_body(request: Request, receive: Receive) -> bool:
-    """Whether the request came to its end."""
+    """Whether the whole request was received."""
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
@@ -330,7 +330,7 @@ async def _stream(connection: AsgiConnection, first: bytes, receive: Receive, se
 
 
 async def _until_first(*works: Awaitable[object]) -> None:
-    """Run several until one of them ends."""
+    """Run several until the first one ends."""
     tasks = {asyncio.ensure_future(work) for work in works}
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -338,7 +338,7 @@ async def _until_first(*works: Awaitable[object]) -> None:
         for task in tasks:
             task.cancel()
     for task in done:
-        with contextlib.suppress(OSError):  # the client was gone before it was told
+        with contextlib.suppress(OSError):  # the client disconnected first
             task.result()
 
 
@@ -346,7 +346,7 @@ async def _until_first(*works: Awaitable[object]) -> None:
 
 
 async def _serve_websocket(connection: AsgiConnection, scope: Scope, receive: Receive, send: Send) -> None:
-    """Messages are framed as a client would frame them, so that the one WebSocket there is can read and write them."""
+    """Messages are framed as a client would frame them, so that the same WebSocket class can read and write them."""
     await receive()  # websocket.connect
     request = _request_of(scope)
     request.headers |= _UPGRADE
@@ -394,7 +394,7 @@ async def _send_messages(connection: AsgiConnection, socket: Takeover, wire: Con
                 if event.message_finished:
                     await send({"type": "websocket.send", "text": "".join(parts)})
                     parts.clear()
-            elif isinstance(event, Ping):  # the server in front looks after the client; ours may trust it
+            elif isinstance(event, Ping):  # the server in front checks on the client
                 socket.data_received(wire.send(event.response()))
             elif isinstance(event, CloseConnection):
                 await send({"type": "websocket.close", "code": event.code})

@@ -1,12 +1,12 @@
 """Running commands for one peer, whatever protocol it speaks: start, suspend, resume, fail, give up.
 
-A command is a coroutine that is started with `send(None)`; nearly all of them end there. One that suspends has handed
-out a `Waiter` (it waits for an event), a `Breath` (it works in slices) or a future (a remote backend has its call) and
-is continued from here.
+A command is a coroutine that is started with `send(None)`; nearly all of them finish right there. One that suspends
+yields a `Waiter` (it waits for an event), a `Breath` (it works in slices) or a future (a call to a remote backend) and
+is resumed from here.
 
-Rules: commands are checked (authenticated, storage healthy) and driven in this one place. What a reply looks like and
-where it goes is the transport's business: a subclass says so in `_answer` and `_refuse`, which get back the `key` that
-came with the command (a request id, a request).
+Rules: commands are checked (authenticated, storage healthy) and driven in this one place. How a reply is encoded and
+where it goes is up to the transport: a subclass implements `_answer` and `_refuse`, which get the `key` that was passed
+in with the command (a request id, a request).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Key = TypeVar("Key")
 
 
 class Driver(Generic[Key]):
-    """Implements engine.peer.Peer but for what is done with replies and events."""
+    """Implements engine.peer.Peer except for what happens to replies and events."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Driver(Generic[Key]):
         raise NotImplementedError
 
     def _ended(self, key: Key) -> None:
-        """A command that had been suspended is answered."""
+        """A command that had been suspended has been answered."""
 
     def deliver(self, event: Event, body: bytes | None) -> None:
         raise NotImplementedError
@@ -114,13 +114,13 @@ class Driver(Generic[Key]):
         elif isinstance(suspended, Waiter):
             self._waiting[work] = suspended
             suspended.resume = resume
-            self._stir()  # the end of the tick sets the timer that ends the waiting
+            self._stir()  # the end of the tick sets the timer for its timeout
         elif suspended is None or isinstance(suspended, Breath):  # None is what asyncio.sleep(0) suspends on
             self._waiting[work] = None
             self._later(lambda: resume(None))
             self._stir()  # what the slice did so far is committed with this tick
         elif isinstance(suspended, asyncio.Future):
-            # As a task would do it, without being one: a remote backend has the call, and its answer continues us.
+            # What a task would do, without the cost of one: the reply of the remote backend resumes the command.
             self._waiting[work] = None
             suspended._asyncio_future_blocking = False
             suspended.add_done_callback(lambda _: resume(None))
@@ -155,14 +155,14 @@ class Driver(Generic[Key]):
 
     @property
     def is_at_work(self) -> bool:
-        """Whether a command is under way that goes on with or without its client."""
+        """Whether a command is running that continues even if the client disconnects."""
         return None in self._waiting.values()
 
     def _give_up(self) -> None:
-        """The peer is gone: nothing may be given to it any more."""
+        """The peer disconnected: it gets no more replies or jobs."""
         self._is_gone = True
         for work, waiter in list(self._waiting.items()):
-            # What is done in slices goes on without its client: half an Obliterate or half a PUSHB must not stay.
+            # Work in slices continues without its client: half an Obliterate or half a PUSHB must not remain.
             if waiter is not None:
                 self._engine.cancel(waiter)
                 work.close()

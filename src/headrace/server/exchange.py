@@ -84,7 +84,7 @@ class Request:
         self.is_known = False
 
     def add_header(self, name: bytes, value: bytes) -> None:
-        """`name` is in small letters. Some may be given once only: who came first must not decide."""
+        """`name` is in lower case. Some headers may not be repeated: which of the values counts would be ambiguous."""
         if name in self.headers:
             if name in _ONCE:
                 self.refusal = BadRequest(f"{name.decode()} is given twice")
@@ -92,7 +92,7 @@ class Request:
         self.headers[name] = value
 
     def head_without_upgrade(self, version: str) -> bytes:
-        """What came, as if it had not asked for another protocol."""
+        """The head of the request without its Upgrade header."""
         lines = [b"%s %s HTTP/%s" % (self.method.encode(), self.target, version.encode())]
         lines += [name + b": " + value for name, value in self.headers.items() if name != b"upgrade"]
         return b"\r\n".join(lines) + b"\r\n\r\n"
@@ -109,11 +109,11 @@ class Response(Struct):
     headers: bytes = NO_STORE
     keeps_alive: bool = True
     promises: bool = False
-    """Whether it reports a write that must be on disk first."""
+    """Whether it reports a write that must be synced to disk first."""
     is_of_command: bool = False
     """Whether it reports changes of this tick: then a failed commit turns it into an error."""
     begins: Any = None
-    """What the connection becomes when this has left (httpsession.Begin)."""
+    """What the connection becomes once this is sent (httpsession.Begin)."""
 
 
 def encode_response(response: Response, request: Request, cors: bytes = b"") -> bytes:
@@ -156,7 +156,7 @@ def error_response(error: HeadraceError, status: int | None = None) -> Response:
 
 
 def unsynced(response: Response, error: BaseException) -> Response:
-    """What a response becomes when the disk did not take what it promises."""
+    """What a response becomes when the sync it promises failed."""
     if not response.promises:
         return response
     return error_response(StorageUnavailable(f"Storage error: not synced to disk ({error})"))

@@ -1,14 +1,14 @@
 """HTTP/1.1: the shell around `routes` and `driving`. Requests in, responses out, in the order in which they came.
 
 Rules:
-- One request of a connection runs at a time; what is pipelined behind it waits. So order needs no bookkeeping, and a
-  connection costs no more than the one command it runs.
+- One request of a connection runs at a time; what is pipelined behind it waits. So responses are in order without
+  bookkeeping, and a connection costs no more than the one command it runs.
 - A response leaves after the commit of what it reports, as on TCP.
-- Whether a request is allowed is known from its headers: a body that will be refused is not buffered, and what
-  follows a body (trailers) is only counted.
-- A request that cannot be understood is answered once and then the connection is closed.
+- Whether a request is allowed is decided by its headers: the body of a request that will be refused is not buffered,
+  and trailers are only counted.
+- A request that cannot be parsed gets one error response, and then the connection is closed.
 
-Everything that is no command (pages, health texts, streams) is a `Plain`; see `HttpServer`.
+Everything that is not a command (pages, health texts, streams) is a `Plain`; see `HttpServer`.
 """
 
 from __future__ import annotations
@@ -39,8 +39,9 @@ from headrace.server.websocket import Sockets
 
 MAX_HEAD_BYTES: Final = 16 * 1024
 _BACKLOG_LIMIT: Final = 32
+_READ_BYTES: Final = 16 * 1024
 _LINGER_S: Final = 1.0
-"""How long a client that was refused may go on sending what nobody reads."""
+"""How long a refused client may keep sending data, which is discarded."""
 
 PREFLIGHT: Final = (
     b"Access-Control-Allow-Methods: GET, POST, PUT, DELETE, OPTIONS\r\n"
@@ -52,8 +53,11 @@ PREFLIGHT: Final = (
 # -- the socket --------------------------------------------------------------------------------------------------------
 
 
-class HttpConnection(asyncio.Protocol):
-    """Reads requests off a socket, and writes what the session has to say."""
+class HttpConnection(asyncio.BufferedProtocol):
+    """Reads requests from a socket and writes the responses of the session.
+
+    It reads in small pieces: the parser cannot stop halfway, however many requests a piece contains.
+    """
 
     def __init__(self, server: HttpServer) -> None:
         self.server = server
@@ -64,6 +68,7 @@ class HttpConnection(asyncio.Protocol):
         self._has_head = False
         self._unread_head = 0
         self._is_deaf = False
+        self._is_half_closed = False
         self._valve = Valve(_BACKLOG_LIMIT)
         self._parcels = Parcels(self._write)
         self._deadline = 0.0
@@ -84,12 +89,18 @@ class HttpConnection(asyncio.Protocol):
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self.server.inbox
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.data_received(bytes(self.server.inbox[:nbytes]))
+
     def data_received(self, data: bytes) -> None:
         if self.takeover is not None:
             self.takeover.data_received(data)
             return
         if self._is_deaf or self.session.is_closing:
-            if self._early is not None:  # what follows an upgrade may come before we have answered it
+            if self._early is not None:  # data may follow an upgrade before it has been answered
                 self._early = (self._early + data)[:MAX_HEAD_BYTES]
             return
         if self._request is not None:
@@ -106,7 +117,7 @@ class HttpConnection(asyncio.Protocol):
             self._set_reading()
 
     def _parse(self, data: bytes) -> None:
-        """The parser stops at every Upgrade, before the body. Only a WebSocket is one that we take."""
+        """The parser stops at every Upgrade, before the body. Only upgrades to WebSocket are accepted."""
         left: bytes | memoryview = data
         while True:
             try:
@@ -123,7 +134,7 @@ class HttpConnection(asyncio.Protocol):
             self._parser.feed_data(head)
 
     def _is_declined(self, request: Request) -> bool:
-        """Whether it asks for a protocol that is not ours, such as h2c: then it is a request like any other."""
+        """Whether it asks for a protocol we do not speak, such as h2c: then it is treated as a plain request."""
         if not self._parser.should_upgrade() or request.method == "CONNECT" or request.refusal is not None:
             return False
         return request.method != "GET" or request.headers.get(b"upgrade", b"").lower() != b"websocket"
@@ -154,18 +165,18 @@ class HttpConnection(asyncio.Protocol):
             return
         request.method = self._parser.get_method().decode("latin-1")
         if self._is_declined(request):
-            return  # its head comes once more: see _parse
+            return  # its head is fed again: see _parse
         self._has_head = True
         self._unread_head = 0
         version = self._parser.get_http_version()
-        # A client of the old kind waits for the end unless it is told otherwise, and cannot be told to go on.
+        # HTTP/1.0: the response ends with the connection, and there is no 100 Continue.
         is_old = version == "1.0"
         request.keeps_alive = self._parser.should_keep_alive() and not self._parser.should_upgrade() and not is_old
         if request.head_bytes > MAX_HEAD_BYTES:
             self._fail(HeadTooLarge("Request headers exceed 16 KB"))
             return
         if request.headers.get(b"transfer-encoding", b"chunked").lower() != b"chunked":
-            # Where such a body ends is a matter of opinion, and a proxy before us may have another one.
+            # A proxy in front may see the end of such a body elsewhere (request smuggling).
             self._fail(BadRequest("Transfer-Encoding must be chunked"))
             return
         if request.refusal is None:
@@ -203,7 +214,7 @@ class HttpConnection(asyncio.Protocol):
             self.session.receive(request)
 
     def _fail(self, error: HeadraceError) -> None:
-        """Answer this and nothing that comes later."""
+        """Send this error and ignore everything that follows."""
         if self._is_deaf:
             return
         self._is_deaf = True
@@ -214,11 +225,11 @@ class HttpConnection(asyncio.Protocol):
         self.session.receive(request)
 
     def eof_received(self) -> bool:
-        """The client will send no more. Answers that are on their way still leave; nobody waits for events."""
+        """The client will send no more. Pending responses are still sent; long polls and streams are dropped."""
         is_answering = self.session.is_busy or bool(self._parcels)
         if self.session.is_waiting or self.takeover is not None or not is_answering:
             return False
-        self.session.is_closing = True
+        self._is_half_closed = True
         return self.server.tls is None
 
     # -- time ----------------------------------------------------------------------------------------------------------
@@ -242,7 +253,7 @@ class HttpConnection(asyncio.Protocol):
             return
         is_our_turn = self._request is None or not self._valve.is_open
         if self.session.is_busy and is_our_turn and not self._valve.is_choked:
-            self._begin_anew()  # it is we who are working
+            self._begin_anew()  # the server is busy, not the client
         elif self.server.loop.time() < self._deadline:
             self._timer = self.server.loop.call_at(self._deadline, self._look_at_clock)
         elif self._request is None or self._valve.is_choked:
@@ -252,7 +263,7 @@ class HttpConnection(asyncio.Protocol):
             self._set_deadline()
 
     def _close_idle(self, transport: asyncio.Transport) -> None:
-        """Close, unless the client still reads what it was sent; when it reads nothing, do not wait for it."""
+        """Close, unless the client is still reading its responses; abort if it reads nothing at all."""
         unsent, before = transport.get_write_buffer_size(), self._unsent
         self._unsent = unsent
         if not unsent:
@@ -263,7 +274,7 @@ class HttpConnection(asyncio.Protocol):
             self._begin_anew()
 
     def _begin_anew(self) -> None:
-        """The time that was not the client's does not count against it."""
+        """Restart the timeout: the client was not the one to wait for."""
         self._began = self.server.loop.time()
         self._set_deadline()
 
@@ -291,13 +302,13 @@ class HttpConnection(asyncio.Protocol):
         answers = self.session.take()
         fill = self._parcels.hold()
 
-        def let_go(error: StorageUnavailable | None) -> None:
+        def release(error: StorageUnavailable | None) -> None:
             if error is None:
                 fill(self._encode(answers))
             else:
                 fill(self._encode([(request, unsynced(response, error)) for request, response in answers]))
 
-        return let_go
+        return release
 
     def _write(self, out: bytes | bytearray) -> None:
         transport = self.transport
@@ -308,13 +319,13 @@ class HttpConnection(asyncio.Protocol):
             return
         if self.session.stream is not None:
             self._take_over(self.session.stream)
-        elif self.session.is_closing:
+        elif self.session.is_closing or self._is_half_closed:
             self._close_gently(transport)
         elif not self._valve.is_open:
             self._set_reading()
 
     def _close_gently(self, transport: asyncio.Transport) -> None:
-        """Closing with unread input would reset the connection, and the client might never see the answer."""
+        """Closing with unread input would reset the connection, and the client might never see the response."""
         if not self._is_deaf or not transport.can_write_eof():
             transport.close()
             return
@@ -322,7 +333,7 @@ class HttpConnection(asyncio.Protocol):
         self.server.loop.call_later(_LINGER_S, transport.close)
 
     def _take_over(self, begin: Callable[[HttpConnection], Takeover]) -> None:
-        """Everything before it has left: from now on the connection belongs to the stream."""
+        """All earlier responses have been sent: from now on the connection belongs to the stream."""
         self.takeover = begin(self)
         early, self._early = self._early, None
         if early:
@@ -389,6 +400,8 @@ class HttpServer(Listener[HttpConnection]):
     def __init__(self, engine: Engine, settings: Settings, ticker: Ticker, tls: ssl.SSLContext | None = None) -> None:
         super().__init__(engine, settings, ticker, tls)
         self.access = Access(engine, settings)
+        self.inbox = memoryview(bytearray(_READ_BYTES))
+        """Receive buffer, shared by all connections: each copies its data out before the next one reads."""
         self.router: Router[Endpoint | Plain] = Router()
         self.hub = Hub(engine, settings, self.loop)
         self._streams = EventStreams(self.hub, settings.max_sse_clients)
@@ -420,7 +433,7 @@ class HttpServer(Listener[HttpConnection]):
     # -- requests ------------------------------------------------------------------------------------------------------
 
     def admit(self, request: Request, version: str, scheme: str | None = None) -> None:
-        """Find out what a request wants as soon as its headers are there; raises why it is refused."""
+        """Route and authorize a request as soon as its headers are complete; raises the reason if it is refused."""
         headers = request.headers
         _read_target(request)
         request.host = headers.get(b"host", b"").decode("latin-1")
@@ -470,7 +483,7 @@ def _read_target(request: Request) -> None:
 
 
 def _absolute_path(target: bytes) -> str:
-    """Proxies may name the whole URL."""
+    """Proxies may send an absolute URL."""
     try:
         url = httptools.parse_url(target)
     except httptools.HttpParserInvalidURLError:
@@ -479,7 +492,7 @@ def _absolute_path(target: bytes) -> str:
 
 
 def _check_content(headers: dict[bytes, bytes]) -> None:
-    """Bodies are JSON as it is: no forms, no other character sets, nothing packed."""
+    """Bodies are plain UTF-8 JSON: no forms, no other character sets, no compression."""
     has_body = headers.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in headers
     if has_body and headers.get(b"content-encoding", b"identity").lower() != b"identity":
         raise WrongContent("Content-Encoding is not supported")

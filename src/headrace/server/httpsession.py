@@ -36,12 +36,14 @@ if TYPE_CHECKING:
 log: Final = logging.getLogger("headrace.server")
 
 MAX_BODY_BYTES: Final = MAX_FRAME_BYTES
+MAX_PER_TICK: Final = 128
+"""How many requests of one connection are answered per tick, so that it does not hold up the others."""
 _COMMAND_ERRORS: Final = (InvalidCommand, NotFound, Refused)
-"""Errors of a command itself, for which a route may have a status of its own."""
+"""Errors of the command itself, for which a route may define its own status."""
 
 
 class Plain(Protocol):
-    """Something at a path that is no command. It answers at once; its response may begin a stream."""
+    """Something at a path that is not a command. It responds at once; its response may start a stream."""
 
     is_open: bool
 
@@ -49,13 +51,13 @@ class Plain(Protocol):
 
 
 class Carrier(Outlet, Protocol):
-    """What a session speaks through: a socket, or a scope of an application that has mounted us."""
+    """What a session sends through: a socket, or an ASGI scope of the application it is mounted in."""
 
     server: HttpServer
     session: HttpSession
     transport: Any
     """Takes bytes (write, get_write_buffer_size, is_closing, close, abort) and gives them (pause_reading,
-    resume_reading); None when it is gone."""
+    resume_reading); None once it is closed."""
 
     def abort(self) -> None: ...
 
@@ -109,7 +111,7 @@ class HttpSession(Driver[Request]):
 
     def work_off(self) -> None:
         while self.backlog and self._current is None and not self.is_closing and not self.is_choked:
-            if self._out_bytes > MAX_OUTBOX_BYTES:
+            if self._out_bytes > MAX_OUTBOX_BYTES or len(self._out) >= MAX_PER_TICK:
                 break
             self._current = self.backlog.popleft()
             self._serve(self._current)
@@ -121,7 +123,7 @@ class HttpSession(Driver[Request]):
         elif self._budget is not None and not self._budget.grant(1, self._engine.clock.monotonic_ms()):
             self._refuse(RateLimited(), request)
         elif not request.is_known:
-            # A wrong token: ask the engine all the same, which answers slower and slower.
+            # A wrong token: let the engine refuse it, which delays repeated guesses.
             self.is_authenticated = False
             self._start(Auth(token=request.token or ""), request)
         elif isinstance(endpoint, Endpoint):
@@ -198,7 +200,7 @@ class HttpSession(Driver[Request]):
             self._later(self.work_off)
 
     def take(self) -> list[tuple[Request, Response]]:
-        """Everything that may leave now: called after the commit."""
+        """The responses that may be sent now: called after the commit."""
         out, self._out, self._out_bytes = self._out, [], 0
         if self.backlog:
             self._later(self.work_off)

@@ -19,7 +19,7 @@ class Busy(Protocol):
 
 
 class Guest(Protocol):
-    """A connection, as far as its door cares."""
+    """A connection, as far as its listener is concerned."""
 
     @property
     def session(self) -> Busy: ...
@@ -63,7 +63,7 @@ class Listener(Generic[G]):
     def left(self, connection: G) -> None:
         self._connections.discard(connection)
 
-    async def _listen(self, make: Callable[[], asyncio.Protocol], port: int) -> None:
+    async def _listen(self, make: Callable[[], asyncio.BaseProtocol], port: int) -> None:
         self._server = await self.loop.create_server(make, self.settings.bind_host, port, ssl=self.tls, backlog=1024)
 
     async def stop(self, deadline: float) -> None:
@@ -72,7 +72,7 @@ class Listener(Generic[G]):
             self._server.close()
         self.engine.end_waiting()
         self.ticker.schedule()
-        while self._is_busy and self.loop.time() < deadline:  # noqa: ASYNC110 - many parts are busy, none tells
+        while self._is_busy and self.loop.time() < deadline:  # noqa: ASYNC110 - polled: many parts may be busy
             await asyncio.sleep(0.005)
         for connection in list(self._connections):
             connection.close()

@@ -1,12 +1,12 @@
 """One TCP connection without its socket: frames in, commands run, replies collected until the tick is committed.
 
 Rules:
-- Replies of a tick wait in `_out` until the commit that contains them; `take` hands them to the shell, `spoil`
-  turns them into errors when the commit failed.
-- Commands that do not wait are answered in the order in which they came. A command that waits (long poll) is answered
-  when it is done, unless it came without reqId: then everything behind it waits too, as a client of protocol 1 cannot
-  tell replies apart.
-- At most MAX_IN_FLIGHT commands wait at once; what comes on top stays in the backlog. When that has more than
+- The replies of a tick wait in `_out` for its commit; `take` hands them to the shell, `spoil` turns them into errors
+  when the commit failed.
+- Commands that do not block are answered in order. A command that blocks (long poll) is answered when it is done,
+  unless it has no reqId: then everything behind it waits too, because such a client cannot match replies to commands.
+- At most MAX_IN_FLIGHT commands wait at once, and at most MAX_PER_TICK are answered in one tick, so that a client that
+  pipelines without end does not hold up the others. What comes on top stays in the backlog. When that has more than
   MAX_BACKLOG commands, the shell reads no further.
 """
 
@@ -42,12 +42,13 @@ log: Final = logging.getLogger("headrace.server")
 MAX_IN_FLIGHT: Final = 50
 MAX_BACKLOG: Final = 200
 MAX_STRANGERS_FRAME: Final = 256 * 1024
-"""Who has not authenticated may not have us keep more than this: the longest token fits."""
+"""The largest frame accepted before authentication: the longest token fits."""
 MAX_BURST: Final = 128
+MAX_PER_TICK: Final = 8 * MAX_BURST
 _req_id: Final = attrgetter("req_id")
 _TOO_LARGE: Final = ReplyTooLarge("Reply exceeds 64 MB: ask for less with a lower limit")
 NO_ID: Final = (b"", NIL, UNDEFINED)
-"""Request ids that tell no reply from another."""
+"""Request ids that identify no reply."""
 
 
 class Held(NamedTuple):
@@ -80,12 +81,19 @@ class Budget:
 
     def grant(self, wanted: int, now_ms: int) -> int:
         """How many of `wanted` commands may run; the others are refused and not counted."""
+        granted = min(wanted, self.left(now_ms))
+        self.spend(granted)
+        return granted
+
+    def left(self, now_ms: int) -> int:
+        """How many commands may still run in this window."""
         if now_ms >= self._until_ms:
             self._until_ms = now_ms + self._window_ms
             self._left = self._limit
-        granted = min(wanted, self._left)
-        self._left -= granted
-        return granted
+        return self._left
+
+    def spend(self, count: int) -> None:
+        self._left -= count
 
 
 class Session(Driver[bytes | Raw]):
@@ -105,7 +113,7 @@ class Session(Driver[bytes | Raw]):
         self._budget = budget
         self.frames = Frames()
         self.backlog: deque[bytes] = deque()
-        """Commands that have come and must wait for those before them."""
+        """Commands received that must wait for those before them."""
         self._out = bytearray()
         self._request_ids: list[bytes | Raw] = []
         self._is_in_order = False
@@ -116,7 +124,7 @@ class Session(Driver[bytes | Raw]):
 
     @property
     def is_busy(self) -> bool:
-        """Whether a command has come that is not answered yet."""
+        """Whether a command was received that is not answered yet."""
         return bool(self._waiting or self.backlog)
 
     @property
@@ -138,46 +146,65 @@ class Session(Driver[bytes | Raw]):
         self._take_in([frame])
 
     def answer(self, reply: Struct, req_id: bytes) -> None:
-        """Answer something that is no command of the protocol."""
+        """Reply to something that is not a command of the protocol."""
         self._answer(reply, req_id)
 
     def _take_in(self, frames: list[bytes]) -> None:
-        if self._budget is not None:
-            granted = self._budget.grant(len(frames), self._engine.clock.monotonic_ms())
-            if granted < len(frames):
-                self.backlog.extend(frames[:granted])
-                self._work_off_backlog()
-                self._refuse_rate(frames[granted:])
-                return
-        if len(frames) == 1 and not self._must_wait():
-            self._start_or_refuse(self._decode(frames[0]))
-            return
-        for start in range(0, len(frames), MAX_BURST):
-            self._run_burst(frames[start : start + MAX_BURST])
-
-    def _run_burst(self, frames: list[bytes]) -> None:
-        """Commands of one kind in a row are run together as far as that goes, all others one by one.
-
-        As soon as one has to wait, it and everything behind it go to the backlog.
-        """
-        if self._must_wait():
+        if self.backlog:
             self.backlog.extend(frames)
-            return
+        elif len(frames) == 1 and not self._must_wait() and self._allowed(1):
+            if self._budget is not None:
+                self._budget.spend(1)
+            self._start_or_refuse(self._decode(frames[0]))
+        else:
+            self._run(frames)
+
+    def _run(self, frames: list[bytes]) -> None:
+        """Run these in bursts. As soon as one has to wait, it and everything behind it go to the backlog."""
+        for start in range(0, len(frames), MAX_BURST):
+            burst = frames[start : start + MAX_BURST]
+            allowed = self._allowed(len(burst))
+            done = self._run_burst(burst[:allowed])
+            if self._budget is not None:
+                self._budget.spend(done)
+            if done == allowed:
+                done += self._refuse_rate(burst[allowed:])
+            if done < len(burst):
+                self.backlog.extendleft(reversed(frames[start + done :]))
+                return
+
+    def _allowed(self, wanted: int) -> int:
+        """How many of `wanted` commands are within the rate limit."""
+        return wanted if self._budget is None else min(wanted, self._budget.left(self._engine.clock.monotonic_ms()))
+
+    def _run_burst(self, frames: list[bytes]) -> int:
+        """Commands of one kind in a row are run together as far as that goes, all others one by one; how many ran."""
+        if self._must_wait():
+            return 0
         at = 0
         for kind, run in itertools.groupby(self._decode_all(frames), type):
             commands = list(run)
             done = self._run_together(commands) if kind in TOGETHER and len(commands) > 1 else 0
             for n in range(done, len(commands)):
                 if self._must_wait():
-                    self.backlog.extend(frames[at + n :])
-                    return
+                    return at + n
                 self._start_or_refuse(commands[n])
             at += len(commands)
+        return at
 
     def _must_wait(self) -> bool:
-        return bool(
-            self.backlog or self._is_in_order or len(self._waiting) >= MAX_IN_FLIGHT or len(self._out) > self._room
-        )
+        """Whether the next command cannot run yet."""
+        return self._is_held_up or self._is_outbox_full
+
+    @property
+    def _is_outbox_full(self) -> bool:
+        """Whether this tick has no room for more replies."""
+        return len(self._out) > self._room or len(self._request_ids) >= MAX_PER_TICK
+
+    @property
+    def _is_held_up(self) -> bool:
+        """Whether the next command has to wait for one that is suspended."""
+        return self._is_in_order or len(self._waiting) >= MAX_IN_FLIGHT
 
     def _run_together(self, commands: list[Any]) -> int:
         """Run the first ones with one call of the backend; how many were answered."""
@@ -210,18 +237,22 @@ class Session(Driver[bytes | Raw]):
             self._request_ids += answered
         return replies.count
 
-    def _refuse_rate(self, frames: list[bytes]) -> None:
-        for frame in frames:
+    def _refuse_rate(self, frames: list[bytes]) -> int:
+        """Refuse these, but not without end in one tick; how many were answered."""
+        for done, frame in enumerate(frames):
+            if self._is_outbox_full:
+                return done
             try:
                 req_id = bytes(decode_command(frame).req_id)
             except Undecodable as error:
                 req_id = error.req_id
             self._refuse(RateLimited(), req_id)
+        return len(frames)
 
     def _decode_all(self, frames: list[bytes]) -> Sequence[Command[Any] | Undecodable]:
         try:
             return decode_commands(frames)
-        except Exception:  # not all of them are commands as they should be: one by one tells which, and why
+        except Exception:  # at least one is not valid: decode them one by one to find out which, and why
             return [self._decode(frame) for frame in frames]
 
     def _decode(self, frame: bytes) -> Command[Any] | Undecodable:
@@ -236,13 +267,13 @@ class Session(Driver[bytes | Raw]):
     def _start_or_refuse(self, command: Command[Any] | Undecodable) -> None:
         if isinstance(command, Undecodable):
             if command.name == "Auth" and self._engine.tokens:
-                self._engine.guesses.note(self.address)  # no token at all, or none that could be one
+                self._engine.guesses.note(self.address)  # no token, or not even a text
             self._refuse(self._without_hints(command), command.req_id)
         else:
             self._start(command, command.req_id)
 
     def _without_hints(self, error: Undecodable) -> HeadraceError:
-        """Who has not authenticated learns nothing of other commands, not even which there are."""
+        """Before authentication an error must not reveal which commands exist."""
         return error if self.is_authenticated or error.name in ("", "Auth") else NotAuthenticated()
 
     def _fail(self, error: Exception, key: bytes | Raw, command: Command[Any]) -> None:
@@ -256,7 +287,7 @@ class Session(Driver[bytes | Raw]):
     # -- waiting commands ----------------------------------------------------------------------------------------------
 
     def _suspend(self, work: Work, suspended: object, command: Command[Any], key: bytes | Raw) -> None:
-        req_id = bytes(key)  # copied: a view would keep the whole receive buffer alive
+        req_id = bytes(key)  # copied: a view would keep the whole receive buffer in memory
         if req_id in NO_ID:
             self._is_in_order = True
         self._drive_on(work, suspended, command, req_id)
@@ -268,16 +299,16 @@ class Session(Driver[bytes | Raw]):
             self._later(self._work_off_backlog)
 
     def choke(self, choked: bool) -> None:
-        """The client does not read what it was sent: answer nothing more until it does."""
+        """The client does not read its replies: send nothing more until it does."""
         self._room = -1 if choked else MAX_OUTBOX_BYTES
         if self.backlog and not choked:
             self._later(self._work_off_backlog)
 
     def _work_off_backlog(self) -> None:
-        while self.backlog and not self._is_in_order and len(self._waiting) < MAX_IN_FLIGHT:
-            if len(self._out) > self._room:
-                break
-            self._start_or_refuse(self._decode(self.backlog.popleft()))
+        while self.backlog and not self._must_wait():
+            # What may have to wait is taken one by one: a burst that stops halfway is decoded again later.
+            count = MAX_BURST if self._backend.is_local and not self._waiting else 1
+            self._run([self.backlog.popleft() for _ in range(min(count, len(self.backlog)))])
 
     # -- outgoing ------------------------------------------------------------------------------------------------------
 
@@ -296,9 +327,9 @@ class Session(Driver[bytes | Raw]):
             self._stir()
 
     @property
-    def has_replies(self) -> bool:
-        """Whether something leaves with the end of the tick."""
-        return bool(self._out)
+    def owes_replies(self) -> bool:
+        """Whether something leaves with this tick or a later one, long polls and what they hold up aside."""
+        return bool(self._out or self.is_at_work or (self.backlog and not self._is_held_up))
 
     def take(self) -> bytearray:
         """Everything that may leave now: called after the commit."""
@@ -337,7 +368,7 @@ class Session(Driver[bytes | Raw]):
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """The connection is gone: nothing may be given to it any more."""
+        """The connection was lost: it gets no more replies or jobs."""
         self.is_closing = True
         self.backlog.clear()
         self._give_up()

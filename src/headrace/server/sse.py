@@ -30,9 +30,11 @@ _HEADERS: Final = (
 )
 
 
-def sse_frame(told: Happening) -> bytes:
-    head = f"id: {told.id}\nevent: {told.name}\ndata: " if told.id else f"event: {told.name}\ndata: "
-    return head.encode() + _encode(told.fields) + b"\n\n"
+def sse_frame(happening: Happening) -> bytes:
+    head = (
+        f"id: {happening.id}\nevent: {happening.name}\ndata: " if happening.id else f"event: {happening.name}\ndata: "
+    )
+    return head.encode() + _encode(happening.fields) + b"\n\n"
 
 
 class EventStreams:
@@ -106,7 +108,7 @@ class Stream:
         self._room.set()
         streams.add(self)
         if after is None:
-            hub.flush()  # what others are still to be told happened before this one came
+            hub.flush()  # pending events of others happened before this stream began
             hub.join(self, sse_frame)
         else:
             hub.replay(self, sse_frame, after)

@@ -22,7 +22,7 @@ from headrace.wire import encode_error
 log: Final = logging.getLogger("headrace.server")
 
 AUTH_WITHIN_S: Final = 10
-"""Where there are tokens: how long a connection may be open without having shown one."""
+"""With tokens configured: how long a connection may stay open without authenticating."""
 
 
 class Connection(asyncio.Protocol):
@@ -70,9 +70,9 @@ class Connection(asyncio.Protocol):
             self._set_reading()
 
     def eof_received(self) -> bool:
-        """The client sends no more, and may still read: what it asked for is answered before the connection is closed.
+        """The client sends no more but may still read: pending commands are answered before the connection is closed.
 
-        Only who waits for a job is let go, for one that is gone looks the same. With TLS both halves end together.
+        Long polls are not, because a client that disconnected looks the same. With TLS both directions end together.
         """
         if self._server.tls is not None or not self._owes_replies:
             return False
@@ -81,7 +81,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def _owes_replies(self) -> bool:
-        return bool(self._parcels or self.session.has_replies or self.session.is_at_work)
+        return bool(self._parcels) or self.session.owes_replies
 
     def _watch_partial(self) -> None:
         """A frame must make progress; a connection that is idle between frames may stay."""
@@ -96,10 +96,10 @@ class Connection(asyncio.Protocol):
         if self._valve.is_open:
             self.abort()
         else:
-            self._watch_partial()  # it is we who do not read
+            self._watch_partial()  # the server has paused reading
 
     def _end_stranger(self) -> None:
-        """Places are few, and who shows no token could take them all. Who does not read is not waited for, either."""
+        """Close a connection that did not authenticate in time, or such clients could use up all connections."""
         transport = self._transport
         if transport is None or self.session.is_authenticated:
             return
@@ -129,14 +129,14 @@ class Connection(asyncio.Protocol):
             self._parcels.leave(out)
 
     def hold(self) -> Release:
-        """Take what would leave now, to be let go after a sync; what comes later queues up behind it."""
+        """Hold back the replies of this tick until a sync is done; later ones queue up behind them."""
         held = self.session.take_held()
         fill = self._parcels.hold()
 
-        def let_go(error: StorageUnavailable | None) -> None:
+        def release(error: StorageUnavailable | None) -> None:
             fill(held.out if error is None else held.without_promises(error))
 
-        return let_go
+        return release
 
     def _write(self, out: bytes | bytearray) -> None:
         transport = self._transport
@@ -153,7 +153,7 @@ class Connection(asyncio.Protocol):
             self._set_reading()
 
     def _has_too_much(self, transport: asyncio.Transport) -> bool:
-        """What it had not read before counts: the replies of one tick alone may be more than that."""
+        """Only what was unread before counts: the replies of one tick alone may exceed the limit."""
         return transport.get_write_buffer_size() > self._server.settings.tcp_max_write_queue_bytes
 
     def pause_writing(self) -> None:
@@ -185,7 +185,7 @@ class Connection(asyncio.Protocol):
 
 
 class TcpServer(Listener[Connection]):
-    """The door for the protocol itself; its ticker is that of all doors."""
+    """The listener of the binary protocol; its ticker serves all listeners."""
 
     def __init__(self, engine: Engine, settings: Settings, tls: ssl.SSLContext | None = None) -> None:
         loop = asyncio.get_running_loop()

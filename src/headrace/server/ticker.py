@@ -26,7 +26,7 @@ _LATE_MS: Final = 1000
 _RELEASE_PAUSES: Final = (0.1, 0.2, 0.4)
 
 Release = Callable[[StorageUnavailable | None], None]
-"""Lets go of what an outlet held: the sync is over, and failed if there is an error."""
+"""Called when the sync is over: sends what an outlet held back, or errors if the sync failed."""
 
 
 class Outlet(Protocol):
@@ -47,7 +47,7 @@ class Outlet(Protocol):
 
 
 class Parcels:
-    """What leaves a connection, in the order of ticks, although some of it has to wait for the disk."""
+    """The output of a connection, in the order of ticks, although some of it has to wait for the disk."""
 
     __slots__ = ("_queue", "_write")
 
@@ -155,7 +155,7 @@ class Ticker:
             try:
                 await self._engine.release(peer)
             except StorageUnavailable as error:
-                log.warning("jobs of %s are not given back yet: %s", peer.address, error)
+                log.warning("jobs of %s are not released yet: %s", peer.address, error)
             else:
                 self.schedule()
                 return
@@ -203,7 +203,7 @@ class Ticker:
             try:
                 outlet.flush()
             except Exception:
-                log.exception("replies could not be sent")  # those of other connections must leave all the same
+                log.exception("replies could not be sent")  # those of other connections must still be sent
 
     # -- durable writes ------------------------------------------------------------------------------------------------
 
@@ -214,9 +214,9 @@ class Ticker:
 
         def done(future: asyncio.Future[None]) -> None:
             self._syncs.discard(future)
-            let_go(future.exception())
+            release_all(future.exception())
 
-        def let_go(error: BaseException | None) -> None:
+        def release_all(error: BaseException | None) -> None:
             failure = None
             if error is not None:
                 log.error("a durable write could not be synced: %s", error)
@@ -230,7 +230,7 @@ class Ticker:
         try:
             self._engine.backend.mend_sync()
         except StorageUnavailable as error:
-            let_go(error)
+            release_all(error)
             return
         future = self.loop.run_in_executor(None, self._engine.backend.sync)
         self._syncs.add(future)

@@ -26,22 +26,27 @@ class Readable(Protocol):
 
 
 class Valve:
-    """Reads only from clients that read, and not more than can be worked off."""
+    """Reads only from clients that read, and no more than can be processed."""
 
-    __slots__ = ("_most", "is_choked", "is_open")
+    __slots__ = ("_most", "is_behind", "is_choked", "is_open")
 
     def __init__(self, most: int) -> None:
         self._most = most
-        """How many requests may wait in a connection; large ones count by their bytes, too."""
+        """How many requests may wait in a connection; their bytes are limited, too."""
         self.is_choked = False
-        """Whether the client leaves unread what we send."""
+        """Whether the client does not read what it is sent."""
+        self.is_behind = False
+        """Whether received data is still to be processed."""
         self.is_open = True
 
     def set(self, transport: Readable | None, session: Waiting) -> None:
         if transport is None or transport.is_closing():
             return
         wanted = (
-            not self.is_choked and len(session.backlog) <= self._most and session.backlog_bytes <= MAX_BACKLOG_BYTES
+            not self.is_choked
+            and not self.is_behind
+            and len(session.backlog) <= self._most
+            and session.backlog_bytes <= MAX_BACKLOG_BYTES
         )
         if wanted and not self.is_open:
             transport.resume_reading()

@@ -43,14 +43,14 @@ log: Final = logging.getLogger("headrace.webhooks")
 MAX_PENDING: Final = 10_000
 MAX_PENDING_BYTES: Final = 16 * 1024 * 1024
 MAX_DATA_BYTES: Final = 1024 * 1024
-"""Payloads beyond this are left out: turning them into JSON would hold up everybody."""
+"""Payloads beyond this are left out: converting them to JSON would block the loop."""
 MAX_UNDER_WAY: Final = 16
 
 _MAX_DOUBTFUL_UNDER_WAY: Final = 12
 _QUICK_BYTES: Final = 16 * 1024
 _SLOW: Final = 2.0
 _SAVE_EVERY: Final = 1.0
-_TELL_EVERY: Final = 30.0
+_WARN_EVERY: Final = 30.0
 _STOPPED: Final = "the server stopped before the delivery"
 _WORDS: Final = {
     "pushed": "job.pushed",
@@ -63,13 +63,13 @@ _WITH_BODY: Final = frozenset(("job.completed", "job.failed"))
 
 
 class Hook:
-    """A webhook at work: what waits for it and how it fares. `record` is as stored, the figures here are newer."""
+    """A webhook with its queue and figures. `record` is as stored, the figures here are newer."""
 
     def __init__(self, record: Webhook) -> None:
         self.record = record
         self.is_on = record.enabled
         self.is_prompt = record.last_triggered is not None and record.last_error is None
-        """Whether it answers well and soon, as far as we know."""
+        """Whether its last delivery succeeded quickly."""
         self.has_failed = False
         self.is_unsaved = False
         self.pending: deque[tuple[Event, bytes | None]] = deque()
@@ -80,7 +80,7 @@ class Hook:
         self.failures = record.failure_count
         self.dropped = record.dropped_count
         self.last_error = record.last_error
-        self.told_at = -_TELL_EVERY
+        self.warned_at = -_WARN_EVERY
 
     def offer(self, event: Event, body: bytes | None) -> bool:
         """Put an event into the queue; False when there is no room for it."""
@@ -117,7 +117,7 @@ class Hook:
 
 
 def _size(event: Event, body: bytes | None) -> int:
-    """What an event takes while it waits: its texts may be as large as payloads."""
+    """Memory that a queued event needs: its texts may be as large as payloads."""
     return len(body or b"") + len(event.error or "") + len(event.action or "")
 
 
@@ -154,7 +154,7 @@ class Webhooks:
         if self._backend.webhook_changes != self._seen_changes:
             known = {hook.record.id for hook in self._hooks.values() if hook.is_on}
             self._refresh()
-            # A hook hears of what happens after its tick; what is older has no bodies, and no reply has left yet.
+            # A new hook gets events from the next tick on: those of this one have no bodies.
             self._feed(events, bodies, known)
         elif self._routes and events:
             self._feed(events, bodies, None)
@@ -172,7 +172,7 @@ class Webhooks:
             hook.failures += 1
             hook.dropped += 1
             self._deliveries.dropped += 1
-            self._tell(hook, f"its queue is full, events are dropped ({hook.dropped} so far)")
+            self._warn(hook, f"its queue is full, events are dropped ({hook.dropped} so far)")
             self._save_soon(hook)
         elif hook.task is None and not self._stopping.is_set():
             hook.task = self._loop.create_task(self._work(hook))
@@ -220,12 +220,12 @@ class Webhooks:
             while hook.pending:
                 await self._deliver(hook, *hook.take())
         except Exception:
-            log.exception("webhook %s: a delivery broke off", hook.record.id)
+            log.exception("webhook %s: a delivery failed unexpectedly", hook.record.id)
             self._deliveries.failed += 1
             self._note_failure(hook, "internal error")
         finally:
             hook.task = None
-        if hook.pending and not self._stopping.is_set():  # only after a break: the rest goes on
+        if hook.pending and not self._stopping.is_set():  # only after an error: continue with the rest
             hook.task = self._loop.create_task(self._work(hook))
 
     async def _deliver(self, hook: Hook, event: Event, body: bytes | None) -> None:
@@ -248,7 +248,7 @@ class Webhooks:
             self._deliveries.failed += not isinstance(error, Forbidden)
             self._note_failure(hook, str(error))
             if self._stopping.is_set():
-                self._give_up(hook)  # who does not answer now will not before we are gone
+                self._give_up(hook)  # a receiver that fails now will not recover before the server has stopped
 
     def _headers(self, record: Webhook, event: Event, content: bytes) -> dict[str, str]:
         headers = {
@@ -308,7 +308,7 @@ class Webhooks:
     def _note_failure(self, hook: Hook, error: str, count: int = 1) -> None:
         hook.failures += count
         hook.last_error = error
-        self._tell(hook, f"a delivery failed: {error}")
+        self._warn(hook, f"a delivery failed: {error}")
         self._save_soon(hook)
 
     def _give_up(self, hook: Hook) -> None:
@@ -317,11 +317,11 @@ class Webhooks:
             self._deliveries.failed += left
             self._note_failure(hook, _STOPPED, left)
 
-    def _tell(self, hook: Hook, text: str) -> None:
-        """Into the log, but not for each of ten thousand events."""
+    def _warn(self, hook: Hook, text: str) -> None:
+        """Log it, but not for each of ten thousand events."""
         now = self._loop.time()
-        if now - hook.told_at >= _TELL_EVERY:
-            hook.told_at = now
+        if now - hook.warned_at >= _WARN_EVERY:
+            hook.warned_at = now
             log.warning("webhook %s (%s): %s", hook.record.id, _place(hook.record.url), text)
 
     def _save_soon(self, hook: Hook) -> None:

@@ -13,6 +13,7 @@ import binascii
 import hashlib
 from collections.abc import Callable
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -40,8 +41,9 @@ if TYPE_CHECKING:
     from headrace.server.httpsession import Carrier, HttpSession, Takeover
 
 SUBPROTOCOL: Final = "headrace"
-"""Chosen when it is offered: a browser that offers its token this way wants to see one of its offers taken."""
+"""Selected when it is offered: a browser that offers its token this way expects one of its offers to be selected."""
 MAX_MESSAGE_BYTES: Final = 1024 * 1024
+MAX_PER_TURN: Final = 64
 _BEATS_OF_SILENCE: Final = 4
 _MAGIC: Final = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 _TOO_BIG: Final = 1009
@@ -55,15 +57,15 @@ class Subscribed(Reply):
     subscribed: list[str]
 
 
-def ws_event(told: Happening) -> bytes:
-    fields = {name: value for name, value in told.fields.items() if name != "timestamp" or not told.id}
-    return _text_frame(_encode_json({"event": told.name, "ts": told.ts, "data": fields}))
+def ws_event(happening: Happening) -> bytes:
+    fields = {name: value for name, value in happening.fields.items() if name != "timestamp" or not happening.id}
+    return _text_frame(_encode_json({"event": happening.name, "ts": happening.ts, "data": fields}))
 
 
-def legacy_event(told: Happening) -> bytes:
+def legacy_event(happening: Happening) -> bytes:
     """The shape before any Subscribe: events of the log alone, named as the protocol names them."""
-    word = _LEGACY_WORDS.get(told.name)
-    return b"" if word is None else _text_frame(_encode_json({"eventType": word, **told.fields}))
+    word = _LEGACY_WORDS.get(happening.name)
+    return b"" if word is None else _text_frame(_encode_json({"eventType": word, **happening.fields}))
 
 
 _LEGACY_WORDS: Final = {live_name(word): word for word in EVENT_WORDS.values()}
@@ -83,7 +85,7 @@ def _text_frame(text: bytes) -> bytes:
 
 
 class Sockets:
-    """The place where WebSocket connections begin."""
+    """Accepts WebSocket connections."""
 
     is_open = False
 
@@ -167,9 +169,17 @@ class WebSocket:
 
     def data_received(self, data: bytes) -> None:
         self._silent_beats = 0
+        self._wire.receive_data(data)
+        self._read_on()
+
+    def _read_on(self) -> None:
+        """Process received messages, a limited number per turn of the loop, so that a flood does not hold up others."""
+        transport, read = self._connection.transport, 0
+        if transport is None or transport.is_closing():
+            return
         try:
-            self._wire.receive_data(data)
-            for event in self._wire.events():
+            for event in islice(self._wire.events(), MAX_PER_TURN):
+                read += 1
                 if isinstance(event, TextMessage | BytesMessage):
                     self._take_part(event)
                 elif isinstance(event, Ping):
@@ -178,8 +188,10 @@ class WebSocket:
                     self._end(event.code)
         except (ProtocolError, ValueError):
             self._end(_WRONG)
-        if self.session.backlog:
-            self._set_reading()
+        self._valve.is_behind = read == MAX_PER_TURN
+        if self._valve.is_behind:
+            self._connection.server.loop.call_soon(self._read_on)
+        self._set_reading()
 
     def _take_part(self, part: Message[Any]) -> None:
         self._message += part.data.encode() if isinstance(part.data, str) else part.data
@@ -239,11 +251,11 @@ class WebSocket:
         held = self.session.take_held()
         fill = self._parcels.hold()
 
-        def let_go(error: StorageUnavailable | None) -> None:
+        def release(error: StorageUnavailable | None) -> None:
             out = held.out if error is None else held.without_promises(error)
             fill(self._messages(out))
 
-        return let_go
+        return release
 
     def _messages(self, out: bytearray) -> bytes:
         """Frames of the protocol as messages."""
@@ -263,7 +275,7 @@ class WebSocket:
             self._set_reading()
 
     def _set_reading(self) -> None:
-        """Who does not read may still be read from: its signs of life count. But not without end."""
+        """A client that does not read is still read from, within limits: its pongs count as signs of life."""
         self._valve.set(self._connection.transport, self.session)
 
     def write(self, frames: bytes, count: int) -> None:
@@ -273,18 +285,18 @@ class WebSocket:
         if transport.get_write_buffer_size() > MAX_UNREAD:
             self._dropped += count
             return
-        self._tell_dropped()
+        self._report_dropped()
         transport.write(frames)
 
-    def _tell_dropped(self) -> None:
+    def _report_dropped(self) -> None:
         if self._dropped:
             dropped, self._dropped = self._dropped, 0
             now = self._connection.server.engine.clock.now_ms()
             self._write(_text_frame(_encode_json({"event": "dropped", "ts": now, "data": {"count": dropped}})))
 
     def beat(self) -> None:
-        """Ask for a sign of life; a client that gives none for long is gone."""
-        self._silent_beats += self._valve.is_open or self._is_choked  # else it is we who do not listen
+        """Send a ping; abort the connection of a client that has been silent for too long."""
+        self._silent_beats += self._valve.is_open or self._is_choked  # else the server has paused reading
         if self._silent_beats > _BEATS_OF_SILENCE:
             self._connection.abort()
         elif self._wire.state is ConnectionState.OPEN:
@@ -299,10 +311,10 @@ class WebSocket:
     def resume_writing(self) -> None:
         self._is_choked = False
         self.session.choke(False)
-        self._tell_dropped()
+        self._report_dropped()
 
     def _end(self, code: int) -> None:
-        """Say goodbye and close."""
+        """Send a close frame and close."""
         transport = self._connection.transport
         if transport is None or transport.is_closing():
             return

@@ -18,6 +18,15 @@ await check('add stores name, data and options as given', async () => {
   same([job!.attemptsMade, job!.progress, job!.failedReason, job!.returnvalue], [0, 0, undefined, undefined], 'fresh job');
 });
 
+await check('jobs without data are added, alone and in bulk', async () => {
+  const name = queueName('nodata');
+  for (const autoBatch of [{ enabled: false }, { enabled: true }]) {
+    const queue = openQueue(name, { autoBatch });
+    const added = [await queue.add('tick', undefined), ...(await queue.addBulk([{ name: 'tick', data: undefined }]))];
+    for (const { id } of added) same((await queue.getJob(id))!.data ?? null, null, 'data');
+  }
+});
+
 await check('every option of an add is kept, alone and in bulk', async () => {
   const name = queueName('options');
   for (const autoBatch of [{ enabled: false }, { enabled: true }]) {
