@@ -176,12 +176,12 @@ def _timeline(job: JobInfo) -> Iterator[list[Cell]]:
     """Each state with how long it lasted; the last one lasts until now, unless it is the end."""
     ends = [entry.timestamp for entry in job.timeline[1:]]
     last = None if job.state in ("completed", "failed") else time.time() * 1000
-    for entry, end, attempt in zip(job.timeline, [*ends, last], _attempts(job.timeline), strict=True):
+    for entry, end, number in zip(job.timeline, [*ends, last], _attempts(job.timeline), strict=True):
         yield [
             f"  {notation.clock_time(entry.timestamp)}",
             state_cell(entry.state),
             "" if end is None else notation.duration(max(0.0, end - entry.timestamp)),
-            "" if attempt is None else str(attempt),
+            "" if number is None else str(number),
             Styled(notation.first_line(entry.error), "red"),
         ]
 
