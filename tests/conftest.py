@@ -54,6 +54,14 @@ class Scheduling(LoadFileScheduling):
         return group[0] if group else super()._split_scope(nodeid)
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Workers that run no `alone` test need no file of such tests only: schemathesis makes up its requests while it is
+    collected, in every worker."""
+    if config.option.markexpr != "not alone" or not collection_path.match("test_*.py"):
+        return None
+    return "\npytestmark = pytest.mark.alone" in collection_path.read_text() or None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     _refuse_namesakes(items)
     items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
