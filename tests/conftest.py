@@ -55,8 +55,7 @@ class Scheduling(LoadFileScheduling):
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Workers that run no `alone` test need no file of such tests only: schemathesis makes up its requests while it is
-    collected, in every worker."""
+    """A file of `alone` tests only is not even collected by workers that run none: that takes schemathesis seconds."""
     if config.option.markexpr != "not alone" or not collection_path.match("test_*.py"):
         return None
     return "\npytestmark = pytest.mark.alone" in collection_path.read_text() or None
@@ -68,11 +67,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _refuse_namesakes(items: list[pytest.Item]) -> None:
-    """Workers are told by ids what to run: of tests with the same id they would run one, and nobody would notice."""
-    names = Counter(item.nodeid for item in items if item.get_closest_marker("alone") is None)
+    """Of tests with one id a worker runs one only, and a second try forgets one that failed when another passed."""
+    names = Counter(item.nodeid for item in items)
     namesakes = [name for name, count in names.items() if count > 1]
     if namesakes:
-        raise pytest.UsageError(f"several tests have the same id, mark them with `alone`: {', '.join(namesakes)}")
+        raise pytest.UsageError(f"several tests have the same id: {', '.join(namesakes)}")
 
 
 @pytest.hookimpl(optionalhook=True)
