@@ -325,13 +325,25 @@ class Totals(Struct, rename="camel"):
     run_ms: float = 0
 
 
+METRICS_MINUTES: Final = 1440
+"""How far back the counts per minute go."""
+
+
 class MinuteMetrics(Struct):
-    """Finished jobs per minute, newest first, and since when."""
+    """Finished jobs per minute of the last day, newest first, and how many they are together."""
 
     count: int
     prev_ts: float
     prev_count: int
     data: list[int]
+
+    @classmethod
+    def of(cls, minutes: Mapping[int, int], now_ms: int) -> MinuteMetrics:
+        """`minutes`: how many jobs finished in which minute of the epoch; it may hold older ones."""
+        this = now_ms // 60_000
+        first = min((minute for minute in minutes if minute > this - METRICS_MINUTES), default=this + 1)
+        data = [minutes.get(minute, 0) for minute in range(this, first - 1, -1)]
+        return cls(sum(data), float((this - 1) * 60_000), minutes.get(this - 1, 0), data)
 
 
 class Backend(Protocol):

@@ -388,12 +388,7 @@ class Queries(Control):
 
     def minute_metrics(self, queue: str, kind: str) -> MinuteMetrics:
         q = self._queues.get(queue)
-        minutes = q.minutes[kind] if q is not None else {}
-        this = self._clock.now_ms() // 60_000
-        first = min(minutes, default=this)
-        data = [minutes.get(m, 0) for m in range(this, first - 1, -1)] if minutes else []
-        previous = minutes.get(this - 1, 0)
-        return MinuteMetrics(sum(minutes.values()), float((this - 1) * 60_000), previous, data)
+        return MinuteMetrics.of(q.minutes[kind] if q is not None else {}, self._clock.now_ms())
 
 
 def _states_of(words: Sequence[str]) -> set[State]:

@@ -269,11 +269,7 @@ class Queries(Control):
         return self._figures
 
     def minute_metrics(self, queue: str, kind: str) -> MinuteMetrics:
-        minutes = self._minutes.get((queue, kind), {})
-        this = self._clock.now_ms() // 60_000
-        first = min(minutes, default=this)
-        data = [minutes.get(m, 0) for m in range(this, first - 1, -1)] if minutes else []
-        return MinuteMetrics(sum(minutes.values()), float((this - 1) * 60_000), minutes.get(this - 1, 0), data)
+        return MinuteMetrics.of(self._minutes.get((queue, kind), {}), self._clock.now_ms())
 
 
 def _job_of(entry: Any) -> str:

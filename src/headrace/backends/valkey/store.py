@@ -17,7 +17,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from headrace.backends.base import DURATION_BUCKETS, Counts, QueueFigures, Totals
+from headrace.backends.base import DURATION_BUCKETS, METRICS_MINUTES, Counts, QueueFigures, Totals
 from headrace.backends.collection import Collection
 from headrace.backends.valkey.arguments import Text
 from headrace.backends.valkey.hashes import StoredJob, read_hash
@@ -238,7 +238,7 @@ class Store(Collection):
         minutes = self._minutes.setdefault((queue, kind), {})
         minute = ts // 60_000
         minutes[minute] = minutes.get(minute, 0) + 1
-        if len(minutes) > 1440:
+        if len(minutes) > METRICS_MINUTES:
             del minutes[next(iter(minutes))]
 
     # -- which queue ---------------------------------------------------------------------------------------------------
