@@ -35,6 +35,8 @@ LONGEST = (
     "tests/browser/test_watching.py",
 )
 
+_took_their_worker_down: list[str] = []
+
 # Property tests: the same examples on every machine, however slow it is; at full scale others each time.
 settings.register_profile(
     "suite",
@@ -77,6 +79,17 @@ def _refuse_namesakes(items: list[pytest.Item]) -> None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Scheduling:
     return Scheduling(config, log)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_handlecrashitem(crashitem: str) -> None:
+    _took_their_worker_down.append(crashitem)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A test that ends its process was not merely too slow: tools/test.sh gives no second try then."""
+    if _took_their_worker_down:
+        session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
 
 
 @pytest.fixture(scope="module")
