@@ -35,6 +35,8 @@ LONGEST = (
     "tests/browser/test_watching.py",
 )
 
+_took_their_worker_down: list[str] = []
+
 # Property tests: the same examples on every machine, however slow it is; at full scale others each time.
 settings.register_profile(
     "suite",
@@ -54,22 +56,40 @@ class Scheduling(LoadFileScheduling):
         return group[0] if group else super()._split_scope(nodeid)
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """A file of `alone` tests only is not even collected by workers that run none: that takes schemathesis seconds."""
+    if config.option.markexpr != "not alone" or not collection_path.match("test_*.py"):
+        return None
+    return "\npytestmark = pytest.mark.alone" in collection_path.read_text() or None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     _refuse_namesakes(items)
     items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
 
 
 def _refuse_namesakes(items: list[pytest.Item]) -> None:
-    """Workers are told by ids what to run: of tests with the same id they would run one, and nobody would notice."""
-    names = Counter(item.nodeid for item in items if item.get_closest_marker("alone") is None)
+    """Of tests with one id a worker runs one only, and a second try forgets one that failed when another passed."""
+    names = Counter(item.nodeid for item in items)
     namesakes = [name for name, count in names.items() if count > 1]
     if namesakes:
-        raise pytest.UsageError(f"several tests have the same id, mark them with `alone`: {', '.join(namesakes)}")
+        raise pytest.UsageError(f"several tests have the same id: {', '.join(namesakes)}")
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Scheduling:
     return Scheduling(config, log)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_handlecrashitem(crashitem: str) -> None:
+    _took_their_worker_down.append(crashitem)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A test that ends its process was not merely too slow: tools/test.sh gives no second try then."""
+    if _took_their_worker_down:
+        session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,8 @@
 # second from running, and a selection that has tests in one phase only is fine.
 #
 # With HEADRACE_TEST_AGAIN=1 what failed is named and tried once more, one test at a time: tests hold real processes to
-# bounds in time, and a machine that stalls breaks them. What fails twice has failed, and so has a phase that was cut short.
+# bounds in time, and a machine that stalls breaks them. What fails twice has failed, and so has a phase that was cut short
+# or in which a test took its worker down.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
@@ -18,7 +19,7 @@ phase() { .venv/bin/python -m pytest "$@"; }
 
 phase -m "not alone" -n "$WORKERS" --dist loadfile --no-loadscope-reorder "$@"
 together=$?
-# Interrupted, a wrong option or an error of pytest's own: the second phase would only repeat it.
+# Interrupted, a wrong option, a worker that crashed or an error of pytest's own: nothing that a second try may pass.
 case $together in 0 | "$SOME_FAILED" | "$NOTHING_SELECTED") ;; *) exit "$together" ;; esac
 phase -m alone "$@"
 alone=$?

@@ -315,6 +315,14 @@ class TestGroups:
         rig.ack(held[1])
         assert rig.pulled_ids(group=demand) == [b[1]]
 
+    def test_jobs_that_ran_before_the_first_grouped_pull_count_in_their_group(self, rig: Rig) -> None:
+        first, second = rig.push(group_id="a"), rig.push(group_id="a")
+        held = rig.take()
+        assert held.id == first
+        assert rig.pull(group=GroupDemand(concurrency=1)) == []
+        rig.ack(held)
+        assert rig.pulled_ids(group=GroupDemand(concurrency=1)) == [second]
+
     def test_a_group_has_limits_of_its_own(self, rig: Rig) -> None:
         for _ in range(5):
             rig.push(group_id="a")

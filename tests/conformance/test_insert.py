@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Coroutine
+from typing import Any
 
 import pytest
 
@@ -85,6 +87,12 @@ class TestBatches:
         assert rig.look("w")["childrenCompleted"] == 1
 
 
+def begin(rig: Rig, batch: Coroutine[Any, Any, Any]) -> None:
+    """Let a long batch get as far as writing its rows."""
+    while not rig.backend._open_batches:
+        assert isinstance(batch.send(None), Breath)
+
+
 class TestLongBatches:
     """More than a tick takes: what others do between two slices counts."""
 
@@ -108,13 +116,17 @@ class TestLongBatches:
         assert local_rig.states(*ids[-2:]) == ["unknown", "waiting"]
         assert local_rig.count() == {"waiting": self.LONG + 1}
 
+    def test_durable_jobs_are_promised_to_be_on_the_disk(self, local_rig: Rig) -> None:
+        local_rig.push_many(spec(durable=True), *(spec(n) for n in range(self.LONG)))
+        assert local_rig.backend.sync_requests == 1
+
     def test_an_id_or_key_that_somebody_took_meanwhile_is_theirs(
         self, local_rig: Rig, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(slices, "SLICE_SECONDS", -1)
         specs = [spec(custom_id="here"), spec(custom_id="there"), spec(unique_key="k"), *[spec()] * self.LONG]
         work = local_rig.backend.insert("q", specs)
-        assert isinstance(work.send(None), Breath)
+        begin(local_rig, work)
         local_rig.push(custom_id="here")
         local_rig.push("elsewhere", custom_id="there")
         owner = local_rig.push(unique_key="k")
@@ -130,13 +142,14 @@ class TestLongBatches:
     ) -> None:
         monkeypatch.setattr(slices, "SLICE_SECONDS", -1)
         work = local_rig.backend.insert_family([FamilyNode(f"m{n}", "q", spec()) for n in range(self.LONG)])
-        assert isinstance(work.send(None), Breath)
+        begin(local_rig, work)
         local_rig.push("elsewhere", custom_id="m7")
         with pytest.raises(Refused, match="flow job id already exists: m7"):
             run_now(work)
         local_rig.settle()
         assert local_rig.count() == {}
         if local_rig.kind.is_persistent:
+            assert local_rig.backend._journal.db.execute("SELECT id FROM job").fetchall() == [("m7",)]
             local_rig.reopen()
             assert (local_rig.count(), local_rig.count("elsewhere")) == ({}, {"waiting": 1})
 
@@ -146,7 +159,7 @@ class TestLongBatches:
         monkeypatch.setattr(slices, "SLICE_SECONDS", -1)
         local_rig.push()
         work = local_rig.backend.insert("q", [spec(custom_id="one"), *[spec()] * self.LONG])
-        assert isinstance(work.send(None), Breath)
+        begin(local_rig, work)
         local_rig.obliterate("q")
         assert len(run_now(work)) == self.LONG + 1
         local_rig.settle()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from headrace.errors import NotFound
 from headrace.model import DlqFilter, StallConfig
 from tests.conformance.rig import Held, Rig, spec
 
@@ -224,6 +227,15 @@ class TestRelease:
         assert holder == {}
         assert rig.count() == {"waiting": 2}
         assert [rig.look(job_id)["attempts"] for job_id in ids] == [0, 0]
+
+    def test_the_token_of_a_closed_connection_is_worth_nothing(self, rig: Rig) -> None:
+        rig.push()
+        holder: dict[str, int] = {}
+        held = rig.take(holder=holder)
+        rig.release(holder)
+        with pytest.raises(NotFound):
+            rig.ack(held)
+        assert rig.count() == {"waiting": 1}
 
     def test_what_was_settled_is_not_held_any_more(self, rig: Rig) -> None:
         rig.push_many(*(spec(n) for n in range(4)))

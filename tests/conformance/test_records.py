@@ -54,6 +54,17 @@ class TestLogs:
         rig.push(custom_id="x")
         assert rig.logs("x") == []
 
+    def test_logs_go_with_the_completed_jobs_that_are_not_kept(self, rig: Rig) -> None:
+        rig.backend.max_completed = 1
+        old, new = rig.push(), rig.push()
+        rig.add_log(old, "line", "info")
+        rig.run()
+        rig.run()
+        rig.retire_completed()
+        rig.settle()
+        assert rig.states(old, new) == ["unknown", "completed"]
+        assert rig.logs(old) == []
+
     def test_lines_of_this_tick_are_seen(self, rig: Rig) -> None:
         job_id = rig.push()
         rig.wait(rig.backend.add_log(job_id, "now", "info"))

@@ -20,7 +20,7 @@ from headrace.server.openapi import describe
 from tests.http.webserver import WebServer
 from tests.scale import scaled
 
-pytestmark = pytest.mark.alone  # schemathesis calls the tests of all operations the same: workers would run one of them
+pytestmark = pytest.mark.alone  # schemathesis makes up its requests during collection: not in each of several workers
 LONG_MS = 50
 CHECKS = [
     checks.not_a_server_error,
@@ -42,13 +42,14 @@ def session() -> Iterator[tuple[str, requests.Session]]:
 
 
 @schema.parametrize()
+@pytest.mark.parametrize("checks", [CHECKS], ids=["checks"])  # without a parameter all operations have one test id
 @settings(max_examples=scaled(2, 40), suppress_health_check=list(HealthCheck))
 def test_what_follows_from_the_description_is_answered_as_described(
-    session: tuple[str, requests.Session], case: schemathesis.Case
+    session: tuple[str, requests.Session], case: schemathesis.Case, checks: list[Any]
 ) -> None:
     base_url, kept = session
     if not _waits_long(case):
-        case.call_and_validate(base_url=base_url, session=kept, checks=CHECKS, timeout=10)
+        case.call_and_validate(base_url=base_url, session=kept, checks=checks, timeout=10)
 
 
 def _waits_long(case: schemathesis.Case) -> bool:

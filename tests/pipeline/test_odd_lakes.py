@@ -59,17 +59,31 @@ def test_a_history_without_jobs_is_told_and_has_nothing_to_report(spark: SparkSe
         write_report(lake, tmp_path / "report.html")
 
 
-def test_a_run_says_what_it_does_before_it_does_it(spark: SparkSession, tmp_path: Path) -> None:
-    """Spark takes its time, of which nothing can be seen."""
-    lake = Lake(tmp_path)
-    bring(spark, lake, 0, event("a", 1, "pushed", 0))
+@pytest.fixture(scope="module")
+def told(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tuple[Lake, list[str]]:
+    """A lake with one short life in it, and what the run said."""
+    lake = Lake(tmp_path_factory.mktemp("lake"))
+    bring(spark, lake, 0, event("a", 1, "pushed", 0), event("a", 2, "removed", 9, prev="waiting"))
     said: list[str] = []
     runs.tell(spark, lake, say=said.append)
+    return lake, said
+
+
+def test_a_run_says_what_it_does_before_it_does_it(told: tuple[Lake, list[str]], tmp_path: Path) -> None:
+    """Spark takes its time, of which nothing can be seen."""
+    lake, said = told
     steps = [re.sub(r"[\d.]+ s$", "n s", line) for line in said]
-    assert steps == ["making jobs and attempts of 1 event", "silver in n s", "making facts", "gold in n s"]
+    assert steps == ["making jobs and attempts of 2 events", "silver in n s", "making facts", "gold in n s"]
     assert "bronze     1 batch, 0 not in the tables yet" in list(
         lines(status_of(lake, {"path": str(tmp_path / "nowhere")}))
     )
+
+
+def test_times_are_moments_for_every_reader(told: tuple[Lake, list[str]]) -> None:
+    """A timestamp without a zone would be read as local time."""
+    for table, column in (("bronze/events", "ts"), ("silver/jobs", "added_at"), ("gold/queue_minute", "window_start")):
+        paths = list(told[0].path(table).rglob("*.parquet"))
+        assert {pq.read_schema(path).field(column).type for path in paths} == {pa.timestamp("us", "UTC")}
 
 
 def test_a_batch_of_lost_events_is_passed_over(spark: SparkSession, tmp_path: Path) -> None:
@@ -100,21 +114,11 @@ def test_a_log_that_was_taken_back_is_told_anew_and_is_in_order(spark: SparkSess
 def test_a_clock_that_was_set_back_makes_no_negative_times(spark: SparkSession, tmp_path: Path) -> None:
     lake = Lake(tmp_path)
     bring(spark, lake, 0, event("a", 1, "pushed", 90), event("a", 2, "pulled", 60), event("a", 3, "completed", 30))
-    runs.tell(spark, lake)
+    runs.tell(spark, lake, layers=("silver",))
     (job,) = runs.read_jobs(spark, lake).collect()
     assert (job.wait_ms, job.run_ms, job.busy_ms, job.total_ms) == (0, 0, 0, 0)
     (attempt,) = runs.read_attempts(spark, lake).collect()
     assert attempt.run_ms == 0
-
-
-def test_times_are_moments_for_every_reader(spark: SparkSession, tmp_path: Path) -> None:
-    """A timestamp without a zone would be read as local time."""
-    lake = Lake(tmp_path)
-    bring(spark, lake, 0, event("a", 1, "pushed", 0), event("a", 2, "removed", 9, prev="waiting"))
-    runs.tell(spark, lake)
-    for table, column in (("bronze/events", "ts"), ("silver/jobs", "added_at"), ("gold/queue_minute", "window_start")):
-        for path in lake.path(table).rglob("*.parquet"):
-            assert pq.read_schema(path).field(column).type == pa.timestamp("us", "UTC")
 
 
 def test_facts_made_piece_by_piece_equal_those_of_a_rebuild(spark: SparkSession, tmp_path: Path) -> None:

@@ -158,6 +158,17 @@ class TestOrder:
         assert ping["data"]["pong"] is True
         assert "id" in push
 
+    def test_a_poll_with_an_id_that_ends_lets_nothing_past_one_without(self, talk: Talk) -> None:
+        talk.send("PULL", reqId=1, queue="a", timeout=1000)
+        talk.say("PULL", queue="b", timeout=5000)
+        talk.say("Ping")
+        talk.house.wait(1000)
+        assert [reply.get("reqId") for reply in talk.hear()] == [1]
+        talk.house.wait(4000)
+        poll, pong = talk.hear()
+        assert poll["job"] is None
+        assert "data" in pong
+
     def test_a_push_of_another_connection_ends_the_poll_and_the_order_holds(self, talk: Talk) -> None:
         talk.say("PULL", queue="q", timeout=5000)
         talk.say("Ping")
@@ -240,10 +251,15 @@ class TestFailedCommit:
         talk.send("PUSH", reqId=1, queue="q", data=1)
         talk.send("Ping", reqId=2)
         other.send("PUSH", reqId=3, queue="q", data=1)
-        for reply in (*talk.hear(), *other.hear()):
-            assert reply["ok"] is False
-            assert "the disk refuses" in reply["error"]
+        replies = [*talk.hear(), *other.hear()]
+        assert [(reply["reqId"], reply["ok"]) for reply in replies] == [(1, False), (2, False), (3, False)]
+        assert all("the disk refuses" in reply["error"] for reply in replies)
         assert house.backend._jobs == {}
+
+    def test_a_durable_push_waits_for_no_disk_then(self, house: House, talk: Talk) -> None:
+        house.journal.refuses = True
+        assert talk.ask("PUSH", queue="q", data=1, durable=True)["ok"] is False
+        assert not talk.session.is_durable
 
     def test_a_parked_pull_is_told_the_truth(self, house: House, talk: Talk) -> None:
         puller = house.session()

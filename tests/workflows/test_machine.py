@@ -212,6 +212,18 @@ def test_rollbacks_run_in_reverse_order_of_completion_whatever_the_names() -> No
         assert decision.jobs == [FlowJob("rollback", following)]
 
 
+@pytest.mark.parametrize("again", [RollbackDone("b"), RollbackLost("b", 3, ERROR)])
+def test_a_rollback_that_is_told_twice_counts_once(again: News) -> None:
+    log, decision = play(plan("a", "b", "x"), done("a"), done("b"), StepLost("x", 3, ERROR), RollbackDone("b"))
+    assert decision.jobs == [FlowJob("rollback", "a")]
+    assert decide(Run.of(log), again) == Decision(), "else `a` would be rolled back twice"
+
+
+def test_steps_see_what_earlier_groups_returned_and_not_their_neighbours() -> None:
+    log, _ = play(plan("a", "bc"), done("a"), done("b"))
+    assert list(Run.of(log).before) == ["a"]
+
+
 def test_siblings_of_a_failed_step_run_to_their_end_first() -> None:
     log, decision = play(plan("abc"), StepLost("b", 3, ERROR), done("c"))
     assert decision.status is None
@@ -265,6 +277,7 @@ def test_a_step_that_was_given_up_and_is_done_all_the_same_is_taken_back() -> No
     decision = decide(Run.of(log), Reported())
     assert decision.status is None, "the end waits for the rollback"
     log += decision.entries
+    assert decide(Run.of(log), Reported()) == Decision(), "on_error counts once"
     assert decide(Run.of(log), RollbackDone("a")).status is FlowStatus.FAILED
 
 
@@ -301,6 +314,7 @@ def test_a_signal_may_come_before_its_wait_after_it_and_only_once() -> None:
     assert decision.jobs == [FlowJob("step", "b")]
     after, decision = play(of, done("a"), Signalled("wait", encode_payload("yes")))
     assert story(after) == ["completed:a", "waiting:wait", "signalled:wait", "completed:wait"]
+    assert decision.drop == [FlowJob("wake", "wait")], "nobody waits for its time limit any more"
     assert decode_payload(Run.of(after).done["wait"].result) == "yes"
     assert "already" in decide(Run.of(after), Signalled("wait", Raw(b"\xc0"))).refusal
     assert "no signal" in decide(Run.of(after), Signalled("other", Raw(b"\xc0"))).refusal

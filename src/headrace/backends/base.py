@@ -325,11 +325,12 @@ class Totals(Struct, rename="camel"):
     run_ms: float = 0
 
 
-KEPT_MINUTES: Final = 1440
+METRICS_MINUTES: Final = 1440
+"""How far back the counts per minute go."""
 
 
 class MinuteMetrics(Struct):
-    """Finished jobs of each of the last KEPT_MINUTES, newest first."""
+    """Finished jobs per minute of the last day, newest first, and how many they are together."""
 
     count: int
     prev_ts: float
@@ -338,11 +339,11 @@ class MinuteMetrics(Struct):
 
     @classmethod
     def of(cls, minutes: Mapping[int, int], now_ms: int) -> MinuteMetrics:
-        """`minutes` counts jobs by minute since the epoch. The first may be decades ago if the clock was set since."""
+        """`minutes`: how many jobs finished in which minute of the epoch; it may hold older ones."""
         this = now_ms // 60_000
-        oldest = max(min(minutes, default=this), this - KEPT_MINUTES + 1)
-        data = [minutes.get(minute, 0) for minute in range(this, oldest - 1, -1)] if minutes else []
-        return cls(sum(minutes.values()), float((this - 1) * 60_000), minutes.get(this - 1, 0), data)
+        first = min((minute for minute in minutes if minute > this - METRICS_MINUTES), default=this + 1)
+        data = [minutes.get(minute, 0) for minute in range(this, first - 1, -1)]
+        return cls(sum(data), float((this - 1) * 60_000), minutes.get(this - 1, 0), data)
 
 
 class Backend(Protocol):

@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from headrace.backends.base import KEPT_MINUTES, Ack, QueueFigures
+from headrace.backends.base import METRICS_MINUTES, Ack, QueueFigures
 from headrace.backends.local.index import Queue
 from headrace.backends.local.intake import Intake
 from headrace.backends.local.job import Ended, History, Job
@@ -253,7 +253,7 @@ class Settlement(Intake):
         minutes = queue.minutes[kind]
         minute = now // 60_000
         minutes[minute] = minutes.get(minute, 0) + count
-        if len(minutes) > KEPT_MINUTES:
+        if len(minutes) > METRICS_MINUTES:
             del minutes[next(iter(minutes))]
 
     @staticmethod

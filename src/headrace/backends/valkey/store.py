@@ -17,7 +17,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from headrace.backends.base import DURATION_BUCKETS, KEPT_MINUTES, Counts, QueueFigures, Totals
+from headrace.backends.base import DURATION_BUCKETS, METRICS_MINUTES, Counts, QueueFigures, Totals
 from headrace.backends.collection import Collection
 from headrace.backends.valkey.arguments import Text
 from headrace.backends.valkey.hashes import StoredJob, read_hash
@@ -240,7 +240,7 @@ class Store(Collection):
         minutes = self._minutes.setdefault((queue, kind), {})
         minute = ts // 60_000
         minutes[minute] = minutes.get(minute, 0) + 1
-        if len(minutes) > KEPT_MINUTES:
+        if len(minutes) > METRICS_MINUTES:
             del minutes[next(iter(minutes))]
 
     # -- which queue ---------------------------------------------------------------------------------------------------
