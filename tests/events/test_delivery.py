@@ -552,7 +552,7 @@ async def test_events_that_could_not_begin_hold_nothing(memory: str, monkeypatch
         async with events:
             pass
     assert events._provider is None
-    with pytest.raises(ExceptionGroup), events.blocking:
+    with pytest.raises(ExceptionGroup), events.sync():
         pass
     assert (events._provider, events.loop) == (None, None)
 
@@ -764,23 +764,23 @@ async def test_a_handler_that_comes_as_everything_stops_holds_nothing(memory: st
 # -- threads -----------------------------------------------------------------------------------------------------------
 
 
-def test_the_blocking_face_works_without_a_loop(url: str) -> None:
+def test_the_sync_facade_works_without_a_loop(url: str) -> None:
     events = Events(url)
     seen: list[Any] = []
 
     @events.on(echo)
     def handle(ctx: EventContext[Any]) -> Any:
         with propagate(tenant="t1"):
-            ctx.blocking.emit(placed, Order("inner"))
+            ctx.sync().emit(placed, Order("inner"))
         return threading.current_thread().name
 
     events.on(placed)(lambda ctx: seen.append((ctx.causation_id is not None, ctx.meta["tenant"])))
-    with pytest.raises(RuntimeError, match="blocking"):
+    with pytest.raises(RuntimeError, match=r"sync\(\)"):
         events.emit(echo, 1)
-    with events.blocking as blocking:
-        assert blocking.emit(echo, 1).startswith("headrace-event.echo")
-        assert blocking.cancel(echo, "nobody") is False
-        assert blocking.emit_many(placed, []) == 0
+    with events.sync() as sync:
+        assert sync.emit(echo, 1).startswith("headrace-event.echo")
+        assert sync.cancel(echo, "nobody") is False
+        assert sync.emit_many(placed, []) == 0
         deadline = threading.Event()
         for _ in range(1000):
             if seen or deadline.wait(0.01):

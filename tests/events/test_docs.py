@@ -12,7 +12,7 @@ PRINTED = {
     "fraud_check": {"Verdict(ok=True)", "['billed o1', 'indexed o1']"},
     "nightly": {"often {'kind': 'short'}", "['nightly', 'often']"},
     "handle_second": {"req-9 u1 True True"},
-    "blocking": {"42"},
+    "events.sync()": {"42"},
 }
 
 

@@ -30,5 +30,5 @@ def test_the_test_kit_reports_what_would_happen(tmp_path: Path) -> None:
 
 
 def test_threads_wait_for_a_flow_without_a_loop(tmp_path: Path) -> None:
-    (tmp_path / "bill.py").write_text(block_with(PAGE, "python", "flows.blocking"), encoding="utf-8")
-    assert run([sys.executable, "bill.py"], tmp_path).splitlines() == printed("flows.blocking")
+    (tmp_path / "bill.py").write_text(block_with(PAGE, "python", "flows.sync()"), encoding="utf-8")
+    assert run([sys.executable, "bill.py"], tmp_path).splitlines() == printed("flows.sync()")

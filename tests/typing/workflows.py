@@ -48,9 +48,9 @@ async def asynchronous() -> None:
 
 
 def synchronous() -> None:
-    with flows.blocking as face:
+    with flows.sync() as face:
         reveal_type(face.execute(order, Order(5)).result())  # is: list[str]
-        reveal_type(face.get_handle("o-5"))  # is: BlockingFlow[Any]
+        reveal_type(face.get_handle("o-5"))  # is: SyncFlowHandle[Any]
 
 
 async def injected(provider: WorkflowProvider) -> None:

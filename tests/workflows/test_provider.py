@@ -1,4 +1,4 @@
-"""What a provider keeps, tells and lets be replaced: EW-190 to EW-192, EW-207, hooks, parts, and its blocking face."""
+"""What a provider keeps, tells and lets be replaced: EW-190 to EW-192, EW-207, hooks, parts, and its facade without async."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ import msgspec
 import psutil
 import pytest
 
-from headrace.blocking import BlockingFace
 from headrace.client.options import RateLimit
 from headrace.client.queue import Queue
 from headrace.commands.flows import FlowFound
@@ -29,6 +28,7 @@ from headrace.errors import (
     WorkflowRollbackError,
     WorkflowStepError,
 )
+from headrace.facade import SyncFacade
 from headrace.propagation import Retry, current_meta, propagate
 from headrace.worker.failures import UnrecoverableError
 from headrace.workflows import FlowStatus, StepContext, StepRegistry, Workflows, context, step, watch, workflow
@@ -284,7 +284,7 @@ async def test_queue_class_and_registry_are_the_users(make_flows: MakeFlows) -> 
 # -- threads -----------------------------------------------------------------------------------------------------------
 
 
-def test_the_blocking_face_does_what_the_other_one_does(url: str) -> None:
+def test_the_sync_facade_does_what_the_other_one_does(url: str) -> None:
     flows = Workflows(url, default_retry=QUICK)
     saga = Saga(workflow("asked").step(step("a")).wait("go").build())
     bad = Saga(define("a"), failing={"a": 3})
@@ -297,8 +297,8 @@ def test_the_blocking_face_does_what_the_other_one_does(url: str) -> None:
     saga.join(flows)
     bad.join(flows)
     with pytest.raises(RuntimeError, match="does not run"):
-        flows.blocking.get_status("nobody")
-    with flows.blocking as face:
+        flows.sync().get_status("nobody")
+    with flows.sync() as face:
         with propagate(tenant="t1"):
             flow = face.execute(saga.definition, None, id="f")
         with pytest.raises(JobTimeout):
@@ -319,11 +319,11 @@ def test_the_blocking_face_does_what_the_other_one_does(url: str) -> None:
         flow.status()
 
 
-async def test_the_blocking_face_refuses_to_wait_for_its_own_loop(make_flows: MakeFlows) -> None:
+async def test_the_sync_facade_refuses_to_wait_for_its_own_loop(make_flows: MakeFlows) -> None:
     async with make_flows() as flows:
-        with pytest.raises(RuntimeError, match=r"without \.blocking"):
-            flows.blocking.get_status("f")
-        assert await asyncio.to_thread(flows.blocking.get_status, "f") is FlowStatus.PENDING
+        with pytest.raises(RuntimeError, match=r"without \.sync"):
+            flows.sync().get_status("f")
+        assert await asyncio.to_thread(flows.sync().get_status, "f") is FlowStatus.PENDING
 
 
 def test_who_waits_in_a_thread_is_told_when_another_one_leaves_the_face() -> None:
@@ -346,7 +346,7 @@ def test_who_waits_in_a_thread_is_told_when_another_one_leaves_the_face() -> Non
         told.set()
 
     begun, told = threading.Event(), threading.Event()
-    with BlockingFace(Nothing()) as face:
+    with SyncFacade(Nothing()) as face:
         waiting = threading.Thread(target=wait, daemon=True)
         waiting.start()
         assert begun.wait(10)
@@ -387,7 +387,7 @@ async def test_a_worker_that_dies_is_told_and_does_not_keep_the_provider_from_st
 
 def test_a_face_whose_start_fails_leaves_no_thread() -> None:
     flows = Workflows("sqlite:////nowhere/at/all/flows.db")
-    with pytest.raises(Exception, match="nowhere"), flows.blocking:
+    with pytest.raises(Exception, match="nowhere"), flows.sync():
         pass
     assert flows.loop is None
     assert not [thread for thread in threading.enumerate() if thread.name == "headrace-background"]

@@ -5,7 +5,7 @@ its handler receives), `queues`, `completion`, `groups`, `receipts` and `schedul
 (built from them), `app` (what users hold). `idempotency` and `testing` are independent of these.
 """
 
-from headrace.events.app import BlockingEvents, Emitter, Events
+from headrace.events.app import Emitter, Events, SyncEvents
 from headrace.events.completion import CompletionTracker
 from headrace.events.context import EventContext
 from headrace.events.definitions import EventCatalogue, EventDefinition, EventRegistry, event
@@ -20,7 +20,6 @@ from headrace.propagation import Retry, current_meta, propagate
 __all__ = [
     "DEFAULT_TIMEOUT_MS",
     "EVENT_MESSAGE_VERSION",
-    "BlockingEvents",
     "CompletionTracker",
     "EmitOptions",
     "Emitter",
@@ -39,6 +38,7 @@ __all__ = [
     "Retry",
     "ScheduleInfo",
     "ScheduledEventManager",
+    "SyncEvents",
     "current_meta",
     "event",
     "propagate",

@@ -22,7 +22,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Protocol, TypeVar, Unpack, overload
 
-from headrace.blocking import BlockingFace
 from headrace.client.payloads import decode_payload
 from headrace.connect import open_client, release_client
 from headrace.durations import Duration
@@ -34,6 +33,7 @@ from headrace.events.provider import DEFAULT_TIMEOUT_MS, EventProvider
 from headrace.events.queues import EventWorker
 from headrace.events.schedules import ScheduleInfo
 from headrace.events.subscription import EventSubscription
+from headrace.facade import SyncFacade
 from headrace.propagation import PropagationMeta, Retry, capture, restored
 from headrace.worker.context import JobContext
 
@@ -328,10 +328,9 @@ class Events:
 
     # -- the rest ------------------------------------------------------------------------------------------------------
 
-    @property
-    def blocking(self) -> BlockingEvents:
-        """The same for threads: `with events.blocking as e: e.emit(...)`."""
-        return BlockingEvents(self)
+    def sync(self) -> SyncEvents:
+        """The same for threads: `with events.sync() as e: e.emit(...)`."""
+        return SyncEvents(self)
 
     def _known(self, definition: AnyEvent | str) -> AnyEvent:
         name = definition if isinstance(definition, str) else definition.name
@@ -374,10 +373,10 @@ def _check_loop() -> None:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        raise RuntimeError("emit was called where no loop runs; in threads use events.blocking.emit(...)") from None
+        raise RuntimeError("emit was called where no loop runs; in threads use events.sync().emit(...)") from None
 
 
-class BlockingEvents(BlockingFace[Events]):
+class SyncEvents(SyncFacade[Events]):
     """The blocking form of Events."""
 
     def emit(self, definition: EventDefinition[D, R], data: D, **options: Unpack[Emission]) -> R:

@@ -17,7 +17,7 @@ from headrace.propagation import PropagationMeta, current_meta, log_fields
 from headrace.worker.context import JobContext
 
 if TYPE_CHECKING:
-    from headrace.events.app import BlockingEvents, Events
+    from headrace.events.app import Events, SyncEvents
 
 D = TypeVar("D")
 X = TypeVar("X")
@@ -56,10 +56,9 @@ class EventContext(Generic[D]):
         options.setdefault("causation_id", self.event_id)
         return self._events.emit(definition, data, **options)
 
-    @property
-    def blocking(self) -> BlockingEvents:
-        """For handlers that are plain functions: `ctx.blocking.emit(...)` waits."""
-        return self._events.blocking
+    def sync(self) -> SyncEvents:
+        """For handlers that are plain functions: `ctx.sync().emit(...)` waits."""
+        return self._events.sync()
 
 
 _cause: ContextVar[str | None] = ContextVar("headrace_cause", default=None)

@@ -2,7 +2,7 @@
 
 Reading order: `definition` (what a workflow is), `plan` (how a flow is stored), `machine` (how it continues), `ledger`
 (reading and changing flows), `watch` (waiting for them), `runner` (workers that run steps), `provider` (what users
-hold), `handle`, `blocking`, `timeline`. `testing` is independent of these.
+hold), `handle`, `sync`, `timeline`. `testing` is independent of these.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from headrace.errors import (
 )
 from headrace.model import FlowStatus
 from headrace.propagation import Retry
-from headrace.workflows.blocking import BlockingFlow, BlockingWorkflows
 from headrace.workflows.context import StepContext
 from headrace.workflows.definition import Step, StepGroup, WorkflowDefinition, step, workflow
 from headrace.workflows.handle import FlowHandle
@@ -31,6 +30,7 @@ from headrace.workflows.results import (
     is_parallel_result_wrapper,
     is_step_result_wrapper,
 )
+from headrace.workflows.sync import SyncFlowHandle, SyncWorkflows
 from headrace.workflows.tree import DEFAULT_TIMEOUT_MS, JOB_DATA_VERSION, FlowBuilder, get_parent_job_id
 
 __all__ = [
@@ -38,8 +38,6 @@ __all__ = [
     "DEFAULT_TIMEOUT_MS",
     "JOB_DATA_VERSION",
     "WRAPPER_VERSION",
-    "BlockingFlow",
-    "BlockingWorkflows",
     "FlowBuilder",
     "FlowHandle",
     "FlowMetrics",
@@ -51,6 +49,8 @@ __all__ = [
     "StepGroup",
     "StepNotFoundError",
     "StepRegistry",
+    "SyncFlowHandle",
+    "SyncWorkflows",
     "WorkflowCancelledError",
     "WorkflowDefinition",
     "WorkflowError",

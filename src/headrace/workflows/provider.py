@@ -37,7 +37,6 @@ from headrace.errors import ConnectionLost, InvalidCommand, ProviderStoppedError
 from headrace.hooks import Hooks
 from headrace.model import Flow, FlowStatus
 from headrace.propagation import Retry, capture
-from headrace.workflows.blocking import BlockingWorkflows
 from headrace.workflows.context import encoded
 from headrace.workflows.definition import WorkflowDefinition
 from headrace.workflows.handle import FlowHandle
@@ -46,6 +45,7 @@ from headrace.workflows.machine import Decision, News, Run, begin
 from headrace.workflows.plan import Body, Entry, ExecuteOptions, Plan, Policy, check_plan, plan_of
 from headrace.workflows.registry import Implementation, StepRegistry
 from headrace.workflows.runner import FlowWorker
+from headrace.workflows.sync import SyncWorkflows
 from headrace.workflows.tree import steps_queue, workflow_queue
 from headrace.workflows.watch import FlowWatch
 
@@ -291,10 +291,9 @@ class Workflows:
         """The client that it talks through while it is started."""
         return self._running().client
 
-    @property
-    def blocking(self) -> BlockingWorkflows:
-        """The same for threads: `with flows.blocking as f: f.execute(...).result()`."""
-        return BlockingWorkflows(self)
+    def sync(self) -> SyncWorkflows:
+        """The same for threads: `with flows.sync() as f: f.execute(...).result()`."""
+        return SyncWorkflows(self)
 
     # -- flows ---------------------------------------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 """Workflows without async: the same methods, each of which blocks until it is done.
 
-with flows.blocking as face:
-    receipt = face.execute(process_order, Order(...), id="order-42").result(timeout=10)
+with flows.sync() as sync:
+    receipt = sync.execute(process_order, Order(...), id="order-42").result(timeout=10)
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import builtins
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack, overload
 
-from headrace.blocking import BlockingFace
 from headrace.durations import Duration
+from headrace.facade import SyncFacade
 from headrace.model import Flow, FlowStatus
 from headrace.workflows.definition import WorkflowDefinition
 from headrace.workflows.handle import FlowHandle
@@ -25,24 +25,24 @@ D = TypeVar("D")
 R = TypeVar("R")
 
 
-class BlockingWorkflows(BlockingFace[Any]):
+class SyncWorkflows(SyncFacade[Any]):
     """The blocking form of Workflows: every method blocks until it is done."""
 
     _hosted: Workflows
 
     def execute(
         self, definition: WorkflowDefinition[D, R], data: D, **options: Unpack[ExecuteOptions]
-    ) -> BlockingFlow[R]:
+    ) -> SyncFlowHandle[R]:
         """Start a flow."""
-        return BlockingFlow(self, self._run(self._hosted.execute(definition, data, **options)))
+        return SyncFlowHandle(self, self._run(self._hosted.execute(definition, data, **options)))
 
     @overload
-    def get_handle(self, flow_id: str, definition: WorkflowDefinition[Any, R]) -> BlockingFlow[R]: ...
+    def get_handle(self, flow_id: str, definition: WorkflowDefinition[Any, R]) -> SyncFlowHandle[R]: ...
     @overload
-    def get_handle(self, flow_id: str, definition: None = None) -> BlockingFlow[Any]: ...
-    def get_handle(self, flow_id: str, definition: WorkflowDefinition[Any, Any] | None = None) -> BlockingFlow[Any]:
+    def get_handle(self, flow_id: str, definition: None = None) -> SyncFlowHandle[Any]: ...
+    def get_handle(self, flow_id: str, definition: WorkflowDefinition[Any, Any] | None = None) -> SyncFlowHandle[Any]:
         """A flow that was started anywhere."""
-        return BlockingFlow(self, FlowHandle(self._hosted, flow_id, definition))
+        return SyncFlowHandle(self, FlowHandle(self._hosted, flow_id, definition))
 
     def get_status(self, flow_id: str) -> FlowStatus:
         """The status of a flow; an unknown one is pending."""
@@ -57,10 +57,10 @@ class BlockingWorkflows(BlockingFace[Any]):
         return self._run(self._hosted.list(workflow, **filters))
 
 
-class BlockingFlow(Generic[R]):
+class SyncFlowHandle(Generic[R]):
     """The blocking form of a flow handle."""
 
-    def __init__(self, face: BlockingWorkflows, handle: FlowHandle[R]) -> None:
+    def __init__(self, face: SyncWorkflows, handle: FlowHandle[R]) -> None:
         self.id = handle.id
         self._face = face
         self._handle = handle
@@ -91,9 +91,9 @@ class BlockingFlow(Generic[R]):
         """Send it a signal that it waits for, or will wait for."""
         self._face._run(self._handle.signal(name, payload))
 
-    def retry(self) -> BlockingFlow[R]:
+    def retry(self) -> SyncFlowHandle[R]:
         """Start it again where it failed, as a new flow."""
-        return BlockingFlow(self._face, self._face._run(self._handle.retry()))
+        return SyncFlowHandle(self._face, self._face._run(self._handle.retry()))
 
 
 async def _next_of(entries: Any) -> Entry | None:

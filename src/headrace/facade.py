@@ -19,7 +19,7 @@ _END_SECONDS: Final = 5.0
 
 
 class Hosted(Protocol):
-    """What a face can stand for. `loop` is the one it runs on, None while it does not run."""
+    """What a facade can stand for. `loop` is the one it runs on, None while it does not run."""
 
     loop: asyncio.AbstractEventLoop | None
 
@@ -30,7 +30,7 @@ class Hosted(Protocol):
 H = TypeVar("H", bound=Hosted)
 
 
-class BlockingFace(Generic[H]):
+class SyncFacade(Generic[H]):
     def __init__(self, hosted: H) -> None:
         self._hosted = hosted
         self._thread: threading.Thread | None = None
@@ -73,9 +73,9 @@ class BlockingFace(Generic[H]):
         loop = self._hosted.loop
         try:
             if loop is None:
-                raise RuntimeError(f"{type(self).__name__} does not run: use it as `with ... .blocking as face:`")
+                raise RuntimeError(f"{type(self).__name__} does not run: enter it first, with a `with` statement")
             if loop is _running_loop():
-                raise RuntimeError("this loop would wait for itself: await the method without .blocking here")
+                raise RuntimeError("this loop would wait for itself: await the method without .sync() here")
         except RuntimeError:
             work.close()
             raise
