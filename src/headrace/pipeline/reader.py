@@ -67,7 +67,7 @@ def _blocks(source: EventSource, piece: Slice, options: Options) -> Iterator[byt
 
 
 def chosen_columns(options: Options, table: str) -> list[str]:
-    """The columns that were asked for: Spark does not tell sources which ones a query needs."""
+    """The columns that were asked for: Spark does not push projections down to Python sources."""
     known = list(columns(table))
     if options.columns is None:
         return known
