@@ -368,7 +368,7 @@ def test_a_history_of_some_minutes_is_shown_by_the_second(chronicle: Chronicle, 
     assert facts.end - facts.start <= 15 * 60_000
     write_report(short, tmp_path / "report.html")
     text = (tmp_path / "report.html").read_text()
-    assert re.search(r"jobs per \d+ s, n = ", text)
+    assert re.search(r"jobs per (second|\d+ s), n = ", text)
 
 
 def test_what_was_added_is_done_removed_or_still_there(chronicle: Chronicle, report: str) -> None:

@@ -54,7 +54,7 @@ def read_events(partition: EventsPartition, options: Options) -> Iterator[Any]:
     for piece in partition.slices:
         for lines in _blocks(source, piece, options):
             table = events_table(lines, piece.segment.shard)
-            kept = chosen(table, piece.after, piece.until, options.queue).select(wanted)
+            kept = chosen(table, piece, options.queue).select(wanted)
             yield from kept.to_batches(max_chunksize=ROWS_PER_BATCH)
 
 
