@@ -33,9 +33,10 @@ if TYPE_CHECKING:
 
 Say = Callable[[str], None]
 LAYERS: Final = ("silver", "gold")
-_STARTS: Final = 3
+_STARTS: Final = 10
 _TOO_SLOW: Final = "Python worker failed to connect back"
-"""Spark gives the process of a stream's source ten seconds to start, which a busy machine may not keep."""
+"""Spark gives the process of a stream's source ten seconds to start. No setting changes that, and on a busy machine it
+is not enough."""
 
 
 def _silent(_text: str) -> None:
