@@ -375,10 +375,10 @@ def _learn_once(
     costs = {"ingest": meter.of(lambda: runs.ingest(spark, lake, source))}
     batches = lake.numbered("bronze/events")
     held = batches[max(batches)].rename(lake.root / "held-back")
-    costs["first"] = meter.of(lambda: runs.tell(spark, lake))
+    costs["first"] = meter.of(lambda: runs.derive(spark, lake))
     held.rename(batches[max(batches)])
-    costs["more"] = meter.of(lambda: runs.tell(spark, lake))
-    costs["rebuild"] = meter.of(lambda: runs.tell(spark, lake, rebuild=True)) if rebuilds else costs["first"]
+    costs["more"] = meter.of(lambda: runs.derive(spark, lake))
+    costs["rebuild"] = meter.of(lambda: runs.derive(spark, lake, rebuild=True)) if rebuilds else costs["first"]
     return costs
 
 
@@ -414,7 +414,7 @@ def measure_silver(spark: SparkSession, lake: Lake, rounds: int, found: Found) -
     assert events is not None
 
     def lives(given: DataFrame) -> DataFrame:
-        return silver.judged(silver.lives_of(silver.told(given)))
+        return silver.judged(silver.lives_of(silver.by_life(given)))
 
     ways = {
         "one": lambda: consume(lives(events)),

@@ -17,7 +17,7 @@ from tests.scale import IS_FULL, scaled
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from headrace.pipeline.runs import TellSummary
+    from headrace.pipeline.runs import FactsSummary
 
 
 _FOR_FEW_ROWS = {
@@ -59,7 +59,7 @@ class Chronicle:
 
     log: Path
     lake: Lake
-    runs: list[TellSummary]
+    runs: list[FactsSummary]
 
 
 @pytest.fixture(scope="session")
@@ -76,6 +76,6 @@ def chronicle(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> 
         story.go(scaled(1_500, 15_000))
         seal(rig)
         runs.ingest(spark, lake, source)
-        said.append(runs.tell(spark, lake, sla_ms={"mail": 2_000, "*": 60_000}))
+        said.append(runs.derive(spark, lake, sla_ms={"mail": 2_000, "*": 60_000}))
     rig.close()
     return Chronicle(folder / "log", lake, said)

@@ -24,6 +24,7 @@ from headrace.pipeline import charts
 from headrace.pipeline.lake import Lake, LakeBusy, Pointer
 from headrace.pipeline.status import status_of
 from tests.pipeline.conftest import Chronicle
+from tests.serverprocess import ServerProcess
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -139,12 +140,29 @@ def test_the_status_counts_what_comes_behind_a_log_that_was_taken_back(tmp_path:
     shard.mkdir(parents=True)
     lines = [Sealed(1, 14, 14, 0, 0, 0, 100, 100, 1), Sealed(15, 18, 4, 0, 0, 0, 100, 100, 2)]
     rewrite_manifest(shard, lines)
-    checkpoint = Lake(tmp_path / "lake").checkpoint
-    for name, text in (("commits", "v1\n{}"), ("offsets", 'v1\n{}\n{"0":{"epoch":1,"seq":20}}')):
-        (checkpoint / name).mkdir(parents=True)
-        (checkpoint / name / "0").write_text(text)
-    found = status_of(Lake(tmp_path / "lake"), {"path": str(tmp_path / "log")})
+    lake = lake_that_read_20_events(tmp_path)
+    found = status_of(lake, {"path": str(tmp_path / "log")})
     assert (found.newest, found.behind) == (18, 4)
+
+
+def lake_that_read_20_events(tmp_path: Path) -> Lake:
+    lake = Lake(tmp_path / "lake")
+    for name, text in (("commits", "v1\n{}"), ("offsets", 'v1\n{}\n{"0":{"epoch":1,"seq":20}}')):
+        (lake.checkpoint / name).mkdir(parents=True)
+        (lake.checkpoint / name / "0").write_text(text)
+    return lake
+
+
+def test_a_log_that_ends_before_what_was_read_of_it_is_another_one(tmp_path: Path) -> None:
+    """Its events would be taken for known ones until their numbers are higher."""
+    lake = lake_that_read_20_events(tmp_path)
+    with ServerProcess(tmp_path / "fresh.db") as server, server.client() as client:
+        client.ok("PUSH", queue="q", data={})
+        problem = status_of(lake, {"url": f"headrace://127.0.0.1:{server.port}"}).problem
+    assert problem == (
+        "the server's event log ends with event 1 of epoch 1, but event 20 of epoch 1 was read from it: it is the log "
+        "of another database"
+    )
 
 
 @pytest.mark.parametrize(
@@ -158,6 +176,8 @@ def test_the_status_counts_what_comes_behind_a_log_that_was_taken_back(tmp_path:
         (("gold", "--sla", "5s"), "milliseconds are wanted, such as 5000 or mail=2000, not '5s'"),
         (("report", "--days", "none"), "a whole number from 1 to 1,000,000,000 is wanted, not 'none'"),
         (("status", "--url", "headrace://a", "--capture", "b"), "not allowed with argument --url"),
+        (("status", "--master", "local[1]"), "unrecognized arguments: --master local[1]"),
+        (("report", "--conf", "spark.a=b"), "unrecognized arguments: --conf spark.a=b"),
     ],
 )
 def test_wrong_numbers_are_refused_before_anything_happens(arguments: tuple[str, ...], text: str) -> None:
@@ -170,7 +190,7 @@ def test_the_status_can_be_read_by_machines(chronicle: Chronicle) -> None:
     code, text = pipeline("status", "--json", "--lake", str(chronicle.lake.root), "--capture", str(chronicle.log))
     assert code == 0
     status = json.loads(text)
-    assert (status["run"], status["behind"], status["untold"], status["problem"]) == (2, 0, 0, None)
+    assert (status["run"], status["behind"], status["pending"], status["problem"]) == (2, 0, 0, None)
     assert status["ingested"] == status["newest"] > 2_000
 
 
@@ -186,7 +206,7 @@ def test_a_dry_run_tells_what_would_be_done_and_needs_no_spark(chronicle: Chroni
 
 def test_one_run_at_a_time(tmp_path: Path) -> None:
     lake = Lake(tmp_path)
-    with lake.locked("tell"), pytest.raises(LakeBusy, match="another `tell` works on"), lake.locked("tell"):
+    with lake.locked("facts"), pytest.raises(LakeBusy, match="another `facts` works on"), lake.locked("facts"):
         raise AssertionError
 
 
@@ -348,7 +368,7 @@ def test_a_history_of_some_minutes_is_shown_by_the_second(chronicle: Chronicle, 
     assert facts.end - facts.start <= 15 * 60_000
     write_report(short, tmp_path / "report.html")
     text = (tmp_path / "report.html").read_text()
-    assert re.search(r"jobs per \d+ s, n = ", text)
+    assert re.search(r"jobs per (second|\d+ s), n = ", text)
 
 
 def test_what_was_added_is_done_removed_or_still_there(chronicle: Chronicle, report: str) -> None:
@@ -400,6 +420,14 @@ def test_a_report_of_one_queue_is_about_that_queue(chronicle: Chronicle, tmp_pat
 def test_an_axis_of_counts_has_whole_numbers_as_the_dashboard_writes_them(most: int, ticks: list[str]) -> None:
     drawn = charts.time_chart([charts.Series("a", "active", [(0, most), (1, 0)])], (0, 1), notation.count)
     assert re.findall(r'<text class="tick y"[^>]*>([^<]*)</text>', drawn) == ticks
+
+
+def test_a_heat_map_of_days_has_its_labels_at_midnight() -> None:
+    hour = 3_600_000
+    drawn = charts.heat_map([("mail", [1.0] * 90)], range(20 * hour, 110 * hour, hour), notation.duration)
+    labels = re.findall(r'<text class="tick x"[^>]*>([^<]*)</text>', drawn)
+    assert labels == ["Fri 02 Jan", "Sat 03 Jan", "Sun 04 Jan", "Mon 05 Jan"]
+    assert "mail, Thu 01 Jan 20:00: 1 ms" in drawn
 
 
 def test_a_line_has_gaps_where_nothing_is_known() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -27,7 +28,9 @@ from headrace.pipeline.eventsource import (
     slices_between,
 )
 from headrace.pipeline.options import BadOption, Options, from_offset, to_offset
+from headrace.pipeline.reader import EventsReader
 from tests.pipeline.history import Story, rig_at, seal
+from tests.serverprocess import ServerProcess
 
 
 def segment(first: int, last: int, epoch: int = 1, raw_bytes: int = 0) -> Segment:
@@ -148,6 +151,31 @@ def test_events_that_are_dropped_while_they_are_read_are_noticed(oldest: int, fo
         for block in blocks:
             read += [json.loads(line)["seq"] for line in block.splitlines()]
     assert [seq for seq in read if seq <= 20] == found
+
+
+def test_a_slice_has_no_events_of_an_epoch_that_began_since_it_was_planned(tmp_path: Path) -> None:
+    """They have the same numbers as what was planned, and are read again as what they are."""
+    database, copy = tmp_path / "headrace.db", tmp_path / "copy.db"
+    with ServerProcess(database, "--capture", str(tmp_path / "log")) as server:
+        push(server, 1)
+        server.stop()
+        shutil.copy(database, copy)
+        server.start()
+        push(server, 2)
+        reader = EventsReader(Options.parse({"url": f"headrace://127.0.0.1:{server.port}"}))
+        planned = reader.partitions()
+        server.stop()
+        shutil.copy(copy, database)
+        server.start()
+        push(server, 3)
+        found = [row for part in planned for batch in reader.read(part) for row in batch.to_pylist()]
+    assert [(row["epoch"], row["seq"]) for row in found] == [(1, 1)]
+
+
+def push(server: ServerProcess, count: int) -> None:
+    with server.client() as client:
+        for _ in range(count):
+            client.ok("PUSH", queue="q", data={})
 
 
 def test_offsets_are_written_per_shard() -> None:

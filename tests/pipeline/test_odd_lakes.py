@@ -53,7 +53,7 @@ def facts(spark: SparkSession, lake: Lake) -> dict[str, set[str]]:
 def test_a_history_without_jobs_is_told_and_has_nothing_to_report(spark: SparkSession, tmp_path: Path) -> None:
     lake = Lake(tmp_path / "lake")
     bring(spark, lake, 0, event("", 1, "paused", 0), event("", 2, "resumed", 5))
-    told = runs.tell(spark, lake)
+    told = runs.derive(spark, lake)
     assert (told.events, told.jobs, told.open_jobs) == (2, 0, 0)
     with pytest.raises(HeadraceError, match="has no facts yet"):
         write_report(lake, tmp_path / "report.html")
@@ -65,7 +65,7 @@ def told(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tuple
     lake = Lake(tmp_path_factory.mktemp("lake"))
     bring(spark, lake, 0, event("a", 1, "pushed", 0), event("a", 2, "removed", 9, prev="waiting"))
     said: list[str] = []
-    runs.tell(spark, lake, say=said.append)
+    runs.derive(spark, lake, say=said.append)
     return lake, said
 
 
@@ -89,22 +89,22 @@ def test_times_are_moments_for_every_reader(told: tuple[Lake, list[str]]) -> Non
 def test_a_batch_of_lost_events_is_passed_over(spark: SparkSession, tmp_path: Path) -> None:
     lake = Lake(tmp_path)
     bring(spark, lake, 0)
-    assert runs.tell(spark, lake).run == 0
+    assert runs.derive(spark, lake).run == 0
     bring(spark, lake, 1, event("a", 1, "pushed", 0), event("a", 2, "removed", 9, prev="waiting"))
-    assert runs.tell(spark, lake).run == 1
+    assert runs.derive(spark, lake).run == 1
     bring(spark, lake, 2)
-    assert runs.tell(spark, lake).run == 1
+    assert runs.derive(spark, lake).run == 1
     assert outcomes(spark, lake) == {"a": "removed"}
 
 
 def test_a_log_that_was_taken_back_is_told_anew_and_is_in_order(spark: SparkSession, tmp_path: Path) -> None:
     lake = Lake(tmp_path)
     bring(spark, lake, 0, event("a", 1, "pushed", 0), event("a", 2, "pulled", 5), event("a", 3, "completed", 9))
-    runs.tell(spark, lake)
+    runs.derive(spark, lake)
     assert outcomes(spark, lake) == {"a": "completed"}
     failed = event("a", 3, "failed", 20, error="E", terminal=True)
     bring(spark, lake, 1, {**failed, "epoch": 2}, {**event("b", 4, "pushed", 30), "epoch": 2})
-    told = runs.tell(spark, lake)
+    told = runs.derive(spark, lake)
     assert told.rebuilt
     assert outcomes(spark, lake) == {"a": "dlq", "b": None}
     assert lake.pointer().first_run == told.run == 2
@@ -114,7 +114,7 @@ def test_a_log_that_was_taken_back_is_told_anew_and_is_in_order(spark: SparkSess
 def test_a_clock_that_was_set_back_makes_no_negative_times(spark: SparkSession, tmp_path: Path) -> None:
     lake = Lake(tmp_path)
     bring(spark, lake, 0, event("a", 1, "pushed", 90), event("a", 2, "pulled", 60), event("a", 3, "completed", 30))
-    runs.tell(spark, lake, layers=("silver",))
+    runs.derive(spark, lake, layers=("silver",))
     (job,) = runs.read_jobs(spark, lake).collect()
     assert (job.wait_ms, job.run_ms, job.busy_ms, job.total_ms) == (0, 0, 0, 0)
     (attempt,) = runs.read_attempts(spark, lake).collect()
@@ -125,13 +125,36 @@ def test_facts_made_piece_by_piece_equal_those_of_a_rebuild(spark: SparkSession,
     """Also those of a life that ended the day before, as its successor says."""
     lake = Lake(tmp_path)
     bring(spark, lake, 0, *work("a", 1, 0), event("again", 4, "pushed", 5_000), *work("b", 5, 25 * HOUR))
-    runs.tell(spark, lake)
+    runs.derive(spark, lake)
     bring(spark, lake, 1, *work("c", 8, 28 * HOUR), event("again", 11, "pushed", 28 * HOUR))
-    runs.tell(spark, lake)
+    runs.derive(spark, lake)
     bring(spark, lake, 2, *work("d", 12, 30 * HOUR))
-    runs.tell(spark, lake)
+    runs.derive(spark, lake)
     in_pieces = facts(spark, lake)
-    runs.tell(spark, lake, rebuild=True)
+    runs.derive(spark, lake, rebuild=True)
+    assert in_pieces == facts(spark, lake)
+
+
+def test_old_attempts_of_which_nothing_is_new_make_no_facts_due(spark: SparkSession, tmp_path: Path) -> None:
+    """A job that somebody holds for days, and one that is postponed again and again."""
+    lake = Lake(tmp_path)
+    postponed = [
+        event("poll", n + day, word, day * 24 * HOUR + n, attempt=1, worker="w", delay_ms=24 * HOUR)
+        for day in range(0, 6, 2)
+        for n, word in ((10, "pulled"), (11, "delayed"))
+    ]
+    held = [event("held", 1, "pushed", 0), event("held", 2, "pulled", 9, attempt=1, worker="w")]
+    bring(spark, lake, 0, *held, event("poll", 3, "pushed", 0), *postponed[:4])
+    runs.derive(spark, lake)
+    bring(spark, lake, 1, *postponed[4:], *work("a", 20, 96 * HOUR))
+    runs.derive(spark, lake, layers=("silver",))
+    assert lake.pointer().facts_due == "2026-11-05T00:00:00"
+    bring(spark, lake, 2, event("held", 30, "failed", 120 * HOUR, error="E", terminal=True))
+    runs.derive(spark, lake, layers=("silver",))
+    assert lake.pointer().facts_due == "2026-11-01T00:00:00"
+    runs.derive(spark, lake, layers=("gold",))
+    in_pieces = facts(spark, lake)
+    runs.derive(spark, lake, rebuild=True)
     assert in_pieces == facts(spark, lake)
 
 
@@ -142,27 +165,27 @@ def test_what_a_clock_that_was_set_back_over_midnight_told_is_in_every_date(
     lake = Lake(tmp_path)
     began = [event("a", 1, "pushed", 300_000), event("a", 2, "pulled", 301_000, attempt=1, worker="w")]
     bring(spark, lake, 0, *began, event("a", 3, "completed", -300_000, attempt=1), *work("b", 4, 0))
-    runs.tell(spark, lake)
+    runs.derive(spark, lake)
     bring(spark, lake, 1, *work("c", 7, 2 * HOUR))
-    runs.tell(spark, lake)
+    runs.derive(spark, lake)
     in_pieces = facts(spark, lake)
     (day,) = spark.read.parquet(str(lake.path("gold/queue_day"))).collect()
     assert (day.added, day.started, day.completed, day.backlog_end) == (3, 3, 3, 0)
-    runs.tell(spark, lake, rebuild=True)
+    runs.derive(spark, lake, rebuild=True)
     assert in_pieces == facts(spark, lake)
 
 
 def test_a_date_that_a_dead_run_took_away_is_made_anew(spark: SparkSession, tmp_path: Path) -> None:
     lake = Lake(tmp_path)
     bring(spark, lake, 0, *work("a", 1, 0))
-    runs.tell(spark, lake)
+    runs.derive(spark, lake)
     bring(spark, lake, 1, *work("b", 4, 2 * HOUR))
-    runs.tell(spark, lake, layers=("silver",))
+    runs.derive(spark, lake, layers=("silver",))
     for table in ("queue_hour", "worker_minute"):
         shutil.rmtree(lake.path(f"gold/{table}") / "window_date=2026-11-01")
-    runs.tell(spark, lake, layers=("gold",))
+    runs.derive(spark, lake, layers=("gold",))
     mended = facts(spark, lake)
-    runs.tell(spark, lake, rebuild=True)
+    runs.derive(spark, lake, rebuild=True)
     assert mended == facts(spark, lake)
 
 
@@ -178,9 +201,9 @@ class Dying(Lake):
 def test_promises_that_a_dead_run_has_begun_to_keep_are_kept_by_the_next(spark: SparkSession, tmp_path: Path) -> None:
     lake = Lake(tmp_path)
     bring(spark, lake, 0, *work("a", 1, 0))
-    runs.tell(spark, lake, sla_ms={"*": 10})
+    runs.derive(spark, lake, sla_ms={"*": 10})
     with pytest.raises(KeyboardInterrupt):
-        runs.tell(spark, Dying(tmp_path), sla_ms={"*": 90_000})
-    runs.tell(spark, lake)
+        runs.derive(spark, Dying(tmp_path), sla_ms={"*": 90_000})
+    runs.derive(spark, lake)
     told = [spark.read.parquet(str(lake.path(f"gold/queue_{unit}"))) for unit in ("minute", "hour", "day")]
     assert {row.sla_target_ms for frame in told for row in frame.collect()} == {90_000}

@@ -45,7 +45,7 @@ def wreck(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iter
             client.ok("FAIL", id=job["id"], error=f"Timeout after {n} ms" if n < 4 else "Refused")
         lake, url = Lake(folder / "lake"), f"headrace://127.0.0.1:{server.port}"
         runs.ingest(spark, lake, {"url": url})
-        runs.tell(spark, lake, layers=("silver",))
+        runs.derive(spark, lake, layers=("silver",))
         yield Wreck(lake, url, client)
 
 
@@ -101,7 +101,7 @@ def test_dead_letters_without_data_run_again_and_only_what_is_gone_does_not(spar
         wreck.client.ok("FAIL", id=job["id"], error="Refused")
     wreck.client.ok("PurgeDlq", queue="sms")
     runs.ingest(spark, wreck.lake, {"url": wreck.url})
-    runs.tell(spark, wreck.lake, layers=("silver",))
+    runs.derive(spark, wreck.lake, layers=("silver",))
     plan = Redrive(spark, wreck.lake, "bare", "queue IN ('bare', 'sms')", wreck.url)
     assert {row.queue: (row.jobs, row.gone) for row in plan.counts()} == {"bare": (3, 0), "sms": (3, 3)}
     assert plan.send(to_queue="again", rate=None, say=lambda _text: None) == 3
@@ -118,7 +118,7 @@ def test_a_dead_letter_is_chosen_by_how_it_died_last_and_keeps_its_priority(spar
         job = wreck.client.ok("PULL", queue="twice")["job"]
         wreck.client.ok("FAIL", id=job["id"], error=error)
     runs.ingest(spark, wreck.lake, {"url": wreck.url})
-    runs.tell(spark, wreck.lake, layers=("silver",))
+    runs.derive(spark, wreck.lake, layers=("silver",))
     chosen = {
         word: Redrive(spark, wreck.lake, word, f"queue = 'twice' AND last_error LIKE '{word}%'", wreck.url)
         for word in ("Timeout", "Refused")
@@ -134,7 +134,7 @@ def test_a_lake_that_has_everything_agrees_with_its_server(spark: SparkSession, 
     from headrace.pipeline.verify import examine
 
     runs.ingest(spark, wreck.lake, {"url": wreck.url})
-    runs.tell(spark, wreck.lake)
+    runs.derive(spark, wreck.lake)
     found = examine(spark, wreck.lake, wreck.url)
     assert found.problems == []
     newest = wreck.client.ok("EventSegments", limit=0)["last"]

@@ -63,7 +63,7 @@ def test_a_single_event_makes_a_report(tmp_path: Path) -> None:
     text = report_of(lake)
     assert "1 queues" not in text
     assert "<h1>1 queue, Sun 29 Mar 2026, 00:30 to 00:30:01 UTC</h1>" in text
-    assert "jobs per 1 s, n = 1 added" in text
+    assert "jobs per second, n = 1 added" in text
     assert "had not ended, delayed ones included" in text
     assert "backlog below, delayed jobs included" in text
 
@@ -73,7 +73,7 @@ def test_every_line_of_a_chart_has_a_colour_of_its_own(tmp_path: Path) -> None:
     keys = re.findall(
         r'<span class="key (\w+)">([^<]*)</span>', text.partition("<figure>")[2].partition("</figure>")[0]
     )
-    assert keys == [("completed", "done"), ("came", "added"), ("waiting", "backlog below, delayed jobs included")]
+    assert keys == [("completed", "done"), ("came", "added"), ("waiting", "backlog (below)")]
 
 
 @pytest.mark.parametrize(("hours", "courses"), [(0, 0), (2, 1), (4, 2)])
@@ -190,8 +190,11 @@ def test_a_queue_in_which_nothing_happens_any_more_still_has_its_backlog(tmp_pat
         "delayed ones included."
     ]
     assert "<h1>2 queues, " in text
-    with pytest.raises(HeadraceError, match="no facts of the queue orders since 2026-04-01: --days takes more"):
-        report_of(lake, queue="orders")
+    alone = report_of(lake, queue="orders")
+    assert "<h1>Queue orders, Wed 01 Apr 2026, 00:30 to Tue 07 Apr 2026, 00:31 UTC</h1>" in alone
+    assert "<b>orders</b> is stuck" in alone
+    with pytest.raises(HeadraceError, match="no facts of the queue idle since 2026-04-01: --days takes more"):
+        report_of(lake, queue="idle")
 
 
 def test_many_queues_in_trouble_are_counted_and_the_worst_of_them_named(tmp_path: Path) -> None:

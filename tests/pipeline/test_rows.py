@@ -107,6 +107,13 @@ def test_rows_without_any_id_are_refused_and_not_taken_for_one_job() -> None:
     assert len({job["customId"] for _, job in jobs(batch, queue="q", idColumns="id,part")}) == 2
 
 
+def test_no_two_values_are_the_same_id() -> None:
+    """JSON has one word for four of these."""
+    values = pa.array([float("nan"), float("inf"), float("-inf"), None, 0.0, 1.0])
+    batch = pa.record_batch({"id": values, "part": pa.array([1] * 6)})
+    assert len({job["customId"] for _, job in jobs(batch, queue="q", idColumns="id,part")}) == 6
+
+
 def test_rows_go_to_the_queue_that_they_name_and_must_name_one() -> None:
     batch = pa.record_batch({"id": pa.array([1, 2]), "queue": pa.array(["a", "b"])})
     assert [(queue, job["data"]) for queue, job in jobs(batch)] == [("a", {"id": 1}), ("b", {"id": 2})]

@@ -95,6 +95,6 @@ def test_a_long_made_up_history_is_told_as_duckdb_tells_it(spark: SparkSession, 
     )  # fmt: skip
     made = Lake(tmp_path / "lake")
     runs.ingest(spark, made, {"path": str(tmp_path / "log")})
-    runs.tell(spark, made)
+    runs.derive(spark, made)
     found = secondopinion.disagreements(secondopinion.ask(tmp_path / "log"), made.root)
     assert {table: count for table, count in found.items() if count} == {}

@@ -176,7 +176,7 @@ def told(spark: SparkSession) -> dict[str, dict[str, list[Any]]]:
 
     events = frame(spark, [one for case in CASES.values() for one in case for _ in range(3)])
     shuffled = events.orderBy("queue", "event", "seq")
-    lives = silver.judged(silver.lives_of(silver.told(shuffled)), silver.clearings(shuffled)).persist()
+    lives = silver.judged(silver.lives_of(silver.by_life(shuffled)), silver.clearings(shuffled)).persist()
     made = {
         "jobs": silver.jobs_of(lives).orderBy("first_seq"),
         "attempts": silver.attempts_of(lives).orderBy("first_seq"),
@@ -364,7 +364,7 @@ def test_order_and_repetition_of_events_change_nothing(spark: SparkSession, chro
     events = runs.read_bronze(spark, chronicle.lake)
     assert events is not None
     again = events.unionByName(events.sample(0.3, seed=seed)).orderBy(f.rand(seed))
-    told = silver.judged(silver.lives_of(silver.told(again)), silver.clearings(events)).persist()
+    told = silver.judged(silver.lives_of(silver.by_life(again)), silver.clearings(events)).persist()
     for table, make in (("jobs", silver.jobs_of), ("attempts", silver.attempts_of)):
         expected = (runs.read_jobs if table == "jobs" else runs.read_attempts)(spark, chronicle.lake)
         ours, theirs = make(told).drop("finished_date", "ended_date"), expected.drop("finished_date", "ended_date")

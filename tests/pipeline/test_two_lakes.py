@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,14 +36,24 @@ def test_the_name_of_a_lake_is_its_own_and_stays(tmp_path: Path) -> None:
     assert Lake(tmp_path / "lake").consumer() == name != other.consumer()
 
 
-def test_a_lake_from_before_keeps_the_name_under_which_its_events_are_held(tmp_path: Path) -> None:
-    lake = Lake(tmp_path / "lake")
-    lake.checkpoint.mkdir(parents=True)
-    assert lake.consumer() == "lake"
+def test_a_copy_of_a_lake_is_a_consumer_of_its_own_without_the_name_that_was_copied(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    lake, copy = Lake(tmp_path / "lake"), Lake(tmp_path / "copy")
+    with ServerProcess(tmp_path / "headrace.db", "--capture", str(tmp_path / "log")) as server:
+        source = {"url": f"headrace://127.0.0.1:{server.port}"}
+        with server.client() as client:
+            push(client, "q")
+            runs.ingest(spark, lake, source)
+            shutil.copytree(lake.root, copy.root)
+            (copy.root / "state" / "consumer").unlink()
+            push(client, "q")
+            assert runs.ingest(spark, copy, source).events == 1
+            assert client.ok("EventSegments")["positions"] == {lake.consumer(): 1, copy.consumer(): 2}
 
 
 def test_events_are_kept_for_a_lake_from_its_first_batch_on(spark: SparkSession, tmp_path: Path) -> None:
-    """Spark tells a source that a batch is done when it plans the next one, which may be hours later."""
+    """Spark tells a source that a batch is committed only with the next one, which may be hours later."""
     lake = Lake(tmp_path / "lake")
     flags = ("--capture", str(tmp_path / "log"), "--capture-segment-ms", "100", "--capture-keep-bytes", "0")
     with ServerProcess(tmp_path / "headrace.db", *flags) as server, server.client() as client:

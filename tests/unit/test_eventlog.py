@@ -382,6 +382,60 @@ def test_a_retraction_is_told_until_the_epoch_rises(tmp_path: Path) -> None:
     assert [entry["epoch"] for entry in manifest(tmp_path)] == [EPOCH, EPOCH, EPOCH + 1]
 
 
+def restored(root: Path, store_seq: int) -> EventLog:
+    """The log as a server opens it on an old copy of its database, which knows of no epoch but the first."""
+    log = open_log(root, store_seq)
+    log.epoch += log.retracted is not None
+    return log
+
+
+@pytest.mark.parametrize("rolled", [False, True])
+def test_every_restored_copy_begins_an_epoch_of_its_own(tmp_path: Path, rolled: bool) -> None:
+    log = open_log(tmp_path, 0)
+    append(log, 3)
+    roll_now(log)
+    for epoch in range(EPOCH, EPOCH + 3):
+        assert log.epoch == epoch
+        append(log, 4)
+        log.set_position("lake", 7)
+        if rolled:
+            roll_now(log)
+        abandon(log)
+        log = restored(tmp_path, 3)
+
+
+def test_what_a_consumer_has_read_of_the_open_segment_is_retracted_when_the_store_lost_it(tmp_path: Path) -> None:
+    log = open_log(tmp_path, 0)
+    append(log, 6)
+    log.set_position("lake", 5)
+    log.set_position("slow", 2)
+    abandon(log)
+    for _ in range(2):
+        log = open_log(tmp_path, 3)
+        assert (log.retracted, log.last_seq, log.positions) == ((4, 5), 3, {"lake": 3, "slow": 2})
+        abandon(log)
+    log = open_log(tmp_path, 3, epoch=EPOCH + 1)
+    assert log.retracted is None
+    append(log, 2)
+    log.close()
+    assert [(entry["epoch"], entry["first"]) for entry in manifest(tmp_path)] == [(EPOCH, 1), (EPOCH + 1, 4)]
+
+
+def test_what_comes_after_a_restored_copy_is_kept_for_those_who_had_read_further(tmp_path: Path) -> None:
+    log = open_log(tmp_path, 0)
+    append(log, 8)
+    log.set_position("lake", 8)
+    roll_now(log)
+    abandon(log)
+    log = restored(tmp_path, 3)
+    append(log, 2)
+    roll_now(log)
+    append(log, 2)
+    roll_now(log)
+    keep_newest(log, 1)
+    assert seqs(log, after=3) == [4, 5, 6, 7]
+
+
 def test_a_segment_never_mixes_epochs(tmp_path: Path) -> None:
     log = open_log(tmp_path, 0)
     append(log, 2)

@@ -1,4 +1,4 @@
-"""What a provider keeps, tells and lets be replaced: EW-190 to EW-192, EW-207, hooks, parts, and its facade without async."""
+"""What a provider keeps, tells and lets be replaced: EW-190 to EW-192, EW-207, hooks, parts, and its sync facade."""
 
 from __future__ import annotations
 

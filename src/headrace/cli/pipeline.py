@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from headrace.pipeline.lake import Lake
-    from headrace.pipeline.runs import IngestSummary, TellSummary
+    from headrace.pipeline.runs import FactsSummary, IngestSummary
 
 _LAKE = "folder of the lake (default: ./lake)"
 _MOST = 1_000_000_000
@@ -62,7 +62,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     _add_source(run)
     _add_facts(run, "silver", "gold")
     run.set_defaults(max_events=2_000_000, continuous=None, accept_loss=False)
-    report = _job(jobs, "report", _report, "write a report as one HTML file; needs no Spark")
+    report = _job(jobs, "report", _report, "write a report as one HTML file; needs no Spark", with_spark=False)
     report.add_argument("--out", metavar="FILE", default="report.html", help="(default: report.html)")
     report.add_argument("--days", metavar="N", type=_at_least_one, default=7, help="how far back (default: 7)")
     report.add_argument("--queue", metavar="NAME", help="one queue only")
@@ -87,7 +87,8 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     _add_dry_run(enqueue)
     verify = _job(jobs, "verify", _verify, "check the lake: gaps, repeats, counts")
     verify.add_argument("--url", metavar="URL", help="compare with the counters of this server, too")
-    status = _job(jobs, "status", _status, "what the lake holds and how far behind it is; needs no Spark")
+    about = "what the lake holds and how far behind it is; needs no Spark"
+    status = _job(jobs, "status", _status, about, with_spark=False)
     _add_source(status)
 
 
@@ -111,11 +112,14 @@ def _above_zero(text: str) -> float:
     return number
 
 
-def _job(jobs: Any, name: str, run: Any, text: str) -> argparse.ArgumentParser:
+def _job(jobs: Any, name: str, run: Any, text: str, *, with_spark: bool = True) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = jobs.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
     parser.add_argument("--lake", metavar="DIR", default="lake", help=_LAKE)
-    parser.add_argument("--master", metavar="URL", help="Spark master (default: SPARK_MASTER, or local[*])")
-    parser.add_argument("--conf", metavar="KEY=VALUE", action="append", default=[], help="setting of Spark; repeatable")
+    if with_spark:
+        parser.add_argument("--master", metavar="URL", help="Spark master (default: SPARK_MASTER, or local[*])")
+        parser.add_argument(
+            "--conf", metavar="KEY=VALUE", action="append", default=[], help="Spark setting; repeatable"
+        )
     parser.add_argument("--json", action="store_true", dest="as_json", help="JSON for machines on stdout")
     parser.set_defaults(run=run)
     return parser
@@ -215,8 +219,8 @@ def _essence(text: str) -> str:
     lines = [line.strip(" \t\r:") for line in text.splitlines() if line.strip()]
     ours = [line.partition(": ")[2] for line in lines if line.startswith("headrace.")]
     raised = _RAISED.findall(text)
-    telling = [line for line in lines if not line.startswith("An error occurred while calling")]
-    return next(iter([*ours, *raised, *telling]), "Spark failed without a reason")
+    others = [line for line in lines if not line.startswith("An error occurred while calling")]
+    return next(iter([*ours, *raised, *others]), "Spark failed without a reason")
 
 
 def _source(arguments: argparse.Namespace) -> dict[str, str]:
@@ -225,14 +229,14 @@ def _source(arguments: argparse.Namespace) -> dict[str, str]:
     return {"url": arguments.url} if arguments.url else {}
 
 
-def _tell_machines(arguments: argparse.Namespace, **results: Any) -> int:
+def _print_json(arguments: argparse.Namespace, **results: Any) -> int:
     """What was done, on standard output, if it was asked for."""
     if arguments.as_json:
         print(msgspec.json.encode(results).decode())
     return 0
 
 
-def _tell_plan(arguments: argparse.Namespace, *, with_source: bool) -> int:
+def _say_plan(arguments: argparse.Namespace, *, with_source: bool) -> int:
     """What would be done: what bronze lacks, and what of it is in no table yet."""
     from headrace.pipeline.status import status_of
 
@@ -241,17 +245,17 @@ def _tell_plan(arguments: argparse.Namespace, *, with_source: bool) -> int:
         raise HeadraceError(status.problem)
     if with_source:
         _say(f"{notation.counted(status.behind or 0, 'event')} would be ingested")
-    batches = status.batches if getattr(arguments, "rebuild", False) else status.untold
+    batches = status.batches if getattr(arguments, "rebuild", False) else status.pending
     _say(f"{_batches(batches)} of bronze would go into the tables" + (", and those events" if with_source else ""))
-    return _tell_machines(arguments, behind=status.behind if with_source else None, batches=batches)
+    return _print_json(arguments, behind=status.behind if with_source else None, batches=batches)
 
 
 def _ingest(arguments: argparse.Namespace) -> int:
     if arguments.dry_run:
-        return _tell_plan(arguments, with_source=True)
+        return _say_plan(arguments, with_source=True)
     with _session(arguments, _check_folder, _check_source) as spark:
         summary = _ingest_with(spark, arguments)
-    return _tell_machines(arguments, ingested=summary)
+    return _print_json(arguments, ingested=summary)
 
 
 def _ingest_with(spark: SparkSession, arguments: argparse.Namespace) -> IngestSummary:
@@ -271,31 +275,31 @@ def _batches(number: int) -> str:
 
 def _facts(arguments: argparse.Namespace) -> int:
     if arguments.dry_run:
-        return _tell_plan(arguments, with_source=False)
+        return _say_plan(arguments, with_source=False)
     with _session(arguments) as spark:
         summary = _facts_with(spark, arguments)
-    return _tell_machines(arguments, told=summary)
+    return _print_json(arguments, facts=summary)
 
 
-def _facts_with(spark: SparkSession, arguments: argparse.Namespace) -> TellSummary:
-    from headrace.pipeline.runs import tell
+def _facts_with(spark: SparkSession, arguments: argparse.Namespace) -> FactsSummary:
+    from headrace.pipeline.runs import derive
 
     promises, layers = dict(arguments.sla) if arguments.sla else None, arguments.layers
-    summary = tell(spark, _lake(arguments), sla_ms=promises, rebuild=arguments.rebuild, layers=layers, say=_say)
+    summary = derive(spark, _lake(arguments), sla_ms=promises, rebuild=arguments.rebuild, layers=layers, say=_say)
     if summary.since is not None:
-        told = f"{notation.jobs(summary.jobs)} from {notation.counted(summary.events, 'event')}"
-        _say(f"run {summary.run}: {told}, since {summary.since}")
+        made = f"{notation.jobs(summary.jobs)} from {notation.counted(summary.events, 'event')}"
+        _say(f"run {summary.run}: {made}, since {summary.since}")
     return summary
 
 
 def _run(arguments: argparse.Namespace) -> int:
     if arguments.dry_run:
-        return _tell_plan(arguments, with_source=True)
+        return _say_plan(arguments, with_source=True)
     with _session(arguments, _check_folder, _check_source) as spark:
         ingested = _ingest_with(spark, arguments)
-        told = _facts_with(spark, arguments)
+        facts = _facts_with(spark, arguments)
     _say(f"`headrace pipeline report --lake {arguments.lake}` shows what there is")
-    return _tell_machines(arguments, ingested=ingested, told=told)
+    return _print_json(arguments, ingested=ingested, facts=facts)
 
 
 def _report(arguments: argparse.Namespace) -> int:
@@ -310,7 +314,7 @@ def _report(arguments: argparse.Namespace) -> int:
 
         pictures = take_pictures(out, Path(arguments.png))
         _say(f"wrote {len(pictures)} pictures to {arguments.png}")
-    return _tell_machines(arguments, report=str(out), pictures=list(map(str, pictures)))
+    return _print_json(arguments, report=str(out), pictures=list(map(str, pictures)))
 
 
 def _redrive(arguments: argparse.Namespace) -> int:
@@ -325,7 +329,7 @@ def _redrive(arguments: argparse.Namespace) -> int:
         if not arguments.dry_run:
             sent = plan.send(to_queue=arguments.to_queue, rate=arguments.rate, say=_say)
             _say(f"{sent:,} jobs are enqueued again under the name {arguments.name}")
-    return _tell_machines(arguments, chosen=counts, sent=sent)
+    return _print_json(arguments, chosen=counts, sent=sent)
 
 
 def _enqueue(arguments: argparse.Namespace) -> int:
@@ -341,7 +345,7 @@ def _enqueue(arguments: argparse.Namespace) -> int:
             options = {"queue": arguments.to_queue, "idColumns": arguments.id_columns, "pipeline": arguments.name}
             writer.options(**options).save()
             _say(f"all of them are jobs of {arguments.to_queue}; run again, they stay the same jobs")
-    return _tell_machines(arguments, rows=rows, sent=0 if arguments.dry_run else rows)
+    return _print_json(arguments, rows=rows, sent=0 if arguments.dry_run else rows)
 
 
 def _kind_of(path: str) -> str:

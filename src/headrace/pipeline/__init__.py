@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 def register(spark: SparkSession) -> None:
     """Make `spark.read.format("headrace")` and its three siblings known to a session.
 
-    Conditions on the queue or the state of jobs are then left to the server, which Spark allows sources only if told.
+    Filters on the queue or the state of jobs are then pushed down to the server, which Spark does only if that is
+    enabled.
     """
     from headrace.pipeline.source import HeadraceSource
 

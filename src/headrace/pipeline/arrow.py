@@ -11,6 +11,7 @@ import pyarrow.json as pj
 
 from headrace.backends.base import DeadLetter, ResultRow
 from headrace.client.job import decode_job
+from headrace.pipeline.eventsource import Slice
 from headrace.pipeline.schemas import EVENTS, arrow
 from headrace.server.jsonwire import packed_to_json
 
@@ -74,10 +75,15 @@ def _unknown_fields(found: Any) -> Any:
     return pa.array([_encode_json(fields).decode() if fields else None for fields in known], pa.string())
 
 
-def chosen(table: Any, after: int, until: int, queue: str | None) -> Any:
-    """The rows with after < seq <= until, of one queue if it is named."""
+def chosen(table: Any, piece: Slice, queue: str | None) -> Any:
+    """The events of a slice, of one queue if it is named.
+
+    Lines are asked for by seq. If the log was rolled back since the slice was planned, they are of a higher epoch and
+    belong to a later slice.
+    """
     seq = table["seq"]
-    wanted = pc.and_(pc.greater(seq, after), pc.less_equal(seq, until))
+    wanted = pc.and_(pc.greater(seq, piece.after), pc.less_equal(seq, piece.until))
+    wanted = pc.and_(wanted, pc.equal(table["epoch"], piece.segment.epoch))
     if queue is not None:
         wanted = pc.and_(wanted, pc.equal(table["queue"], queue))
     return table.filter(wanted)

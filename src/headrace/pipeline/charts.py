@@ -52,10 +52,6 @@ def span(start: float, end: float) -> str:
     return f"{days[0]}{moment(start, with_day=False)} to {until if days[0] == days[1] else days[1] + until}"
 
 
-def day(ms: float) -> str:
-    return datetime.fromtimestamp(ms / 1000, UTC).strftime("%d %b")
-
-
 # -- scales ---------------------------------------------------------------------------------------------------------
 
 
@@ -138,11 +134,16 @@ def _frame(scale: Scale, span: tuple[float, float], x: Callable[[float], float],
         y = scale.y(tick)
         parts.append(f'<line class="grid" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
         parts.append(f'<text class="tick y" x="{_LEFT - 6}" y="{y + 3.5:.1f}">{write(tick)}</text>')
+    return "".join(parts) + _time_axis(span, x, _TOP + height + 15)
+
+
+def _time_axis(span: tuple[float, float], x: Callable[[float], float], y: float) -> str:
     has_days = span[1] - span[0] > 24 * _HOUR_MS
+    parts = []
     for at in _time_ticks(*span):
         is_midnight = has_days and at % (24 * _HOUR_MS) == 0
         label = moment(at).rsplit(" ", 1)[0] if is_midnight else moment(at, with_day=False)
-        parts.append(f'<text class="tick x" x="{x(at):.1f}" y="{_TOP + height + 15}">{label}</text>')
+        parts.append(f'<text class="tick x" x="{x(at):.1f}" y="{y:.0f}">{label}</text>')
     return "".join(parts)
 
 
@@ -185,14 +186,12 @@ def sparkline(values: Sequence[float], kind: str, width: int = 120, height: int 
     return _svg(width, height, f'<polyline class="line {kind}" points="{points}"/>', "course", css="spark")
 
 
-def heat_map(
-    rows: Sequence[tuple[str, Sequence[float | None]]], columns: Sequence[str], write: Format, *, label_every: int
-) -> str:
-    """A table of colours, darker for more, on a scale of decades; None stays empty. Each cell tells its value."""
+def heat_map(rows: Sequence[tuple[str, Sequence[float | None]]], windows: range, write: Format) -> str:
+    """A row of windows per name, darker for more, on a log scale; None stays empty. Values are in the tooltips."""
     values = [value for _, cells in rows for value in cells if value]
     low, high = math.log10(max(1, min(values, default=1))), math.log10(max(10, max(values, default=10)))
     left, cell_height = 120, 22
-    width = (2 * WIDTH - left) / max(1, len(columns))
+    width = (2 * WIDTH - left) / len(windows)
     parts = []
     for r, (name, cells) in enumerate(rows):
         y = r * cell_height
@@ -205,12 +204,15 @@ def heat_map(
             parts.append(
                 f'<rect class="heat" x="{left + c * width:.1f}" y="{y + 1}" width="{max(1.0, width - 1):.1f}" '
                 f'height="{cell_height - 2}" fill-opacity="{0.08 + 0.92 * heat:.2f}">'
-                f"<title>{escape(name)}, {columns[c]}: {write(value)}</title></rect>"
+                f"<title>{escape(name)}, {moment(windows[c])}: {write(value)}</title></rect>"
             )
     bottom = len(rows) * cell_height
-    for c in range(0, len(columns), label_every):
-        parts.append(f'<text class="tick x" x="{left + (c + 0.5) * width:.1f}" y="{bottom + 15}">{columns[c]}</text>')
-    return _svg(2 * WIDTH, bottom + _BOTTOM, "".join(parts), "heat map")
+    span = windows.start, windows.start + len(windows) * windows.step
+
+    def x(at: float) -> float:
+        return left + (at - span[0]) / windows.step * width
+
+    return _svg(2 * WIDTH, bottom + _BOTTOM, "".join(parts) + _time_axis(span, x, bottom + 15), "heat map")
 
 
 def _svg(width: float, height: float, inside: str, title: str, css: str = "chart") -> str:

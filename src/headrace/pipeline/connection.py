@@ -99,7 +99,7 @@ class Connection:
             under_way = [asked for asked in under_way if asked.outcome is None]
 
     def _attend(self, under_way: list[_Asked[R]], *, waits: bool) -> None:
-        """Send what this connection has not heard yet and, if told so, wait for an answer."""
+        """Send what has not been sent on this connection yet and, if `waits`, wait for a reply."""
         away_since: float | None = None
         while True:
             try:

@@ -73,7 +73,7 @@ class EventSource(Protocol):
         """Whole lines of the segment, at least those with after < seq <= until."""
 
     def settle(self, consumer: str, position: Position) -> None:
-        """Everything up to `position` is taken care of and need not be kept for this consumer."""
+        """This consumer has processed everything up to `position`: it need not be kept for it."""
 
 
 class EventsLost(HeadraceError):
@@ -137,8 +137,14 @@ class ServerLog:
             asked = ListEventSegments(epoch=after.epoch, after=after.seq, limit=_SEGMENTS_AT_ONCE)
             reply = self._connection.ask(asked)
             segments += [_segment(reply.shard, found) for found in reply.segments]
+            newest = Position(reply.epoch, reply.last)
+            if newest < after:
+                raise HeadraceError(
+                    f"the server's event log ends with event {newest.seq:,} of epoch {newest.epoch}, but event "
+                    f"{after.seq:,} of epoch {after.epoch} was read from it: it is the log of another database"
+                )
             if len(reply.segments) < _SEGMENTS_AT_ONCE:
-                return EventWindow(segments, reply.first, Position(reply.epoch, reply.last))
+                return EventWindow(segments, reply.first, newest)
             after = segments[-1].end
 
     def blocks(self, segment: Segment, after: int, until: int) -> Iterator[bytes]:
@@ -227,7 +233,7 @@ def _unpacked(packed: Any) -> Iterator[bytes]:
 
 def lines_between(blocks: Iterator[bytes], first: int, after: int, until: int) -> Iterator[bytes]:
     """Blocks with wanted lines. Line n of a segment is event first + n, so counting is enough to pass others over, and
-    to notice that a file was cut short: unpacking one tells nothing."""
+    to notice that a file was cut short: decompression does not report it."""
     for block in blocks:
         if first > until:
             return

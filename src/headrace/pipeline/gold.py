@@ -179,7 +179,7 @@ def _ratios(target: Column) -> list[Column]:
 
 
 def _targets(sla_ms: dict[str, int]) -> Column:
-    """The promised wait of the row's queue; null where nothing was promised."""
+    """The SLA of the row's queue; null where it has none."""
     named = {queue: ms for queue, ms in sla_ms.items() if queue != "*"}
     fallback = f.lit(sla_ms.get("*")).cast("bigint")
     if not named:
@@ -215,7 +215,7 @@ def error_facts(attempts: DataFrame, *, since: datetime | None = None) -> DataFr
 def worker_facts(attempts: DataFrame, *, since: datetime | None = None, made: Made | None = None) -> DataFrame:
     """How busy each worker was per minute. An attempt counts in every minute that it touches, for its part of it.
 
-    `slots` is how many jobs the worker had at once at most on that day: the log does not tell how many it could have.
+    `slots` is how many jobs the worker had at once at most on that day: the log does not record its concurrency.
     """
     done = attempts.where(
         f.col("worker").isNotNull() & f.col("ended_at").isNotNull() & (f.col("ended_at") >= f.col("started_at"))
@@ -225,7 +225,7 @@ def worker_facts(attempts: DataFrame, *, since: datetime | None = None, made: Ma
     busy = _busy(done, since if made is None else made.until)
     slots = _slots(done, since)
     if made is not None:
-        # All that a worker held before was counted then: attempts that are told now began later.
+        # All that a worker held before was counted then: attempts that changed since began later.
         settled = made.settled().withColumn("window_date", f.to_date("window_start"))
         busy = union(busy, settled.select(*busy.columns))
         both = union(slots, settled.select(*slots.columns))

@@ -42,8 +42,6 @@ REPLACED: Final = ("silver/open_jobs", "silver/open_attempts", "state/open_event
 GOLD: Final = ("queue_minute", "queue_hour", "queue_day", "error_signature_hour", "worker_minute")
 
 EVERYTHING: Final = ""
-_FORMER_CONSUMER: Final = "lake"
-"""What lakes were called that were begun before they had names of their own: there the server holds their events."""
 _NUMBERED: Final = re.compile(r"(?:run|batch)=(\d+)")
 
 
@@ -105,13 +103,11 @@ class Lake:
     def consumer(self) -> str:
         """The name under which servers keep events for this lake.
 
-        It is the lake's own: with one name for two lakes, what the faster one has taken would go before the slower
-        one has read it.
+        It is the lake's own: with one name for two lakes, what the faster one has read would be dropped before the
+        slower one has. A copy of a lake gets a new one when the file is removed.
         """
         path = self.root / "state" / "consumer"
         if not path.exists():
-            if self.checkpoint.exists():
-                return _FORMER_CONSUMER
             _store(path, f"lake-{uuid4().hex[:12]}".encode())
         return path.read_text()
 

@@ -29,7 +29,7 @@ class BadOption(HeadraceError):
 
 
 class Options(msgspec.Struct, frozen=True, rename=lambda name: name.replace("_", ""), forbid_unknown_fields=True):
-    """What a reader or writer was told."""
+    """The options of a reader or writer."""
 
     kind: str = "events"
     path: str | None = None

@@ -54,7 +54,7 @@ def read_events(partition: EventsPartition, options: Options) -> Iterator[Any]:
     for piece in partition.slices:
         for lines in _blocks(source, piece, options):
             table = events_table(lines, piece.segment.shard)
-            kept = chosen(table, piece.after, piece.until, options.queue).select(wanted)
+            kept = chosen(table, piece, options.queue).select(wanted)
             yield from kept.to_batches(max_chunksize=ROWS_PER_BATCH)
 
 
@@ -67,7 +67,7 @@ def _blocks(source: EventSource, piece: Slice, options: Options) -> Iterator[byt
 
 
 def chosen_columns(options: Options, table: str) -> list[str]:
-    """The columns that were asked for: Spark does not tell sources which ones a query needs."""
+    """The columns that were asked for: Spark does not push projections down to Python sources."""
     known = list(columns(table))
     if options.columns is None:
         return known

@@ -67,7 +67,7 @@ class Redrive:
 
     def _choose(self, where: str) -> DataFrame:
         by_job = Window.partitionBy("queue", "job_id")
-        # Only the first life of a job tells it.
+        # Only the first life of a job has it.
         priority = f.max_by("priority", f.when(f.col("priority").isNotNull(), f.col("last_seq"))).over(by_job)
         newest = f.row_number().over(by_job.orderBy(f.desc("last_seq")))
         jobs = read_jobs(self._spark, self._lake).withColumn("priority", priority)

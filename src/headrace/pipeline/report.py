@@ -22,7 +22,7 @@ from headrace import __version__
 from headrace.errors import HeadraceError
 from headrace.notation import count, counted, duration, one_line
 from headrace.pipeline import moments
-from headrace.pipeline.charts import Point, Series, day, heat_map, moment, percent, span, sparkline, time_chart
+from headrace.pipeline.charts import Point, Series, heat_map, moment, percent, span, sparkline, time_chart
 from headrace.pipeline.lake import Lake, LakeBusy
 
 MIN_N: Final = 100
@@ -68,6 +68,8 @@ class Facts:
         self.errors = self._read("error_signature_hour")
         self.gaps = _read_all(lake.committed("silver/gaps"))
         minutes = self._table("queue_minute", ["window_start"])
+        if not minutes and any(self._former.values()):  # nothing happened to its backlog: the days are those of others
+            minutes = self._table("queue_minute", ["window_start"], of_all=True)
         if not minutes:
             which = f" of the queue {queue} since {self._since}: --days takes more of them" if queue else ""
             raise HeadraceError(f"{lake.root} has no facts{which}")
@@ -96,7 +98,9 @@ class Facts:
         rows: list[Row] = found.to_pylist() if found else []
         return sorted(map(_in_ms, rows), key=lambda row: row["window_start"])
 
-    def _table(self, table: str, columns: list[str] | None = None, *, is_before: bool = False) -> Any:
+    def _table(
+        self, table: str, columns: list[str] | None = None, *, is_before: bool = False, of_all: bool = False
+    ) -> Any:
         """The rows of these days (or of those before them) as they are stored; None when there are none."""
         folder = self.lake.path(f"gold/{table}")
         if next(folder.rglob("*.parquet"), None) is None:
@@ -104,7 +108,7 @@ class Facts:
         data = ds.dataset(folder, partitioning="hive", format="parquet")
         wanted = ds.field("window_date").cast("string") >= self._since.isoformat()
         wanted = ~wanted if is_before else wanted
-        if self.queue is not None and "queue" in data.schema.names:
+        if self.queue is not None and not of_all and "queue" in data.schema.names:
             wanted = wanted & (ds.field("queue") == self.queue)
         return data.to_table(columns=columns, filter=wanted) or None
 
@@ -147,7 +151,9 @@ class Facts:
 
     def words(self, unit: str | None = None) -> str:
         unit = unit or self.unit
-        return f"per {duration(self.step_ms[unit])}" if unit == "moment" else f"per {unit}"
+        if unit != "moment":
+            return f"per {unit}"
+        return "per second" if self.step_ms[unit] == 1_000 else f"per {duration(self.step_ms[unit])}"
 
     def of(self, queue: str, unit: str | None = None) -> list[Row]:
         unit = unit or self.unit
@@ -235,13 +241,14 @@ def findings(facts: Facts) -> list[str]:
     found: list[str | None] = []
     for find, others in (
         (_trouble, "have a backlog that grows or that no worker takes"),
-        (_sla_breaches, "missed their SLA"),
+        (_missed_sla, "missed their SLA"),
         (_slowest_hour, "had an hour that was much slower than usual"),
     ):
         found += _worst(filter(None, (find(facts, queue) for queue in facts.queues)), others)
     found += [_main_error(facts), _retries(facts), _busiest_worker(facts), _gaps(facts)]
-    told = [text for text in found if text]
-    return told or ["Nothing stands out: all queues kept up, no SLA was missed and nothing failed."]
+    return [text for text in found if text] or [
+        "Nothing stands out: all queues kept up, no SLA was missed and nothing failed."
+    ]
 
 
 def _worst(found: Iterable[Finding], others: str) -> list[str]:
@@ -299,16 +306,16 @@ def _standing_still(facts: Facts, queue: str) -> str | None:
     )
 
 
-def _sla_breaches(facts: Facts, queue: str) -> Finding | None:
+def _missed_sla(facts: Facts, queue: str) -> Finding | None:
     rows = facts.of(queue, "day")
-    broken, waits = sum(row["sla_breaches"] for row in rows), sum(row["wait_n"] for row in rows)
+    breaches, waits = sum(row["sla_breaches"] for row in rows), sum(row["wait_n"] for row in rows)
     target = next((row["sla_target_ms"] for row in rows if row["sla_target_ms"]), None)
-    if not broken or target is None:
+    if not breaches or target is None:
         return None
     return Finding(
-        broken,
-        f"{count(broken)} of {count(waits)} jobs of {_name(queue)} ({percent(broken / waits)}) waited longer than the "
-        f"SLA of {duration(target)}.",
+        breaches,
+        f"{count(breaches)} of {count(waits)} jobs of {_name(queue)} ({percent(breaches / waits)}) waited longer than "
+        f"the SLA of {duration(target)}.",
     )
 
 
@@ -335,9 +342,9 @@ def _main_error(facts: Facts) -> str | None:
     if not counts:
         return None
     worst, total = max(counts, key=lambda text: counts[text]), sum(counts.values())
+    share = "" if len(counts) == 1 else f"; {percent(counts[worst] / total)} of them with"
     return (
-        f"{counted(total, 'attempt')} failed with an error; {percent(counts[worst] / total)} of them say "
-        f"<code>{escape(one_line(worst, 120))}</code>."
+        f"{counted(total, 'attempt')} failed with an error{share or ':'} <code>{escape(one_line(worst, 120))}</code>."
     )
 
 
@@ -345,12 +352,9 @@ def _retries(facts: Facts) -> str | None:
     rows = facts.rows("day")
     started, retried = sum(row["started"] for row in rows), sum(row["retried"] for row in rows)
     dead = sum(row["dlq"] for row in rows)
-    if not retried and not dead:
-        return None
-    return (
-        f"{percent(retried / max(1, started))} of all {count(started)} attempts were retries, and "
-        f"{counted(dead, 'job')} failed for good."
-    )
+    parts = [f"{percent(retried / max(1, started))} of all {count(started)} attempts were retries"] if retried else []
+    parts += [f"{counted(dead, 'job')} went to the dead-letter queue"] if dead else []
+    return f"{', and '.join(parts)}." if parts else None
 
 
 def _busiest_worker(facts: Facts) -> str | None:
@@ -411,7 +415,7 @@ class Page:
             "Queue",
             "Added",
             "Completed",
-            "Dead",
+            "Dead letters",
             "Removed",
             "Backlog",
             "Failed attempts",
@@ -425,7 +429,7 @@ class Page:
             ended = sum(row["run_n"] for row in days)
             failed = sum(row["failed_attempts"] + row["stalled"] for row in days)
             level = [value or 0 for _, value in self._facts.backlog(queue)]
-            rate = percent(failed / ended) if ended else "none"
+            rate = percent(failed / ended) if ended else "-"
             cells = [*map(count, totals), count(level[-1]), rate]
             figures = "".join(f'<td class="n">{cell}</td>' for cell in cells)
             rows.append(f"<tr><th>{escape(queue)}</th>{figures}<td>{sparkline(level, 'waiting')}</td></tr>")
@@ -459,7 +463,7 @@ class Page:
         done = Series("done", "completed", facts.filled(queue, _done), is_area=True)
         removed = Series("removed", "dead", facts.filled(queue, _removed))
         flow = [done, added, removed] if any(map(_removed, facts.of(queue, "day"))) else [done, added]
-        backlog = Series("backlog below, delayed jobs included", "waiting", facts.backlog(queue), is_area=True)
+        backlog = Series("backlog (below)", "waiting", facts.backlog(queue), is_area=True)
         total = sum(row["added"] for row in facts.of(queue, "day"))
         caption = f"jobs {facts.words()}, n = {count(total)} added"
         upper = time_chart(flow, facts.span, count, height=90)
@@ -502,7 +506,7 @@ class Page:
         facts = self._facts
         unit = "hour" if facts.end - facts.start <= _MAX_COLUMNS * _UNIT_MS["hour"] else "day"
         step = _UNIT_MS[unit]
-        windows = list(range(facts.start - facts.start % step, facts.end, step))
+        windows = range(facts.start - facts.start % step, facts.end, step)
         if len(windows) < 3:
             return ""
         rows = []
@@ -512,8 +516,7 @@ class Page:
                 rows.append((queue, [known[at]["wait_p95"] if at in known else None for at in windows]))
         if not rows:
             return ""
-        labels = [f"{moment(at)[:3]} {moment(at, with_day=False)}" if unit == "hour" else day(at) for at in windows]
-        map_ = heat_map(rows, labels, duration, label_every=max(1, -(-len(windows) // 10)))
+        map_ = heat_map(rows, windows, duration)
         note = f"p95 wait per queue and {unit}: the stronger the colour, the longer. Empty: fewer than {MIN_N} jobs."
         return (
             f'<section><h2>When did jobs wait?</h2><div class="scroll">{map_}</div><p class="note">{note}</p></section>'
@@ -526,7 +529,8 @@ class Page:
         worst = sorted(grouped.items(), key=lambda item: -sum(row["count"] for row in item[1]))[:15]
         rows = "".join(self._error_row(signature, found) for signature, found in worst)
         course = "<th>Over time</th>" if self._has_course(_UNIT_MS["hour"]) else ""
-        head = f"<tr><th>Error</th><th class=n>Attempts</th><th>Queues</th>{course}<th>First</th><th>Last</th></tr>"
+        seen = "<th>First seen</th><th>Last seen</th>"
+        head = f"<tr><th>Error</th><th class=n>Attempts</th><th>Queues</th>{course}{seen}</tr>"
         which = (
             f"The {len(worst)} most frequent of {len(grouped)} signatures"
             if len(grouped) > len(worst)
@@ -563,7 +567,9 @@ class Page:
         rows = "".join(self._worker_row(worker, found) for worker, found in by_work)
         course = "<th>Over time</th>" if self._has_course(_UNIT_MS["minute"]) else ""
         head = f"<tr><th>Worker</th><th class=n>Busy</th><th class=n>Slots</th><th class=n>Used</th>{course}</tr>"
-        note = "Slots: the most jobs that a worker had at once on a day. Used: of its slots, in minutes with work."
+        note = (
+            "Slots: the most jobs that a worker held at once on a day. Used: the share of them, in minutes with work."
+        )
         table = f"<table><thead>{head}</thead><tbody>{rows}</tbody></table>"
         return f'<section><h2>Workers</h2>{table}<p class="note">{note}</p></section>'
 
@@ -586,13 +592,13 @@ class Page:
         facts, pointer = self._facts, self._facts.lake.pointer()
         waiting = len(facts.lake.batches_after(pointer.batch))
         lines = [f"Facts of run {pointer.run}, from {escape(facts.lake.root.name)}; up to {moment(facts.end)} UTC."]
-        missing = f"Not included yet: {count(waiting)} of the ingested batches."
+        missing = f"{counted(waiting, 'ingested batch is', 'ingested batches are')} not included yet."
         lines.append(missing if waiting else "All ingested batches are included.")
-        lines.append("The log has no gaps." if not facts.gaps else _gaps(facts) or "")
+        lines.append("The log reports no gaps." if not facts.gaps else _gaps(facts) or "")
         lines.append(
-            "Percentiles are nearest rank. A wait counts when it ends, without the delay that the job was given."
+            "Percentiles are nearest rank. A wait counts when it ends, and does not include the requested delay."
         )
-        return f'<section class="origin"><h2>Where this comes from</h2><p>{" ".join(lines)}</p></section>'
+        return f'<section class="origin"><h2>About this report</h2><p>{" ".join(lines)}</p></section>'
 
 
 def _style() -> str:

@@ -1,6 +1,6 @@
 """The jobs of the pipeline: where paths, sessions and transforms meet.
 
-`ingest` streams events into bronze. `tell` computes silver from batches that are new since the last run and gold for
+`ingest` streams events into bronze. `derive` computes silver from batches that are new since the last run and gold for
 the dates that they touch, or one of the two. Both can be killed at any time and started again: unfinished work is
 redone.
 """
@@ -33,9 +33,10 @@ if TYPE_CHECKING:
 
 Say = Callable[[str], None]
 LAYERS: Final = ("silver", "gold")
-_STARTS: Final = 3
+_STARTS: Final = 10
 _TOO_SLOW: Final = "Python worker failed to connect back"
-"""Spark gives the process of a stream's source ten seconds to start, which a busy machine may not keep."""
+"""Spark gives the process of a stream's source ten seconds to start. No setting changes that, and on a busy machine it
+is not enough."""
 
 
 def _silent(_text: str) -> None:
@@ -108,7 +109,7 @@ def _write_batch(lake: Lake, batch: DataFrame, number: int) -> int:
 # -- bronze to silver and gold -------------------------------------------------------------------------------------
 
 
-class TellSummary(msgspec.Struct):
+class FactsSummary(msgspec.Struct):
     """What a run did. `since` is the first date whose facts were recomputed, None when nothing was new."""
 
     run: int
@@ -121,7 +122,7 @@ class TellSummary(msgspec.Struct):
     seconds: dict[str, float] = {}
 
 
-def tell(
+def derive(
     spark: SparkSession,
     lake: Lake,
     *,
@@ -129,19 +130,19 @@ def tell(
     rebuild: bool = False,
     layers: Container[str] = LAYERS,
     say: Say = _silent,
-) -> TellSummary:
-    """Silver and gold of everything in bronze that no run has told yet, or of everything (`rebuild`)."""
-    with lake.locked("tell"):
-        telling = _Telling(spark, lake, sla_ms, rebuild, say)
-        lake.clean_up(telling.before)
+) -> FactsSummary:
+    """Silver and gold of everything in bronze that is in no table yet, or of everything (`rebuild`)."""
+    with lake.locked("facts"):
+        derivation = _Derivation(spark, lake, sla_ms, rebuild, say)
+        lake.clean_up(derivation.before)
         if "silver" in layers:
-            telling.make_silver()
+            derivation.make_silver()
         if "gold" in layers:
-            telling.make_gold(is_rebuild=rebuild and "silver" not in layers)
-        return telling.summary
+            derivation.make_gold(is_rebuild=rebuild and "silver" not in layers)
+        return derivation.summary
 
 
-class _Telling:
+class _Derivation:
     """One run, step by step."""
 
     def __init__(self, spark: SparkSession, lake: Lake, sla_ms: dict[str, int] | None, rebuild: bool, say: Say) -> None:
@@ -151,7 +152,7 @@ class _Telling:
         self.before = lake.pointer()
         self.sla_ms = self.before.sla_ms if sla_ms is None else sla_ms
         self.is_rebuild = rebuild or self.before.run == 0
-        self.summary = TellSummary(self.before.run, 0)
+        self.summary = FactsSummary(self.before.run, 0)
 
     def make_silver(self) -> None:
         batches = self.lake.batches_after(-1 if self.is_rebuild else self.before.batch)
@@ -162,7 +163,7 @@ class _Telling:
             return
         epochs = {str(row["shard"]): int(row["epoch"]) for row in facts}
         if not self.is_rebuild and any(epoch > self.before.epochs.get(s, epoch) for s, epoch in epochs.items()):
-            self.say("the log was taken back to an older state: telling everything anew")
+            self.say("the log was rolled back to an older state: recomputing everything")
             self.is_rebuild = True
             self.make_silver()
             return
@@ -193,6 +194,7 @@ class _Telling:
             .agg(
                 f.count("*").alias("events"),
                 _hour(f.min("ts")).alias("oldest"),
+                f.min("seq").alias("first_seq"),
                 f.sum(f.col("event").isin(*silver.CLEARING).cast("int")).alias("clearings"),
                 f.sum(silver.is_trailing().cast("int")).alias("late"),
                 f.sum((f.col("event") == "gap").cast("int")).alias("gaps"),
@@ -209,20 +211,19 @@ class _Telling:
         carried = self._carried()
         everything = events if carried is None else union(events, carried)
         cleared = silver.clearings(events) if has_clearings else None
-        lives = silver.judged(silver.lives_of(silver.told(everything)), cleared)
+        lives = silver.judged(silver.lives_of(silver.by_life(everything)), cleared)
         lives.persist(StorageLevel.MEMORY_AND_DISK)
-        counted, started = Observation(), Observation()
-        is_open = f.col("finished_at").isNull().cast("int")
-        jobs = silver.jobs_of(lives).observe(
-            counted,
+        seen = Observation()
+        observed = lives.observe(
+            seen,
             f.count("*").alias("all"),
-            f.sum(is_open).alias("open"),
-            _hour(f.min("finished_at")).alias("first"),
+            f.sum(f.col("finished_at").isNull().cast("int")).alias("open"),
+            _hour(f.min("finished_at")).alias("end"),
+            _hour(f.min(silver.first_change(min(row["first_seq"] for row in facts)))).alias("start"),
         )
-        self._stage_ended(jobs, "silver/jobs", "finished_date", "silver/open_jobs")
-        self.summary.jobs, self.summary.open_jobs = counted.get["all"], counted.get["open"] or 0
-        attempts = silver.attempts_of(lives).observe(started, _hour(f.min("started_at")).alias("first"))
-        self._stage_ended(attempts, "silver/attempts", "ended_date", "silver/open_attempts")
+        self._stage_ended(silver.jobs_of(observed), "silver/jobs", "finished_date", "silver/open_jobs")
+        self.summary.jobs, self.summary.open_jobs = seen.get["all"], seen.get["open"] or 0
+        self._stage_ended(silver.attempts_of(lives), "silver/attempts", "ended_date", "silver/open_attempts")
         if self.summary.open_jobs:
             self._stage(silver.carried(lives), "state/open_events")
         if any(row["late"] for row in facts):
@@ -231,9 +232,9 @@ class _Telling:
             self._stage(silver.gaps_of(events), "silver/gaps")
         lives.unpersist()
         self._timed("silver", began)
-        # Facts may have changed since the oldest new event, since the start of an attempt that is told now, or since
-        # the end of a job that is told now: a life that has a successor ended with its newest event, however old.
-        hours: list[str | None] = [started.get["first"], counted.get["first"], *(row["oldest"] for row in facts)]
+        # Facts may have changed since the oldest new event, since the start of an attempt that began or ended with the
+        # new events, or since the end of a life: one that has a successor ended with its newest event, however old.
+        hours: list[str | None] = [seen.get["start"], seen.get["end"], *(row["oldest"] for row in facts)]
         return min(hour for hour in hours if hour is not None)
 
     def _carried(self) -> DataFrame | None:

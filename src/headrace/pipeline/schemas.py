@@ -38,7 +38,7 @@ ATTEMPTS: Final = """
     previous_at timestamp, started_at timestamp, ended_at timestamp, outcome string, run_ms bigint, error string,
     error_signature string, shard int, epoch bigint, first_seq bigint, ended_date date
 """
-"""One handing out of a job to a worker, with how it ended: completed, failed, stalled, released, ...
+"""One claim of a job by a worker, with how it ended: completed, failed, stalled, released, ...
 
 `round` counts them within a life of the job, `previous_at` is when the one before began; `attempt` is what the server
 counts, and it does not count released ones.

@@ -31,10 +31,10 @@ def check_java() -> None:
     advice = f"Spark needs Java {LEAST_JAVA} or newer: install openjdk-17-jre-headless, or set JAVA_HOME"
     if java is None or not Path(java).exists():
         raise SparkMissing(f"{advice}. No Java was found" + (f" at {java}." if java else "."))
-    told = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
-    found = re.search(r'version "(\d+)', told)
+    output = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
+    found = re.search(r'version "(\d+)', output)
     if found is None or int(found[1]) < LEAST_JAVA:
-        raise SparkMissing(f"{advice}. {java} says: {told.splitlines()[0] if told else 'nothing'}")
+        raise SparkMissing(f"{advice}. {java} says: {output.splitlines()[0] if output else 'nothing'}")
 
 
 def check_spark() -> None:

@@ -2,7 +2,7 @@
 
 A job's events, ordered by seq, fall into *lives*: each begins with a push, the retry of a dead letter or
 the rerun of a completed job, and has at most one end; events of a job after its end belong to another life,
-whose beginning is not known. A life falls into *runs*: each begins when the job is handed to a worker. `told` numbers
+whose beginning is not known. A life falls into *runs*: each begins when a worker claims the job. `by_life` numbers
 the lives, `lives_of` makes one row of each, with its events as a sorted list from which the details are taken,
 `judged` says how it ended, and everything else follows from those rows. The events are shuffled once, by (queue,
 job_id), and aggregated once.
@@ -24,7 +24,7 @@ from pyspark.sql import functions as f
 from headrace.pipeline.schemas import ATTEMPTS, GAPS, JOBS, conform, millis_between
 
 WAITING: Final = ("pushed", "retried", "delayed", "promoted", "released", "stalled", "dlq-retried", "waiting", "failed")
-"""After these a job waits for a worker (a terminal failure is told apart before)."""
+"""After these a job waits for a worker (terminal failures are sorted out before)."""
 LIFE_EVENTS: Final = (*WAITING, "pulled", "completed", "expired", "removed", "waiting-children")
 RUN_ENDS: Final = ("completed", "failed", "stalled", "released", "delayed", "waiting-children", "removed", "expired")
 GIVEN_BACK: Final = ("released", "delayed", "waiting-children")
@@ -40,7 +40,7 @@ _KEPT: Final = (
     "epoch", "seq", "ts", _event, "prev", "terminal", "shard", "job_name", "attempt", "worker", "priority", "delay_ms",
     "error", "parent_id", "group_id", "tags", "payload_bytes",
 )  # fmt: skip
-"""What of an event its job is told from. Lists of events are sorted by the first two."""
+"""The fields of an event that silver is made from. Lists of events are sorted by the first two."""
 _SAME: Final = ("shard", "job_name", "parent_id", "group_id", "tags")
 """What all events of a life agree on, as far as they say it."""
 
@@ -54,7 +54,7 @@ def is_start() -> Column:
 
 
 def is_trailing() -> Column:
-    """Told of a job that had ended before."""
+    """The removal of a job that had ended before."""
     return _is("removed") & f.coalesce(f.col("prev"), f.lit("")).isin("completed", "failed")
 
 
@@ -62,7 +62,7 @@ def is_terminal() -> Column:
     return _is("completed", "expired", "removed") | (_is("failed") & f.coalesce(f.col("terminal"), f.lit(False)))
 
 
-def is_told() -> Column:
+def is_of_life() -> Column:
     """Part of the life of a job."""
     return _is(*LIFE_EVENTS) & ~is_trailing() & (f.col("job_id") != "")
 
@@ -83,22 +83,22 @@ def clearings(events: DataFrame) -> DataFrame:
     return cleared.groupBy("queue").agg(f.array_sort(f.collect_set(moment)).alias("clearings"))
 
 
-def told(events: DataFrame) -> DataFrame:
+def by_life(events: DataFrame) -> DataFrame:
     """The events of lives, each with the number of its life, which rises with seq, and where the next one begins.
 
     The sums run over ranges and not over rows, so that a repeated event gets the same number as its original. No two
     others have the same seq: a log that was taken back is cut before. The next of a repeated beginning may be itself.
     """
-    kept = events.where(is_told()).select(
-        f.xxhash64(*_by_job).alias("job_hash"), *_by_job, f.struct(*_KEPT, *_marks()).alias("told")
+    kept = events.where(is_of_life()).select(
+        f.xxhash64(*_by_job).alias("job_hash"), *_by_job, f.struct(*_KEPT, *_marks()).alias("one")
     )
-    ordered = Window.partitionBy(*_sorted_by_job).orderBy("told.seq")
+    ordered = Window.partitionBy(*_sorted_by_job).orderBy("one.seq")
     before = ordered.rangeBetween(Window.unboundedPreceding, -1)
-    starts = f.sum(f.col("told.is_start").cast("int")).over(ordered)
-    ends = f.coalesce(f.sum(f.col("told.is_end").cast("int")).over(before), f.lit(0))
-    by_job = f"PARTITION BY {', '.join(_sorted_by_job)} ORDER BY told.seq"
-    later = f.expr(f"lead(if(told.is_start, told.seq, null)) IGNORE NULLS OVER ({by_job})")
-    return kept.select(*_sorted_by_job, (starts + ends).alias("life"), later.alias("next_start"), "told")
+    starts = f.sum(f.col("one.is_start").cast("int")).over(ordered)
+    ends = f.coalesce(f.sum(f.col("one.is_end").cast("int")).over(before), f.lit(0))
+    by_job = f"PARTITION BY {', '.join(_sorted_by_job)} ORDER BY one.seq"
+    later = f.expr(f"lead(if(one.is_start, one.seq, null)) IGNORE NULLS OVER ({by_job})")
+    return kept.select(*_sorted_by_job, (starts + ends).alias("life"), later.alias("next_start"), "one")
 
 
 def _marks() -> Iterator[Column]:
@@ -110,16 +110,16 @@ def _marks() -> Iterator[Column]:
     yield _is("failed", "stalled", "retried", "waiting", "delayed", "promoted").alias("is_aside")
 
 
-def lives_of(told_events: DataFrame) -> DataFrame:
-    """One row per life, with its events and its handings out (`runs`) in their order.
+def lives_of(numbered: DataFrame) -> DataFrame:
+    """One row per life, with its events and its claims (`runs`) in their order.
 
     A `removed` that stands alone and does not say what the job was before (none on Valkey does) is no life: the job may
     have ended in an earlier run.
     """
-    collected = told_events.groupBy(*_sorted_by_job, "life").agg(
+    collected = numbered.groupBy(*_sorted_by_job, "life").agg(
         f.max("next_start").alias("next_start"),
-        *(f.max(f"told.{name}").alias(name) for name in _SAME),
-        f.sort_array(f.collect_list("told")).alias("repeated"),
+        *(f.max(f"one.{name}").alias(name) for name in _SAME),
+        f.sort_array(f.collect_list("one")).alias("repeated"),
     )
     each_once = f.expr("filter(repeated, (e, at) -> at = 0 or e.seq != get(repeated, at - 1).seq)")
     marked = collected.withColumn("events", each_once).select(
@@ -138,9 +138,9 @@ def lives_of(told_events: DataFrame) -> DataFrame:
     return whole.select(*_by_job, "next_start", *_SAME, "events", *taken)
 
 
-_LAST_ERROR: Final = "try_element_at(filter({}, e -> e.event = 'failed' and e.error is not null), -1).error"
+_LAST_FAILURE: Final = "try_element_at(filter({}, e -> e.event = 'failed' and e.error is not null), -1)"
 _EARLY: Final = "filter(asides, e -> e.seq < get(events, get(pulls, 0) - 1).seq)"
-"""What happened before the first handing out."""
+"""What happened before the first claim."""
 _READY_MS: Final = f"""
     aggregate(
         {_EARLY},
@@ -153,7 +153,7 @@ _READY_MS: Final = f"""
             else due end)
 """
 """When a job could have run first: delays may be changed or cut short, and children be waited for. A push on Valkey
-does not tell the delay; there the job's promotion does."""
+does not record the delay; there the job's promotion does."""
 _PARTICULARS: Final = {
     "epoch": "newest.epoch",
     "first_seq": "first.seq",
@@ -166,26 +166,27 @@ _PARTICULARS: Final = {
     "stalls": "size(filter(asides, e -> e.event = 'stalled'))",
     "backoff_ms": """aggregate(filter(asides, e -> e.event = 'retried').delay_ms, cast(null as bigint),
         (sum, delay) -> coalesce(sum + delay, sum, delay))""",
-    "last_error": _LAST_ERROR.format("asides"),
+    "last_error": f"{_LAST_FAILURE.format('asides')}.error",
 }
 """What the events of a life say about it. Few lives have `asides`, so what is taken from those costs little."""
 _PARTS: Final = """
     transform(pulls, (at, n) -> struct(
         slice(events, at, coalesce(get(pulls, n + 1), size(events) + 1) - at) as events,
-        get(events, get(pulls, n + 1) - 1).ts as next_at))
+        get(events, get(pulls, n + 1) - 1) as next))
 """
 _RUNS: Final = f"""
     transform(
         transform({_PARTS}, part -> struct(
-            part.events[0] as start, get(filter(part.events, e -> e.is_run_end), 0) as end, part.next_at as next_at,
-            if(size(asides) = 0, null, {_LAST_ERROR.format("part.events")}) as error)),
+            part.events[0] as start, get(filter(part.events, e -> e.is_run_end), 0) as end, part.next as next,
+            if(size(asides) = 0, null, {_LAST_FAILURE.format("part.events")}) as failure)),
         run -> struct(
             run.start.ts as started_at, run.start.worker as worker, run.start.attempt as attempt,
-            run.start.seq as first_seq, coalesce(run.end.ts, run.next_at) as ended_at,
-            coalesce(run.end.event, if(run.next_at is null, null, 'released')) as outcome, run.error as error))
+            run.start.seq as first_seq, coalesce(run.end.ts, run.next.ts) as ended_at,
+            coalesce(run.end.event, if(run.next is null, null, 'released')) as outcome, run.failure.error as error,
+            greatest(coalesce(run.end.seq, run.next.seq, run.start.seq), run.failure.seq) as last_seq))
 """
 """A run goes from its `pulled` to the event before the next one. A server that was killed has forgotten who had a job
-and says nothing of it: that run is over when the job is handed out again, at the latest."""
+and logs nothing about it: that run is over when the job is claimed again, at the latest."""
 
 
 def judged(lives: DataFrame, cleared: DataFrame | None = None) -> DataFrame:
@@ -215,8 +216,14 @@ def judged(lives: DataFrame, cleared: DataFrame | None = None) -> DataFrame:
     )
 
 
+def first_change(since_seq: int) -> Column:
+    """When the first attempt of a judged life began that is new, or ended otherwise, since this event."""
+    is_changed = f"r.last_seq >= {since_seq} or (r.outcome is null and finished_at is not null)"
+    return f.expr(f"array_min(filter(runs, r -> {is_changed}).started_at)")
+
+
 def carried(judged_lives: DataFrame) -> DataFrame:
-    """The events that must be told again next time: those of lives that have not ended."""
+    """The events that the next run must process again: those of lives that have not ended."""
     lasting = judged_lives.where(f.col("finished_at").isNull())
     return lasting.select(*_by_job, f.inline("events")).select(*_by_job, *_KEPT)
 
@@ -269,7 +276,7 @@ def _timed(lives: DataFrame) -> DataFrame:
 
 
 def attempts_of(judged_lives: DataFrame) -> DataFrame:
-    """One row per handing out; `ended_at` and `outcome` are null while it lasts, `ended_date` while its life lasts."""
+    """One row per claim; `ended_at` and `outcome` are null while it lasts, `ended_date` while its life lasts."""
     is_over = f.col("finished_at").isNotNull()
     each = judged_lives.select(
         *_by_job, "job_name", "shard", "epoch", "finished_at", "runs", f.col("first_seq").alias("life_seq"),
@@ -301,7 +308,7 @@ def gaps_of(events: DataFrame) -> DataFrame:
 
 
 def late_of(events: DataFrame) -> DataFrame:
-    """What was told of jobs after their end: dead letters and completed jobs that were removed."""
+    """Events of jobs after their end: dead letters and completed jobs that were removed."""
     return events.where(is_trailing()).dropDuplicates(["shard", "epoch", "seq"])
 
 

@@ -77,6 +77,6 @@ class HeadraceSource(DataSource):
 
 
 class FoundSource(HeadraceSource):
-    """The same, as Spark finds it by itself, in sessions that nobody has told of it."""
+    """The same, as Spark finds it by itself, in sessions where it was not registered."""
 
     takes_filters = False

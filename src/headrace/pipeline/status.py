@@ -19,11 +19,11 @@ _PATIENCE_S: Final = 1.0
 
 
 class Status(msgspec.Struct, rename="camel"):
-    """What there is. `newest` and `behind` are null when the source does not answer; `problem` tells why."""
+    """What there is. `newest` and `behind` are null when the source does not answer; `problem` says why."""
 
     lake: str
     batches: int
-    untold: int
+    pending: int
     run: int
     facts_due: str | None
     epoch: int
@@ -35,9 +35,9 @@ class Status(msgspec.Struct, rename="camel"):
 
 def status_of(lake: Lake, source: dict[str, str]) -> Status:
     pointer, reached = lake.pointer(), ingested(lake)
-    untold = len(lake.batches_after(pointer.batch))
+    pending = len(lake.batches_after(pointer.batch))
     batches = len(lake.numbered("bronze/events"))
-    found = Status(str(lake.root), batches, untold, pointer.run, pointer.facts_due, reached.epoch, reached.seq)
+    found = Status(str(lake.root), batches, pending, pointer.run, pointer.facts_due, reached.epoch, reached.seq)
     try:
         window = open_source(Options.parse(source), _PATIENCE_S).window(reached)
     except HeadraceError as error:
@@ -60,7 +60,7 @@ def lines(status: Status) -> Iterator[str]:
 
 
 def _layers(status: Status) -> Iterator[str]:
-    yield f"bronze     {counted(status.batches, 'batch', 'batches')}, {status.untold:,} not in the tables yet"
+    yield f"bronze     {counted(status.batches, 'batch', 'batches')}, {status.pending:,} not in the tables yet"
     yield f"silver     run {status.run}" if status.run else "silver     nothing yet: run `headrace pipeline facts`"
     if status.facts_due is not None:
         yield f"gold       facts since {status.facts_due or 'the beginning'} are due: run `headrace pipeline facts`"

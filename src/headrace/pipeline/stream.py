@@ -31,7 +31,7 @@ from headrace.pipeline.reader import EventsPartition, partitions_of, read_events
 class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """A stream of events from a position on.
 
-    `latestOffset`, `partitions` and `commit` run in one process beside the driver, `read` in the tasks.
+    `latestOffset` and `partitions` run in one process beside the driver, `read` in the tasks.
     """
 
     def __init__(self, options: Options) -> None:
@@ -39,6 +39,7 @@ class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._source: EventSource | None = None
         self._target: Position | None = None
         self._held_since: float | None = None
+        self._settled: Position | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_source": None}  # sockets stay where they are
@@ -51,9 +52,7 @@ class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         which = self._options.starting_offset
         newest = self._opened().newest() if which == "latest" else BEGINNING
-        begin = self._options.position(which, newest)
-        self._settle(begin)  # from now on: the first `commit` comes with the second batch, which may be hours later
-        return to_offset(begin)
+        return to_offset(self._options.position(which, newest))
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         self._target = self._opened().newest()
@@ -71,6 +70,7 @@ class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         options, position = self._options, from_offset(start)
+        self._settle(position)
         window = self._opened().window(position)
         check_kept(window, position, fail=options.fail_on_data_loss)
         segments = window.segments
@@ -109,10 +109,12 @@ class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         assert isinstance(partition, EventsPartition)
         return read_events(partition, self._options)
 
-    def commit(self, end: dict[str, Any]) -> None:
-        """Tell the server how far this consumer is. It comes a batch late: too much is kept, never too little."""
-        self._settle(from_offset(end))
-
     def _settle(self, position: Position) -> None:
-        if self._options.consumer is not None:
+        """Tell the server how far this consumer is.
+
+        Spark asks for the end of the next batch when the one before is committed, and also when a run begins or ends;
+        `commit` it calls a batch late, and never for the last one of a run.
+        """
+        if self._options.consumer is not None and position != self._settled:
             self._opened().settle(self._options.consumer, position)
+            self._settled = position

@@ -63,7 +63,7 @@ def _check_bronze(events: DataFrame, found: Findings) -> None:
 
 
 def _check_silver(spark: SparkSession, lake: Lake, events: DataFrame, found: Findings) -> None:
-    """What bronze says completed must have completed in silver, as far as runs have told it."""
+    """What bronze says completed must have completed in silver, as far as runs have processed it."""
     waiting = len(lake.batches_after(lake.pointer().batch))
     if waiting:
         found.facts.append(
@@ -72,15 +72,15 @@ def _check_silver(spark: SparkSession, lake: Lake, events: DataFrame, found: Fin
         return
     outcomes = {row["outcome"]: row["jobs"] for row in read_jobs(spark, lake).groupBy("outcome").agg(
         f.count("*").alias("jobs")).collect()}  # fmt: skip
-    told = events.agg(
+    counted = events.agg(
         f.sum((f.col("event") == "completed").cast("int")).alias("completed"),
         f.sum(((f.col("event") == "failed") & f.col("terminal")).cast("int")).alias("dlq"),
     ).first()
-    assert told is not None
+    assert counted is not None
     found.facts.append("silver: " + ", ".join(f"{count:,} {name or 'open'}" for name, count in outcomes.items()))
     for outcome in ("completed", "dlq"):
-        if (told[outcome] or 0) != outcomes.get(outcome, 0):
-            counts = f"{told[outcome] or 0:,} events and {outcomes.get(outcome, 0):,} jobs"
+        if (counted[outcome] or 0) != outcomes.get(outcome, 0):
+            counts = f"{counted[outcome] or 0:,} events and {outcomes.get(outcome, 0):,} jobs"
             found.problems.append(f"silver: {counts} say {outcome}")
 
 

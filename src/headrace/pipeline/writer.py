@@ -43,7 +43,8 @@ JOB_COLUMNS: Final = {
 _BATCH_BYTES: Final = 8 << 20
 _LOOKUPS_AT_ONCE: Final = 100
 _encode_json: Final = msgspec.json.Encoder(enc_hook=str).encode
-_encode_sorted: Final = msgspec.json.Encoder(order="deterministic").encode
+_encode_id: Final = msgspec.msgpack.Encoder(order="deterministic").encode
+"""Not as JSON, in which NaN, infinity and null are the same."""
 _decode_json: Final = msgspec.json.decode
 _LONG_NUMBER: Final = re.compile(r"\d{10}")
 
@@ -105,7 +106,7 @@ class RowsToJobs:
         if all(None in columns[column] for column in self.ids):
             self._refuse_nameless(columns)
         for values in zip(*(columns[column] for column in self.ids), strict=True):
-            yield hashlib.blake2b(_encode_sorted([name, *values]), digest_size=16).hexdigest()
+            yield hashlib.blake2b(_encode_id([name, *values]), digest_size=16).hexdigest()
 
     def _refuse_nameless(self, columns: dict[str, list[Any]]) -> None:
         """Rows without any id would all become the same job."""

@@ -128,10 +128,10 @@ class LocalBackend(Flows):
                 limits=self._log_limits,
             )
             self.problems += self._log.problems
-            if self._log.retracted:
-                # Readers may have seen events that are taken back now: the same numbers begin again in a new epoch.
-                self._epoch += 1
-                self._log.epoch = self._epoch
+            # Readers may have seen events that are taken back now: the same numbers begin again in a new epoch.
+            epoch = self._log.epoch + (self._log.retracted is not None)
+            if epoch != self._epoch:
+                self._epoch = self._log.epoch = epoch
                 self._journal.later("UPDATE mark SET epoch=?", self._epoch)
         self._event_seq = self._committed_seq = max(store_seq, self._log.last_seq)
         self._log.committed = self._event_seq

@@ -82,9 +82,9 @@ def decode_events(lines: Iterable[bytes]) -> list[Event]:
 class EventLog:
     """The log of one shard in `<root>/shard=<K>/`. See the module's rules."""
 
-    def __init__(self, folder: Path, found: Recovered, epoch: int, limits: LogLimits) -> None:
+    def __init__(self, folder: Path, found: Recovered, limits: LogLimits) -> None:
         self.folder = folder
-        self.epoch = epoch
+        self.epoch = found.epoch
         self.limits = limits
         self.last_seq = found.last_seq
         self.committed = found.last_seq
@@ -122,11 +122,12 @@ class EventLog:
         `durable`: its commit never happened. A log that ends below `store_seq` continues after it, with `gap`
         telling the lost seqs; the caller writes the `gap` event. `retracted` tells seqs that had been
         published and were taken back: the caller must raise the epoch (set `log.epoch` before it appends).
+        `log.epoch` is higher than `epoch` if the folder has events of a higher one; the caller stores it.
         """
         folder = root / f"shard={shard}"
         folder.mkdir(parents=True, exist_ok=True)
         found = segments.recover(folder, store_seq=store_seq, epoch=epoch, durable=durable)
-        log = cls(folder, found, epoch, limits)
+        log = cls(folder, found, limits)
         log._seal_waiting()
         return log
 
@@ -380,15 +381,12 @@ class EventLog:
         return dict(self._positions)
 
     def _store_positions(self, positions: dict[str, int]) -> None:
-        segments.replace_file(self.folder / "positions.json", msgspec.json.encode(positions))
+        segments.store_positions(self.folder, positions)
         self._positions = positions
 
     def _read_positions(self) -> dict[str, int]:
         try:
-            content = (self.folder / "positions.json").read_bytes()
-            return msgspec.json.decode(content, type=dict[str, int])
-        except FileNotFoundError:
-            return {}
+            return segments.read_positions(self.folder)
         except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
             self.problems.append(f"positions.json: unreadable ({error}); keeping everything up to the cap")
             return {UNREADABLE_POSITIONS: 0}

@@ -190,7 +190,6 @@ class Survey(msgspec.Struct):
     def add(self, event: Line, line: bytes) -> None:
         if self.size == 0:
             self.min_ts = self.max_ts = event.ts
-            self.epoch = event.epoch
         if self.size - (self.marks[-1][1] if self.marks else 0) >= MARK_EVERY:
             self.marks.append((event.seq, self.size))
         self.min_ts = min(self.min_ts, event.ts)
@@ -212,6 +211,7 @@ def survey(lines: Iterable[bytes], first: int, store_seq: int, durable: Durable)
             if event.seq != found.last + 1:
                 found.stop = "damaged"
                 return found
+            found.epoch = event.epoch  # also of what is cut: its numbers begin again in a higher one
             if event.seq > store_seq and durable(event.event):
                 found.stop = "uncommitted"
                 return found
@@ -344,6 +344,20 @@ def remove_corrupt(folder: Path, *, upto: int) -> None:
             Path(entry.path).unlink(missing_ok=True)
 
 
+# -- consumers ----------------------------------------------------------------------------------------------
+
+
+def store_positions(folder: Path, positions: dict[str, int]) -> None:
+    replace_file(folder / "positions.json", _encoder.encode(positions))
+
+
+def read_positions(folder: Path) -> dict[str, int]:
+    try:
+        return msgspec.json.decode((folder / "positions.json").read_bytes(), type=dict[str, int])
+    except FileNotFoundError:
+        return {}
+
+
 # -- recovery -----------------------------------------------------------------------------------------------
 
 
@@ -354,6 +368,8 @@ class Recovered(msgspec.Struct):
     waiting: list[Raw]
     open: Raw
     last_seq: int
+    epoch: int
+    """The store's, or a higher one that the folder has: a store that was restored does not know of it."""
     gap: tuple[int, int] | None
     retracted: tuple[int, int] | None
     problems: list[str]
@@ -370,7 +386,7 @@ class Recovery:
     def __init__(self, folder: Path, store_seq: int, epoch: int, durable: Durable) -> None:
         self.folder = folder
         self.store_seq = store_seq
-        self.epoch = epoch
+        self.store_epoch = self.epoch = epoch
         self.durable = durable
         self.problems: list[str] = []
         self.retracted: tuple[int, int] | None = None
@@ -388,12 +404,13 @@ class Recovery:
         self._recall_retraction()
         self._cut_sealed()
         self._check_raws()
+        self._take_back_read()
         opened, gap = self._place_open(lost_firsts)
         waiting = [raw for raw in self.raws if raw.size and raw is not opened]
         self._name_holes([*self.sealed, *waiting, opened])
         self._store_manifest(content)
         last_seq = opened.last
-        return Recovered(self.sealed, waiting, opened, last_seq, gap, self.retracted, self.problems)
+        return Recovered(self.sealed, waiting, opened, last_seq, self.epoch, gap, self.retracted, self.problems)
 
     def _matching(self, pattern: re.Pattern[str]) -> Iterator[tuple[str, list[int]]]:
         for name in self.names:
@@ -416,6 +433,7 @@ class Recovery:
                 self._hide(name, f"repeats events from {first} to {min(end, last)}")
             elif sealed is not None:
                 self.sealed.append(sealed)
+                self.epoch = max(self.epoch, sealed.epoch)
                 end = last
 
     def _trusted(self, sealed: Sealed | None, name: str) -> Sealed | None:
@@ -457,10 +475,11 @@ class Recovery:
     def _recall_retraction(self) -> None:
         """Report a retraction until the epoch is higher: the caller may have died before it raised it."""
         for name, (first, last, epoch) in self._matching(RETRACTED_NAME):
-            if epoch < self.epoch:
+            if epoch < self.store_epoch:
                 self._remove(name)
             else:
                 self.retracted = (first, last)
+                self.epoch = max(self.epoch, epoch)
 
     def _cut_sealed(self) -> None:
         """Take back published events of a commit that the store lost (power loss, restored backup)."""
@@ -474,11 +493,7 @@ class Recovery:
                 self.sealed.remove(sealed)
 
     def _retract(self, cut: Sealed, found: Survey) -> None:
-        first, last = self.retracted = (found.last + 1, self.sealed[-1].last)
-        (self.folder / f".retracted-{first:020}-{last:020}-{self.epoch}").touch()
-        self.problems.append(
-            f"events {first}..{last} were published but the store does not have them; they were taken back"
-        )
+        self._mark_retracted(found.last + 1, self.sealed[-1].last)
         place = self.sealed.index(cut)
         # Later files go first: after a crash in here the next start must meet the same first cut.
         for sealed in reversed(self.sealed[place + 1 :]):
@@ -490,6 +505,28 @@ class Recovery:
         self._remove(cut.name)
         del self.sealed[place:]
         self.names = sorted(entry.name for entry in os.scandir(self.folder))
+
+    def _mark_retracted(self, first: int, last: int) -> None:
+        self.retracted = (first, last)
+        (self.folder / f".retracted-{first:020}-{last:020}-{self.epoch}").touch()
+        self.problems.append(
+            f"events {first}..{last} were published but the store does not have them; they were taken back"
+        )
+
+    def _take_back_read(self) -> None:
+        """The open segment can be read over the wire: what a consumer has of it and the store lost is retracted, too.
+
+        The consumer's position moves back with the log, or what now gets these seqs would not be kept for it.
+        """
+        end = max([self.store_seq, *(sealed.last for sealed in self.sealed), *(raw.last for raw in self.raws)])
+        try:
+            positions = read_positions(self.folder)
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+            return  # `EventLog` reports it, and keeps everything
+        if (reached := max(positions.values(), default=0)) > end:
+            if self.retracted is None:
+                self._mark_retracted(end + 1, reached)
+            store_positions(self.folder, {name: min(seq, end) for name, seq in positions.items()})
 
     def _unpack_prefix(self, cut: Sealed, found: Survey) -> None:
         temporary = self.folder / f".tmp-{raw_name(cut.first)}"
@@ -525,6 +562,7 @@ class Recovery:
         if size != found.size:
             os.truncate(path, found.size)
         raw = Raw(path, first, found.last, found.size, found.min_ts, found.max_ts, found.epoch, found.marks)
+        self.epoch = max(self.epoch, found.epoch)
         return raw, found.stop
 
     def _keep_aside(self, path: Path, offset: int) -> None:

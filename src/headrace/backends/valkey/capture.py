@@ -231,12 +231,12 @@ class Capture:
             place.added += lost
 
     async def _starts(self, entries: Sequence[Entry]) -> dict[str, int]:
-        """When the attempt that an entry ended had begun, by entry id, as far as the job's hash still tells."""
+        """When the attempt that an entry ended had begun, by entry id, as far as the job's hash still has it."""
         ending = [entry for entry in entries if entry.kind in _ENDS_ATTEMPT and entry.job]
         commands = [(self._keys.of(e.queue), ("HGET", self._keys.job(e.queue, e.job), "processedOn")) for e in ending]
         found = await self._server.call_many(commands) if commands else []
-        told = zip(ending, found, strict=True)
-        return {entry.id + entry.queue: int(value) for entry, value in told if value and int(value) <= entry.ts}
+        known = zip(ending, found, strict=True)
+        return {entry.id + entry.queue: int(value) for entry, value in known if value and int(value) <= entry.ts}
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
