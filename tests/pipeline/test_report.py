@@ -65,7 +65,7 @@ def test_a_single_event_makes_a_report(tmp_path: Path) -> None:
     assert "<h1>1 queue, Sun 29 Mar 2026, 00:30 to 00:30:01 UTC</h1>" in text
     assert "jobs per second, n = 1 added" in text
     assert "had not ended, delayed ones included" in text
-    assert "backlog below, delayed jobs included" in text
+    assert "backlog (below)" in text
 
 
 def test_every_line_of_a_chart_has_a_colour_of_its_own(tmp_path: Path) -> None:
