@@ -150,9 +150,9 @@ async def test_an_embedded_engine_that_is_killed_goes_on_where_it_was(tmp_path: 
             share = jobs * (kill + 1) // (kills + 2)
             await until(lambda share=share: len(set(marks.ended())) >= share, 60)  # type: ignore[misc]
             worker.kill()
-            starts = worker.said().count("works on")
+            starts = worker.said().count("started: queues")
             worker.start()
-        await until(lambda: worker.said().count("works on") > starts, 60)  # all may have ended before the last kill
+        await until(lambda: worker.said().count("started: queues") > starts, 60)  # all may end before the last kill
         await until(lambda: set(marks.ended()) == set(range(jobs)), 60)
         assert worker.stop() == 0
     async with Headrace(url, queue=marks.queue) as app:

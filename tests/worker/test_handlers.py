@@ -420,7 +420,7 @@ async def test_a_worker_that_works_cannot_be_started_again(app: Headrace, queue:
     worker = Worker(app.client, queue, lambda job: "done")
     async with worker:
         await worker.ready.wait()
-        with pytest.raises(HeadraceError, match="works already"):
+        with pytest.raises(HeadraceError, match="already running"):
             await worker.run(handle_signals=False)
         assert await (await app.queue().add("j")).result(timeout=10) == "done"
 

@@ -98,7 +98,7 @@ async def test_row_22_an_idle_worker_says_nothing_but_that_it_lives(
     async with CountingProxy(server.port) as proxy:
         queues = ",".join(f"{queue}.{n}" for n in range(3))
         with WorkerProcess(f"headrace://127.0.0.1:{proxy.port}", marks, "--queues", queues) as worker:
-            await until(lambda: "works on" in worker.said(), 20)
+            await until(lambda: "started: queues" in worker.said(), 20)
             await until(lambda: time.monotonic() - proxy.last_at > 0.5)  # it has said what it says on arrival
             process = psutil.Process(worker.pid)
             cpu, chunks = sum(process.cpu_times()[:2]), proxy.chunks

@@ -82,7 +82,7 @@ async def test_what_runs_after_the_drain_is_given_back_at_once(
         began = time.monotonic()
         assert worker.stop() == 0
         assert time.monotonic() - began < 5
-        assert "gives 1 jobs back" in worker.said()
+        assert "releases unfinished jobs: 1" in worker.said()
     info = await producer.queue().job(job_id).info()
     assert (info.state, info.attempts, info.stall_count) == ("waiting", 0, 0)
     assert not psutil.pid_exists(marks.all()[0].pid)

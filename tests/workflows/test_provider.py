@@ -380,8 +380,8 @@ async def test_a_worker_that_dies_is_told_and_does_not_keep_the_provider_from_st
     async with flows:
         pass
     assert flows.loop is None
-    assert [record.message for record in caplog.records if "works no more" in record.message] == [
-        "a worker of flows works no more: gone"
+    assert [record.message for record in caplog.records if "worker failed" in record.message] == [
+        "a workflow worker failed: gone"
     ] * 2
 
 

@@ -204,7 +204,7 @@ class CompletionTracker:
                 listening.set_exception(error)
                 listening.exception()  # nobody may be waiting for it
             else:
-                self._log.warning("the events of %s are not heard any more: %s", watched.name, error)
+                self._log.warning("lost the connection that reports events of %s: %s", watched.name, error)
 
     def _hear(self, watched: _Watched, event: EventView) -> None:
         if event.event_type == "gap":

@@ -97,7 +97,7 @@ class GroupRegistry:
                         await self._load()
         except HeadraceError as error:
             if listening.done():
-                log.warning("changes of event groups are not heard any more: %s", error)
+                log.warning("lost the connection that reports changes of event groups: %s", error)
             else:
                 listening.set_exception(error)
 

@@ -268,7 +268,7 @@ class Attendant:
         self._asked.clear()
         self._dry.clear()
         if not is_connected:
-            log.warning("connection lost; %d jobs go on", len(self._held))
+            log.warning("connection lost; running jobs (%d) continue", len(self._held))
             return
         self._register()
         self._reclaim()
@@ -568,7 +568,7 @@ class Attendant:
         holding = self._held.get(job_id)
         if holding is not None and not holding.is_settled and not holding.is_settling:
             self.figures.lost += 1
-            log.warning("job %s is not ours any more: it was cancelled, timed out or handed to somebody else", job_id)
+            log.warning("lost job %s: it was cancelled, timed out or given to another worker", job_id)
             self._drop(holding)
             self._lose(job_id)
 
@@ -668,7 +668,7 @@ class Attendant:
             self._send(holding)
         else:
             if isinstance(outcome, HeadraceError):
-                log.warning("the outcome of job %s came too late: %s", holding.info.id, outcome)
+                log.warning("the outcome of job %s was too late: %s", holding.info.id, outcome)
             self._confirmed(holding, outcome)
 
     def _confirmed(self, holding: Holding, outcome: object) -> None:

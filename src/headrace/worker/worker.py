@@ -131,7 +131,7 @@ class Worker:
     async def run(self, *, handle_signals: bool = True) -> None:
         """Work until `stop`, or until SIGTERM or Ctrl-C if signals are handled."""
         if self._is_running:
-            raise HeadraceError(f"{self.id} works already: make another worker to have two")
+            raise HeadraceError(f"{self.id} is already running: create another worker to run two")
         loop = asyncio.get_running_loop()
         self._is_running = True
         self._begun.set()
@@ -192,7 +192,7 @@ class Worker:
     def _tell_of_death(self, task: asyncio.Task[None]) -> None:
         """Whoever entered it gets the error when they leave, which may be far away."""
         if self._begun.is_set() and not task.cancelled() and task.exception() is not None:
-            log.error("%s works no more: %s", self.id, task.exception())
+            log.error("%s failed: %s", self.id, task.exception())
         self._begun.set()
 
     async def __aexit__(self, *_: object) -> None:
@@ -223,7 +223,7 @@ class Worker:
         self.ready.set()
         if not has_begun:
             return False
-        log.info("%s works on %s, %d at once", self.id, ", ".join(self.queues), self.concurrency)
+        log.info("%s started: queues %s, concurrency %d", self.id, ", ".join(self.queues), self.concurrency)
         return True
 
     async def _prepare(self) -> None:
@@ -261,7 +261,9 @@ class Worker:
 
     async def _let_handlers_end(self) -> None:
         if self._running:
-            log.info("%s stops: %d jobs have %g s to end", self.id, len(self._running), self._drain)
+            log.info(
+                "%s is stopping: running jobs (%d) may take %g s to finish", self.id, len(self._running), self._drain
+            )
             await asyncio.wait({task for _, task in self._running.values()}, timeout=self._drain)
 
     async def _end_helpers(self) -> None:
@@ -270,7 +272,7 @@ class Worker:
             self._threads.shutdown(wait=False, cancel_futures=True)
             self._threads = None
         await asyncio.to_thread(self._children.stop)
-        log.info("%s is gone", self.id)
+        log.info("%s stopped", self.id)
 
     async def _stop_handlers(self) -> None:
         self._begins_jobs = False
@@ -278,7 +280,7 @@ class Worker:
         for context, task in late:
             self._cancel(context, task)
         if late:
-            log.warning("%s gives %d jobs back that are not done yet", self.id, len(late))
+            log.warning("%s releases unfinished jobs: %d", self.id, len(late))
             await asyncio.wait({task for _, task in late}, timeout=_CLEAN_UP_SECONDS)
 
     @property

@@ -259,7 +259,7 @@ class Workflows:
 
     def _tell_of_death(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and task.exception() is not None:
-            self._log.error("a worker of flows works no more: %s", task.exception())
+            self._log.error("a workflow worker failed: %s", task.exception())
 
     async def stop(self) -> None:
         """Take no more work, let running steps end, then running decisions; whoever still waits for a result gets
