@@ -98,6 +98,8 @@ def test_a_token_of_the_environment_serves_those_without_one(monkeypatch: pytest
     ("url", "options", "words"),
     [
         ("headrace://a:70000", {}, "is not an address"),
+        ("headrace://secret@a:6789", {}, "a headrace:// URL has no user: write ?token=... at its end"),
+        ("headrace://a:6789/0", {}, "a headrace:// URL has no path, and this one has '/0'"),
         ("headrace://a?colour=red", {}, "unknown connection option 'colour'; there are: command_timeout"),
         ("headrace://a", {"port": 70000}, "port must be from 1 to 65535"),
         ("headrace://a?port=0", {}, "port must be from 1 to 65535"),

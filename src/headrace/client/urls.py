@@ -34,6 +34,10 @@ def connection_options(url: str, **options: Any) -> ConnectionOptions:
     except ValueError as error:
         # Without the query: a token has no place in a message.
         raise ConfigError(f"{url.partition('?')[0]!r} is not an address: {error}") from None
+    if "@" in parts.netloc:
+        raise ConfigError(f"a {parts.scheme}:// URL has no user: write ?token=... at its end")
+    if parts.path not in ("", "/"):
+        raise ConfigError(f"a {parts.scheme}:// URL has no path, and this one has {parts.path!r}")
     for name, value in [*parse_qsl(parts.query, keep_blank_values=True), *options.items()]:
         if name not in known:
             raise ConfigError(f"unknown connection option {name!r}; there are: {', '.join(sorted(known))}")
