@@ -223,7 +223,11 @@ def _from_file(path: Path) -> dict[str, Any]:
 
 def _from_environment(environ: dict[str, str]) -> dict[str, Any]:
     ours = {f"HEADRACE_{field.upper()}": field for field in Settings.__struct_fields__}
-    variables = {field: variable for variable, field in (PROTOCOL_NAMES | ours).items() if environ.get(variable)}
+    variables = {
+        field: variable
+        for variable, field in (PROTOCOL_NAMES | ours).items()
+        if environ.get(variable) or (field == "auth_tokens" and variable in environ)  # "" must not mean: for everybody
+    }
     return {field: _typed(field, _parsed(field, environ[name]), name) for field, name in variables.items()}
 
 

@@ -178,6 +178,49 @@ def push(server: ServerProcess, count: int) -> None:
             client.ok("PUSH", queue="q", data={})
 
 
+def positions(server: ServerProcess) -> dict[str, int]:
+    with server.client() as client:
+        return dict(client.ok("EventSegments")["positions"])
+
+
+def test_a_stream_does_not_claim_what_it_has_not_read_of_a_restored_log(tmp_path: Path) -> None:
+    """Its last position is of the old epoch, in which the same numbers were other events."""
+    from pyspark.sql.streaming.datasource import ReadAllAvailable
+
+    from headrace.pipeline.stream import EventsStreamReader
+
+    data, copy = tmp_path / "h.db", tmp_path / "copy.db"
+    with ServerProcess(data, "--capture", str(tmp_path / "log")) as server:
+        push(server, 3)
+        server.stop()
+        shutil.copy(data, copy)
+        server.start()
+        push(server, 7)
+        reader = EventsStreamReader(Options.parse({"url": f"headrace://127.0.0.1:{server.port}", "consumer": "lake"}))
+        reader.latestOffset(to_offset(Position(1, 10)), ReadAllAvailable())
+        assert positions(server) == {"lake": 10}
+        server.stop()
+        shutil.copy(copy, data)
+        server.start()
+        push(server, 4)
+        again = EventsStreamReader(Options.parse({"url": f"headrace://127.0.0.1:{server.port}", "consumer": "lake"}))
+        assert from_offset(again.latestOffset(to_offset(Position(1, 10)), ReadAllAvailable())) > Position(2, 3)
+        assert positions(server) == {"lake": 3}
+
+
+def test_a_stream_registers_with_no_server_whose_log_is_another(tmp_path: Path) -> None:
+    from pyspark.sql.streaming.datasource import ReadAllAvailable
+
+    from headrace.pipeline.stream import EventsStreamReader
+
+    with ServerProcess(tmp_path / "other.db") as server:
+        push(server, 1)
+        reader = EventsStreamReader(Options.parse({"url": f"headrace://127.0.0.1:{server.port}", "consumer": "lake"}))
+        with pytest.raises(HeadraceError, match="the log of another database"):
+            reader.latestOffset(to_offset(Position(1, 20)), ReadAllAvailable())
+        assert positions(server) == {}
+
+
 def test_offsets_are_written_per_shard() -> None:
     assert to_offset(Position(2, 7)) == {"0": {"epoch": 2, "seq": 7}}
     assert from_offset(to_offset(Position(2, 7))) == Position(2, 7)

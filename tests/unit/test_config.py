@@ -90,7 +90,9 @@ def test_a_wrong_value_in_a_config_file_is_named_with_the_file(tmp_path: Path, c
 
 
 @pytest.mark.parametrize(
-    ("flags", "environ"), [({"auth_tokens": []}, {}), ({}, {"AUTH_TOKENS": " , "})], ids=["flag", "environment"]
+    ("flags", "environ"),
+    [({"auth_tokens": []}, {}), ({}, {"AUTH_TOKENS": " , "}), ({}, {"HEADRACE_AUTH_TOKENS": ""})],
+    ids=["flag", "environment", "empty"],
 )
 def test_tokens_that_were_set_and_are_none_do_not_open_the_server(
     flags: dict[str, list[str]], environ: dict[str, str]

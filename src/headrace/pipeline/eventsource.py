@@ -141,7 +141,8 @@ class ServerLog:
             if newest < after:
                 raise HeadraceError(
                     f"the server's event log ends with event {newest.seq:,} of epoch {newest.epoch}, but event "
-                    f"{after.seq:,} of epoch {after.epoch} was read from it: it is the log of another database"
+                    f"{after.seq:,} of epoch {after.epoch} was read from it: it is the log of another database, or of "
+                    "a copy restored without its log folder; begin another lake"
                 )
             if len(reply.segments) < _SEGMENTS_AT_ONCE:
                 return EventWindow(segments, reply.first, newest)

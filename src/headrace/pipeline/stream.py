@@ -70,9 +70,10 @@ class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         options, position = self._options, from_offset(start)
-        self._settle(position)
         window = self._opened().window(position)
         check_kept(window, position, fail=options.fail_on_data_loss)
+        if position == BEGINNING or position.epoch == window.newest.epoch:
+            self._settle(position)  # positions of older epochs the server has moved back itself
         segments = window.segments
         if self._target is not None:
             segments = [piece.segment for piece in slices_between(segments, position, self._target)]
