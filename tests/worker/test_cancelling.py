@@ -17,7 +17,7 @@ import pytest
 import uvloop
 
 from headrace import Headrace, JobContext, Worker
-from headrace.errors import ClientClosed
+from headrace.errors import ClientClosed, HeadraceError
 from headrace.frames import encode_frame
 from tests.client.fakeserver import HELLO_2, FakeServer, protocol_2
 from tests.waiting import eventually, until
@@ -186,6 +186,33 @@ async def test_a_signal_stops_all_workers_of_a_loop() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
         async with asyncio.timeout(10):
             await asyncio.gather(*running)
+
+
+async def test_a_worker_leaves_signal_handlers_alone_that_were_set_after_its_own() -> None:
+    async with Headrace("memory://signals-set-later") as app:
+        worker = Worker(app.client, "q", lambda job: None)
+        before = signal.getsignal(signal.SIGTERM)
+        running = asyncio.create_task(worker.run())
+        await worker.ready.wait()
+        later = lambda number, frame: None  # noqa: E731
+        signal.signal(signal.SIGTERM, later)
+        try:
+            worker.stop()
+            await running
+            assert signal.getsignal(signal.SIGTERM) is later
+        finally:
+            signal.signal(signal.SIGTERM, before)
+
+
+async def test_signals_are_refused_in_other_threads_also_while_the_main_one_handles_them() -> None:
+    async with Headrace("memory://signals-in-threads") as app:
+        worker, other = (Worker(app.client, name, lambda job: None) for name in ("a", "b"))
+        running = asyncio.create_task(worker.run())
+        await worker.ready.wait()
+        with pytest.raises(HeadraceError, match="in the main thread only"):
+            await asyncio.to_thread(asyncio.run, other.run())
+        worker.stop()
+        await running
 
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])

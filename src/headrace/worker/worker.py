@@ -535,6 +535,8 @@ _replaced: Final[dict[signal.Signals, Any]] = {}
 
 @contextlib.contextmanager
 def _signals(loop: asyncio.AbstractEventLoop, stop: Callable[[], None]) -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        raise HeadraceError("signals can be handled in the main thread only: write run(handle_signals=False) here")
     if not _stops:
         _handle_signals()
     stops = _stops.setdefault(loop, [])
@@ -552,20 +554,16 @@ def _signals(loop: asyncio.AbstractEventLoop, stop: Callable[[], None]) -> Itera
 def _handle_signals() -> None:
     """Not with the loop's own handlers: those would replace the program's, for good, and forked children would share
     them, so that the SIGTERM with which a handler ends its pool of processes would stop the worker."""
-    try:
-        for number in _SIGNALS:
-            _replaced[number] = signal.signal(number, _stop_all)
-            signal.siginterrupt(number, False)
-    except ValueError as error:
-        raise HeadraceError(
-            f"signals can be handled in the main thread only ({error}): write run(handle_signals=False) here"
-        ) from error
+    for number in _SIGNALS:
+        _replaced[number] = signal.signal(number, _stop_all)
+        signal.siginterrupt(number, False)
 
 
 def _restore_signals() -> None:
     while _replaced:
         number, handler = _replaced.popitem()
-        signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: it was not set by Python
+        if signal.getsignal(number) is _stop_all:  # else the program has set another one since
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: it was not set by Python
 
 
 def _stop_all(number: int, frame: object) -> None:
