@@ -71,6 +71,14 @@ class TestDependencies:
         rig.advance(1000)
         assert rig.state(last) == "waiting"
 
+    def test_a_delay_counts_after_dependencies_in_another_queue(self, rig: Rig) -> None:
+        first = rig.push("a")
+        last = rig.push("b", depends_on=[first], delay=1000)
+        rig.run("a")
+        assert rig.state(last) == "delayed"
+        rig.advance(1000)
+        assert rig.state(last) == "waiting"
+
     def test_a_failed_dependency_blocks_for_ever_until_it_is_retried(self, rig: Rig) -> None:
         first = rig.push()
         last = rig.push(depends_on=[first])

@@ -147,7 +147,8 @@ class Control(Delivery):
     async def obliterate(self, queue: str) -> None:
         if queue not in await self._queue_names():
             return
-        ids = dict.fromkeys([job_id for state in STATES for job_id in await self._ids_in(queue, state)])
+        # Parents go first: one whose child is removed before it might be released, and run.
+        ids = dict.fromkeys([job_id for state in reversed(STATES) for job_id in await self._ids_in(queue, state)])
         why = f"queue {queue} was obliterated"
         removed = await self._remove(queue, "any", list(ids), is_told=False, why=why)
         for job_id in removed:

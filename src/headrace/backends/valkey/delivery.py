@@ -105,7 +105,8 @@ class Delivery(Settlement):
 
     def _handed_out(self, job: StoredJob, demand: Demand, now: int) -> Claim:
         shown_id = job.shown_id()
-        self._remember(shown_id, job.queue) if job.is_ours else None
+        if job.is_ours:
+            self._remember(shown_id, job.queue)
         if demand.holder is not None and job.serial is not None:
             serial = int(job.serial.rpartition(":")[2])
             demand.holder[shown_id] = serial

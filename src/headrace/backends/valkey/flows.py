@@ -71,7 +71,6 @@ class Flows(Records):
         args += _entries(steps, now) + await self._jobs_of(queues, jobs, now)
         options = await self._options_of(queues, jobs)
         record, home = await self._call("startFlow", queue, *args, **options, now=now)
-        self._look_at_delayed(jobs, now)
         self._note_home(flow_id, home.decode() or queue)
         return _flow_of(flow_id, self._flow_homes[flow_id], record), not home
 
@@ -97,7 +96,6 @@ class Flows(Records):
         args += [*acks, *_entries(steps, now), *drop, *stop, *await self._jobs_of(queues, jobs, now)]
         options = await self._options_of(queues, jobs)
         (record,) = await self._call("advanceFlow", queue, *args, **options, now=now)
-        self._look_at_delayed(jobs, now)
         if ack is not None:
             self._let_go(ack.id)
         return _flow_of(flow_id, queue, record)
@@ -107,12 +105,6 @@ class Flows(Records):
         if len(queues) > 1 and self._server.is_cluster:
             refuse("workflows across queues in a cluster")
         return {"others": queues[1:], "is_synced": await self._promises([push.spec for push in jobs])}
-
-    def _look_at_delayed(self, jobs: Sequence[FlowPush], now: int) -> None:
-        """The news of a call says when to look at its first queue only."""
-        for push in jobs:
-            if push.spec.delay:
-                self._look_at(push.queue, now + int(push.spec.delay))
 
     async def _queues_of(self, queue: str, jobs: Sequence[FlowPush]) -> list[str]:
         """The queue of the flow, then those of its jobs."""

@@ -132,8 +132,9 @@ class Store(Collection):
         for one in events:
             self._record(one)
         self._ready.update(ready)
-        if due is not False:
-            self._look_at(queue, int(due))
+        if due is not False:  # of one of them; a sweep that comes early learns when the next one is due
+            for name in {queue, *(one.queue for one in events)}:
+                self._look_at(name, int(due))
 
     def _look_at(self, queue: str, wall_ms: int) -> None:
         """Have the queue swept at that wall time."""

@@ -109,7 +109,7 @@ class Syncing:
             replies: list[Any]
             try:
                 *replies, synced = await self._connection.call_each([*(command for command, _ in calls), wait])
-            except StorageUnavailable as error:
+            except Exception as error:  # whatever it was, callers wait for their replies
                 replies = [synced := error] * len(calls)
             if isinstance(synced, list) and synced[0] < 1:
                 synced = StorageUnavailable("Storage error: not synced to disk in time")
