@@ -190,11 +190,11 @@ class LocalPeer(Driver[Asked]):
     def hold(self) -> Release:
         held, self._durable = self._durable, []
 
-        def let_go(error: StorageUnavailable | None) -> None:
+        def release(error: StorageUnavailable | None) -> None:
             for asked, outcome in held:
                 asked.end(outcome if error is None else error)
 
-        return let_go
+        return release
 
     def spoil(self, error: StorageUnavailable) -> None:
         self._answers = [(asked, error) for asked, _ in self._answers + self._durable]

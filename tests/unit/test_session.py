@@ -243,6 +243,14 @@ class TestInFlight:
         assert [reply["reqId"] for reply in replies] == list(range(count))
         assert [reply["ok"] for reply in replies] == [True] * 3 + [False] * (count - 3)
 
+    def test_a_refusal_does_not_overtake_a_poll_without_an_id(self, house: House) -> None:
+        talk = house.session(Budget(1, 60_000))
+        talk.say("PULL", queue="q", timeout=5000)
+        talk.say("Ping")
+        assert talk.hear() == []
+        house.wait(5000)
+        assert [reply["ok"] for reply in talk.hear()] == [True, False]
+
 
 class TestFailedCommit:
     def test_every_reply_of_the_tick_becomes_the_error(self, house: House, talk: Talk) -> None:

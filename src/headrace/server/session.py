@@ -81,19 +81,16 @@ class Budget:
 
     def grant(self, wanted: int, now_ms: int) -> int:
         """How many of `wanted` commands may run; the others are refused and not counted."""
-        granted = min(wanted, self.left(now_ms))
-        self.spend(granted)
-        return granted
-
-    def left(self, now_ms: int) -> int:
-        """How many commands may still run in this window."""
         if now_ms >= self._until_ms:
             self._until_ms = now_ms + self._window_ms
             self._left = self._limit
-        return self._left
+        granted = min(wanted, self._left)
+        self._left -= granted
+        return granted
 
-    def spend(self, count: int) -> None:
-        self._left -= count
+    def refund(self, count: int) -> None:
+        """These were granted and have to wait: they are granted again when they run."""
+        self._left += count
 
 
 class Session(Driver[bytes | Raw]):
@@ -152,9 +149,7 @@ class Session(Driver[bytes | Raw]):
     def _take_in(self, frames: list[bytes]) -> None:
         if self.backlog:
             self.backlog.extend(frames)
-        elif len(frames) == 1 and not self._must_wait() and self._allowed(1):
-            if self._budget is not None:
-                self._budget.spend(1)
+        elif len(frames) == 1 and not self._must_wait() and self._granted(1):
             self._start_or_refuse(self._decode(frames[0]))
         else:
             self._run(frames)
@@ -163,19 +158,19 @@ class Session(Driver[bytes | Raw]):
         """Run these in bursts. As soon as one has to wait, it and everything behind it go to the backlog."""
         for start in range(0, len(frames), MAX_BURST):
             burst = frames[start : start + MAX_BURST]
-            allowed = self._allowed(len(burst))
-            done = self._run_burst(burst[:allowed])
-            if self._budget is not None:
-                self._budget.spend(done)
-            if done == allowed:
-                done += self._refuse_rate(burst[allowed:])
+            granted = self._granted(len(burst))
+            done = self._run_burst(burst[:granted])
+            if done == granted:
+                done += self._refuse_rate(burst[granted:])
+            elif self._budget is not None:
+                self._budget.refund(granted - done)
             if done < len(burst):
                 self.backlog.extendleft(reversed(frames[start + done :]))
                 return
 
-    def _allowed(self, wanted: int) -> int:
+    def _granted(self, wanted: int) -> int:
         """How many of `wanted` commands are within the rate limit."""
-        return wanted if self._budget is None else min(wanted, self._budget.left(self._engine.clock.monotonic_ms()))
+        return wanted if self._budget is None else self._budget.grant(wanted, self._engine.clock.monotonic_ms())
 
     def _run_burst(self, frames: list[bytes]) -> int:
         """Commands of one kind in a row are run together as far as that goes, all others one by one; how many ran."""
@@ -193,13 +188,13 @@ class Session(Driver[bytes | Raw]):
         return at
 
     def _must_wait(self) -> bool:
-        """Whether the next command cannot run yet."""
-        return self._is_held_up or self._is_outbox_full
-
-    @property
-    def _is_outbox_full(self) -> bool:
-        """Whether this tick has no room for more replies."""
-        return len(self._out) > self._room or len(self._request_ids) >= MAX_PER_TICK
+        """Whether the next command cannot run yet: it is held up, or this tick has no room for more replies."""
+        return (
+            self._is_in_order
+            or len(self._waiting) >= MAX_IN_FLIGHT
+            or len(self._out) > self._room
+            or len(self._request_ids) >= MAX_PER_TICK
+        )
 
     @property
     def _is_held_up(self) -> bool:
@@ -240,7 +235,7 @@ class Session(Driver[bytes | Raw]):
     def _refuse_rate(self, frames: list[bytes]) -> int:
         """Refuse these, but not without end in one tick; how many were answered."""
         for done, frame in enumerate(frames):
-            if self._is_outbox_full:
+            if self._must_wait():
                 return done
             try:
                 req_id = bytes(decode_command(frame).req_id)

@@ -169,8 +169,12 @@ class WebSocket:
 
     def data_received(self, data: bytes) -> None:
         self._silent_beats = 0
-        self._wire.receive_data(data)
-        self._read_on()
+        try:
+            self._wire.receive_data(data)
+        except ProtocolError:  # data after the end
+            self._end(_WRONG)
+        else:
+            self._read_on()
 
     def _read_on(self) -> None:
         """Process received messages, a limited number per turn of the loop, so that a flood does not hold up others."""
