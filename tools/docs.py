@@ -34,6 +34,7 @@ from headrace.cli.session import EXIT_CODES
 from headrace.commands import REGISTRY, Flag, Spec
 from headrace.config import PROTOCOL_NAMES, SETTING_HELP, Settings
 from headrace.errors import HeadraceError
+from headrace.model import NULL_IF_NAMED
 from headrace.states import NEXT, State, Verb
 
 ROOT: Final = Path(__file__).resolve().parent.parent
@@ -241,7 +242,8 @@ def single_type_text(kind: inspect.Type, structs: dict[str, inspect.StructType])
 
 def default_text(field: inspect.Field) -> str:
     if field.required:
-        return "required"
+        extra = field.type.extra if isinstance(field.type, inspect.Metadata) else None
+        return "required without `name`" if (extra or {}).get(NULL_IF_NAMED) else "required"
     default: Any = field.default
     if default is NODEFAULT and field.default_factory is not NODEFAULT:
         default = field.default_factory()

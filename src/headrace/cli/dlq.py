@@ -46,7 +46,7 @@ _EACH: Final = (
 
 def prepare(parser: argparse.ArgumentParser) -> None:
     parser.description = "List the dead letters of a queue by error, retry them, or remove them."
-    parser.add_argument("queue", metavar="QUEUE", help="queue whose dead letters to use")
+    parser.add_argument("queue", metavar="QUEUE", help="queue that has the dead letters")
     parser.add_argument(
         "action",
         metavar="ACTION",

@@ -36,8 +36,8 @@ _PATIENCE_S = 5.0
 
 def prepare(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Turn the history of jobs into tables and reports, and tables into jobs. Needs Spark: pip install "
-        '"headrace[spark]" and Java 17. docs/pipeline.md says when that is worth it.'
+        "Turn the history of jobs into tables and reports, and tables into jobs. All but `report` and `status` "
+        'need Spark: pip install "headrace[spark]" and Java 17 or newer. docs/pipeline.md says when that is worth it.'
     )
     jobs = parser.add_subparsers(title="jobs", metavar="JOB", required=True)
     ingest = _job(jobs, "ingest", _ingest, "stream captured events into the lake")

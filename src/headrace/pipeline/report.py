@@ -33,6 +33,8 @@ _MIN_BACKLOG: Final = 10
 _NOTABLE_BACKLOG: Final = 0.05
 """A backlog below this share of what came lately is nothing to speak of."""
 _BACKLOG: Final = "Backlog: jobs that were added and had not ended, delayed ones included."
+_MEMORY_QUEUES: Final = ("s.groups", "s.receipts")
+"""Ends of the names of queues in which events keep what they remember: no worker ever takes their jobs."""
 _UNIT_MS: Final = {"minute": 60_000, "hour": 3_600_000, "day": 86_400_000}
 _LONGEST_MS: Final = {"minute": 6 * 3_600_000, "hour": 31 * 86_400_000}
 """Up to which span charts show windows of this length; beyond the last one they show days."""
@@ -273,6 +275,8 @@ def _name(queue: str) -> str:
 
 
 def _trouble(facts: Facts, queue: str) -> Finding | None:
+    if queue.endswith(_MEMORY_QUEUES) and not any(row["started"] for row in facts.of(queue, "day")):
+        return None
     text = _falling_behind(facts, queue) or _standing_still(facts, queue)
     return Finding(facts.backlog(queue)[-1][1] or 0, text) if text else None
 

@@ -24,6 +24,8 @@ _MOST_WAITING: Final = 100
 _SLICE: Final = 1.0
 _LONGEST_SLICE: Final = 10.0
 _PAUSE: Final = 0.1
+_LAST_LOOK: Final = 2.0
+"""Seconds for the answer to who has run out of time."""
 
 
 class FlowWatch:
@@ -83,7 +85,7 @@ class FlowWatch:
         except TimeoutError:
             if not limit.expired():
                 raise
-            return await self._client.ask(FlowGet(id=asked.id))
+            return await self._client.ask(FlowGet(id=asked.id), _LAST_LOOK)
 
     async def _ask(self, asked: FlowWait) -> FlowFound:
         """Server and store may be away for as long as a command may take; the flow is not."""
