@@ -6,7 +6,7 @@ is created, takes its keys, and enters the index as waiting, delayed or waiting-
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence, Set
 from typing import Final
 
 from msgspec import Raw
@@ -289,8 +289,13 @@ class Intake(Store):
         return bool(id_ttl) and self._journal.tombstone(node.queue, custom_id, now) is not None
 
     async def _check_batch(self, queue: Queue, specs: Sequence[JobSpec], now: int) -> None:
-        in_batch = frozenset(custom_id for spec in specs if (custom_id := _custom_id(spec)) is not None)
-        awaited = frozenset(dependency for spec in specs for dependency in getattr(spec, "depends_on", ()))
+        in_batch: set[str | None] = set()
+        awaited: set[str] = set()
+        for i, spec in enumerate(specs):
+            if i & 1023 == 1023:
+                await self._slices.breathe()
+            in_batch.add(_custom_id(spec))
+            awaited.update(getattr(spec, "depends_on", ()))
         keys: dict[str, str | None] = {}
         for i, spec in enumerate(specs):
             if i & 1023 == 1023:
@@ -301,7 +306,7 @@ class Intake(Store):
             except (InvalidCommand, NotFound, Refused) as error:
                 raise type(error)(f"jobs[{i}]: {error}") from None
 
-    def _check_family(self, spec: JobSpec, queue: Queue, in_batch: frozenset[str]) -> None:
+    def _check_family(self, spec: JobSpec, queue: Queue, in_batch: Set[str | None]) -> None:
         depends_on: list[str] = getattr(spec, "depends_on", [])
         for dependency in depends_on:
             if dependency == _custom_id(spec):
