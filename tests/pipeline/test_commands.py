@@ -161,7 +161,7 @@ def test_a_log_that_ends_before_what_was_read_of_it_is_another_one(tmp_path: Pat
         problem = status_of(lake, {"url": f"headrace://127.0.0.1:{server.port}"}).problem
     assert problem == (
         "the server's event log ends with event 1 of epoch 1, but event 20 of epoch 1 was read from it: it is the log "
-        "of another database"
+        "of another database, or of a copy restored without its log folder; begin another lake"
     )
 
 
