@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from headrace.backends.base import Ack, Demand
+from headrace.backends.base import Ack, Demand, FamilyNode
 from headrace.backends.valkey import library
 from headrace.backends.valkey.backend import ValkeyBackend
 from headrace.client.queue import Queue
 from headrace.connect import open_client
 from headrace.engine.crons import Crons
 from headrace.engine.workers import WorkerRegistry
-from headrace.errors import NotFound, StorageUnavailable
+from headrace.errors import NotFound, NotSupported, StorageUnavailable
 from headrace.model import CronEntry
 from headrace.worker.context import JobContext
 from headrace.worker.worker import Worker
@@ -369,6 +369,17 @@ class TestDurable:
             first, refused, last = await asyncio.gather(*pushes, return_exceptions=True)
             assert isinstance(refused, NotFound)
             assert await backend.state(first[0]) == await backend.state(last[0]) == "waiting"
+
+    async def test_a_family_waits_for_the_disk_too(self, server: ValkeyServer) -> None:
+        nodes = [FamilyNode("parent", "q", spec(depends_on=["child"], children_ids=["child"]))]
+        nodes.append(FamilyNode("child", "q", spec(parent_id="parent", durable=True)))
+        async with opened(server.url) as backend:
+            assert len(await backend.insert_family(nodes)) == 2
+        assert server.client().info("commandstats")["cmdstat_waitaof"]["calls"] == 1
+        async with opened(f"{shared_server().url}?prefix=unsynced") as backend:
+            with pytest.raises(NotSupported, match="append-only file"):
+                await backend.insert_family(nodes)
+            assert await backend.state("child") == "unknown"
 
     async def test_a_push_whose_wait_was_lost_is_not_acknowledged(self, server: ValkeyServer) -> None:
         async with proxied(server.port) as (proxy, url), opened(url) as backend:

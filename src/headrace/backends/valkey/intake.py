@@ -123,6 +123,7 @@ class Intake(Store):
     async def insert_family(self, nodes: Sequence[FamilyNode]) -> list[Raw]:
         if not nodes:
             return []
+        is_synced = await self._promises([node.spec for node in nodes])
         queues = list(dict.fromkeys(node.queue for node in nodes))
         others = self._same_slot(queues[0], queues[1:])
         for queue in queues:
@@ -139,7 +140,7 @@ class Intake(Store):
             extra.lookup = None if self._server.is_cluster else self._keys.lookup(node.id)
             record.extra = pack(extra)
             args += flat(record)
-        await self._call("insert", queues[0], *args, others=others, now=now)
+        await self._call("insert", queues[0], *args, others=others, is_synced=is_synced, now=now)
         jobs = [await self._read(node.queue, node.id) for node in nodes]
         return [show(job) for job in jobs if job is not None]
 
