@@ -261,6 +261,17 @@ class TestGrowth:
         assert left == [foreign.key("events")]
         assert 0 < foreign.client.pttl(foreign.key("events")) <= 3_600_000
 
+    def test_events_of_a_queue_that_is_used_again_after_an_obliteration_stay(self, rig: Rig, foreign: Foreign) -> None:
+        rig.push()
+        rig.obliterate("q")
+        rig.push()
+        rig.run()
+        assert foreign.client.pttl(foreign.key("events")) == -1
+
+    def test_a_pull_of_a_queue_that_has_had_no_job_leaves_nothing(self, rig: Rig, foreign: Foreign) -> None:
+        assert rig.pull() == rig.pull(group=IN_TURN) == []
+        assert foreign.client.keys(f"{foreign.prefix}:*") == []
+
     def test_very_many_dead_letters_beyond_the_kept_number_go_by_and_by(self, rig: Rig, foreign: Foreign) -> None:
         rig.set_dlq_config("q", DlqConfig(max_entries=10))
         for n in range(2500):
