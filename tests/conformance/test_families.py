@@ -429,6 +429,14 @@ class TestReplacing:
         rig.ack(held)
         assert rig.state(last) == "waiting"
 
+    def test_a_long_batch_is_refused_as_a_whole(self, rig: Rig) -> None:
+        first = rig.push(unique_key="k700")
+        rig.push("others", depends_on=[first])
+        newer = [spec(n, unique_key=f"k{n}", dedup=Dedup(replace=True)) for n in range(800)]
+        with pytest.raises(Refused, match=rf"^jobs\[700\]: Cannot replace deduplicated job {first} "):
+            rig.push_many(*newer)
+        assert rig.count() == {"waiting": 1}
+
     def test_a_dead_letter_that_once_waited_for_a_job_does_not_keep_it(self, rig: Rig) -> None:
         first = rig.push(unique_key="k")
         rig.discard(rig.push("others", depends_on=[first]), None)

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from headrace.backends.base import Ack, Demand
+from headrace.backends.base import Ack, Demand, FamilyNode
 from headrace.backends.valkey import library
 from headrace.backends.valkey.backend import ValkeyBackend
 from headrace.client.queue import Queue
 from headrace.connect import open_client
 from headrace.engine.crons import Crons
 from headrace.engine.workers import WorkerRegistry
-from headrace.errors import NotFound, StorageUnavailable
+from headrace.errors import NotFound, NotSupported, StorageUnavailable
 from headrace.model import CronEntry
 from headrace.worker.context import JobContext
 from headrace.worker.worker import Worker
@@ -192,6 +192,16 @@ class TestLostAnswers:
                 for one in (client, producer):
                     await asyncio.wrap_future(one.close())
 
+    async def test_who_looks_after_them_may_find_that_a_claim_has_done_so(self, server: ValkeyServer) -> None:
+        async with opened(server.url) as backend:
+            backend._lost = {f"q{n}": {"token"} for n in range(3)}
+            looking = asyncio.create_task(backend.look_after())
+            while "q0" in backend._lost:  # noqa: ASYNC110 - not one turn of the loop longer
+                await asyncio.sleep(0)
+            assert await backend.claim("q2", Demand(1, "w", 30_000, None)) == []
+            await looking
+            assert backend._lost == {}
+
     async def test_messages_that_make_no_sense_are_passed_over(
         self, rig: Rig, foreign: Foreign, caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -220,6 +230,25 @@ def test_jobs_that_were_pushed_while_their_queue_was_obliterated_are_seen(rig: R
     rig.backend._know({"q"})
     rig.look_after()
     assert [summary.name for summary in rig.queues()] == ["q"]
+
+
+class Beset(ValkeyBackend):
+    """Somebody pushes to a queue between the call that found it empty and the one that takes it from the list."""
+
+    async def _call(self, verb: str, queue: str, *args: Any, **options: Any) -> list[Any]:
+        reply = await super()._call(verb, queue, *args, **options)
+        if verb == "obliterate":
+            await super()._call("insertPlain", queue, "late", "", b"1", b"")
+        return reply
+
+
+def test_who_obliterates_a_queue_sees_what_was_pushed_meanwhile(rig: Rig) -> None:
+    rig.wait(rig.backend.close())
+    rig.backend = Beset(f"{shared_server().url}?prefix={rig.backend.url.prefix}", clock=rig.clock)
+    rig.wait(rig.backend.open())
+    rig.push()
+    rig.obliterate("q")
+    assert [(summary.name, summary.counts.waiting) for summary in rig.queues()] == [("q", 1)]
 
 
 def test_an_end_is_told_though_the_job_was_removed_before_the_answer_came(rig: Rig) -> None:
@@ -369,6 +398,17 @@ class TestDurable:
             first, refused, last = await asyncio.gather(*pushes, return_exceptions=True)
             assert isinstance(refused, NotFound)
             assert await backend.state(first[0]) == await backend.state(last[0]) == "waiting"
+
+    async def test_a_family_waits_for_the_disk_too(self, server: ValkeyServer) -> None:
+        nodes = [FamilyNode("parent", "q", spec(depends_on=["child"], children_ids=["child"]))]
+        nodes.append(FamilyNode("child", "q", spec(parent_id="parent", durable=True)))
+        async with opened(server.url) as backend:
+            assert len(await backend.insert_family(nodes)) == 2
+        assert server.client().info("commandstats")["cmdstat_waitaof"]["calls"] == 1
+        async with opened(f"{shared_server().url}?prefix=unsynced") as backend:
+            with pytest.raises(NotSupported, match="append-only file"):
+                await backend.insert_family(nodes)
+            assert await backend.state("child") == "unknown"
 
     async def test_a_push_whose_wait_was_lost_is_not_acknowledged(self, server: ValkeyServer) -> None:
         async with proxied(server.port) as (proxy, url), opened(url) as backend:

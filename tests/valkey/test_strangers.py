@@ -7,6 +7,7 @@ import json
 import pytest
 
 from headrace.backends.base import Ack, GroupDemand
+from headrace.model import DlqConfig
 from tests.conformance.rig import Rig, spec
 from tests.valkey.foreign import Foreign
 from tests.valkey.nodeworker import NodeWorker
@@ -259,6 +260,30 @@ class TestGrowth:
         left = foreign.client.keys(f"{foreign.prefix}:*")
         assert left == [foreign.key("events")]
         assert 0 < foreign.client.pttl(foreign.key("events")) <= 3_600_000
+
+    def test_events_of_a_queue_that_is_used_again_after_an_obliteration_stay(self, rig: Rig, foreign: Foreign) -> None:
+        rig.push()
+        rig.obliterate("q")
+        rig.push()
+        rig.run()
+        assert foreign.client.pttl(foreign.key("events")) == -1
+
+    def test_a_pull_of_a_queue_that_has_had_no_job_leaves_nothing(self, rig: Rig, foreign: Foreign) -> None:
+        assert rig.pull() == rig.pull(group=IN_TURN) == []
+        assert foreign.client.keys(f"{foreign.prefix}:*") == []
+
+    def test_very_many_dead_letters_beyond_the_kept_number_go_by_and_by(self, rig: Rig, foreign: Foreign) -> None:
+        rig.set_dlq_config("q", DlqConfig(max_entries=10))
+        for n in range(2500):
+            foreign.client.hset(foreign.key(f"job:{n}"), mapping={"id": n, "state": "failed", "timestamp": n})
+        foreign.client.zadd(foreign.key("failed"), {str(n): n for n in range(2500)})
+        left = []
+        for _ in range(3):
+            rig.push()
+            rig.bury()
+            left.append(rig.count()["failed"])
+        assert left == [1501, 502, 10]
+        assert len(foreign.client.keys(foreign.key("job:*"))) == 10
 
     def test_the_order_of_a_key_holds_anew_after_an_obliteration(self, rig: Rig, foreign: Foreign) -> None:
         for _ in range(5):

@@ -183,6 +183,10 @@ FUNCTIONS: Final[dict[str, tuple[str, str]]] = {
     ),
     "cancel": ("id isForced", "Withdraw a job that has not begun, or with `isForced` one at work."),
     "changePriority": ("id priority lifo", "Another priority, and LIFO or not."),
+    "checkReplacements": (
+        "(index customId key)*",
+        "Refuse jobs of a long batch that would replace one that others wait for (`dedup.replace`).",
+    ),
     "claim": ("broker group Claiming", "Hand out jobs under leases: pause, limits, order and groups in one step."),
     "complete": ("mode plans Completion*", "Complete jobs: `all` or none, or `each` by itself."),
     "completeAndClaim": (
@@ -202,7 +206,10 @@ FUNCTIONS: Final[dict[str, tuple[str, str]]] = {
     "flows": ("workflow status limit before", "Workflows by id, the last ones first, and where to go on."),
     "groupWait": ("group", "How long a group is held back."),
     "holdGroup": ("group durationMs", "Hold a group back."),
-    "insert": ("mode NewJob*", "Store `jobs`, or a whole family (`flow`), all or none."),
+    "insert": (
+        "mode NewJob*",
+        "Store `jobs`, a whole family (`flow`) or a part of a batch that was `checked` before, all or none.",
+    ),
     "insertPlain": ("PlainJob*", "Store jobs that have nothing but a name and a payload."),
     "limits": ("", "Rate and concurrency limit, and whether they hold now."),
     "log": ("id line", "Append a log line."),

@@ -157,9 +157,10 @@ class Control(Delivery):
             pass  # it forgets some of their chosen ids each time
         (is_empty,) = await self._call("obliterate", queue, str(len(removed)))
         if is_empty:
-            await self._server.call(self._keys.queues, "SREM", self._keys.queues, queue)
             self._know(self._registered - {queue})
-        self._dues.pop(queue, None)
+            self._dues.pop(queue, None)
+            await self._server.call(self._keys.queues, "SREM", self._keys.queues, queue)
+            await self._enter_again({queue})
         self._figures.pop(queue, None)
         for kind in ("completed", "failed"):
             self._minutes.pop((queue, kind), None)

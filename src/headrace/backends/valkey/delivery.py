@@ -81,7 +81,9 @@ class Delivery(Settlement):
                 lost.update(f"{self.broker}:{asked.serial + nth}" for nth in range(1, asked.count + 1))
 
     async def _give_back_lost(self, queue: str) -> None:
-        lost = self._lost.pop(queue)
+        lost = self._lost.pop(queue, None)
+        if lost is None:
+            return  # a claim did it meanwhile
         try:
             await self._call("releaseLost", queue, *lost)
         except StorageUnavailable:

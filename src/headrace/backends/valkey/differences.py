@@ -24,7 +24,8 @@ DIFFERENT: Final[dict[str, str]] = {
     "payload size": "data, results and log lines have at most 1 MB (1,048,576 bytes)",
     "claims": "are stored: a broker that dies keeps its jobs active until their leases expire",
     "time": "leases and limits follow the wall clock of the brokers, which must agree within some milliseconds",
-    "batches": "a batch of more than 500 jobs without a family is stored 500 at a time, each part whole",
+    "batches": "a batch of more than 500 jobs without a family is checked as a whole, then stored 500 at a time, each "
+    "part whole",
     "completed jobs": "the number kept is per queue and not over all queues",
     "ended workflows": "the number kept is per workflow and not over all of them",
     "figures": "totals, minutes and durations are those of one broker; counts by state are those of all",

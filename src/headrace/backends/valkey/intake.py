@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
@@ -13,7 +14,7 @@ from headrace.backends.base import FamilyNode
 from headrace.backends.local.intake import LINK_LATER
 from headrace.backends.valkey.arguments import Extra, NewJob, Text, Tie, flat, pack
 from headrace.backends.valkey.differences import refuse
-from headrace.backends.valkey.hashes import show, to_fields
+from headrace.backends.valkey.hashes import MAX_PAYLOAD_BYTES, show, to_fields
 from headrace.backends.valkey.keys import marked
 from headrace.backends.valkey.library import function_of
 from headrace.backends.valkey.store import Store, raise_refusal
@@ -51,6 +52,8 @@ class Intake(Store):
         return (await self.insert(queue, [spec]))[0]
 
     async def insert_plain(self, queue: str, specs: Sequence[JobSpec]) -> list[str]:
+        if len(specs) > BULK:
+            _check_sizes(specs)
         await self._register(queue)
         insert = self._insert_plain if all(map(_is_due_now, specs)) else self._insert_rich
         ids: list[str] = []
@@ -100,18 +103,28 @@ class Intake(Store):
         if all(map(is_plain, specs)):
             return await self.insert_plain(queue, specs) if specs else []
         await self._register(queue)
-        if any(_may_be_refused(spec) for spec in specs):
+        if len(specs) <= BULK or any(map(_has_family, specs)):
             return await self._insert_rich(queue, specs)
+        await self._check_batch(queue, specs)
         ids: list[str] = []
         for start in range(0, len(specs), BULK):
-            ids += await self._insert_rich(queue, specs[start : start + BULK])
+            ids += await self._insert_rich(queue, specs[start : start + BULK], "checked")
         return ids
 
-    async def _insert_rich(self, queue: str, specs: Sequence[JobSpec]) -> list[str]:
+    async def _check_batch(self, queue: str, specs: Sequence[JobSpec]) -> None:
+        """Whatever may refuse one of very many jobs refuses all of them, before any part of the batch is stored."""
+        _check_sizes(specs)
+        await self._promises(specs)
+        replacing = [(str(i), *keys) for i, keys in enumerate(map(_replacing, specs)) if keys is not None]
+        for start in range(0, len(replacing), BULK):
+            part = replacing[start : start + BULK]
+            await self._call("checkReplacements", queue, *itertools.chain.from_iterable(part))
+
+    async def _insert_rich(self, queue: str, specs: Sequence[JobSpec], mode: str = "jobs") -> list[str]:
         is_synced = await self._promises(specs)
         now = self._clock.now_ms()
         free = await self._free_ids(queue, custom_ids(specs))
-        args: list[Text] = ["jobs"]
+        args: list[Text] = [mode]
         others: list[str] = []
         for spec in specs:
             args += flat(await self._new_job(queue, spec, now, free, others))
@@ -123,6 +136,7 @@ class Intake(Store):
     async def insert_family(self, nodes: Sequence[FamilyNode]) -> list[Raw]:
         if not nodes:
             return []
+        is_synced = await self._promises([node.spec for node in nodes])
         queues = list(dict.fromkeys(node.queue for node in nodes))
         others = self._same_slot(queues[0], queues[1:])
         for queue in queues:
@@ -139,7 +153,7 @@ class Intake(Store):
             extra.lookup = None if self._server.is_cluster else self._keys.lookup(node.id)
             record.extra = pack(extra)
             args += flat(record)
-        await self._call("insert", queues[0], *args, others=others, now=now)
+        await self._call("insert", queues[0], *args, others=others, is_synced=is_synced, now=now)
         jobs = [await self._read(node.queue, node.id) for node in nodes]
         return [show(job) for job in jobs if job is not None]
 
@@ -281,11 +295,22 @@ def _is_due_now(spec: JobSpec) -> bool:
     return not spec.delay and not spec.priority and spec.timestamp is None
 
 
-def _may_be_refused(spec: JobSpec) -> bool:
-    """Whether what is stored may refuse the job, and with it the batch: for its relatives, or for what it replaces."""
+def _check_sizes(specs: Sequence[JobSpec]) -> None:
+    """Refuse what is too large as JSON, which is six times as long as MessagePack at the most."""
+    for spec in specs:
+        if len(spec.data) > MAX_PAYLOAD_BYTES // 6:
+            to_fields(bytes(spec.data))
+
+
+def _has_family(spec: JobSpec) -> bool:
+    return bool(getattr(spec, "depends_on", None)) or getattr(spec, "parent_id", None) is not None
+
+
+def _replacing(spec: JobSpec) -> tuple[str, str] | None:
+    """The custom id and the key of a job that takes the place of whoever holds the key."""
     dedup: Dedup | None = getattr(spec, "dedup", None)
-    has_family = bool(getattr(spec, "depends_on", None)) or getattr(spec, "parent_id", None) is not None
-    return has_family or (dedup is not None and dedup.replace)
+    key: str | None = getattr(spec, "unique_key", None)
+    return (getattr(spec, "custom_id", None) or "", key) if dedup is not None and dedup.replace and key else None
 
 
 def _opts(settings: JobSettings) -> str:

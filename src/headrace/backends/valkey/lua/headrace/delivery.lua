@@ -77,7 +77,9 @@ do
     local reply = redis.pcall('XREADGROUP', 'GROUP', GROUP, CONSUMER, 'COUNT', count, 'STREAMS', stream, '>')
     if reply and reply.err then
       if not string.find(reply.err, 'NOGROUP', 1, true) then error(reply.err, 0) end
-      call('XGROUP', 'CREATE', stream, GROUP, '0', 'MKSTREAM')
+      if call('EXISTS', stream) == 0 then return {} end -- a queue that has had no job must not be left behind
+      call('XGROUP', 'CREATE', stream, GROUP, '0')
+      call('PERSIST', queue.k.events) -- if the queue was obliterated before, they were to go
       reply = call('XREADGROUP', 'GROUP', GROUP, CONSUMER, 'COUNT', count, 'STREAMS', stream, '>')
     end
     return reply and reply[1] and reply[1][2] or {}

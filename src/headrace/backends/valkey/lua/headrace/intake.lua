@@ -51,15 +51,18 @@ do
     end
   end
 
-  -- The job that would go if this push took its key.
-  local function to_be_replaced(new)
-    local custom = new.extra.customId
-    local id = custom and call('HGET', new.queue.p .. ':hr:ids', custom)
-    local known = id and find(new.queue, id)
+  -- The job that would go if a push with this custom id, if any, took this key.
+  local function to_be_replaced(queue, custom, key)
+    local id = custom and call('HGET', queue.p .. ':hr:ids', custom)
+    local known = id and find(queue, id)
     if known and not has_ended(known) then return nil end -- that job answers for the push
-    local holder = living_holder(new.queue, new.extra.uniqueKey)
-    local owner = holder and find(new.queue, holder.id)
+    local holder = living_holder(queue, key)
+    local owner = holder and find(queue, holder.id)
     return owner and owner.h.state ~= 'active' and owner or nil
+  end
+
+  local function refuse_replacement(id, place)
+    refuse('refused', (place or '') .. 'Cannot replace deduplicated job ' .. id .. ' because live jobs depend on it')
   end
 
   -- A job that others wait for cannot be replaced: nothing would ever release them. `awaited` is what the push itself
@@ -68,11 +71,11 @@ do
     local key, dedup = new.extra.uniqueKey, new.extra.links and new.extra.links.dedup
     if not key then return end
     if type(dedup) == 'table' and dedup.replace then
-      local owner = to_be_replaced(new)
+      local owner = to_be_replaced(new.queue, new.extra.customId, key)
       local tie = owner and (awaited[owner.id] or awaited[owner.h.ci or ''])
       local own = owner and (families.is_awaited(owner) or tie and target_of(tie, new.queue) == owner) and owner.id
       local refused = own or (awaited[keys[key] or ''] and keys[key])
-      if refused then refuse('refused', 'Cannot replace deduplicated job ' .. refused .. ' because live jobs depend on it') end
+      if refused then refuse_replacement(refused) end
     end
     keys[key] = new.extra.customId or ''
   end
@@ -133,7 +136,7 @@ do
   -- -- custom ids and unique keys -------------------------------------------------------------------------------------
 
   -- False for one that others wait for. Clients are refused before it comes to that (`check_replacement`); what a
-  -- schedule or workflow pushes is answered by the owner, as it would be without `replace`.
+  -- schedule, a workflow or a part of a long batch pushes is answered by the owner, as it would be without `replace`.
   local function replace_owner(owner)
     if owner.h.state == 'active' then
       release_key(owner)
@@ -316,12 +319,20 @@ do
 
   bare_verb('insertPlain', 'PlainJob*', insert_plain, NEEDS_MEMORY)
 
-  -- The jobs of one push.
+  -- A batch that is too long for one call is checked before any part of it is stored. A job that comes to be waited for
+  -- in between is not replaced: it answers for the push (`replace_owner`).
+  verb('checkReplacements', '(index customId key)*', function(queue, args)
+    for i = 2, #args - 2, 3 do
+      local owner = to_be_replaced(queue, args[i + 1] ~= '' and args[i + 1] or nil, args[i + 2])
+      if owner and families.is_awaited(owner) then refuse_replacement(owner.id, 'jobs[' .. args[i] .. ']: ') end
+    end
+  end)
+
+  -- The jobs of one push, or a part of them.
   local function insert(queue, args, keys)
-    local is_flow = args[2] == 'flow'
-    local news, ids, related = {}, {}, {}
+    local mode, news, ids, related = args[2], {}, {}, {}
     for at = 3, #args - JOB_ARGS + 1, JOB_ARGS do news[#news + 1] = read_new(args, at, keys) end
-    check_batch(news, is_flow)
+    if mode ~= 'checked' then check_batch(news, mode == 'flow') end
     for i, new in ipairs(news) do
       local job, is_new = admit(new)
       ids[i] = job.id

@@ -99,6 +99,20 @@ do
     remove(job, PLACE_MS)
   end
 
+  local function drop(queue, set, ids)
+    for _, id in ipairs(ids) do
+      local job = find(queue, id)
+      if job then remove(job) else call('ZREM', set, id) end
+    end
+  end
+
+  -- Ended jobs beyond the kept number. Node, or another setting before, may have left very many: later ends drop more.
+  local function drop_oldest(queue, kind, kept)
+    local set = queue.p .. ':' .. kind
+    local over = call('ZCARD', set) - kept
+    if over > 0 then drop(queue, set, call('ZRANGE', set, 0, math.min(over, MAX_DROPPED) - 1)) end
+  end
+
   -- What a Node producer asked to keep: true, a number, or {age, count}.
   local function retain(job, kind, keep)
     local queue = job.queue
@@ -109,17 +123,8 @@ do
     local count, age = tonumber(keep), nil
     if type(keep) == 'table' then count, age = tonumber(keep.count), tonumber(keep.age) end
     local set = queue.p .. ':' .. kind
-    local function drop(ids)
-      for _, id in ipairs(ids) do
-        local other = find(queue, id)
-        if other then remove(other) else call('ZREM', set, id) end
-      end
-    end
-    if age and age > 0 then drop(call('ZRANGEBYSCORE', set, '-inf', str(NOW - age * 1000), 'LIMIT', 0, MAX_DROPPED)) end
-    if count and count > 0 then -- 0 keeps all of them, as in Node
-      local over = call('ZCARD', set) - count
-      if over > 0 then drop(call('ZRANGE', set, 0, math.min(over, MAX_DROPPED) - 1)) end
-    end
+    if age and age > 0 then drop(queue, set, call('ZRANGEBYSCORE', set, '-inf', str(NOW - age * 1000), 'LIMIT', 0, MAX_DROPPED)) end
+    if count and count > 0 then drop_oldest(queue, kind, count) end -- 0 keeps all of them, as in Node
   end
 
   -- -- completing ---------------------------------------------------------------------------------------------------------
@@ -380,11 +385,7 @@ do
     enter_finished(job, 'failed')
     put(job, 'failedReason', text or 'failed')
     watch_burial(job)
-    while call('ZCARD', queue.p .. ':failed') > set.maxEntries do
-      local oldest = call('ZRANGE', queue.p .. ':failed', 0, 0)[1]
-      local other = find(queue, oldest)
-      if other then remove(other) else call('ZREM', queue.p .. ':failed', oldest) end
-    end
+    drop_oldest(queue, 'failed', set.maxEntries)
   end
 
   -- The end without success: parents hear of it, then the job is buried or, if so asked, dropped.
