@@ -89,7 +89,6 @@ class Engine:
         self.told_already: set[int] = set()
         """Numbers of the events of this tick of which listeners heard before, by the stream that all brokers write."""
         self._body_readers = 0
-        self._started_mono = clock.monotonic_ms()
         self._next_maintenance = 0
         self._is_stopping = False
 
@@ -135,9 +134,6 @@ class Engine:
             log.warning("%s", error)
         elif error is not None:
             log.error("work in the background failed", exc_info=error)
-
-    def uptime_ms(self) -> int:
-        return self.clock.monotonic_ms() - self._started_mono
 
     # -- pushing and pulling -------------------------------------------------------------------------------------------
 
