@@ -28,6 +28,7 @@ MAX_ITEMS: Final = 100_000
 NIL: Final = b"\xc0"
 UNDEFINED: Final = b"\xd4\x00\x00"  # how JavaScript packers write a value that is not there
 MAX_SAFE_INTEGER: Final = 2**53 - 1  # the last integer that JavaScript counts to
+LAST_MOMENT_MS: Final = 8_640_000_000_000_000  # the end of time in JavaScript
 
 _QUEUE_NAME: Final = r"^[a-zA-Z0-9_\-.:]+$(?!\n)"
 _QUEUE_TEXTS: Final = {
@@ -87,7 +88,7 @@ BackoffMs = Annotated[float, Meta(ge=0, le=DAY_MS)]
 MaxAttempts = Annotated[int, Meta(ge=1, le=1000)]
 LeaseMs = Annotated[float, Meta(ge=1, le=DAY_MS)]
 PollMs = Annotated[float, Meta(ge=0, le=60_000)]
-TimestampMs = Annotated[float, Meta(ge=0, le=8_640_000_000_000_000)]
+TimestampMs = Annotated[float, Meta(ge=0, le=LAST_MOMENT_MS)]
 Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Position = Annotated[int, Meta(ge=-MAX_SAFE_INTEGER, le=MAX_SAFE_INTEGER)]
 Finite = Annotated[float, Meta(ge=-1e308, le=1e308)]
@@ -431,7 +432,7 @@ class FlowStep(Struct, rename="camel", omit_defaults=True, gc=False):
     kind: str
     step: str = ""
     attempt: int = 0
-    body: Raw = Raw(b"\xc0")
+    body: Raw = Raw(NIL)
 
 
 class EventName(enum.IntEnum):

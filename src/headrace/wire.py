@@ -27,9 +27,8 @@ from headrace.commands import connection, jobs, monitoring
 from headrace.commands._base import REGISTRY, SHORT_FORMS, Alike, Command, ErrorReply, Spec
 from headrace.errors import HeadraceError, InvalidCommand, UnknownCommand
 from headrace.frames import HEADER
-from headrace.model import MENDED, NIL, NULL_IF_NAMED, is_queue_name
+from headrace.model import MENDED, NIL, NULL_IF_NAMED, UNDEFINED, is_queue_name
 
-UNDEFINED: Final = b"\xd4\x00\x00"
 _REQ_ID_KEY: Final = b"\xa5reqId"
 _MOST_FIELDS: Final = 10_000
 _encoder: Final = msgspec.msgpack.Encoder()
