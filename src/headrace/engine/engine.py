@@ -242,18 +242,14 @@ class Engine:
             if event.event in _FLOW_CHANGES:
                 self.waiters.finish_flow(event.job, event.event in _FLOW_ENDS)
             elif event.event in JOB_ENDS:
-                self._finish_job(event.job, self._outcome(event))
+                self.waiters.finish_job(event.job, self._outcome(event))
             elif event.event in _MASS_REMOVALS and self.backend.is_local:
                 self._dismiss_waiters_of_removed()
 
     def _dismiss_waiters_of_removed(self) -> None:
         for job_id in self.waiters.awaited_jobs():
             if run_now(self.backend.state(job_id)) == "unknown":
-                self._finish_job(job_id, Outcome("removed"))
-
-    def _finish_job(self, job_id: str, outcome: Outcome) -> None:
-        for waiter in self.waiters.take_job(job_id):
-            waiter.finish(outcome)
+                self.waiters.finish_job(job_id, Outcome("removed"))
 
     def _outcome(self, event: Event) -> Outcome:
         body = self.backend.body_of(event)
