@@ -493,11 +493,8 @@ class SettledBatch(Reply):
     data: Ignored | UnsetType = UNSET
 
 
-LEASE_ERRORS = (
-    "Lock token required for job <id>",
-    "Invalid or expired lock token for job <id>",
-    "Job not found or not in processing state: <id>",
-)
+TOKEN_ERRORS = ("Lock token required for job <id>", "Invalid or expired lock token for job <id>")
+LEASE_ERRORS = (*TOKEN_ERRORS, "Job not found or not in processing state: <id>")
 
 
 def given_result(result: Raw | UnsetType) -> bytes | None:
