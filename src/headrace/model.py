@@ -62,7 +62,7 @@ FlowId = Annotated[str, Meta(min_length=1, max_length=256)]
 CustomId = Annotated[str, Meta(max_length=1024, extra={"unicode": "custom ID must be well-formed Unicode"})]
 Token = Annotated[str, Meta(max_length=256)]
 MENDED: Final = "mended"
-"""In the `extra` of a type: what is no Unicode in a text is replaced. It is for people to read, not to be refused."""
+"""In the `extra` of a type: invalid Unicode in the text is replaced, not refused, as only people read it."""
 _MENDED: Final = {MENDED: True}
 MAX_TEXT: Final = 1_048_576
 MAX_STACK: Final = 100
@@ -126,7 +126,7 @@ class Backoff(Struct, frozen=True, rename="camel"):
 
 
 class Dedup(Struct, frozen=True, rename="camel"):
-    """What a `uniqueKey` does when it meets its owner."""
+    """What happens when a job is pushed whose `uniqueKey` another job holds."""
 
     ttl: TtlMs | None = None
     extend: bool = False
@@ -353,7 +353,7 @@ class Log(Struct):
 
 
 class CronEntry(Struct, rename="camel", omit_defaults=False):
-    """A schedule as it is stored; `spec` is the encoded push that each run makes."""
+    """A schedule as it is stored, with what each run pushes."""
 
     name: str
     queue: str
@@ -415,10 +415,10 @@ class Flow(Struct, rename="camel", frozen=True, gc=False):
     id: str
     workflow: str
     queue: str
-    """Where jobs go that decide how it goes on."""
+    """The queue of the jobs that decide how it continues."""
     status: FlowStatus
     revision: int
-    """Counts the changes: who changes it names the revision on which the decision was made."""
+    """Counts the changes. A change names the revision that it was decided on."""
     created_at: float
     updated_at: float
     ended_at: float | None = None

@@ -103,7 +103,7 @@ class Brokers:
             self._claims.wake(queue)
 
     async def follow(self, queue: str) -> None:
-        """Before somebody listens to a queue, or to all: others may work on them, too."""
+        """Learn what others do to a queue, or to all, before somebody listens to it here."""
         if queue == EVERY_QUEUE:
             await self._backend.follow_all()
         else:

@@ -102,7 +102,7 @@ class Engine:
         self._set_alarm()
 
     async def stop(self) -> None:
-        """What nobody waits for has a moment to end: most of all jobs that go back to their queues."""
+        """Work in the background gets a moment to end: above all jobs that go back to their queues."""
         self.guesses.tell(is_last=True)
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=_STOP_S)
@@ -346,7 +346,7 @@ class Engine:
             await self.backend.release(peer.held)
 
     async def follow(self, queue: str) -> None:
-        """Before somebody listens to a queue: others may work on it, too."""
+        """Learn what other brokers do to a queue before somebody listens to it here."""
         if self._brokers is not None:
             await self._brokers.follow(queue)
 

@@ -150,13 +150,13 @@ class Headrace(AsyncShell):
             return self._client
 
     def leave(self, *, keep_open: bool = False) -> Future[None] | None:
-        """Count one user less. The last one closes the app, unless it is kept open: what is returned ends then."""
+        """Count one user less. The last one closes the app, unless it is kept open; the future ends with that."""
         with self._users_lock:
             self._users -= 1
             return None if self._users > 0 or keep_open else self._let_go()
 
     def let_go(self) -> Future[None] | None:
-        """Close the client if nobody else uses it, whoever is in the app: what is returned ends then."""
+        """Close the client if no other app uses it, whoever is in this one; the future ends with that."""
         with self._users_lock:
             return self._let_go()
 
