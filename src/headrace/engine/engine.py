@@ -28,7 +28,7 @@ from headrace.engine.figures import MAX_QUEUES, Figures
 from headrace.engine.guessing import Guesses
 from headrace.engine.history import History
 from headrace.engine.peer import Peer
-from headrace.engine.waiters import Waiter, Waiters
+from headrace.engine.waiters import Waiters
 from headrace.engine.workers import WorkerRegistry
 from headrace.errors import HeadraceError, NotAuthenticated, StorageUnavailable
 from headrace.model import EVENT_WORDS, EVERY_QUEUE, Event, JobSpec
@@ -263,9 +263,6 @@ class Engine:
             peer.deliver(event, body)
         for listener in self._listeners_to_others:
             listener(event)
-
-    def cancel(self, waiter: Waiter) -> None:
-        self.waiters.cancel(waiter)
 
     # -- time ----------------------------------------------------------------------------------------------------------
 
