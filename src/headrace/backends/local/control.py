@@ -226,8 +226,7 @@ class Control(Delivery):
         event = self._emit(EventName.FAILED, job, now)
         event.terminal = True
         event.action = "discard"
-        if job.queue.watchers or self.wants_bodies:
-            self._attach(event, job, self._data(job))
+        self._attach_data(event, job)
         self._note(job, "failed", now)
         self._bury_or_remove(job, now, DeadLetterReason.UNKNOWN, None, remove=False, is_discarded=True)
         if lease is not None:

@@ -314,8 +314,7 @@ class Settlement(Intake):
         event.worker = lease.owner if lease else None
         event.error = error
         event.terminal = terminal
-        if job.queue.watchers or self.wants_bodies:
-            self._attach(event, job, self._data(job))
+        self._attach_data(event, job)
         if terminal:
             if reason is DeadLetterReason.EXPLICIT_FAIL:
                 reason = DeadLetterReason.MAX_ATTEMPTS_EXCEEDED
@@ -577,8 +576,7 @@ class Settlement(Intake):
         event = self._emit(EventName.FAILED, parent, now)
         event.error = error
         event.terminal = True
-        if parent.queue.watchers or self.wants_bodies:
-            self._attach(event, parent, self._data(parent))
+        self._attach_data(event, parent)
         self._note(parent, "failed", now, error=error)
         self._bury_or_remove(parent, now, DeadLetterReason.UNKNOWN, error)
 

@@ -274,6 +274,11 @@ class Store(Collection):
         if body is not None and (self.wants_bodies or job.queue.watchers):
             self._bodies[event.seq] = body
 
+    def _attach_data(self, event: Event, job: Job) -> None:
+        """`_attach` of the data of a job, which is read only if somebody wants it."""
+        if self.wants_bodies or job.queue.watchers:
+            self._bodies[event.seq] = self._data(job)
+
     def _note(
         self,
         job: Job,
