@@ -213,7 +213,7 @@ def _from_file(path: Path) -> dict[str, Any]:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"cannot read config file {path}: {error.strerror}") from None
-    except ValueError as error:  # nor is what is no UTF-8
+    except ValueError as error:  # or it is not UTF-8
         raise ConfigError(f"config file {path} is not valid TOML: {error}") from None
     unknown = sorted(values.keys() - SETTING_KINDS.keys())
     if unknown:

@@ -26,8 +26,7 @@ from msgspec import Struct
 from headrace.client.channel import Channel
 from headrace.client.client import Client
 from headrace.client.policy import ConnectionOptions
-from headrace.client.urls import DEFAULT_URL as DEFAULT_URL
-from headrace.client.urls import SERVER_SCHEMES, connection_options
+from headrace.client.urls import DEFAULT_URL, SERVER_SCHEMES, connection_options
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -49,9 +48,14 @@ _known: Final[WeakValueDictionary[_Key, Client]] = WeakValueDictionary()
 """Also those that nobody uses: whoever kept a queue or a job of one can use it again when it is opened again."""
 
 
+def chosen_url(url: str | None) -> str:
+    """The URL, or the one that counts where none is given."""
+    return url or os.environ.get("HEADRACE_URL") or DEFAULT_URL
+
+
 def open_client(url: str | None = None, **options: Any) -> Client:
     """The client for a URL; give it back with `release_client`. It connects with the first command."""
-    url = url or os.environ.get("HEADRACE_URL") or DEFAULT_URL
+    url = chosen_url(url)
     key = (_canonical(url), *sorted((name, repr(value)) for name, value in options.items()))
     with _lock:
         client = _known.get(key)

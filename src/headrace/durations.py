@@ -31,7 +31,7 @@ def seconds(span: Duration, what: str = "duration") -> float:
 
 
 def positive_seconds(span: Duration | None, what: str = "duration") -> float:
-    """Seconds for those who take 0, less and nothing for the same: 0."""
+    """The span in seconds, where None, 0 and less all mean 0."""
     if span is None or (isinstance(span, int | float) and span <= 0):
         return 0.0
     if isinstance(span, timedelta) and span <= timedelta():

@@ -56,8 +56,8 @@ class HeadraceError(Exception):
     closes: ClassVar[bool] = False
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pools of processes pickle what is raised in them. An error is made anew from its text: the arguments that
-        its class takes are others."""
+        """Pools of processes pickle what is raised in them. An error is rebuilt from its text, since its class takes
+        other arguments."""
         return _made_again, (type(self), self.args), self.__dict__ or None
 
 
@@ -327,7 +327,7 @@ class StepNotFoundError(WorkflowError, LookupError):
 
 
 def message_of(error: BaseException) -> str:
-    """What an error says, whoever wrote its class: what failed has failed, even if it cannot tell why."""
+    """What an error says, or that it cannot be read: the class may be anybody's."""
     try:
         said = encodable(str(error))
     except Exception:

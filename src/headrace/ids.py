@@ -13,11 +13,7 @@ from weakref import WeakSet
 from headrace.clock import Clock, SystemClock
 
 _BLOCK: Final = 4096
-
-
 _SEQUENCES: Final = [f"{n:03x}" for n in range(0x1000)]
-
-
 _sources: Final[WeakSet[IdSource]] = WeakSet()
 
 

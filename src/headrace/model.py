@@ -28,6 +28,7 @@ MAX_ITEMS: Final = 100_000
 NIL: Final = b"\xc0"
 UNDEFINED: Final = b"\xd4\x00\x00"  # how JavaScript packers write a value that is not there
 MAX_SAFE_INTEGER: Final = 2**53 - 1  # the last integer that JavaScript counts to
+LAST_MOMENT_MS: Final = 8_640_000_000_000_000  # the end of time in JavaScript
 
 _QUEUE_NAME: Final = r"^[a-zA-Z0-9_\-.:]+$(?!\n)"
 _QUEUE_TEXTS: Final = {
@@ -61,7 +62,7 @@ FlowId = Annotated[str, Meta(min_length=1, max_length=256)]
 CustomId = Annotated[str, Meta(max_length=1024, extra={"unicode": "custom ID must be well-formed Unicode"})]
 Token = Annotated[str, Meta(max_length=256)]
 MENDED: Final = "mended"
-"""In the `extra` of a type: what is no Unicode in a text is replaced. It is for people to read, not to be refused."""
+"""In the `extra` of a type: invalid Unicode in the text is replaced, not refused, as only people read it."""
 _MENDED: Final = {MENDED: True}
 MAX_TEXT: Final = 1_048_576
 MAX_STACK: Final = 100
@@ -87,7 +88,7 @@ BackoffMs = Annotated[float, Meta(ge=0, le=DAY_MS)]
 MaxAttempts = Annotated[int, Meta(ge=1, le=1000)]
 LeaseMs = Annotated[float, Meta(ge=1, le=DAY_MS)]
 PollMs = Annotated[float, Meta(ge=0, le=60_000)]
-TimestampMs = Annotated[float, Meta(ge=0, le=8_640_000_000_000_000)]
+TimestampMs = Annotated[float, Meta(ge=0, le=LAST_MOMENT_MS)]
 Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Position = Annotated[int, Meta(ge=-MAX_SAFE_INTEGER, le=MAX_SAFE_INTEGER)]
 Finite = Annotated[float, Meta(ge=-1e308, le=1e308)]
@@ -125,7 +126,7 @@ class Backoff(Struct, frozen=True, rename="camel"):
 
 
 class Dedup(Struct, frozen=True, rename="camel"):
-    """What a `uniqueKey` does when it meets its owner."""
+    """What happens when a job is pushed whose `uniqueKey` another job holds."""
 
     ttl: TtlMs | None = None
     extend: bool = False
@@ -352,7 +353,7 @@ class Log(Struct):
 
 
 class CronEntry(Struct, rename="camel", omit_defaults=False):
-    """A schedule as it is stored; `spec` is the encoded push that each run makes."""
+    """A schedule as it is stored, with what each run pushes."""
 
     name: str
     queue: str
@@ -414,10 +415,10 @@ class Flow(Struct, rename="camel", frozen=True, gc=False):
     id: str
     workflow: str
     queue: str
-    """Where jobs go that decide how it goes on."""
+    """The queue of the jobs that decide how it continues."""
     status: FlowStatus
     revision: int
-    """Counts the changes: who changes it names the revision on which the decision was made."""
+    """Counts the changes. A change names the revision that it was decided on."""
     created_at: float
     updated_at: float
     ended_at: float | None = None
@@ -431,7 +432,7 @@ class FlowStep(Struct, rename="camel", omit_defaults=True, gc=False):
     kind: str
     step: str = ""
     attempt: int = 0
-    body: Raw = Raw(b"\xc0")
+    body: Raw = Raw(NIL)
 
 
 class EventName(enum.IntEnum):

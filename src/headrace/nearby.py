@@ -55,7 +55,7 @@ class Door:
 
     @contextmanager
     def passing(self) -> Iterator[None]:
-        """A push goes through."""
+        """Count a direct push while it is in flight."""
         self._inside += 1
         self._is_free.clear()
         try:
@@ -66,7 +66,7 @@ class Door:
                 self._is_free.set()
 
     async def let_pass(self) -> None:
-        """Return when those who are inside are through; who waits for that goes on in the order of coming."""
+        """Wait until the direct pushes in flight are done. Callers continue in the order in which they came."""
         async with self._turn:
             await self._is_free.wait()
 

@@ -21,20 +21,16 @@ from datetime import datetime, timedelta
 from functools import cache, lru_cache
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from cronsim import CronSim, CronSimError
 from msgspec import Struct
 
 from headrace.errors import InvalidCommand
-
-if TYPE_CHECKING:
-    from headrace.model import Repeat
+from headrace.model import LAST_MOMENT_MS, MAX_SAFE_INTEGER, Repeat
 
 MAX_EXPRESSION_LENGTH: Final = 256
-MAX_SAFE_INTEGER: Final = 2**53 - 1
-LAST_MOMENT_MS: Final = 8_640_000_000_000_000  # the end of time in JavaScript
 MACROS: Final = {
     "@yearly": "0 0 1 1 *",
     "@annually": "0 0 1 1 *",

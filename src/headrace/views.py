@@ -83,11 +83,9 @@ class HistoryView(Struct, rename="camel"):
     timeline: list[TimelineEntry]
 
 
-def _body(view: Struct) -> tuple[int, bytes]:
-    """The entries of an encoded struct without the map header, and how many they are."""
-    encoded = _encode(view)
-    count = len(view.__struct_fields__)
-    return count, encoded[1 if count < 16 else 3 :]
+def _body(view: Struct) -> bytes:
+    """The entries of an encoded struct, without the map header."""
+    return _encode(view)[1 if len(view.__struct_fields__) < 16 else 3 :]
 
 
 def _backoff_view(backoff: float | Backoff) -> tuple[int | float, dict[str, Any] | None]:
@@ -99,7 +97,7 @@ def _backoff_view(backoff: float | Backoff) -> tuple[int | float, dict[str, Any]
     return js_number(backoff.delay), config
 
 
-def _settings_body(s: JobSettings) -> tuple[int, bytes]:
+def _settings_body(s: JobSettings) -> bytes:
     backoff, config = _backoff_view(s.backoff)
     return _body(
         SettingsView(
@@ -131,7 +129,7 @@ def _repeat_view(repeat: Repeat | None) -> dict[str, Any] | None:
     return {"count": 0} | {k: js_number(v) if isinstance(v, float) else v for k, v in values.items()}
 
 
-def _links_body(k: JobLinks) -> tuple[int, bytes]:
+def _links_body(k: JobLinks) -> bytes:
     dedup = k.dedup
     return _body(
         LinksView(
@@ -153,7 +151,7 @@ def _links_body(k: JobLinks) -> tuple[int, bytes]:
 
 
 _NO_LINKS_BODY: Final = _links_body(JobLinks())
-_DEFAULT_BODY: Final = _settings_body(DEFAULT_SETTINGS)[1] + _NO_LINKS_BODY[1]
+_DEFAULT_BODY: Final = _settings_body(DEFAULT_SETTINGS) + _NO_LINKS_BODY
 _settings_bodies: Final[dict[int, tuple[JobSettings, bytes]]] = {}
 _MAX_BODIES: Final = 4096
 
@@ -163,21 +161,19 @@ _HISTORY_COUNT: Final = len(HistoryView.__struct_fields__)
 
 
 def _shared_settings_body(settings: JobSettings) -> bytes:
-    # Keyed by identity: hashing seventeen fields would cost more than encoding them saves. The settings object is
-    # kept beside its body so that its id cannot be reused while it is here.
+    # Keyed by identity: hashing all fields would cost more than encoding them. The settings object is kept beside its
+    # body so that its id cannot be reused while it is here.
     known = _settings_bodies.get(id(settings))
     if known is not None:
         return known[1]
     if len(_settings_bodies) >= _MAX_BODIES:
         _settings_bodies.clear()
-    body = _settings_body(settings)[1]
+    body = _settings_body(settings)
     _settings_bodies[id(settings)] = (settings, body)
     return body
 
 
-def _key(name: str) -> bytes:
-    return _encode(name)
-
+_key: Final = _encode
 
 _ID: Final = _key("id")
 _QUEUE: Final = _key("queue")
@@ -237,7 +233,7 @@ def plain_history(first_state: str, created: float, started: float | None, compl
 
 
 def rich_history(view: HistoryView) -> bytes:
-    return _body(view)[1]
+    return _body(view)
 
 
 def brief_history(children_completed: int, progress: float, message: str | None) -> bytes:
@@ -384,7 +380,7 @@ def encode_job(
                 _STALLS,
                 _integer(job.stalls),
                 _shared_settings_body(job.settings),
-                _NO_LINKS_BODY[1] if job.links is None else _links_body(job.links)[1],
+                _NO_LINKS_BODY if job.links is None else _links_body(job.links),
                 history,
                 extra,
             )

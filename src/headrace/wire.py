@@ -27,9 +27,8 @@ from headrace.commands import connection, jobs, monitoring
 from headrace.commands._base import REGISTRY, SHORT_FORMS, Alike, Command, ErrorReply, Spec
 from headrace.errors import HeadraceError, InvalidCommand, UnknownCommand
 from headrace.frames import HEADER
-from headrace.model import MENDED, NIL, NULL_IF_NAMED, is_queue_name
+from headrace.model import MENDED, NIL, NULL_IF_NAMED, UNDEFINED, is_queue_name
 
-UNDEFINED: Final = b"\xd4\x00\x00"
 _REQ_ID_KEY: Final = b"\xa5reqId"
 _MOST_FIELDS: Final = 10_000
 _encoder: Final = msgspec.msgpack.Encoder()
@@ -214,8 +213,8 @@ _CHECKED_FIRST: Final = {"queue": 0, "data": 1, "groupId": 2}
 """Of several errors the reference reports that of the queue first, then the payload, then the group."""
 
 
-def _fault(path: Path, kind: str, text: str, extra: dict[str, str]) -> InvalidCommand:
-    return InvalidCommand(extra.get(kind) or f"{path} {text}")
+def _missing(path: Path, extra: dict[str, str]) -> InvalidCommand:
+    return InvalidCommand(extra.get("required") or f"{path} is required")
 
 
 def _rank(field: inspect.Field) -> int:
@@ -257,14 +256,14 @@ class _Explainer:
             return None  # here null and absent differ
         if encoded is None or encoded in (UNDEFINED, NIL):
             if field.required:
-                raise _fault(path, "required", "is required", extra)
+                raise _missing(path, extra)
             return NODEFAULT
         return self.value(Raw(encoded), field.type, path)
 
     def _opaque(self, encoded: bytes | None, field: inspect.Field, path: Path, extra: dict[str, str]) -> Any:
         if encoded is None or (encoded == UNDEFINED and not field.required):
             if field.required:
-                raise _fault(path, "required", "is required", extra)
+                raise _missing(path, extra)
             return NODEFAULT
         return Raw(NIL if encoded == UNDEFINED else encoded)
 

@@ -236,7 +236,14 @@ def test_a_worker_with_options_that_make_no_sense_is_refused(offline: Cli, words
     assert said in done.err.replace("'", "")
 
 
-@pytest.mark.parametrize("url", ["headrace://host:6789?token=secret", "valkey://me:secret@host:6379/0"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "headrace://host:6789?token=secret",
+        "valkey://me:secret@host:6379/0",
+        "valkey://me:top/secret@host:6379/0",
+    ],
+)
 def test_a_check_shows_no_secrets(offline: Cli, url: str) -> None:
     (offline.folder / "shop.py").write_text(f"from headrace import Headrace\napp = Headrace({url!r})\n")
     shown = offline.ok("worker", "shop:app", "--check").out

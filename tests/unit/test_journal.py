@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import sqlite3
 import subprocess
 import sys
@@ -368,11 +369,16 @@ db.execute("COMMIT")
 
 
 class TestErrors:
-    def test_a_full_disk_is_told_as_such(self) -> None:
-        full = apsw.FullError("database or disk is full")
+    @pytest.mark.parametrize(
+        "full",
+        [apsw.FullError("database or disk is full"), OSError(errno.ENOSPC, "full"), OSError(errno.EDQUOT, "full")],
+        ids=["sqlite", "disk", "quota"],
+    )
+    def test_a_full_disk_is_told_as_such(self, full: Exception) -> None:
         assert is_full(full)
         assert "Free disk space" in describe(full)
-        assert is_full(OSError(28, "No space left on device"))
+
+    def test_an_error_that_is_no_full_disk_is_told_as_it_is(self) -> None:
         assert not is_full(OSError(5, "Input/output error"))
         assert "Input/output error" in describe(OSError(5, "Input/output error"))
 

@@ -14,9 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import InvalidCommand
-from headrace.model import Repeat
+from headrace.model import LAST_MOMENT_MS, Repeat
 from headrace.schedules import (
-    LAST_MOMENT_MS,
     MACROS,
     Schedule,
     check_cron,

@@ -125,10 +125,9 @@ def test_everybody_who_waits_for_a_job_hears_of_it(parked: Parked) -> None:
     parked.job("2")
     parked.job("3", "other")
     assert parked.waiters.has_jobs
-    for waiter in parked.waiters.take_job("j"):
-        waiter.finish("done")
+    parked.waiters.finish_job("j", "done")
+    parked.waiters.finish_job("j", "again")
     assert parked.given == [("1", "done"), ("2", "done")]
-    assert parked.waiters.take_job("j") == []
     assert parked.waiters.has_jobs
 
 
@@ -156,9 +155,9 @@ def test_a_cancelled_waiter_gets_nothing(parked: Parked) -> None:
     parked.waiters.cancel(gone)
     parked.waiters.cancel(waiting)
     gone.finish("x")
+    parked.waiters.finish_job("j", "x")
     assert parked.given == []
     assert parked.order() == [staying]
-    assert parked.waiters.take_job("j") == []
 
 
 def test_parking_rings_the_alarm_in_time() -> None:

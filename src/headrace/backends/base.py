@@ -617,8 +617,8 @@ class Backend(Protocol):
 
     # -- schedules and webhooks ------------------------------------------------------------------------------------
     async def put_cron(self, entry: CronEntry, known: CronEntry | None = None) -> bool:
-        """Store a schedule in the place of `known`. False, and nothing is changed, when that is not how it stands now:
-        somebody else changed or fired it meanwhile."""
+        """Store a schedule in place of `known`. False, with nothing changed, when the stored one is another: somebody
+        changed or fired it meanwhile."""
 
     async def cron(self, name: str) -> CronEntry | None: ...
 

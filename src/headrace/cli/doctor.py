@@ -1,4 +1,4 @@
-"""`headrace doctor`: look at a database file and its event log, and say what is wrong in plain words."""
+"""`headrace doctor`: look at a database file, and say what is wrong in plain words."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from headrace.cli.output import print_json
 
 
 def prepare(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Check a database file and its event log while no server has it open. Exit code 0: healthy."
+    parser.description = "Check a database file while no server has it open. Exit code 0: healthy."
     parser.add_argument("--data-path", metavar="FILE", default="headrace.db", help="(default: headrace.db)")
     parser.add_argument("--json", action="store_true", dest="as_json", help="JSON for machines on stdout")
     parser.set_defaults(run=run)

@@ -11,7 +11,6 @@ import contextlib
 import importlib
 import logging
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -20,6 +19,7 @@ import traceback
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final, NoReturn
 
+from headrace import notation
 from headrace.cli.session import Exit, UsageError, advised
 from headrace.config import LOG_LEVELS, split_tokens
 from headrace.errors import HeadraceError
@@ -118,7 +118,7 @@ def _told_in_short(module_name: str, error: Exception) -> HeadraceError:
 
 
 def show(app: Headrace) -> None:
-    print(re.sub("//[^/@]*@", "//", app.url.partition("?")[0]))  # without a token or password
+    print(notation.place(app.url))
     for task in sorted(app.tasks.values(), key=lambda task: (task.queue, task.name)):
         schedule = app.schedules.get(task.name)
         when = f"  {schedule.cron or f'every {schedule.every}'}" if schedule else ""

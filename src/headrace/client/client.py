@@ -156,7 +156,7 @@ class Client:
             self.line.closers[self] = self._end_with_line
 
     def _end(self) -> Coroutine[Any, Any, None]:
-        """From here on nothing is asked; what is returned ends when all is closed."""
+        """Refuse further commands; what is returned can be awaited until everything is closed."""
         self._has_ended = True
         self._standing_channel()
         self.line.closers.pop(self, None)

@@ -223,7 +223,7 @@ class Conversation:
     def _begin(self, version: int) -> None:
         self.is_ready = True
         self._window = self._options.max_in_flight if version >= 2 and self._options.pipelining else 1
-        # Who tried again after each timeout while there was no connection shall not have it done for each try.
+        # What callers gave up while there was no connection is not sent: they may have tried again each time.
         self._put_back(question for question in self.take_waiting() if not is_unwanted(question.done))
         self._send_waiting()
 

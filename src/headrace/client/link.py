@@ -246,7 +246,7 @@ class Link(asyncio.Protocol):
             raise
 
     def _failed(self, error: BaseException) -> None:
-        """A try to connect failed. Who has waited for the very first one, or cannot be let in, is told why."""
+        """A try to connect failed. If it was the first one, or the token is refused, those who wait are told why."""
         silence = f"no answer within {self.options.connect_timeout:g} s"
         reason = getattr(error, "strerror", None) or str(error) or silence
         told = error if isinstance(error, NotAuthenticated) else Unreachable(f"Cannot reach {self._where}: {reason}")

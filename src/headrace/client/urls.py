@@ -22,7 +22,7 @@ _TRUTHS: Final = {"true": True, "1": True, "false": False, "0": False}
 
 
 def connection_options(url: str, **options: Any) -> ConnectionOptions:
-    """The options of a URL, and those given by name on top of them. The environment has a token for who names none."""
+    """The options of a URL, and those given by name on top of them. Without a token HEADRACE_TOKEN counts."""
     known = dict(zip(ConnectionOptions.__struct_fields__, ConnectionOptions.__struct_defaults__, strict=True))
     chosen: dict[str, Any] = {"token": os.environ.get("HEADRACE_TOKEN") or None}
     try:

@@ -74,7 +74,7 @@ class ErrorReply(Struct):
 
 
 BurstReplies = Alike | list[Reply | HeadraceError]
-"""What one of several commands that are run together is answered with."""
+"""The replies to commands that were run together, in their order."""
 
 R = TypeVar("R", bound=Reply)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from msgspec import UNSET, Meta, Raw, UnsetType
 
 from headrace.commands._base import Command, Flag, Ok, Reply, command
-from headrace.commands.jobs import check_lengths, checked_data
+from headrace.commands.jobs import TOKEN_ERRORS, check_lengths, checked_data
 from headrace.commands.queries import Counted
 from headrace.errors import Refused
 from headrace.model import DelayMs, Finite, JobId, LeaseMs, Many, Priority, Text, Token
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from headrace.engine.peer import Peer
 
 _NOT_ACTIVE = ("Job not found", "Job is not active (current state: <state>)")
-TOKEN_ERRORS = ("Lock token required for job <id>", "Invalid or expired lock token for job <id>")
 
 
 @command(

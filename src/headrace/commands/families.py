@@ -14,8 +14,7 @@ from msgspec import Raw, Struct, msgpack
 from headrace.backends.base import FamilyNode
 from headrace.backends.listing import REPLY_ROOM
 from headrace.commands._base import Command, Flag, Ok, Reply, command
-from headrace.commands.control import TOKEN_ERRORS
-from headrace.commands.jobs import PushEntry, checked_data
+from headrace.commands.jobs import TOKEN_ERRORS, PushEntry, checked_data
 from headrace.errors import InvalidCommand, Refused
 from headrace.model import JobId, Many, QueueName, Token
 

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 _NOT_FOUND: Final = "Flow not found: <id>"
 _ENDED: Final = "Flow <id> has ended"
-_WISH_ATTEMPTS: Final = 100
-"""A wish must not be lost because a worker was killed a few times."""
+_REQUEST_ATTEMPTS: Final = 100
+"""A request must not be lost because a worker was killed a few times."""
 
 
 class GivenStep(Struct, rename="camel", gc=False):
@@ -161,21 +161,21 @@ async def _flow(engine: Engine, flow_id: str) -> Flow:
     return flow
 
 
-async def _wish(engine: Engine, flow_id: str, name: str, told: Mapping[str, object]) -> FlowChanged:
-    """Have whoever decides on a flow hear of something; the same wish twice is one until it was heard."""
+async def _request(engine: Engine, flow_id: str, name: str, told: Mapping[str, object]) -> FlowChanged:
+    """Leave a request for whoever decides on a flow. The same one twice counts once until it has been read."""
     flow = await _flow(engine, flow_id)
     if flow.status.is_final:
         raise Conflict(f"Flow {flow_id} has ended")
-    wish = PushEntry(
+    request = PushEntry(
         data=Raw(encode({"flow": flow_id, **told})),
         name=name,
         custom_id=f"{flow_id}-step-{name}",
-        max_attempts=_WISH_ATTEMPTS,
+        max_attempts=_REQUEST_ATTEMPTS,
         remove_on_complete=True,
         remove_on_fail=True,
     )
-    check_options(wish)
-    await engine.push(flow.queue, wish)
+    check_options(request)
+    await engine.push(flow.queue, request)
     return FlowChanged(flow=flow)
 
 
@@ -198,7 +198,7 @@ class FlowCancel(Command[FlowChanged], tag="FlowCancel"):
 
     async def run(self, engine: Engine, peer: Peer) -> FlowChanged:
         told = {"role": "cancel", "compensate": self.compensate, "reason": self.reason}
-        return await _wish(engine, self.id, "__cancel__", told)
+        return await _request(engine, self.id, "__cancel__", told)
 
 
 @command(
@@ -217,7 +217,7 @@ class FlowSignal(Command[FlowChanged], tag="FlowSignal"):
 
     async def run(self, engine: Engine, peer: Peer) -> FlowChanged:
         told = {"role": "signal", "step": self.name, "payload": self.payload}
-        return await _wish(engine, self.id, f"__signal__{self.name}", told)
+        return await _request(engine, self.id, f"__signal__{self.name}", told)
 
 
 async def _found(engine: Engine, flow_id: str, after: int) -> FlowFound:

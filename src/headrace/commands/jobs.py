@@ -111,8 +111,8 @@ class JobOptions(Command[Any], tag=False, kw_only=True):
     debounce_id: ShortText | None = None
     debounce_ttl: TtlMs | None = None
     flow_id: FlowId | None = None
-    # Given at all, an id of its own stands for a job that has ended, too, as long as that is kept; and this long after
-    # the push whatever becomes of the job.
+    # If given, the custom id also stands for a job that has ended: as long as that job is kept, and for at least this
+    # long after the push.
     id_ttl: TtlMs | None = None
     # How many jobs its group may hold at most; asked only while pushing.
     group_max_size: Annotated[int, positive("groupMaxSize")] | None = None
@@ -142,7 +142,7 @@ def check_options(options: JobOptions) -> None:
 
 
 def needs_check(options: JobOptions) -> bool:
-    """Whether check_options could find anything: nearly all jobs are spared it by this one test."""
+    """Whether check_options or check_group_room could find anything: this one test spares nearly all jobs both."""
     size = len(options.data)
     return (
         options.repeat is not None
@@ -493,11 +493,8 @@ class SettledBatch(Reply):
     data: Ignored | UnsetType = UNSET
 
 
-LEASE_ERRORS = (
-    "Lock token required for job <id>",
-    "Invalid or expired lock token for job <id>",
-    "Job not found or not in processing state: <id>",
-)
+TOKEN_ERRORS = ("Lock token required for job <id>", "Invalid or expired lock token for job <id>")
+LEASE_ERRORS = (*TOKEN_ERRORS, "Job not found or not in processing state: <id>")
 
 
 def given_result(result: Raw | UnsetType) -> bytes | None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from msgspec import Meta, Struct
 
 from headrace.commands._base import Command, Flag, Ok, Reply, command
-from headrace.model import YEAR_MS, Count, QueueName, TtlMs
+from headrace.model import MAX_SAFE_INTEGER, YEAR_MS, Count, QueueName, TtlMs
 from headrace.model import RateLimit as StoredRateLimit
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from headrace.engine.peer import Peer
 
 _NOT_A_NUMBER = dict.fromkeys(("type", "finite"), "limit must be a finite number")
-JobsPerDuration = Annotated[float, Meta(ge=0, le=2**53 - 1, extra=_NOT_A_NUMBER)]
+JobsPerDuration = Annotated[float, Meta(ge=0, le=MAX_SAFE_INTEGER, extra=_NOT_A_NUMBER)]
 JobsAtOnce = Annotated[int, Meta(ge=0, le=2**31 - 1, extra=_NOT_A_NUMBER)]
 
 

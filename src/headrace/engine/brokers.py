@@ -43,13 +43,9 @@ class Brokers:
         self._waiters = waiters
         self._run = run
         self._claims = ClaimLoops(backend, waiters, run)
-        backend.on_end = self._hear_of_end
+        backend.on_end = waiters.finish_job
         backend.on_flow = waiters.finish_flow
         backend.on_event = hear_of_event
-
-    def _hear_of_end(self, job_id: str, outcome: Outcome) -> None:
-        for waiter in self._waiters.take_job(job_id):
-            waiter.finish(outcome)
 
     # -- somebody waits here -------------------------------------------------------------------------------------------
 
@@ -72,14 +68,13 @@ class Brokers:
             # It was there when the waiting began: it ended and was not kept. If that was done here, its end is told
             # with the tick that is under way; if not, nobody tells of it.
             await asyncio.sleep(_UNTIL_TOLD)
-            for left in self._waiters.take_job(waiter.key):
-                left.finish(None)
+            self._waiters.finish_job(waiter.key, None)
             return
         except HeadraceError:
             self._waiters.cancel(waiter)
             raise
         if outcome.has_ended:
-            self._hear_of_end(waiter.key, outcome)
+            self._waiters.finish_job(waiter.key, outcome)
 
     async def missed_end(self, job_id: str) -> Outcome | None:
         """Time is up, or so it seems: the message of another broker may have been lost."""
@@ -108,7 +103,7 @@ class Brokers:
             self._claims.wake(queue)
 
     async def follow(self, queue: str) -> None:
-        """Before somebody listens to a queue, or to all: others may work on them, too."""
+        """Learn what others do to a queue, or to all, before somebody listens to it here."""
         if queue == EVERY_QUEUE:
             await self._backend.follow_all()
         else:

@@ -28,7 +28,7 @@ from headrace.engine.figures import MAX_QUEUES, Figures
 from headrace.engine.guessing import Guesses
 from headrace.engine.history import History
 from headrace.engine.peer import Peer
-from headrace.engine.waiters import Waiter, Waiters
+from headrace.engine.waiters import Waiters
 from headrace.engine.workers import WorkerRegistry
 from headrace.errors import HeadraceError, NotAuthenticated, StorageUnavailable
 from headrace.model import EVENT_WORDS, EVERY_QUEUE, Event, JobSpec
@@ -89,7 +89,6 @@ class Engine:
         self.told_already: set[int] = set()
         """Numbers of the events of this tick of which listeners heard before, by the stream that all brokers write."""
         self._body_readers = 0
-        self._started_mono = clock.monotonic_ms()
         self._next_maintenance = 0
         self._is_stopping = False
 
@@ -103,7 +102,7 @@ class Engine:
         self._set_alarm()
 
     async def stop(self) -> None:
-        """What nobody waits for has a moment to end: most of all jobs that go back to their queues."""
+        """Work in the background gets a moment to end: above all jobs that go back to their queues."""
         self.guesses.tell(is_last=True)
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=_STOP_S)
@@ -135,9 +134,6 @@ class Engine:
             log.warning("%s", error)
         elif error is not None:
             log.error("work in the background failed", exc_info=error)
-
-    def uptime_ms(self) -> int:
-        return self.clock.monotonic_ms() - self._started_mono
 
     # -- pushing and pulling -------------------------------------------------------------------------------------------
 
@@ -246,18 +242,14 @@ class Engine:
             if event.event in _FLOW_CHANGES:
                 self.waiters.finish_flow(event.job, event.event in _FLOW_ENDS)
             elif event.event in JOB_ENDS:
-                self._finish_job(event.job, self._outcome(event))
+                self.waiters.finish_job(event.job, self._outcome(event))
             elif event.event in _MASS_REMOVALS and self.backend.is_local:
                 self._dismiss_waiters_of_removed()
 
     def _dismiss_waiters_of_removed(self) -> None:
         for job_id in self.waiters.awaited_jobs():
             if run_now(self.backend.state(job_id)) == "unknown":
-                self._finish_job(job_id, Outcome("removed"))
-
-    def _finish_job(self, job_id: str, outcome: Outcome) -> None:
-        for waiter in self.waiters.take_job(job_id):
-            waiter.finish(outcome)
+                self.waiters.finish_job(job_id, Outcome("removed"))
 
     def _outcome(self, event: Event) -> Outcome:
         body = self.backend.body_of(event)
@@ -271,9 +263,6 @@ class Engine:
             peer.deliver(event, body)
         for listener in self._listeners_to_others:
             listener(event)
-
-    def cancel(self, waiter: Waiter) -> None:
-        self.waiters.cancel(waiter)
 
     # -- time ----------------------------------------------------------------------------------------------------------
 
@@ -354,7 +343,7 @@ class Engine:
             await self.backend.release(peer.held)
 
     async def follow(self, queue: str) -> None:
-        """Before somebody listens to a queue: others may work on it, too."""
+        """Learn what other brokers do to a queue before somebody listens to it here."""
         if self._brokers is not None:
             await self._brokers.follow(queue)
 

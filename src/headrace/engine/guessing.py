@@ -47,7 +47,7 @@ class Guesses:
         return int(min(_LONGEST_WAIT_MS, 25 * 2 ** min(before, 7)))
 
     def tell(self, *, is_last: bool = False) -> None:
-        """Log those that were not told of yet, unless others were just now. Call it about once a second."""
+        """Log what has not been logged yet, at most once a second. Call it about that often."""
         if not self._untold:
             return
         now = self._clock.monotonic_ms()

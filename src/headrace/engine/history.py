@@ -72,7 +72,7 @@ _STILL: Final = Pace()
 
 
 class Span:
-    """One resolution of one track: a ring of steps, oldest first from `_first`."""
+    """One resolution of one track: a ring of the last `length` steps before the step `index`."""
 
     __slots__ = ("_base", "_base_mono", "_rings", "index", "length", "slots", "step_ms")
 

@@ -4,7 +4,7 @@ A parked command awaits a `Waiter`, which suspends its coroutine and hands the w
 continues it within the same tick, so that the job it gets, its event and its reply share one commit.
 
 To add another kind of waiting: give it a registry keyed by what it waits for, resume it from `Engine.settle`, and let
-`expire` and `cancel` know the registry.
+`expired` and `cancel` know the registry.
 """
 
 from __future__ import annotations
@@ -144,14 +144,16 @@ class Waiters:
         """Jobs for whose end somebody waits."""
         return [key for key in self._jobs if not key.startswith(_FLOW_KEYS)]
 
-    def take_job(self, job_id: str) -> list[Waiter]:
-        return self._jobs.pop(job_id, [])
+    def finish_job(self, job_id: str, outcome: Any) -> None:
+        """A job has ended, here or at another broker: whoever waits for it is told how."""
+        for waiter in self._jobs.pop(job_id, ()):
+            waiter.finish(outcome)
 
     def finish_flow(self, flow_id: str, is_ended: bool) -> None:
-        """A workflow was changed, here or at another broker: whoever waits for that goes on."""
-        waiting = self.take_job(_flow_key(flow_id)) if is_ended else []
-        for waiter in waiting + self.take_job(_change_key(flow_id)):
-            waiter.finish(None)
+        """A workflow was changed, here or at another broker: whoever waits for that continues."""
+        if is_ended:
+            self.finish_job(_flow_key(flow_id), None)
+        self.finish_job(_change_key(flow_id), None)
 
     def next_due(self) -> int | None:
         while self._deadlines and self._deadlines[0][2].is_over:

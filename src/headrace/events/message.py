@@ -23,7 +23,7 @@ JOB_NAME: Final = "event"
 
 
 class EventMessage(Struct, rename="camel", kw_only=True):
-    """One emission. Optional keys are absent, not null; who emits nothing, or without a context, may leave that out."""
+    """One emission. Optional keys are absent, not null; other emitters may leave out an empty payload or meta."""
 
     version: str = EVENT_MESSAGE_VERSION
     event_id: str

@@ -367,7 +367,7 @@ class EventProvider:
             raise
 
     async def leave_group(self, event_name: str, group: str | None = None) -> bool:
-        """Emit no more events for a group, nor by the clock; what waits for it stays in its queue."""
+        """Emit no more events for a group, scheduled ones included; what waits for it stays in its queue."""
         has_left = await self.groups.leave(event_name, group)
         for info in await self.schedules.get_schedules(event_name, group):
             await self.schedules.unschedule(event_name, info.schedule_id, group)
@@ -376,7 +376,7 @@ class EventProvider:
     # -- schedules -----------------------------------------------------------------------------------------------------
 
     async def schedule_event(self, event_name: str, schedule_id: str, **schedule: Any) -> ScheduleInfo:
-        """Emit an event by the clock, for the groups there are now; `unschedule_event` ends it."""
+        """Emit an event on a schedule, for the groups there are now; `unschedule_event` ends it."""
         infos = [
             await self.schedules.schedule(
                 event_name, schedule_id, group=target.group, retry=target.options(), **schedule

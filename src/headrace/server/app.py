@@ -11,7 +11,6 @@ import os
 import resource
 import signal
 import ssl
-import sys
 from ipaddress import ip_network
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -196,23 +195,19 @@ async def _serve(settings: Settings) -> None:
     if not await _is_reached(app.backend, stopping):
         return
     await app.start()
-    where = app.place
     secure = "s" if settings.tls_cert else ""
     places = f"headrace{secure}://{settings.bind_host}:{app.tcp.port}"
     if app.http is not None:
         places += f" and http{secure}://{settings.bind_host}:{app.http.port}"
-    print(f"headrace listens on {places} ({where})", flush=True)
+    print(f"headrace listens on {places} ({app.place})", flush=True)
     await stopping.wait()
     await app.stop()
 
 
 def serve(settings: Settings) -> None:
     """Run a server in the foreground until SIGTERM or SIGINT."""
-    _raise_file_limit()
-    if sys.platform != "win32":
-        import uvloop
+    import uvloop
 
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_serve(settings))
-    else:
-        asyncio.run(_serve(settings))
+    _raise_file_limit()
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve(settings))

@@ -108,7 +108,7 @@ class Driver(Generic[Key]):
             self._resume(work, value, command, key)
 
         if isinstance(suspended, Waiter) and self._is_gone:
-            self._engine.cancel(suspended)
+            self._engine.waiters.cancel(suspended)
             work.close()
             self._forget(work)
         elif isinstance(suspended, Waiter):
@@ -164,7 +164,7 @@ class Driver(Generic[Key]):
         for work, waiter in list(self._waiting.items()):
             # Work in slices continues without its client: half an Obliterate or half a PUSHB must not remain.
             if waiter is not None:
-                self._engine.cancel(waiter)
+                self._engine.waiters.cancel(waiter)
                 work.close()
                 del self._waiting[work]
         if self._waiting:

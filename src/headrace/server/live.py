@@ -326,7 +326,7 @@ class Position(msgspec.Struct, frozen=True):
 
 
 def _lean(event: Event) -> Event:
-    """The event with no more than will be shown, but for its error, action and tags: ten thousand of them are kept."""
+    """The event without what streams do not show, and with a bounded error: ten thousand of them are kept."""
     error = event.error and event.error[:MAX_LIVE_ERROR]
     return msgspec.structs.replace(event, error=error, action=None, tags=None)
 

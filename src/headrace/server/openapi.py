@@ -166,11 +166,6 @@ def _path_parameters(spec: Spec, route: Route, schemas: Schemas) -> list[Schema]
     ]
 
 
-def _not_null(schema: Schema) -> Schema:
-    members: list[Schema] = [member for member in schema.get("anyOf", ()) if member != {"type": "null"}]
-    return members[0] if members else schema
-
-
 def _query_parameters(spec: Spec, route: Route, schemas: Schemas) -> list[Schema]:
     if route.method not in ("GET", "DELETE"):
         return []
@@ -178,15 +173,15 @@ def _query_parameters(spec: Spec, route: Route, schemas: Schemas) -> list[Schema
     for field in _own_fields(spec, route):
         if not fits_query(field.type):
             continue
-        schema = _without_null(schemas.field(field))
+        schema = _not_null(schemas.field(field))
         if field.encode_name in route.defaults:
             schema["default"] = route.defaults[field.encode_name]
         shown.append({"name": field.encode_name, "in": "query", "required": field.required, "schema": schema})
     return shown
 
 
-def _without_null(schema: Schema) -> Schema:
-    """In a query there is no null: a parameter is there or not."""
+def _not_null(schema: Schema) -> Schema:
+    """In a path or a query there is no null: a parameter is there or not."""
     members = [member for member in schema.get("anyOf", ()) if member != {"type": "null"}]
     if len(members) == 1:
         return {**{name: value for name, value in schema.items() if name != "anyOf"}, **members[0]}

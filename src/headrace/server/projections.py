@@ -186,9 +186,9 @@ class Choice(Struct, frozen=True):
         return any(self.wants(name, self.queue or "") for name in LIVE_NAMES.difference(SNAPSHOTS))
 
 
-def event_id(event: Event, shard: int = 0) -> str:
-    """The id of an event on a stream; it outlives a restart."""
-    return f"{shard}.{event.epoch}.{event.seq}"
+def event_id(event: Event) -> str:
+    """The id of an event on a stream, shard (there is one) first; it outlives a restart."""
+    return f"0.{event.epoch}.{event.seq}"
 
 
 MAX_LIVE_ERROR: Final = 4096

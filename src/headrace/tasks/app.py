@@ -11,7 +11,6 @@ Creating an app does not connect; `async with app` (or the first call) does.
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Future
@@ -29,7 +28,7 @@ from headrace.client.job import Job, SyncJob
 from headrace.client.options import Options, RateLimit
 from headrace.client.queue import Queue, SyncQueue
 from headrace.client.verbs import AsyncShell, SyncShell
-from headrace.connect import DEFAULT_URL, open_client, release_client
+from headrace.connect import chosen_url, open_client, release_client
 from headrace.durations import Duration
 from headrace.errors import InvalidCommand
 from headrace.tasks.task import AnyTask, Call, Signature, Task
@@ -116,7 +115,7 @@ class Headrace(AsyncShell):
     ) -> None:
         """Without a URL that of HEADRACE_URL counts, else a server on this machine. `options` are those of every job,
         `connection` those of the connection (see docs/client.md)."""
-        self.url = url or os.environ.get("HEADRACE_URL") or DEFAULT_URL
+        self.url = chosen_url(url)
         self._connection = dict(connection or {})
         super().__init__(open_client(self.url, **self._connection))
         self.default_queue = queue
@@ -150,13 +149,13 @@ class Headrace(AsyncShell):
             return self._client
 
     def leave(self, *, keep_open: bool = False) -> Future[None] | None:
-        """Count one user less. The last one closes the app, unless it is kept open: what is returned ends then."""
+        """Count one user less. The last one closes the app, unless it is kept open; the future ends with that."""
         with self._users_lock:
             self._users -= 1
             return None if self._users > 0 or keep_open else self._let_go()
 
     def let_go(self) -> Future[None] | None:
-        """Close the client if nobody else uses it, whoever is in the app: what is returned ends then."""
+        """Close the client if no other app uses it, whoever is in this one; the future ends with that."""
         with self._users_lock:
             return self._let_go()
 

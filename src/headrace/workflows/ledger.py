@@ -78,7 +78,7 @@ class Work(Struct, rename="camel", omit_defaults=True, gc=False):
     payload: Raw = NO_RESULT
     compensate: bool = True
     reason: str = ""
-    """And these when somebody left a wish (commands FlowSignal, FlowCancel)."""
+    """And these when somebody left a request (commands FlowSignal, FlowCancel)."""
 
 
 decode_work: Final = msgspec.msgpack.Decoder(Work, strict=False).decode
@@ -122,7 +122,7 @@ class Ledger:
         return self._remember(record_of(await self._client.ask(FlowGet(id=flow_id))))
 
     async def reach(self, flow_id: str, revision: int = 1) -> Record:
-        """The same for who has a job of the flow: a store that is away for a while costs the job no attempt."""
+        """The same for a worker with a job of the flow: a store that is away for a while costs the job no attempt."""
         deadline = time.monotonic() + _PATIENCE
         while True:
             try:

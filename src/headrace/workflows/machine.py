@@ -324,8 +324,7 @@ def begin(started: Entry, kept: Iterable[Entry] = ()) -> Decision:
     steps that need not run any more."""
     entries = [started, *kept]
     run = Run.of(entries)
-    decision = Decision(entries, jobs=run.timeout_jobs())
-    decision.jobs = [FlowJob(job.role, delay=run.plan.timeout) for job in decision.jobs]
+    decision = Decision(entries, jobs=[FlowJob(job.role, delay=run.plan.timeout) for job in run.timeout_jobs()])
     _enter(run, decision)
     return decision
 

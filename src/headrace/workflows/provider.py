@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import random
 import string
 import time
@@ -31,7 +30,7 @@ from headrace.client.client import Client
 from headrace.client.options import RateLimit
 from headrace.client.queue import Queue
 from headrace.commands.flows import FlowFound, FlowGet, FlowList
-from headrace.connect import DEFAULT_URL, open_client, release_client
+from headrace.connect import chosen_url, open_client, release_client
 from headrace.durations import Duration, milliseconds, seconds
 from headrace.errors import ConnectionLost, InvalidCommand, ProviderStoppedError, WorkflowError
 from headrace.hooks import Hooks
@@ -122,7 +121,7 @@ class Workflows:
         self._stall = seconds(stall_interval, "stall_interval")
         if self._stall < SHORTEST_STALL:
             raise InvalidCommand(f"stall_interval must be at least {SHORTEST_STALL:g} s, not {self._stall:g}")
-        self.url = url or os.environ.get("HEADRACE_URL") or DEFAULT_URL
+        self.url = chosen_url(url)
         self.provider_id = provider_id or f"flows-{_random_text(7)}"
         self.step_registry = StepRegistry() if step_registry is None else step_registry
         self._prefix = queue_prefix

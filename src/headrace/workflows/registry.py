@@ -48,11 +48,11 @@ class StepRegistry(Mapping[str, Mapping[str, RegisteredStep]]):
         return self._workflows[workflow][step].rollback if self.has(workflow, step) else None
 
     def has(self, workflow: str, step: str) -> bool:
-        """Whether somebody does the step."""
+        """Whether the step is registered."""
         return step in self._workflows.get(workflow, {})
 
     def get_workflow_steps(self, workflow: str) -> list[str]:
-        """The names of the steps that somebody does."""
+        """The names of the registered steps."""
         return list(self._workflows.get(workflow, {}))
 
     def clear(self) -> None:

@@ -58,8 +58,8 @@ class StepInterrupted(UnrecoverableError):
 
 
 class _Forgotten(Exception):
-    """There is no such flow any more, and nothing left to do for it. Not to be mixed up with NotFound of a handler:
-    a job whose handler says so has failed, and must not end as if it had not."""
+    """There is no such flow any more, and nothing left to do for it. An error of its own, because NotFound may also
+    come from a handler, and is a failed attempt then."""
 
 
 class FlowWorker(Worker):
@@ -345,7 +345,7 @@ class FlowWorker(Worker):
         except NotFound:
             return False
         except (ClientError, StorageUnavailable):
-            return True  # whoever cannot be asked has not said no
+            return True  # a store that cannot be asked has not said no
 
     def _context(
         self, code: Implementation, run: Run, work: Work, job: JobContext, done: Mapping[str, Body], step: str

@@ -110,7 +110,7 @@ class LocalBackend(Flows):
                 gc.enable()
 
     def look(self) -> None:
-        """Load what the file holds without opening the event log or writing anything: for `headrace doctor`."""
+        """Load what the file holds, but open no event log and store no changes of jobs: for `headrace doctor`."""
         self._journal.open()
         self._load()
 

@@ -1,6 +1,7 @@
-"""What `headrace doctor` checks: the file, its rows, and whether the event log agrees with them.
+"""What `headrace doctor` checks: the file, and whether a server could read all of its rows.
 
-It opens both as a server would, which includes crash recovery; jobs and settings stay as they are.
+It opens the file as a server would, which includes crash recovery; jobs and settings stay as they are, and so does the
+event log.
 """
 
 from __future__ import annotations

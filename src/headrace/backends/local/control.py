@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 from msgspec import Raw
@@ -15,8 +15,9 @@ from headrace.backends.listing import Listing
 from headrace.backends.local.delivery import Delivery
 from headrace.backends.local.index import Queue, QueueConfig
 from headrace.backends.local.job import Ended, Job
-from headrace.backends.local.store import Clearing
-from headrace.errors import LeaseLost, NotFound, Refused, StorageUnavailable
+from headrace.backends.local.settlement import wrong_token
+from headrace.backends.local.store import UNGROUPED, Clearing, group_of
+from headrace.errors import NotFound, Refused, StorageUnavailable
 from headrace.model import (
     DeadLetterReason,
     DlqConfig,
@@ -26,6 +27,8 @@ from headrace.model import (
     intern_settings,
 )
 from headrace.states import State, Verb
+
+T = TypeVar("T")
 
 UNSTARTED: Final = (State.WAITING, State.DELAYED, State.WAITING_CHILDREN)
 QUEUED: Final = (State.WAITING, State.DELAYED)
@@ -71,11 +74,8 @@ class Control(Delivery):
     @staticmethod
     def _check_token(job: Job, token: str | None) -> None:
         lease = job.lease
-        if lease is None or lease.token is None or lease.token == token:
-            return
-        if not token:
-            raise LeaseLost(f"Lock token required for job {job.id}")
-        raise LeaseLost(f"Invalid or expired lock token for job {job.id}")
+        if lease is not None and lease.token not in (None, token):
+            raise wrong_token(job.id, token)
 
     async def set_progress(self, job_id: str, progress: float, message: str | None) -> None:
         job = self._active(job_id)
@@ -101,7 +101,7 @@ class Control(Delivery):
         if job is not None and job.state is State.COMPLETED:
             following = job.history.successor if job.history is not None else None
             job = self._find(following) if following is not None else None
-        if job is None or job.state in (State.COMPLETED, State.FAILED):
+        if job is None or job.state in _ENDED:
             raise Refused("Job not found or cannot be updated")
         self._replace_data(job, bytes(data))
         self._emit(EventName.UPDATED, job, self._clock.now_ms()).bytes = job.size
@@ -218,7 +218,7 @@ class Control(Delivery):
 
     async def discard(self, job_id: str, token: str | None) -> None:
         job = self._get(job_id)
-        if job.state not in (State.WAITING, State.DELAYED, State.ACTIVE, State.WAITING_CHILDREN):
+        if job.state in _ENDED:
             raise NotFound("Job not found")
         self._check_token(job, token)
         now = self._clock.now_ms()
@@ -226,8 +226,7 @@ class Control(Delivery):
         event = self._emit(EventName.FAILED, job, now)
         event.terminal = True
         event.action = "discard"
-        if job.queue.watchers or self.wants_bodies:
-            self._attach(event, job, self._data(job))
+        self._attach_data(event, job)
         self._note(job, "failed", now)
         self._bury_or_remove(job, now, DeadLetterReason.UNKNOWN, None, remove=False, is_discarded=True)
         if lease is not None:
@@ -490,11 +489,11 @@ class Control(Delivery):
 
     async def group_jobs_count(self, queue: str, group: str) -> int:
         q = self._queues.get(queue)
-        return sum(1 for job in self._queued(q) if _group_of(job) == group) if q is not None else 0
+        return sum(group_of(job) == group for job in self._queued(q)) if q is not None else 0
 
     async def groups_jobs_count(self, queue: str) -> int:
         q = self._queues.get(queue)
-        return sum(1 for job in self._queued(q) if _group_of(job) is not None) if q is not None else 0
+        return sum(group_of(job) != UNGROUPED for job in self._queued(q)) if q is not None else 0
 
     @staticmethod
     def _queued(q: Queue) -> Iterable[Job]:
@@ -502,17 +501,21 @@ class Control(Delivery):
 
     async def group_active_count(self, queue: str, group: str) -> int:
         q = self._queues.get(queue)
-        return sum(1 for job in q.active.values() if _group_of(job) == group) if q is not None else 0
+        return sum(group_of(job) == group for job in q.active.values()) if q is not None else 0
 
     async def set_group_rate_limit(self, queue: str, group: str, limit: RateLimit | None) -> bool:
         q = self._queue(queue)
-        had = group in q.config.group_limits
+        return self._set_limit(q, q.config.group_limits, group, limit)
+
+    def _set_limit(self, q: Queue, limits: dict[str, T], group: str, limit: T | None) -> bool:
+        """Set or, with None, remove one of the limits of a group; whether there was one."""
+        had = group in limits
         if limit is not None:
-            q.config.group_limits[group] = limit
+            limits[group] = limit
         else:
-            q.config.group_limits.pop(group, None)
+            limits.pop(group, None)
         self._save_queue(q)
-        self._ready.add(queue)
+        self._ready.add(q.name)
         return had
 
     async def group_rate_limit(self, queue: str, group: str) -> RateLimit | None:
@@ -536,14 +539,7 @@ class Control(Delivery):
 
     async def set_group_concurrency(self, queue: str, group: str, limit: int | None) -> bool:
         q = self._queue(queue)
-        had = group in q.config.group_concurrency
-        if limit is not None:
-            q.config.group_concurrency[group] = limit
-        else:
-            q.config.group_concurrency.pop(group, None)
-        self._save_queue(q)
-        self._ready.add(queue)
-        return had
+        return self._set_limit(q, q.config.group_concurrency, group, limit)
 
     async def group_concurrency(self, queue: str, group: str) -> int | None:
         return self._config(queue).group_concurrency.get(group)
@@ -568,7 +564,3 @@ def _from_the_end(jobs: list[Job]) -> Iterator[Job]:
     """The ready order gives up its newest job at no cost, and what is popped here is freed slice by slice."""
     while jobs:
         yield jobs.pop()
-
-
-def _group_of(job: Job) -> str | None:
-    return None if job.links is None else job.links.group_id

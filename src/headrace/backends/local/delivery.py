@@ -297,11 +297,10 @@ class Delivery(Settlement):
 
     async def release_leases(self, queue: str, owner: str, keep: Collection[str]) -> int:
         q = self._queues.get(queue)
-        leases = {job.id: job.lease for job in q.active.values()} if q is not None else {}
         lost = {
-            job_id: lease.serial
-            for job_id, lease in leases.items()
-            if lease is not None and lease.owner == owner and job_id not in keep
+            job.id: job.lease.serial
+            for job in (q.active.values() if q is not None else ())
+            if job.lease is not None and job.lease.owner == owner and job.id not in keep
         }
         await self.release(lost)
         return len(lost)
@@ -343,12 +342,11 @@ class Delivery(Settlement):
         if job is None or job.lease is None:
             return False
         lease = job.lease
-        lease_wanted = bool(token) or force
         if token and lease.token != token:
             return False
         lease.heartbeat_ms = self._clock.now_ms()
         lease.heartbeat_mono = self._clock.monotonic_ms()
-        if lease_wanted:
+        if token or force:
             if duration_ms is not None:
                 lease.length_ms = duration_ms
             lease.until_mono = lease.heartbeat_mono + int(lease.length_ms)

@@ -80,7 +80,7 @@ def decode_events(lines: Iterable[bytes]) -> list[Event]:
 
 
 class EventLog:
-    """The log of one shard in `<root>/shard=<K>/`. See the module's rules."""
+    """The log in `<root>/shard=0/`. See the module's rules."""
 
     def __init__(self, folder: Path, found: Recovered, limits: LogLimits) -> None:
         self.folder = folder
@@ -114,7 +114,6 @@ class EventLog:
         epoch: int,
         durable: Callable[[str], bool],
         limits: LogLimits,
-        shard: int = 0,
     ) -> EventLog:
         """Open or create the log and make it agree with a store whose last commit recorded `store_seq`.
 
@@ -124,7 +123,7 @@ class EventLog:
         published and were taken back: the caller must raise the epoch (set `log.epoch` before it appends).
         `log.epoch` is higher than `epoch` if the folder has events of a higher one; the caller stores it.
         """
-        folder = root / f"shard={shard}"
+        folder = root / "shard=0"
         folder.mkdir(parents=True, exist_ok=True)
         found = segments.recover(folder, store_seq=store_seq, epoch=epoch, durable=durable)
         log = cls(folder, found, limits)
@@ -495,7 +494,7 @@ class Roll:
 
 
 class MemoryLog:
-    """The same log for `:memory:` servers: the last `max_events` lines, no files, nothing to recover."""
+    """The same log for `:memory:` servers: the last `max_events` events, no files, nothing to recover."""
 
     def __init__(self, limits: LogLimits | None = None, *, epoch: int = 0, store_seq: int = 0) -> None:
         self.limits = limits or LogLimits()
@@ -506,31 +505,24 @@ class MemoryLog:
         self.problems: list[str] = []
         self.positions: dict[str, int] = {}
         self.is_full = False
-        self._lines: deque[bytes | Event] = deque(maxlen=self.limits.max_events)
+        self._events: deque[Event] = deque(maxlen=self.limits.max_events)
         self._last_count = 0
 
     @property
     def first_seq(self) -> int:
-        return self.last_seq - len(self._lines) + 1
-
-    def append(self, block: bytes, *, first_seq: int, last_seq: int, count: int, ts: int) -> None:
-        if first_seq != self.last_seq + 1 or count != last_seq - self.last_seq:
-            raise ValueError(f"events {first_seq}..{last_seq} ({count}) do not follow event {self.last_seq}")
-        self._lines.extend(block.splitlines())
-        self.last_seq = last_seq
-        self._last_count = count
+        return self.last_seq - len(self._events) + 1
 
     def record(self, events: list[Event]) -> None:
         """Keep events as they are: they are encoded only if somebody reads them."""
-        self._lines.extend(events)
+        self._events.extend(events)
         self.last_seq += len(events)
         self._last_count = len(events)
 
     def undo(self) -> None:
         if self._last_count and self.committed > self.last_seq - self._last_count:
             raise ValueError(f"event {self.committed} is committed and cannot be undone")
-        for _ in range(min(self._last_count, len(self._lines))):
-            self._lines.pop()
+        for _ in range(min(self._last_count, len(self._events))):
+            self._events.pop()
         self.last_seq -= self._last_count
         self._last_count = 0
 
@@ -547,14 +539,13 @@ class MemoryLog:
         first = self.first_seq
         start = max(after_seq + 1, first) - first
         stop = min(self.committed + 1 - first, start + max(0, limit))
-        wanted = list(islice(self._lines, start, max(start, stop)))
-        return (line if isinstance(line, bytes) else _encode_line(line) for line in wanted)
+        return map(_encode_line, list(islice(self._events, start, max(start, stop))))
 
     def stroll(self, after_seq: int, limit: int) -> Iterator[bytes]:
         return self.read(after_seq, limit)
 
     def listed(self, after: tuple[int, int], limit: int) -> list[SegmentInfo]:
-        if not self._lines or (self.epoch, self.committed) <= after or limit < 1:
+        if not self._events or (self.epoch, self.committed) <= after or limit < 1:
             return []
         return [SegmentInfo(self.first_seq, self.committed, self.epoch, False, 0, 0, 0.0, 0.0)]
 

@@ -211,8 +211,8 @@ class DueOrder:
         heapq.heappush(self._heap, (job.run_at, job.seq, next(self._serial), job))
 
     def note_removed(self) -> None:
-        """A job is delayed no more. Stale entries hold their jobs until they would have been due, which may be in a
-        year: they go when they are the most."""
+        """A job is no longer delayed. A stale entry would keep its job in memory until it falls due, perhaps in a year,
+        so they are removed once they are the majority."""
         self.count -= 1
         if len(self._heap) > 2 * self.count + _COMPACT_AFTER:
             self._heap = [entry for entry in self._heap if self._is_current(entry)]
@@ -369,7 +369,7 @@ class Queue:
         self.blocked: dict[int, Job] = {}
         self.completed: dict[int, Job] = {}
         self.failed: OrderedDict[int, Job] = OrderedDict()
-        """Ordered: when there are too many the first goes, and a dict looks for its first behind all that are gone."""
+        """Ordered: when there are too many the first goes, and a dict would look for it behind all removed entries."""
         nowhere: dict[int, Job] = {}
         self.places = [nowhere, nowhere, self.delayed, self.active, self.completed, self.failed, self.blocked]
         """Where the jobs of a state are, by its number; waiting jobs are in `ready`."""

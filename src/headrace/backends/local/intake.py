@@ -449,28 +449,12 @@ class Intake(Store):
             self.sync_requests += 1
         self._totals.pushed += 1
 
-    @staticmethod
-    def _make(queue: Queue, spec: JobSpec, links: JobLinks | None, now: int, seq: int, job_id: str) -> Job:
-        data = bytes(spec.data)
-        created = now if spec.timestamp is None else int(spec.timestamp)
-        run_at = created + int(spec.delay) if spec.delay else created
-        job = Job(
-            seq,
-            job_id,
-            queue,
-            data,
-            spec.name,
-            settings_of(spec),
-            links,
-            State.DELAYED if run_at > now else State.WAITING,
-            spec.priority,
-            created,
-            run_at,
-            len(data),
-        )
+    def _make(self, queue: Queue, spec: JobSpec, links: JobLinks | None, now: int, seq: int, job_id: str) -> Job:
+        job = self._make_plain(queue, spec, now, seq, job_id)
+        job.settings, job.links = settings_of(spec), links
         if links is not None and links.depends_on:
             job.state = State.WAITING_CHILDREN
-            timeline = [TimelineEntry("waiting-children", float(created))]
+            timeline = [TimelineEntry("waiting-children", float(job.created))]
             job.history = History(timeline=timeline, pending=set(links.depends_on))
         return job
 

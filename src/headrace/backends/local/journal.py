@@ -757,8 +757,7 @@ class Journal:
         return list(self.db.execute(sql, params))
 
     def logs(self, seq: int) -> list[tuple[int, str, str]]:
-        self.run_early()
-        return list(self.db.execute("SELECT at, level, message FROM log WHERE job=? ORDER BY entry", (seq,)))
+        return self.select("SELECT at, level, message FROM log WHERE job=? ORDER BY entry", seq)
 
     def logged_jobs(self) -> set[int]:
         return {seq for (seq,) in self.db.execute("SELECT DISTINCT job FROM log")}
@@ -784,7 +783,7 @@ def schema_scripts() -> list[str]:
 
 def describe(error: Exception) -> str:
     """What an operator needs to know about a failed write."""
-    if isinstance(error, apsw.FullError) or (isinstance(error, OSError) and error.errno == errno.ENOSPC):
+    if is_full(error):
         return "Storage is full: nothing was stored. Free disk space; the server resumes by itself."
     return f"Storage error: nothing was stored ({error}). The server resumes when the disk accepts writes again."
 

@@ -99,7 +99,7 @@ class Queries(Control):
         return shown
 
     async def _is_at_hand(self, job: Job) -> bool:
-        """Before a job of a list is shown: a payload that has to be read from disk gives way. False if it went then."""
+        """Give way before a large payload is read from disk for a list; False if the job was removed meanwhile."""
         if job.size > LARGE_BYTES:
             await self._slices.breathe()
         return job.state is not State.REMOVED
@@ -400,7 +400,7 @@ def _adds_prioritized(words: Sequence[str], states: set[State]) -> bool:
 
 
 def _chooser(words: Sequence[str]) -> Callable[[Job], bool]:
-    """Tells the jobs that these words mean."""
+    """A test for the jobs that these words mean."""
     states = _states_of(words)
     if _adds_prioritized(words, states):
         return lambda job: job.state in states or (job.state is State.WAITING and job.priority > 0)

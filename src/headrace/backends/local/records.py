@@ -120,7 +120,7 @@ class Records(Queries):
     # -- schedules -----------------------------------------------------------------------------------------------------
 
     async def put_cron(self, entry: CronEntry, known: CronEntry | None = None) -> bool:
-        """Nobody else is at it, so `known` is always how it stands."""
+        """There is no other writer, so `known` is always what is stored."""
         self._crons[entry.name] = entry
         self._journal.put_record("cron", entry.name, encode(entry))
         return True

@@ -1,6 +1,6 @@
 """Segment files of the event log: their names, their manifest, and repairing a folder after a crash.
 
-A shard's folder holds
+The folder of a log holds
 
     seg-<first>-<last>.jsonl.zst   sealed: complete, compressed; all that readers in other processes see
     .open-<first>.jsonl            raw lines; the highest one is being written, lower ones wait to be sealed

@@ -48,6 +48,12 @@ _DEFAULT_DLQ: Final = DlqConfig()
 _place_and_start: Final = attrgetter("queue", "started")
 
 
+def wrong_token(job_id: str, token: str | None) -> LeaseLost:
+    if token:
+        return LeaseLost(f"Invalid or expired lock token for job {job_id}")
+    return LeaseLost(f"Lock token required for job {job_id}")
+
+
 class Settlement(Intake):
     max_completed = 50_000
     completed_retention_ms: int | None = None
@@ -168,9 +174,7 @@ class Settlement(Intake):
         if lease is not None:
             if lease.token is None or lease.token == token:
                 return job
-            if not token:
-                raise LeaseLost(f"Lock token required for job {job_id}")
-            raise LeaseLost(f"Invalid or expired lock token for job {job_id}")
+            raise wrong_token(job_id, token)
         ended = job.ended
         if ended is None or ended.token != (token or None):
             raise NotFound(f"Job not found or not in processing state: {job_id}")
@@ -310,8 +314,7 @@ class Settlement(Intake):
         event.worker = lease.owner if lease else None
         event.error = error
         event.terminal = terminal
-        if job.queue.watchers or self.wants_bodies:
-            self._attach(event, job, self._data(job))
+        self._attach_data(event, job)
         if terminal:
             if reason is DeadLetterReason.EXPLICIT_FAIL:
                 reason = DeadLetterReason.MAX_ATTEMPTS_EXCEEDED
@@ -573,8 +576,7 @@ class Settlement(Intake):
         event = self._emit(EventName.FAILED, parent, now)
         event.error = error
         event.terminal = True
-        if parent.queue.watchers or self.wants_bodies:
-            self._attach(event, parent, self._data(parent))
+        self._attach_data(event, parent)
         self._note(parent, "failed", now, error=error)
         self._bury_or_remove(parent, now, DeadLetterReason.UNKNOWN, error)
 

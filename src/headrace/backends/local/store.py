@@ -1,10 +1,10 @@
 """The state of the local backend and the few moves that all verbs are made of.
 
 Rules:
-- Every change of a job's state goes through `_move`, which consults the transition table, keeps the counts and moves
-  the job from one index to another. Nothing else assigns `job.state`.
+- Every change of a job's state goes through `_move` or `_remove`, which consult the transition table, keep the counts
+  and move the job from one index to another. The few hot paths that spell this out say so.
 - Every change is marked in the journal (`_journal.touch` and friends) and emitted (`_emit`) within the same verb.
-- Verbs are grouped by subject into mixins of this class (intake, delivery, settlement, ...); LocalBackend joins them.
+- Verbs are grouped by subject into a chain of subclasses (Intake, Settlement, Delivery, ...); LocalBackend is the last.
 """
 
 from __future__ import annotations
@@ -273,6 +273,11 @@ class Store(Collection):
         """Keep the result or data of an event for live subscribers; the log itself carries no payloads."""
         if body is not None and (self.wants_bodies or job.queue.watchers):
             self._bodies[event.seq] = body
+
+    def _attach_data(self, event: Event, job: Job) -> None:
+        """`_attach` of the data of a job, which is read only if somebody wants it."""
+        if self.wants_bodies or job.queue.watchers:
+            self._bodies[event.seq] = self._data(job)
 
     def _note(
         self,
