@@ -42,6 +42,8 @@ _BACKLOG_LIMIT: Final = 32
 _READ_BYTES: Final = 16 * 1024
 _LINGER_S: Final = 1.0
 """How long a refused client may keep sending data, which is discarded."""
+_FAREWELL_S: Final = 1.0
+"""How long a server that stops waits for a client to read the rest of the events it was sent."""
 
 PREFLIGHT: Final = (
     b"Access-Control-Allow-Methods: GET, POST, PUT, DELETE, OPTIONS\r\n"
@@ -362,8 +364,11 @@ class HttpConnection(asyncio.BufferedProtocol):
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
+        """The server stops. Who waits for replies has as long to read them as the server takes; events are no debt."""
         if self.takeover is not None:
             self.takeover.close()
+            if self.takeover.only_listens:
+                self.server.loop.call_later(_FAREWELL_S, self.abort)
         elif self.transport is not None:
             self.transport.close()
 
@@ -457,9 +462,9 @@ class HttpServer(Listener[HttpConnection]):
     async def start(self) -> None:
         await self._listen(lambda: HttpConnection(self), self.settings.http_port)
 
-    async def stop(self, deadline: float) -> None:
+    async def stop(self, time_is_up: asyncio.Event) -> None:
         self.hub.close()
-        await super().stop(deadline)
+        await super().stop(time_is_up)
 
 
 class _Preflight:

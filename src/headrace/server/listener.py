@@ -66,17 +66,17 @@ class Listener(Generic[G]):
     async def _listen(self, make: Callable[[], asyncio.BaseProtocol], port: int) -> None:
         self._server = await self.loop.create_server(make, self.settings.bind_host, port, ssl=self.tls, backlog=1024)
 
-    async def stop(self, deadline: float) -> None:
-        """Stop listening, end long polls, let the answers in flight leave by `deadline` (loop time), close the rest."""
+    async def stop(self, time_is_up: asyncio.Event) -> None:
+        """Stop listening, end long polls, let the answers in flight leave until `time_is_up`, close the rest."""
         if self._server is not None:
             self._server.close()
         self.engine.end_waiting()
         self.ticker.schedule()
-        while self._is_busy and self.loop.time() < deadline:  # noqa: ASYNC110 - polled: many parts may be busy
+        while self._is_busy and not time_is_up.is_set():  # noqa: ASYNC110 - polled: many parts may be busy
             await asyncio.sleep(0.005)
         for connection in list(self._connections):
             connection.close()
-        while self._connections and self.loop.time() < deadline:  # noqa: ASYNC110
+        while self._connections and not time_is_up.is_set():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         for connection in list(self._connections):
             connection.abort()
