@@ -27,7 +27,7 @@ from headrace.errors import HeadraceError, StorageUnavailable
 from headrace.server.access import HEALTH_PATHS, Access
 from headrace.server.exchange import HeadTooLarge, Request, Response, TooLarge, TooSlow, encode_response, unsynced
 from headrace.server.httpsession import MAX_BODY_BYTES, HttpSession, Plain, Takeover
-from headrace.server.listener import Listener
+from headrace.server.listener import FAREWELL_S, Listener
 from headrace.server.live import Hub
 from headrace.server.openapi import Description
 from headrace.server.pages import API_PAGE, DASHBOARD, Folder, Page, Report
@@ -42,8 +42,6 @@ _BACKLOG_LIMIT: Final = 32
 _READ_BYTES: Final = 16 * 1024
 _LINGER_S: Final = 1.0
 """How long a refused client may keep sending data, which is discarded."""
-_FAREWELL_S: Final = 1.0
-"""How long a server that stops waits for a client to read the rest of the events it was sent."""
 
 PREFLIGHT: Final = (
     b"Access-Control-Allow-Methods: GET, POST, PUT, DELETE, OPTIONS\r\n"
@@ -368,7 +366,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         if self.takeover is not None:
             self.takeover.close()
             if self.takeover.only_listens:
-                self.server.loop.call_later(_FAREWELL_S, self.abort)
+                self.server.loop.call_later(FAREWELL_S, self.abort)
         elif self.transport is not None:
             self.transport.close()
 
