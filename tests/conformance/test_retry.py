@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from headrace.backends.local import delivery, slices
+from headrace.backends.local.slices import Breath, run_now
+from headrace.errors import StorageUnavailable
 from headrace.model import DAY_MS, Backoff, DlqConfig, DlqFilter
 from tests.conformance.rig import Rig, spec, unpack
 
@@ -298,6 +301,64 @@ def test_letters_that_were_pushed_out_are_not_remembered(local_rig: Rig) -> None
     assert len(local_rig.backend._burials) < 2000
     local_rig.advance(3_600_000)
     assert local_rig.count() == {"waiting": 10}
+
+
+def test_a_new_config_reaches_many_letters_in_slices(local_rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two slices others have their turn: the newest config counts for all, and letters may be gone."""
+    local_rig.is_checking = False
+    ids = local_rig.push_many(*(spec(n) for n in range(300)))
+    for _ in ids:
+        local_rig.bury()
+    monkeypatch.setattr(slices, "SLICE_SECONDS", -1)
+    work = local_rig.backend.set_dlq_config("q", DlqConfig(max_age=1000))
+    assert isinstance(work.send(None), Breath)
+    local_rig.retry_dlq("q", ids[-1], None, None)
+    run_now(local_rig.backend.set_dlq_config("q", DlqConfig(max_age=5000)))
+    run_now(work)
+    local_rig.is_checking = True
+    local_rig.advance(4999)
+    assert local_rig.count() == {"failed": 299, "waiting": 1}
+    local_rig.advance(1)
+    assert local_rig.count() == {"waiting": 1}
+
+
+def test_a_config_that_changes_often_leaves_nothing_behind(local_rig: Rig) -> None:
+    for _ in local_rig.push_many(*(spec(n) for n in range(20))):
+        local_rig.bury()
+    for n in range(100):
+        local_rig.set_dlq_config("q", DlqConfig(auto_retry=True, auto_retry_interval=5000 + n))
+    assert len(local_rig.backend._burials) <= 100
+    local_rig.advance(5098)
+    assert local_rig.count() == {"failed": 20}
+    local_rig.advance(1)
+    assert local_rig.count() == {"waiting": 20}
+
+
+def test_letters_are_not_forgotten_when_tidying_is_interrupted(local_rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    local_rig.is_checking = False
+    for _ in local_rig.push_many(*(spec(n) for n in range(1100))):
+        local_rig.bury()
+    monkeypatch.setattr(slices, "SLICE_SECONDS", -1)
+    known = sorted(local_rig.backend._burials)
+    work = local_rig.backend._tidy_burials_slowly()
+    assert isinstance(work.send(None), Breath)
+    with pytest.raises(StorageUnavailable):
+        work.throw(StorageUnavailable("the disk fails"))
+    assert sorted(local_rig.backend._burials) == known
+
+
+def test_letters_that_are_due_together_go_in_several_sweeps(local_rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delivery, "PROMOTE_SLICE", 2)
+    local_rig.set_dlq_config("q", DlqConfig(max_age=1000))
+    for _ in local_rig.push_many(*(spec(n) for n in range(5))):
+        local_rig.bury()
+    left = []
+    local_rig.advance(1000)
+    while (due := local_rig.backend.next_due_ms()) is not None and due <= local_rig.clock.monotonic_ms():
+        left.append(local_rig.count())
+        local_rig.sweep()
+    assert left == [{"failed": 3}, {"failed": 1}]
+    assert local_rig.count() == {}
 
 
 class TestRetryCompleted:

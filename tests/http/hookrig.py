@@ -62,8 +62,13 @@ class Rig:
     async def until(self, is_reached: Callable[[Deliveries], bool]) -> None:
         await until(lambda: is_reached(self.deliveries))
 
+    async def stop(self) -> None:
+        time_is_up = asyncio.Event()
+        asyncio.get_running_loop().call_later(1, time_is_up.set)
+        await self.webhooks.stop(time_is_up)
+
     async def last_error(self) -> str | None:
-        await self.webhooks.stop(asyncio.get_running_loop().time() + 1)
+        await self.stop()
         return (await self.backend.webhooks())[0].last_error
 
 
@@ -74,5 +79,5 @@ async def rig_with(*answers: list[str]) -> AsyncIterator[tuple[Rig, Dns]]:
     await rig.engine.start()
     rig.webhooks.start()
     yield rig, dns
-    await rig.webhooks.stop(asyncio.get_running_loop().time() + 1)
+    await rig.stop()
     await rig.engine.stop()

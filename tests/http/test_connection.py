@@ -393,18 +393,44 @@ def test_the_port_0_turns_http_off_and_a_taken_one_is_told() -> None:
         assert "http" not in off.first_line
 
 
-def test_tls_serves_http_with_the_same_certificate(tmp_path: Path) -> None:
+def tls_server(tmp_path: Path) -> tuple[WebServer, ssl.SSLContext]:
+    """A server with a certificate of its own, and what its clients need."""
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     subprocess.run(
         ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
          "-keyout", str(key), "-out", str(cert), "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"],
         check=True, capture_output=True,
     )  # fmt: skip
-    with WebServer(":memory:", "--tls-cert", str(cert), "--tls-key", str(key)) as web, web.raw() as raw:
+    web = WebServer(":memory:", "--tls-cert", str(cert), "--tls-key", str(key)).start()
+    return web, ssl.create_default_context(cafile=str(cert))
+
+
+def test_tls_serves_http_with_the_same_certificate(tmp_path: Path) -> None:
+    web, context = tls_server(tmp_path)
+    with web.raw() as raw:
         assert f"https://127.0.0.1:{web.http_port}" in web.first_line
-        context = ssl.create_default_context(cafile=str(cert))
         raw.socket = context.wrap_socket(raw.socket, server_hostname="localhost")
         assert raw.ask(request("GET", "/ping")).status == 200
+    web.stop()
+
+
+def test_a_stop_with_tls_waits_for_who_still_reads_and_not_for_who_is_idle(tmp_path: Path) -> None:
+    """An idle client, such as a connection in a pool, does not read that the server says goodbye."""
+    web, context = tls_server(tmp_path)
+    with web.client() as idle, web.raw() as slow:
+        for client in (idle, slow):
+            client.socket = context.wrap_socket(client.socket, server_hostname="localhost")
+        job_id = idle.ok("PUSH", queue="q", data="x" * 10_000_000)["id"]
+        slow.send(request("GET", f"/jobs/{job_id}"))
+        head = slow.head().lower()
+        assert web.process is not None
+        web.process.terminate()
+        time.sleep(2.5)
+        size = int(head.partition(b"content-length: ")[2].split()[0])
+        assert size > 10_000_000
+        assert len(slow.take(size)) == size
+        web.process.communicate(timeout=5)
+        assert web.process.returncode == 0
 
 
 def test_the_http_stack_is_imported_after_the_tcp_port_answers(tmp_path: Path) -> None:

@@ -325,6 +325,21 @@ class TestHandshake:
                 await asyncio.wait_for(socket.recv(), 5)
             assert socket.close_code == 1001
 
+    async def test_a_stop_does_not_wait_for_who_only_listens_and_does_not_read(self) -> None:
+        web = WebServer(":memory:").start()
+        deaf = socket.socket()
+        deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        deaf.connect(("127.0.0.1", web.http_port))
+        with deaf, web.client() as client:
+            deaf.sendall(HELLO)
+            assert deaf.recv(12) == b"HTTP/1.1 101"
+            for _ in range(40):
+                client.ok("PUSHB", queue="q", jobs=[{"data": 0, "name": "n" * 250}] * 500)
+                await asyncio.sleep(0.02)
+            began = time.monotonic()
+            web.stop()
+            assert time.monotonic() - began < 5
+
     async def test_pings_are_answered_and_silence_is_not_forgiven(self) -> None:
         with WebServer(":memory:", "--live-heartbeat-ms", "100") as web:
             async with connect(f"ws://127.0.0.1:{web.http_port}/ws") as alive:

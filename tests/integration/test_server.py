@@ -126,6 +126,20 @@ class TestStopping:
             server.stop()
             assert time.monotonic() - began < 3.5
 
+    def test_a_second_signal_waits_for_no_client(self, server: ServerProcess) -> None:
+        with server.client() as client:
+            job_id = client.ok("PUSH", queue="slow", data="x" * 10_000_000)["id"]
+            client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)
+            client.send("GetJob", id=job_id)
+            assert client.socket.recv(100)
+            os.kill(server.pid, signal.SIGTERM)
+            time.sleep(1.5)  # longer than an echo takes
+            began = time.monotonic()
+            assert "once more to stop now" in server.stop()
+            assert time.monotonic() - began < 5
+        with server.start().client() as client:
+            assert client.ok("Count", queue="slow")["count"] == 1
+
     @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
     def test_an_idle_server_stops_at_once(self, server: ServerProcess, number: signal.Signals) -> None:
         with server.client() as client:

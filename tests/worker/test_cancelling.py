@@ -188,6 +188,35 @@ async def test_a_signal_stops_all_workers_of_a_loop() -> None:
             await asyncio.gather(*running)
 
 
+async def test_a_second_signal_ends_a_worker_and_not_who_runs_it() -> None:
+    begun = asyncio.Event()
+
+    async def handle(job: JobContext) -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    async def main() -> int:
+        await worker.run()
+        await asyncio.sleep(0)  # whoever is cancelled does not get further
+        task = asyncio.current_task()
+        assert task is not None
+        return task.cancelling()
+
+    async with Headrace("memory://signals-twice") as app:
+        job = await app.queue("q").add("j")
+        worker = Worker(app.client, "q", handle)
+        running = asyncio.create_task(main())
+        await begun.wait()
+        os.kill(os.getpid(), signal.SIGINT)
+        await asyncio.sleep(1.2)  # longer than an echo takes
+        assert not running.done()
+        os.kill(os.getpid(), signal.SIGTERM)
+        async with asyncio.timeout(10):
+            assert await running == 0
+        info = await job.info()
+        assert (info.state, info.attempts) == ("waiting", 0)
+
+
 async def test_a_worker_leaves_signal_handlers_alone_that_were_set_after_its_own() -> None:
     async with Headrace("memory://signals-set-later") as app:
         worker = Worker(app.client, "q", lambda job: None)

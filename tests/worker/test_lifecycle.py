@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import subprocess
 import sys
@@ -89,6 +90,37 @@ async def test_what_runs_after_the_drain_is_given_back_at_once(
     with WorkerProcess(url_of(server), marks):
         await until(lambda: marks.begun() == [1, 1], 20)
     assert [mark.attempt for mark in marks.all()] == [1, 1]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "Ctrl-C"])
+@pytest.mark.parametrize("processes", ["1", "2"])
+async def test_a_second_signal_gives_back_at_once_what_runs(
+    server: ServerProcess, producer: Headrace, marks: Marks, processes: str, number: int
+) -> None:
+    with WorkerProcess(url_of(server), marks, "--processes", processes) as worker:
+        ids = [await add(producer, n, 25.0, task) for n, task in enumerate(("work", "work_in_thread"))]
+        await until(lambda: sorted(marks.begun()) == [0, 1], 20)
+        worker.signal(number)
+        await until(lambda: "once more to stop now" in worker.said())
+        await asyncio.sleep(1.2)  # longer than an echo takes
+        worker.signal(number)
+        began = time.monotonic()
+        assert worker.wait(20) == 0
+        assert time.monotonic() - began < 5
+        assert "Traceback" not in worker.said()
+    jobs = [await producer.queue().job(job_id).info() for job_id in ids]
+    assert [(job.state, job.attempts, job.stall_count) for job in jobs] == [("waiting", 0, 0)] * 2
+
+
+async def test_an_echo_of_a_signal_is_no_second_one(server: ServerProcess, producer: Headrace, marks: Marks) -> None:
+    """systemd tells all processes of a service to stop, and a supervisor passes that on to its own."""
+    with WorkerProcess(url_of(server), marks, "--processes", "2") as supervisor:
+        await add(producer, 1, 2.0)
+        await until(lambda: marks.begun() == [1] and len(supervisor.children) == 2, 20)
+        for process in (psutil.Process(supervisor.pid), *supervisor.children):
+            process.send_signal(signal.SIGTERM)
+        assert supervisor.wait(20) == 0
+    assert marks.ended() == [1]
 
 
 @pytest.mark.parametrize("task", ["work_in_thread", "work_in_process"])

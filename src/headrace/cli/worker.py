@@ -23,6 +23,7 @@ from headrace import notation
 from headrace.cli.session import Exit, UsageError, advised
 from headrace.config import LOG_LEVELS, split_tokens
 from headrace.errors import HeadraceError
+from headrace.signals import StopSignals
 
 if TYPE_CHECKING:
     from headrace.tasks.app import Headrace
@@ -38,7 +39,7 @@ _PR_SET_PDEATHSIG: Final = 1
 def prepare(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Run the tasks of an app. On SIGTERM or Ctrl-C it takes no more jobs, lets running ones finish within "
-        "--drain, and releases the rest at once."
+        "--drain, and releases the rest at once. A second signal releases them now."
     )
     parser.add_argument("app", metavar="MODULE:APP", help="where the app is, for example shop.jobs:app")
     parser.add_argument("--queues", metavar="A,B", help="queues to work on (default: those of the app's tasks)")
@@ -177,8 +178,9 @@ class Supervisor:
         self._due = dict.fromkeys(range(count), 0.0)
         """Places without a process, and when the next one may be started there."""
         self._is_stopping = False
+        self._stop_signals = StopSignals()
         self._stopped: set[int] = set()
-        """Who was told to stop: a second signal would end them in the midst of their goodbyes."""
+        """Who was told to stop: an echo of the signal would end them in the midst of their goodbyes."""
 
     def run(self) -> int:
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -222,7 +224,12 @@ class Supervisor:
         log.error("worker process %d ended with code %s; starting another one", child.pid, child.returncode)
 
     def _stop(self, number: int, frame: object) -> None:
-        self._is_stopping = True
+        """Passed on at once: the time between two signals tells the workers that the second one is no echo."""
+        if self._stop_signals.hear(time.monotonic()):
+            self._is_stopping = True
+            for slot, child in list(self._children.items()):
+                self._stopped.add(slot)
+                child.terminate()
 
 
 def _for_one(argv: list[str]) -> list[str]:

@@ -235,7 +235,7 @@ class GetDlqConfig(Command[DlqSettings], tag="GetDlqConfig"):
         return DlqSettings(config=await engine.backend.dlq_config(self.queue))
 
 
-@command(Ok, category="DLQ", flags=Flag.WRITE, http="PUT /queues/{queue}/dlq-config whole=config")
+@command(Ok, category="DLQ", flags=Flag.WRITE | Flag.BULK, http="PUT /queues/{queue}/dlq-config whole=config")
 class SetDlqConfig(Command[Ok], tag="SetDlqConfig"):
     """Change how long dead letters of this queue are kept, and whether they are retried automatically."""
 

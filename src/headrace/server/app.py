@@ -23,6 +23,7 @@ from headrace.config import Settings
 from headrace.engine.engine import Engine
 from headrace.errors import ConfigError
 from headrace.server.tcp import TcpServer
+from headrace.signals import StopSignals
 from headrace.wire import know_all
 
 if TYPE_CHECKING:
@@ -31,6 +32,13 @@ if TYPE_CHECKING:
     from headrace.server.webhooks import Webhooks
 
 log: Final = logging.getLogger("headrace.server")
+
+_TELL_AFTER_S: Final = 1.0
+"""How long a stop may take before the server says what it waits for."""
+_SLOW_STOP: Final = (
+    "stopping may take %g s: clients have still to read their replies, or webhooks to be delivered; "
+    "Ctrl-C or SIGTERM once more to stop now"
+)
 
 
 class App:
@@ -51,6 +59,7 @@ class App:
         self.tcp: TcpServer
         self.http: HttpServer | None = None
         self.webhooks: Webhooks
+        self._time_is_up = asyncio.Event()
 
     async def start(self) -> None:
         tls = _tls_context(self.settings)
@@ -102,13 +111,21 @@ class App:
         return "memory only" if self.settings.is_memory else self.settings.data_path
 
     async def stop(self) -> None:
-        deadline = asyncio.get_running_loop().time() + self.settings.shutdown_timeout_ms / 1000
+        loop, patience = asyncio.get_running_loop(), self.settings.shutdown_timeout_ms / 1000
+        told = loop.call_later(_TELL_AFTER_S, log.info, _SLOW_STOP, patience)
+        loop.call_later(patience, self.hurry)
         # Concurrently: a slow client of one listener must not use up the time of the other.
-        await asyncio.gather(*(listener.stop(deadline) for listener in (self.http, self.tcp) if listener is not None))
+        listeners = [listener for listener in (self.http, self.tcp) if listener is not None]
+        await asyncio.gather(*(listener.stop(self._time_is_up) for listener in listeners))
         await asyncio.sleep(0)  # jobs of aborted connections are released
         self.tcp.ticker.stop()
-        await self.webhooks.stop(deadline)
+        await self.webhooks.stop(self._time_is_up)
+        told.cancel()
         await self.engine.stop()
+
+    def hurry(self) -> None:
+        """Wait for nobody any more."""
+        self._time_is_up.set()
 
 
 def _cannot_listen(settings: Settings, name: str, error: OSError) -> ConfigError:
@@ -189,8 +206,14 @@ async def _is_reached(backend: AnyBackend, stopping: asyncio.Event) -> bool:
 async def _serve(settings: Settings) -> None:
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
+    signals = StopSignals()
+
+    def stop() -> None:
+        if signals.hear(loop.time()):
+            (stopping.set if signals.count == 1 else app.hurry)()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopping.set)
+        loop.add_signal_handler(number, stop)
     app = App(settings)
     if not await _is_reached(app.backend, stopping):
         return

@@ -27,7 +27,7 @@ from headrace.errors import HeadraceError, StorageUnavailable
 from headrace.server.access import HEALTH_PATHS, Access
 from headrace.server.exchange import HeadTooLarge, Request, Response, TooLarge, TooSlow, encode_response, unsynced
 from headrace.server.httpsession import MAX_BODY_BYTES, HttpSession, Plain, Takeover
-from headrace.server.listener import Listener
+from headrace.server.listener import FAREWELL_S, Listener
 from headrace.server.live import Hub
 from headrace.server.openapi import Description
 from headrace.server.pages import API_PAGE, DASHBOARD, Folder, Page, Report
@@ -362,8 +362,11 @@ class HttpConnection(asyncio.BufferedProtocol):
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
+        """The server stops. Who waits for replies has as long to read them as the server takes; events are no debt."""
         if self.takeover is not None:
             self.takeover.close()
+            if self.takeover.only_listens:
+                self.server.loop.call_later(FAREWELL_S, self.abort)
         elif self.transport is not None:
             self.transport.close()
 
@@ -457,9 +460,9 @@ class HttpServer(Listener[HttpConnection]):
     async def start(self) -> None:
         await self._listen(lambda: HttpConnection(self), self.settings.http_port)
 
-    async def stop(self, deadline: float) -> None:
+    async def stop(self, time_is_up: asyncio.Event) -> None:
         self.hub.close()
-        await super().stop(deadline)
+        await super().stop(time_is_up)
 
 
 class _Preflight:

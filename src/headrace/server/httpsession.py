@@ -65,6 +65,9 @@ class Carrier(Outlet, Protocol):
 class Takeover(Protocol):
     """What a connection has become: a stream of events, a WebSocket."""
 
+    only_listens: bool
+    """Whether it has never asked for anything but events."""
+
     def data_received(self, data: bytes) -> None: ...
     def pause_writing(self) -> None: ...
     def resume_writing(self) -> None: ...

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import ssl
+import termios
 from collections.abc import Callable
-from typing import Generic, Protocol, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 from headrace.config import Settings
 from headrace.engine.engine import Engine
 from headrace.server.session import Budget
 from headrace.server.ticker import Ticker
+
+FAREWELL_S: Final = 1.0
+"""How long a server that stops waits for a client to whom it owes nothing."""
 
 
 class Busy(Protocol):
@@ -23,6 +28,8 @@ class Guest(Protocol):
 
     @property
     def session(self) -> Busy: ...
+    @property
+    def transport(self) -> asyncio.Transport | None: ...
     def close(self) -> None: ...
     def abort(self) -> None: ...
 
@@ -66,21 +73,40 @@ class Listener(Generic[G]):
     async def _listen(self, make: Callable[[], asyncio.BaseProtocol], port: int) -> None:
         self._server = await self.loop.create_server(make, self.settings.bind_host, port, ssl=self.tls, backlog=1024)
 
-    async def stop(self, deadline: float) -> None:
-        """Stop listening, end long polls, let the answers in flight leave by `deadline` (loop time), close the rest."""
+    async def stop(self, time_is_up: asyncio.Event) -> None:
+        """Stop listening, end long polls, let the answers in flight leave until `time_is_up`, close the rest."""
         if self._server is not None:
             self._server.close()
         self.engine.end_waiting()
         self.ticker.schedule()
-        while self._is_busy and self.loop.time() < deadline:  # noqa: ASYNC110 - polled: many parts may be busy
+        while self._is_busy and not time_is_up.is_set():  # noqa: ASYNC110 - polled: many parts may be busy
             await asyncio.sleep(0.005)
         for connection in list(self._connections):
             connection.close()
-        while self._connections and self.loop.time() < deadline:  # noqa: ASYNC110
+        self.loop.call_later(FAREWELL_S, self._leave_the_silent)
+        while self._connections and not time_is_up.is_set():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         for connection in list(self._connections):
             connection.abort()
 
+    def _leave_the_silent(self) -> None:
+        """With TLS a client has to say goodbye, too: one that has all its replies and does not read will not."""
+        for connection in list(self._connections):
+            if connection.transport is not None and _has_arrived(connection.transport):
+                connection.abort()
+        if self._connections:  # some have still to read
+            self.loop.call_later(FAREWELL_S, self._leave_the_silent)
+
     @property
     def _is_busy(self) -> bool:
         return self.ticker.is_busy or any(connection.session.is_busy for connection in self._connections)
+
+
+def _has_arrived(transport: asyncio.Transport) -> bool:
+    """Whether the other side has received all that was sent, read or not."""
+    if transport.get_write_buffer_size():
+        return False
+    try:
+        return not any(fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(4)))
+    except (OSError, ValueError):
+        return False  # some systems cannot tell, or it is closed by now

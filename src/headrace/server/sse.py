@@ -96,6 +96,8 @@ def check_patterns(patterns: list[str]) -> None:
 class Stream:
     """One client that listens."""
 
+    only_listens = True
+
     def __init__(
         self, hub: Hub, connection: Carrier, choice: Choice, after: Position | None, streams: set[Stream]
     ) -> None:

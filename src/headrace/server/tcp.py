@@ -30,7 +30,7 @@ class Connection(asyncio.Protocol):
 
     def __init__(self, server: TcpServer) -> None:
         self._server = server
-        self._transport: asyncio.Transport | None = None
+        self.transport: asyncio.Transport | None = None
         self._partial_timer: asyncio.TimerHandle | None = None
         self._stranger_timer: asyncio.TimerHandle | None = None
         self._valve = Valve(MAX_BACKLOG)
@@ -39,7 +39,7 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport) or hasattr(transport, "write")
-        self._transport = transport  # type: ignore[assignment]
+        self.transport = transport  # type: ignore[assignment]
         server = self._server
         peer = transport.get_extra_info("peername")
         self.session = Session(
@@ -54,8 +54,8 @@ class Connection(asyncio.Protocol):
         if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         if server.is_full:
-            self._transport.write(encode_error(Refused("Too many connections"), b""))  # type: ignore[union-attr]
-            self._transport.close()  # type: ignore[union-attr]
+            self.transport.write(encode_error(Refused("Too many connections"), b""))  # type: ignore[union-attr]
+            self.transport.close()  # type: ignore[union-attr]
         elif server.engine.tokens:
             self._stranger_timer = server.loop.call_later(AUTH_WITHIN_S, self._end_stranger)
 
@@ -100,7 +100,7 @@ class Connection(asyncio.Protocol):
 
     def _end_stranger(self) -> None:
         """Close a connection that did not authenticate in time, or such clients could use up all connections."""
-        transport = self._transport
+        transport = self.transport
         if transport is None or self.session.is_authenticated:
             return
         self.session.is_closing = True
@@ -111,8 +111,8 @@ class Connection(asyncio.Protocol):
             transport.close()
 
     def abort(self) -> None:
-        if self._transport is not None:
-            self._transport.abort()
+        if self.transport is not None:
+            self.transport.abort()
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
@@ -139,7 +139,7 @@ class Connection(asyncio.Protocol):
         return release
 
     def _write(self, out: bytes | bytearray) -> None:
-        transport = self._transport
+        transport = self.transport
         if transport is None or transport.is_closing():
             return
         if self._valve.is_choked and self._has_too_much(transport):
@@ -167,18 +167,18 @@ class Connection(asyncio.Protocol):
         self._set_reading()
 
     def _set_reading(self) -> None:
-        self._valve.set(self._transport, self.session)
+        self._valve.set(self.transport, self.session)
 
     def close(self) -> None:
-        if self._transport is not None:
-            self._transport.close()
+        if self.transport is not None:
+            self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._partial_timer is not None:
             self._partial_timer.cancel()
         if self._stranger_timer is not None:
             self._stranger_timer.cancel()
-        self._transport = None
+        self.transport = None
         self.session.close()
         self._server.left(self)
         self._server.ticker.give_back(self.session)

@@ -50,6 +50,8 @@ _MAX_DOUBTFUL_UNDER_WAY: Final = 12
 _QUICK_BYTES: Final = 16 * 1024
 _SLOW: Final = 2.0
 _SAVE_EVERY: Final = 1.0
+_GLANCE_S: Final = 0.05
+"""Between two looks, at a stop, at whether its time is up."""
 _WARN_EVERY: Final = 30.0
 _STOPPED: Final = "the server stopped before the delivery"
 _WORDS: Final = {
@@ -350,12 +352,12 @@ class Webhooks:
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
-    async def stop(self, deadline: float) -> None:
-        """Finish what is in flight by `deadline` (loop time); the rest counts as failed. Retries are not awaited."""
+    async def stop(self, time_is_up: asyncio.Event) -> None:
+        """Finish what is in flight until `time_is_up`; the rest counts as failed. Retries are not awaited."""
         self._stopping.set()
         tasks = [hook.task for hook in self._hooks.values() if hook.task is not None]
-        if tasks:
-            await asyncio.wait(tasks, timeout=max(0.0, deadline - self._loop.time()))
+        while not time_is_up.is_set() and not all(task.done() for task in tasks):
+            await asyncio.wait(tasks, timeout=_GLANCE_S)
         for task in tasks:
             if not task.done():
                 task.cancel()

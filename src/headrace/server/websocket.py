@@ -140,6 +140,7 @@ class WebSocket:
     def __init__(self, hub: Hub, connection: Carrier, queue: str | None, peers: set[WebSocket]) -> None:
         server = connection.server
         self.choice = Choice(queue)
+        self.only_listens = True
         self.session = Session(
             server.engine,
             connection.session.address,
@@ -216,6 +217,7 @@ class WebSocket:
         if name in ("Subscribe", "Unsubscribe"):
             self._choose(value, name)
         else:
+            self.only_listens = False
             self.session.receive_frame(frame)
 
     def _choose(self, value: dict[str, Any], name: str) -> None:

@@ -32,6 +32,7 @@ from headrace.commands.jobs import GroupPull
 from headrace.durations import Duration, seconds
 from headrace.errors import ClientError, HeadraceError, InvalidCommand, StorageUnavailable
 from headrace.ids import IdSource
+from headrace.signals import StopSignals
 from headrace.worker.attendant import Attendant, Figures, Holding
 from headrace.worker.context import SETTLED, JobContext, RunIn, place_of, set_current
 from headrace.worker.failures import JobCancelled, is_final, reason_of, retry_after_ms, stack_of
@@ -110,6 +111,7 @@ class Worker:
         self._life: asyncio.Task[Any] | None = None
         """The task that runs it, while it runs."""
         self._cancellations = 0
+        self._stop_signals = StopSignals()
         self._failure: HeadraceError | None = None
         self._begins_jobs = self._is_beginning = False
         self._busy = 0
@@ -129,21 +131,42 @@ class Worker:
     # -- beginning and end ---------------------------------------------------------------------------------------------
 
     async def run(self, *, handle_signals: bool = True) -> None:
-        """Work until `stop`, or until SIGTERM or Ctrl-C if signals are handled."""
+        """Work until `stop`, or until SIGTERM or Ctrl-C if signals are handled: a second one cuts the drain short."""
         if self._is_running:
             raise HeadraceError(f"{self.id} is already running: create another worker to run two")
         loop = asyncio.get_running_loop()
         self._is_running = True
         self._begun.set()
-        self._life = asyncio.current_task()
-        self._cancellations = self._life.cancelling() if self._life is not None else 0
+        self._life = life = asyncio.current_task()
+        assert life is not None
+        self._cancellations = life.cancelling()
+        self._stop_signals = StopSignals()
         self._failure = None
         try:
-            with _signals(loop, self.stop) if handle_signals else contextlib.nullcontext():
+            with _signals(loop, self._signalled) if handle_signals else contextlib.nullcontext():
                 await self._work(loop)
+        except asyncio.CancelledError:
+            if not self._hurries or life.cancelling() > self._cancellations + self._hurries:
+                raise  # somebody else wants its task to end
         finally:
+            for _ in range(self._hurries):
+                life.uncancel()
             self._is_running, self._life = False, None
             self._stopping, self.ready = asyncio.Event(), asyncio.Event()  # it may run once more, on another loop
+
+    def _signalled(self, at: float) -> None:
+        """The first signal stops it. Each further one cancels its task, for nobody wants to wait: only `run` ends."""
+        if self._life is None or not self._stop_signals.hear(at):
+            return
+        if self._stop_signals.count == 1:
+            self.stop()
+        else:
+            self._life.cancel()
+
+    @property
+    def _hurries(self) -> int:
+        """How often signals have cancelled its task."""
+        return max(0, self._stop_signals.count - 1)
 
     async def _work(self, loop: asyncio.AbstractEventLoop) -> None:
         try:
@@ -261,9 +284,9 @@ class Worker:
 
     async def _let_handlers_end(self) -> None:
         if self._running:
-            log.info(
-                "%s is stopping: running jobs (%d) may take %g s to finish", self.id, len(self._running), self._drain
-            )
+            hint = "; Ctrl-C or SIGTERM once more to stop now" if self._stop_signals.count else ""
+            text = "%s is stopping: running jobs (%d) may take %g s to finish%s"
+            log.info(text, self.id, len(self._running), self._drain, hint)
             await asyncio.wait({task for _, task in self._running.values()}, timeout=self._drain)
 
     async def _end_helpers(self) -> None:
@@ -527,14 +550,14 @@ def _encoded(result: Any) -> Raw | None:
 
 
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
-_stops: Final[dict[asyncio.AbstractEventLoop, list[Callable[[], None]]]] = {}
-"""How the workers of a loop are stopped: a signal stops all of them."""
+_stops: Final[dict[asyncio.AbstractEventLoop, list[Callable[[float], None]]]] = {}
+"""How the workers of a loop are told of a signal, and when it came: it stops all of them."""
 _replaced: Final[dict[signal.Signals, Any]] = {}
 """The handlers that were there before ours."""
 
 
 @contextlib.contextmanager
-def _signals(loop: asyncio.AbstractEventLoop, stop: Callable[[], None]) -> Iterator[None]:
+def _signals(loop: asyncio.AbstractEventLoop, stop: Callable[[float], None]) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         raise HeadraceError("signals can be handled in the main thread only: write run(handle_signals=False) here")
     if not _stops:
@@ -570,7 +593,7 @@ def _stop_all(number: int, frame: object) -> None:
     for loop, stops in list(_stops.items()):
         for stop in list(stops):
             with contextlib.suppress(RuntimeError):  # the loop was closed with the worker in it
-                loop.call_soon_threadsafe(stop)
+                loop.call_soon_threadsafe(stop, time.monotonic())
 
 
 _forking = threading.local()

@@ -409,14 +409,27 @@ class Control(Delivery):
         q.config.dlq = config
         self._save_queue(q)
         now = self._clock.now_ms()
-        for job in q.failed.values():
+        most = self._most_burials
+        self._most_burials += 2 * len(q.failed)  # not to be tidied in the midst of it, in one go
+
+        def apply(job: Job) -> bool:
             burial = job.history.burial if job.history else None
-            if burial is not None:
-                expires = None if config.max_age is None else burial.entered_at + config.max_age
-                burial.expires_at = expires
-                self._plan_auto_retry(burial, config, now)
-                self._journal.touch(job)
-                self._watch_burial(job)
+            if burial is None:
+                return False
+            watched, before = self._dues_of(job), (burial.expires_at, burial.next_retry_at)
+            config = self._dlq_config(q)  # it may have been changed again between two slices
+            burial.expires_at = None if config.max_age is None else burial.entered_at + config.max_age
+            self._plan_auto_retry(burial, config, now)
+            if (burial.expires_at, burial.next_retry_at) == before:
+                return False
+            self._journal.touch(job)
+            self._watch_burial(job, watched)
+            return True
+
+        await self._for_each(list(q.failed.values()), (State.FAILED,), apply)
+        self._most_burials = most
+        if len(self._burials) > most:
+            await self._tidy_burials_slowly()
 
     async def set_rate_limit(self, queue: str, limit: float, duration_ms: float, ttl_ms: float | None) -> None:
         q = self._queue(queue)

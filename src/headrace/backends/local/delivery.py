@@ -376,7 +376,7 @@ class Delivery(Settlement):
                 self._ready.add(name)
         for job in self._wheel.pop_due(mono):
             self._look_at(job, now, mono)
-        self._tend_dead_letters(now)
+        self._tend_dead_letters(now, PROMOTE_SLICE)
         self._expire_rate_limits(now)
 
     def _promote_due(self, now: int) -> None:

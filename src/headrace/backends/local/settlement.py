@@ -431,14 +431,19 @@ class Settlement(Intake):
         else:
             burial.next_retry_at = None
 
-    def _watch_burial(self, job: Job) -> None:
-        burial = job.history.burial if job.history else None
+    @staticmethod
+    def _dues_of(letter: Job | None) -> list[int]:
+        """When a dead letter is retried or removed by itself."""
+        burial = letter.history.burial if letter is not None and letter.history else None
         if burial is None:
-            return
-        for due in (burial.next_retry_at, burial.expires_at):
-            if due is not None:
-                heapq.heappush(self._burials, (int(due), job.seq))
-                self._ring_at(int(due))
+            return []
+        return [int(due) for due in (burial.next_retry_at, burial.expires_at) if due is not None]
+
+    def _watch_burial(self, job: Job, watched: Sequence[int] = ()) -> None:
+        for due in self._dues_of(job):
+            if due not in watched:
+                heapq.heappush(self._burials, (due, job.seq))
+                self._ring_at(due)
         if len(self._burials) > self._most_burials + _TIDY_AFTER:
             self._tidy_burials()
 
@@ -449,16 +454,37 @@ class Settlement(Intake):
         heapq.heapify(self._burials)
         self._most_burials = 2 * len(self._burials)
 
+    async def _tidy_burials_slowly(self) -> None:
+        """The same in slices, and without entries for times that have changed. What is due meanwhile waits for it."""
+        letters: dict[int, Job] = {}
+        for queue in self._queues.values():
+            letters.update(queue.failed)
+        old, self._burials = self._burials[::-1], []
+        self._slices.begin()
+        try:
+            while old:
+                entry = old.pop()
+                if entry[0] in self._dues_of(letters.get(entry[1])):
+                    heapq.heappush(self._burials, entry)
+                if len(old) % 1024 == 0:
+                    await self._slices.breathe()
+        finally:
+            for entry in old:  # a failing disk may end it halfway
+                heapq.heappush(self._burials, entry)
+        self._most_burials = 2 * len(self._burials)
+
     def _next_burial_ms(self) -> int | None:
         return self._burials[0][0] if self._burials else None
 
-    def _tend_dead_letters(self, now: int) -> None:
-        """Retry the letters whose automatic retry is due, and remove those that are too old."""
-        while self._burials and self._burials[0][0] <= now:
+    def _tend_dead_letters(self, now: int, most: int) -> None:
+        """Retry letters whose automatic retry is due, and remove those that are too old; at most so many at once."""
+        done = 0
+        while done < most and self._burials and self._burials[0][0] <= now:
             _, seq = heapq.heappop(self._burials)
             job = next((q.failed[seq] for q in self._queues.values() if seq in q.failed), None)
             if job is None or job.history is None or job.history.burial is None:
                 continue
+            done += 1
             burial = job.history.burial
             if burial.expires_at is not None and burial.expires_at <= now:
                 self._drop_letter(job, now)
