@@ -107,7 +107,10 @@ FROM lives l JOIN ends e USING (queue, job, life) LEFT JOIN work w USING (queue,
 
 _WORKERS = """
 CREATE TABLE workers AS
-WITH done AS (SELECT * FROM attempts WHERE worker IS NOT NULL AND ended >= started),
+WITH done AS (
+    SELECT * REPLACE (greatest(started, ended - 7 * 86400000) AS started)
+    FROM attempts WHERE worker IS NOT NULL AND ended >= started
+),
 busy AS (
     SELECT worker, minute, sum(least(ended, minute + 60000) - greatest(started, minute)) AS busy,
            count(DISTINCT (queue, job)) AS jobs
