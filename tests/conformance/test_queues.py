@@ -327,6 +327,15 @@ def test_emptying_a_queue_goes_on_after_a_crash(
     assert set(kept.ids_in(None)) == left
 
 
+def test_the_log_tells_what_draining_took_of_jobs_whose_claims_a_restart_forgot(kept: Rig) -> None:
+    kept.push_many(spec(1), spec(2), spec(3))
+    kept.pull(count=2)
+    kept.reopen()
+    at_work = kept.take().id
+    assert kept.drain("q") == 2
+    assert left_by_the_log(kept.events) == {at_work} == set(kept.ids_in(None))
+
+
 def test_a_parent_that_goes_with_its_child_is_no_obstacle_to_emptying_after_a_crash(
     kept: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -351,7 +360,11 @@ def left_by_the_log(events: list[Event]) -> set[str]:
     for event in events:
         if event.last is not None:
             spared = ("pulled",) if event.event == "drained" else ()
-            newest = {job: told for job, told in newest.items() if told.seq > event.last or told.event in spared}
+            newest = {
+                job: told
+                for job, told in newest.items()
+                if told.seq > event.last or (told.event in spared and told.seq >= (event.first or 0))
+            }
         elif event.event == "removed":
             del newest[event.job]
         elif event.job:

@@ -12,11 +12,11 @@ import duckdb
 _EVENTS = """
 CREATE TABLE events AS
 SELECT seq, ts, event, epoch, queue, coalesce(job, '') AS job, name, attempt, worker, coalesce(priority, 0) AS priority,
-       delay, error, prev, coalesce(terminal, false) AS terminal, "last" AS reached
+       delay, error, prev, coalesce(terminal, false) AS terminal, "first" AS began, "last" AS reached
 FROM read_json('{files}', format = 'newline_delimited', compression = 'zstd', columns = {{
     seq: 'BIGINT', ts: 'BIGINT', event: 'VARCHAR', epoch: 'BIGINT', queue: 'VARCHAR', job: 'VARCHAR', name: 'VARCHAR',
     attempt: 'INTEGER', worker: 'VARCHAR', priority: 'INTEGER', delay: 'BIGINT', error: 'VARCHAR', prev: 'VARCHAR',
-    terminal: 'BOOLEAN', "last": 'BIGINT'}})
+    terminal: 'BOOLEAN', "first": 'BIGINT', "last": 'BIGINT'}})
 """
 
 _TOLD = """
@@ -68,7 +68,8 @@ WITH lives AS (
     SELECT l.queue, l.job, l.life, arg_min(e.ts, e.seq) AS ts
     FROM placed l JOIN events e ON e.queue = l.queue AND e.event IN ('drained', 'obliterated') AND e.reached >= l.newest
     WHERE own_end IS NULL AND (successor IS NULL OR e.seq < successor)
-      AND (e.event = 'obliterated' OR newest_event NOT IN ('pulled', 'waiting-children'))
+      AND (e.event = 'obliterated' OR newest_event NOT IN ('pulled', 'waiting-children')
+           OR (newest_event = 'pulled' AND newest < e.began))
     GROUP BY ALL
 )
 SELECT l.queue, l.job, l.life,
@@ -107,7 +108,10 @@ FROM lives l JOIN ends e USING (queue, job, life) LEFT JOIN work w USING (queue,
 
 _WORKERS = """
 CREATE TABLE workers AS
-WITH done AS (SELECT * FROM attempts WHERE worker IS NOT NULL AND ended >= started),
+WITH done AS (
+    SELECT * REPLACE (greatest(started, ended - 7 * 86400000) AS started)
+    FROM attempts WHERE worker IS NOT NULL AND ended >= started
+),
 busy AS (
     SELECT worker, minute, sum(least(ended, minute + 60000) - greatest(started, minute)) AS busy,
            count(DISTINCT (queue, job)) AS jobs

@@ -127,6 +127,18 @@ def test_a_worker_has_its_slots_on_every_day_that_its_work_touches(spark: SparkS
     assert sum(row.busy_ms for row in found if row.worker == "days") == 200_000_000
 
 
+def test_of_an_attempt_that_a_clock_makes_last_for_years_a_week_is_counted(spark: SparkSession) -> None:
+    from headrace.pipeline import gold
+
+    weeks = 6 * 7 * 86_400
+    tries = [attempt("jumped", -weeks, 90), attempt("jumped", 100, 101), attempt("week", 90 - 7 * 86_400, 90)]
+    found = gold.worker_facts(rows(spark, ATTEMPTS, tries)).collect()
+    for worker, more in (("jumped", 1_000), ("week", 0)):
+        minutes = [row for row in found if row.worker == worker]
+        assert (len(minutes), sum(row.busy_ms for row in minutes)) == (7 * 1440 + 1, 7 * 86_400_000 + more)
+        assert {row.slots for row in minutes} == {1}
+
+
 def test_signatures_leave_out_what_differs(spark: SparkSession) -> None:
     from pyspark.sql import functions as f
 

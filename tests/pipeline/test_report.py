@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from headrace.errors import HeadraceError
+from headrace.pipeline import moments
 from headrace.pipeline.lake import Lake, Pointer
 from headrace.pipeline.report import Facts, write_report
 from headrace.pipeline.schemas import ERRORS, FACTS, JOBS, WORKERS, arrow
@@ -195,6 +196,37 @@ def test_a_queue_in_which_nothing_happens_any_more_still_has_its_backlog(tmp_pat
     assert "<b>orders</b> is stuck" in alone
     with pytest.raises(HeadraceError, match="no facts of the queue idle since 2026-04-01: --days takes more"):
         report_of(lake, queue="idle")
+
+
+def test_a_queue_in_which_nothing_happens_is_as_large_as_its_backlog(tmp_path: Path) -> None:
+    """With more queues than the report shows, it is not left out as one of the smaller ones."""
+    told = [fact(START, "orders", added=1000, backlog_end=1000)]
+    told += [fact(START + timedelta(days=9), f"q{n}", added=20, started=20, completed=20) for n in range(20)]
+    text = report_of(lake_of(tmp_path, told))
+    assert "<tr><th>orders</th>" in text
+    assert "Left out: 9 smaller queues." in text
+
+
+def test_a_large_backlog_is_not_read_job_by_job(tmp_path: Path) -> None:
+    """Shortly after midnight, of a day that has hardly begun."""
+    today = START + timedelta(days=1)
+    left = moments.MAX_JOBS
+    told = [fact(START, added=left, backlog_end=left), fact(today, added=1, backlog_end=left + 1)]
+    lake = lake_of(tmp_path, told)
+    write(lake, "silver/open_jobs/run=1", JOBS, [{"queue": "mail", "job_id": "a", "added_at": today}])
+    assert "jobs per minute, n = 1 added" in report_of(lake, days=1)
+
+
+def test_the_course_of_an_error_over_the_years_is_a_line_of_few_points(tmp_path: Path) -> None:
+    """A clock that jumps makes a report of all days a report of half a century."""
+    lake = lake_of(tmp_path, [fact(START + timedelta(days=n), added=1) for n in (0, 20_000)])
+    seen = {"window_start": START, "count": 1, "first_seen": START, "last_seen": START}
+    error = {"queue": "mail", "signature": "E", "sample_error": "E", "sample_job_id": "j", **seen}
+    write(lake, "gold/error_signature_hour/window_date=2026-03-29", ERRORS, [error])
+    (course,) = re.findall(r'class="line failed" points="([^"]*)"', report_of(lake, days=30_000))
+    heights = [point.partition(",")[2] for point in course.split()]
+    assert 100 < len(heights) <= 168
+    assert heights.count(heights[0]) == 1
 
 
 def test_many_queues_in_trouble_are_counted_and_the_worst_of_them_named(tmp_path: Path) -> None:

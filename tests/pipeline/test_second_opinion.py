@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any
 import duckdb
 import pytest
 
+from headrace.model import DAY_MS
 from headrace.pipeline import runs
 from headrace.pipeline.lake import Lake
 from tests.pipeline import secondopinion
 from tests.pipeline.conftest import Chronicle
+from tests.pipeline.history import rig_at, seal
 from tests.scale import scaled
 
 if TYPE_CHECKING:
@@ -98,3 +100,27 @@ def test_a_long_made_up_history_is_told_as_duckdb_tells_it(spark: SparkSession, 
     runs.derive(spark, made)
     found = secondopinion.disagreements(secondopinion.ask(tmp_path / "log"), made.root)
     assert {table: count for table, count in found.items() if count} == {}
+
+
+def test_clocks_that_jump_and_claims_that_a_server_forgot_are_told_alike(spark: SparkSession, tmp_path: Path) -> None:
+    rig = rig_at(tmp_path)
+    rig.push("mail")
+    rig.bury("mail", "E")
+    rig.push("mail")
+    held = rig.take("mail")
+    rig.clock.advance(100 * DAY_MS)
+    rig.ack(held)
+    forgotten = rig.push("mail")
+    rig.take("mail")
+    rig.reopen()
+    assert rig.drain("mail") == 1
+    left = rig.push("mail")
+    seal(rig)
+    rig.close()
+    made = Lake(tmp_path / "lake")
+    runs.ingest(spark, made, {"path": str(tmp_path / "log")})
+    runs.derive(spark, made)
+    found = secondopinion.disagreements(secondopinion.ask(tmp_path / "log"), made.root)
+    assert {table: count for table, count in found.items() if count} == {}
+    outcomes = {row.job_id: row.outcome for row in runs.read_jobs(spark, made).collect()}
+    assert (outcomes[forgotten], outcomes[left]) == ("removed", None)

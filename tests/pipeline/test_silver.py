@@ -90,6 +90,13 @@ CASES: dict[str, list[dict[str, Any]]] = {
         event("after", 104, "pushed", 60, queue="gone"),
         event("", 105, "obliterated", 70, queue="gone", last_seq=103),
     ],
+    "forgotten": [  # the server was killed, drained the queue after its start, and had handed out one job before
+        event("forgotten", 400, "pushed", 0, queue="killed"),
+        event("forgotten", 401, "pulled", 10, queue="killed", attempt=1, worker="w"),
+        event("remembered", 402, "pushed", 20, queue="killed"),
+        event("remembered", 403, "pulled", 90, queue="killed", attempt=1, worker="w"),
+        event("", 404, "drained", 100, queue="killed", first_seq=403, last_seq=403),
+    ],
     "lost": [
         event("lost", 120, "pushed", 0),
         event("lost", 121, "pulled", 10, attempt=1, worker="w"),
@@ -313,6 +320,7 @@ def test_only_the_events_of_lives_that_go_on_are_kept_for_later_each_once(told: 
     assert {job: [row.seq for row in rows] for job, rows in told["carried"].items()} == {
         "after": [104],
         "blocked": [30, 31, 32],
+        "remembered": [402, 403],
         "reused": [257, 258],
     }
 
@@ -339,6 +347,12 @@ def test_emptying_a_queue_ends_the_jobs_that_were_in_it(told: Any) -> None:
     assert (at_work.outcome, at_work.total_ms) == ("removed", 70)  # not drained, but obliterated
     assert only(told["attempts"]["at work"]).outcome == "removed"
     assert after.outcome is None  # pushed while the queue was being emptied
+
+
+def test_draining_a_queue_ends_jobs_whose_claim_the_server_has_forgotten(told: Any) -> None:
+    job = only(told["jobs"]["forgotten"])
+    assert (job.outcome, job.total_ms, only(told["attempts"]["forgotten"]).outcome) == ("removed", 100, "removed")
+    assert only(told["jobs"]["remembered"]).outcome is None
 
 
 def test_a_job_belongs_to_the_day_on_which_it_ended_in_utc(told: Any) -> None:

@@ -23,6 +23,8 @@ from headrace.pipeline.schemas import ERRORS, FACTS, WORKERS, conform, union
 UNITS: Final = ("minute", "hour", "day")
 _WINDOW: Final = ("unit", "queue", "window_start")
 _MINUTE_MS: Final = 60_000
+_MAX_DAYS: Final = 7
+"""So much of an attempt is split into minutes, its end: a clock that jumps from 1970 to today is no 30 million rows."""
 _MEASURES: Final = ("wait", "run", "total")
 _RANKS: Final = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 
@@ -215,11 +217,14 @@ def error_facts(attempts: DataFrame, *, since: datetime | None = None) -> DataFr
 def worker_facts(attempts: DataFrame, *, since: datetime | None = None, made: Made | None = None) -> DataFrame:
     """How busy each worker was per minute. An attempt counts in every minute that it touches, for its part of it.
 
+    One that lasted longer than _MAX_DAYS counts in the last of them.
     `slots` is how many jobs the worker had at once at most on that day: the log does not record its concurrency.
     """
     done = attempts.where(
         f.col("worker").isNotNull() & f.col("ended_at").isNotNull() & (f.col("ended_at") >= f.col("started_at"))
     )
+    earliest = f.col("ended_at") - f.expr(f"INTERVAL {_MAX_DAYS} DAY")
+    done = done.withColumn("started_at", f.greatest(f.col("started_at"), earliest))
     if made is not None:
         done = done.where(f.col("ended_at") >= f.lit(made.until))
     busy = _busy(done, since if made is None else made.until)

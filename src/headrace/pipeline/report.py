@@ -39,6 +39,8 @@ _UNIT_MS: Final = {"minute": 60_000, "hour": 3_600_000, "day": 86_400_000}
 _LONGEST_MS: Final = {"minute": 6 * 3_600_000, "hour": 31 * 86_400_000}
 """Up to which span charts show windows of this length; beyond the last one they show days."""
 _MAX_COLUMNS: Final = 14 * 24
+_MAX_COURSE: Final = 7 * 24
+"""Points of an error's course: beyond so many hours, each is of several."""
 _FEW_WINDOWS: Final = 3
 
 Row = dict[str, Any]
@@ -80,11 +82,12 @@ class Facts:
         self.unit = next((unit for unit, ms in _LONGEST_MS.items() if self.end - self.start <= ms), "day")
         self.step_ms = dict(_UNIT_MS)
         is_short = self.end - self.start <= moments.LONGEST_MS
-        if is_short and 0 < sum(row["added"] for row in self.rows("day")) <= moments.MAX_JOBS:
+        added = sum(row["added"] for row in self.rows("day"))
+        if is_short and added and added + sum(self._former.values()) <= moments.MAX_JOBS:
             self._look_closer()
         self.workers = [] if queue else self._workers()
         # A queue in which nothing happens any more still has its backlog.
-        totals: dict[str, int] = defaultdict(int, {name: 0 for name, left in self._former.items() if left})
+        totals: dict[str, int] = defaultdict(int, {name: left for name, left in self._former.items() if left})
         for row in self.rows("day"):
             totals[row["queue"]] += row["added"] + row["started"]
         self.queues = sorted(totals, key=lambda name: -totals[name])
@@ -545,18 +548,19 @@ class Page:
         return f'<section><h2>Errors by signature</h2>{table}<p class="note">{note}</p></section>'
 
     def _error_row(self, signature: str, rows: list[Row]) -> str:
-        step = _UNIT_MS["hour"]
-        by_hour: dict[int, int] = defaultdict(int)
+        hour = _UNIT_MS["hour"]
+        first = self._facts.start - self._facts.start % hour
+        step = hour * -(-(self._facts.end - first) // (hour * _MAX_COURSE))
+        by_place: dict[int, int] = defaultdict(int)
         for row in rows:
-            by_hour[row["window_start"]] += row["count"]
-        first = self._facts.start - self._facts.start % step
-        course = [by_hour.get(at, 0) for at in range(first, self._facts.end, step)]
+            by_place[(row["window_start"] - first) // step] += row["count"]
+        course = [by_place[n] for n in range(-(-(self._facts.end - first) // step))]
         queues = ", ".join(sorted({row["queue"] for row in rows})[:4])
         exact = 1_000 if self._facts.unit == "moment" else _UNIT_MS["minute"]
         times = min(row["first_seen"] for row in rows), max(row["last_seen"] for row in rows)
         seen = [moment(at - at % exact) for at in times]
         sample = escape(f"{rows[0]['sample_error']}\njob {rows[0]['sample_job_id']}")
-        line = f"<td>{sparkline(course, 'failed')}</td>" if self._has_course(step) else ""
+        line = f"<td>{sparkline(course, 'failed')}</td>" if self._has_course(hour) else ""
         return (
             f'<tr><td><code title="{sample}">{escape(one_line(signature, 160))}</code></td>'
             f'<td class="n">{count(sum(row["count"] for row in rows))}</td><td>{escape(queues)}</td>'

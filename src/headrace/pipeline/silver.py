@@ -78,7 +78,7 @@ def without_retracted(events: DataFrame) -> DataFrame:
 
 def clearings(events: DataFrame) -> DataFrame:
     """When whole queues were emptied: one row per queue with all such moments."""
-    moment = f.struct("seq", "last_seq", "ts", (f.col(_event) == "drained").alias("only_waiting"))
+    moment = f.struct("seq", "first_seq", "last_seq", "ts", (f.col(_event) == "drained").alias("only_waiting"))
     cleared = events.where(_is(*CLEARING))
     return cleared.groupBy("queue").agg(f.array_sort(f.collect_set(moment)).alias("clearings"))
 
@@ -193,13 +193,15 @@ def judged(lives: DataFrame, cleared: DataFrame | None = None) -> DataFrame:
     """Lives with what became of them: `finished_at` and `outcome` are null, and their events kept, while they last.
 
     A life ends with an event of its own, with the emptying of its queue, or at the latest before its successor begins.
+    Draining spares jobs at work, but not those whose claim is older than the server: they wait again.
     """
     cleared_at = f.lit(None).cast("timestamp")
     if cleared is not None:
         lives = lives.join(f.broadcast(cleared), "queue", "left")
         cleared_at = f.expr(
             f"""try_element_at(filter(clearings, c -> c.last_seq >= newest_seq
-                and (not c.only_waiting or newest_event in {WAITING})
+                and (not c.only_waiting or newest_event in {WAITING}
+                    or (newest_event = 'pulled' and newest_seq < c.first_seq))
                 and coalesce(next_start <= newest_seq or c.seq < next_start, true)), 1).ts"""
         )
     superseded_at = f.when(f.col("next_start") > f.col("newest_seq"), f.col("newest_ts"))

@@ -135,6 +135,7 @@ class LocalBackend(Flows):
                 self._journal.later("UPDATE mark SET epoch=?", self._epoch)
         self._event_seq = self._committed_seq = max(store_seq, self._log.last_seq)
         self._log.committed = self._event_seq
+        self._first_event = self._event_seq + 1
         gap = self._log.gap
         if gap is not None:
             event = self._emit_queue(EventName.GAP, "", self._clock.now_ms())

@@ -272,7 +272,7 @@ class Control(Delivery):
     @contextmanager
     def _clearing(self, event: EventName, q: Queue) -> Iterator[Clearing]:
         """While a queue is being emptied. If interrupted, `LocalBackend._finish_clearings` continues it."""
-        clearing = Clearing(event, q.name, self._event_seq)
+        clearing = Clearing(event, q.name, self._event_seq, self._first_event)
         spared = [job.seq for job in q.active.values()] if event is EventName.DRAINED else []
         self._journal.open_clearing(event, q.name, clearing.since, self._job_seq, spared)
         self._clearings.append(clearing)
@@ -289,7 +289,7 @@ class Control(Delivery):
 
     def _tell_cleared(self, clearing: Clearing, count: int) -> None:
         event = self._emit_queue(clearing.event, clearing.queue, self._clock.now_ms())
-        event.bytes, event.last = count, clearing.since
+        event.bytes, event.first, event.last = count, clearing.first, clearing.since
         self._journal.close_clearing(clearing.event, clearing.queue, clearing.since)
 
     async def obliterate(self, queue: str) -> None:

@@ -51,13 +51,17 @@ class Clearing:
 
     A job with a newer event (it was promoted, or released by a worker) gets a `removed` event of its own: readers of
     the log could not tell it from jobs that were pushed while the queue was being emptied.
+
+    `first` is the first event of the server that empties it: claims before that are forgotten, and nobody works on
+    those jobs. It is None when an earlier server has begun, which knew of them.
     """
 
-    __slots__ = ("_seen", "event", "newly_told", "queue", "since")
+    __slots__ = ("_seen", "event", "first", "newly_told", "queue", "since")
 
-    def __init__(self, event: EventName, queue: str, since: int) -> None:
+    def __init__(self, event: EventName, queue: str, since: int, first: int | None = None) -> None:
         self.event = event
         self.queue = queue
+        self.first = first
         self.since = self._seen = since
         self.newly_told: set[str] = set()
 
@@ -120,6 +124,7 @@ class Store(Collection):
         self._obliterated: list[Queue] = []
         self._clearings: list[Clearing] = []
         self._event_seq = 0
+        self._first_event = 1
         self._epoch = 1
         self.wants_bodies = False
 
