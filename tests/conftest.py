@@ -15,13 +15,14 @@ from tests.scale import IS_FULL
 from tests.serverprocess import ServerProcess
 from tests.wireclient import Client
 
-# Tests that share something that takes seconds to make, so one worker runs them all: a lake, and else a Spark session.
-# The first that fits counts.
+# Tests that share something that takes seconds to make, so one worker runs them all: a Spark session, and some a lake.
+# The rest of the pipeline's tests need neither.
 SHARING = (
+    ("tests/pipeline/test_cluster.py", "tests/pipeline/test_redrive.py", "tests/pipeline/test_source.py",
+     "tests/pipeline/test_two_lakes.py"),
     ("tests/pipeline/test_commands.py", "tests/pipeline/test_second_opinion.py", "tests/pipeline/test_silver.py"),
     ("tests/pipeline/test_odd_lakes.py", "tests/pipeline/test_gold.py"),
-    ("tests/pipeline/",),
-)
+)  # fmt: skip
 # What takes longest begins first, or one worker would still be at it when the others have nothing left to do.
 LONGEST = (
     "tests/pipeline/",
