@@ -36,6 +36,8 @@ LONGEST = (
     "tests/browser/test_watching.py",
 )
 
+ALONE = "pytest.mark.alone"
+
 _took_their_worker_down: list[str] = []
 
 # Property tests: the same examples on every machine, however slow it is; at full scale others each time.
@@ -58,15 +60,29 @@ class Scheduling(LoadFileScheduling):
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """A file of `alone` tests only is not even collected by workers that run none: that takes schemathesis seconds."""
-    if config.option.markexpr != "not alone" or not collection_path.match("test_*.py"):
+    """A file of which a phase runs nothing is not even collected: that takes time, and schemathesis seconds."""
+    if not collection_path.match("test_*.py"):
         return None
-    return "\npytestmark = pytest.mark.alone" in collection_path.read_text() or None
+    match config.option.markexpr:
+        case "alone":
+            return ALONE not in collection_path.read_text() or None
+        case "not alone":
+            return f"\npytestmark = {ALONE}" in collection_path.read_text() or None
+    return None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     _refuse_namesakes(items)
+    _refuse_hidden(items)
     items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
+
+
+def _refuse_hidden(items: list[pytest.Item]) -> None:
+    """An `alone` test of whose file nobody would think: neither phase would run it."""
+    files = {item.path for item in items if item.get_closest_marker("alone")}
+    hidden = [path.name for path in files if ALONE not in path.read_text()]
+    if hidden:
+        raise pytest.UsageError(f"mark tests with @{ALONE} in their own file: {', '.join(hidden)}")
 
 
 def _refuse_namesakes(items: list[pytest.Item]) -> None:
