@@ -15,13 +15,14 @@ from tests.scale import IS_FULL
 from tests.serverprocess import ServerProcess
 from tests.wireclient import Client
 
-# Tests that share something that takes seconds to make, so one worker runs them all: a lake, and else a Spark session.
-# The first that fits counts.
+# Tests that share something that takes seconds to make, so one worker runs them all: a Spark session, and some a lake.
+# The rest of the pipeline's tests need neither.
 SHARING = (
+    ("tests/pipeline/test_cluster.py", "tests/pipeline/test_redrive.py", "tests/pipeline/test_source.py",
+     "tests/pipeline/test_two_lakes.py"),
     ("tests/pipeline/test_commands.py", "tests/pipeline/test_second_opinion.py", "tests/pipeline/test_silver.py"),
     ("tests/pipeline/test_odd_lakes.py", "tests/pipeline/test_gold.py"),
-    ("tests/pipeline/",),
-)
+)  # fmt: skip
 # What takes longest begins first, or one worker would still be at it when the others have nothing left to do.
 LONGEST = (
     "tests/pipeline/",
@@ -34,6 +35,8 @@ LONGEST = (
     "tests/interop/test_bun_client.py",
     "tests/browser/test_watching.py",
 )
+
+ALONE = "pytest.mark.alone"
 
 _took_their_worker_down: list[str] = []
 
@@ -57,15 +60,29 @@ class Scheduling(LoadFileScheduling):
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """A file of `alone` tests only is not even collected by workers that run none: that takes schemathesis seconds."""
-    if config.option.markexpr != "not alone" or not collection_path.match("test_*.py"):
+    """A file of which a phase runs nothing is not even collected: that takes time, and schemathesis seconds."""
+    if not collection_path.match("test_*.py"):
         return None
-    return "\npytestmark = pytest.mark.alone" in collection_path.read_text() or None
+    match config.option.markexpr:
+        case "alone":
+            return ALONE not in collection_path.read_text() or None
+        case "not alone":
+            return f"\npytestmark = {ALONE}" in collection_path.read_text() or None
+    return None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     _refuse_namesakes(items)
+    _refuse_hidden(items)
     items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
+
+
+def _refuse_hidden(items: list[pytest.Item]) -> None:
+    """An `alone` test of whose file nobody would think: neither phase would run it."""
+    files = {item.path for item in items if item.get_closest_marker("alone")}
+    hidden = [path.name for path in files if ALONE not in path.read_text()]
+    if hidden:
+        raise pytest.UsageError(f"mark tests with @{ALONE} in their own file: {', '.join(hidden)}")
 
 
 def _refuse_namesakes(items: list[pytest.Item]) -> None:

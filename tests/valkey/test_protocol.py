@@ -1,6 +1,7 @@
 """The tests of the bunqueue protocol once more, against a server whose queues are on Valkey (see `server` in conftest).
 
-What differs by design is in headrace.backends.valkey.differences and left out here by name.
+What differs by design is in headrace.backends.valkey.differences and left out here by name. Those that are marked
+with pytest.mark.alone are so here, too.
 """
 
 from __future__ import annotations
