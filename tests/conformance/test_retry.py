@@ -334,6 +334,31 @@ def test_a_config_that_changes_often_leaves_nothing_behind(local_rig: Rig) -> No
     assert local_rig.count() == {"waiting": 20}
 
 
+def test_a_config_that_could_not_be_applied_leaves_the_limit_of_tidying(
+    local_rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    local_rig.is_checking = False
+    for _ in local_rig.push_many(*(spec(n) for n in range(300))):
+        local_rig.bury()
+    monkeypatch.setattr(slices, "SLICE_SECONDS", -1)
+    most = local_rig.backend._most_burials
+    work = local_rig.backend.set_dlq_config("q", DlqConfig(max_age=1000))
+    assert isinstance(work.send(None), Breath)
+    with pytest.raises(StorageUnavailable):
+        work.throw(StorageUnavailable("the disk fails"))
+    assert local_rig.backend._most_burials == most
+
+
+def test_an_age_in_fractions_of_a_millisecond_is_cut(local_rig: Rig) -> None:
+    local_rig.push()
+    local_rig.bury()
+    local_rig.set_dlq_config("q", DlqConfig(max_age=1000.5))
+    local_rig.advance(999)
+    assert local_rig.count() == {"failed": 1}
+    local_rig.advance(1)
+    assert local_rig.count() == {}
+
+
 def test_letters_are_not_forgotten_when_tidying_is_interrupted(local_rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     local_rig.is_checking = False
     for _ in local_rig.push_many(*(spec(n) for n in range(1100))):
@@ -353,8 +378,9 @@ def test_letters_that_are_due_together_go_in_several_sweeps(local_rig: Rig, monk
     for _ in local_rig.push_many(*(spec(n) for n in range(5))):
         local_rig.bury()
     left = []
-    local_rig.advance(1000)
+    local_rig.advance(5000)
     while (due := local_rig.backend.next_due_ms()) is not None and due <= local_rig.clock.monotonic_ms():
+        assert due == local_rig.clock.monotonic_ms(), "a sweep that comes late waits for the sockets first"
         left.append(local_rig.count())
         local_rig.sweep()
     assert left == [{"failed": 3}, {"failed": 1}]

@@ -217,6 +217,27 @@ async def test_a_second_signal_ends_a_worker_and_not_who_runs_it() -> None:
         assert (info.state, info.attempts) == ("waiting", 0)
 
 
+async def test_a_worker_that_gave_up_says_so_after_a_second_signal_too() -> None:
+    begun = asyncio.Event()
+
+    async def handle(job: JobContext) -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    async with Headrace("memory://gave-up") as app:
+        await app.queue("q").add("j")
+        worker = Worker(app.client, "q", handle)
+        running = asyncio.create_task(worker.run())
+        await begun.wait()
+        worker._give_up(ClientClosed())
+        for number in (signal.SIGINT, signal.SIGTERM):
+            os.kill(os.getpid(), number)
+            await asyncio.sleep(1.2)  # longer than an echo takes
+        async with asyncio.timeout(10):
+            with pytest.raises(ClientClosed):
+                await running
+
+
 async def test_a_worker_leaves_signal_handlers_alone_that_were_set_after_its_own() -> None:
     async with Headrace("memory://signals-set-later") as app:
         worker = Worker(app.client, "q", lambda job: None)

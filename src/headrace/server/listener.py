@@ -83,30 +83,34 @@ class Listener(Generic[G]):
             await asyncio.sleep(0.005)
         for connection in list(self._connections):
             connection.close()
-        self.loop.call_later(FAREWELL_S, self._leave_the_silent)
+        self.loop.call_later(FAREWELL_S / 2, self._leave_the_silent, set())
         while self._connections and not time_is_up.is_set():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         for connection in list(self._connections):
             connection.abort()
 
-    def _leave_the_silent(self) -> None:
-        """With TLS a client has to say goodbye, too: one that has all its replies and does not read will not."""
-        for connection in list(self._connections):
-            if connection.transport is not None and _has_arrived(connection.transport):
-                connection.abort()
+    def _leave_the_silent(self, before: set[G]) -> None:
+        """With TLS a client has to say goodbye, too: one that has all its replies and does not read will not.
+
+        Whoever seemed so at the look before as well is left; a single look may come between two writes.
+        """
+        silent = {connection for connection in self._connections if _has_arrived(connection.transport)}
+        for connection in silent & before:
+            connection.abort()
         if self._connections:  # some have still to read
-            self.loop.call_later(FAREWELL_S, self._leave_the_silent)
+            self.loop.call_later(FAREWELL_S / 2, self._leave_the_silent, silent)
 
     @property
     def _is_busy(self) -> bool:
         return self.ticker.is_busy or any(connection.session.is_busy for connection in self._connections)
 
 
-def _has_arrived(transport: asyncio.Transport) -> bool:
+def _has_arrived(transport: asyncio.Transport | None) -> bool:
     """Whether the other side has received all that was sent, read or not."""
-    if transport.get_write_buffer_size():
+    sock = transport.get_extra_info("socket") if transport is not None else None
+    if transport is None or sock is None or transport.get_write_buffer_size():
         return False
     try:
-        return not any(fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(4)))
+        return not any(fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4)))
     except (OSError, ValueError):
         return False  # some systems cannot tell, or it is closed by now

@@ -153,6 +153,8 @@ class Worker:
                 life.uncancel()
             self._is_running, self._life = False, None
             self._stopping, self.ready = asyncio.Event(), asyncio.Event()  # it may run once more, on another loop
+        if self._failure is not None:
+            raise self._failure
 
     def _signalled(self, at: float) -> None:
         """The first signal stops it. Each further one cancels its task, for nobody wants to wait: only `run` ends."""
@@ -175,8 +177,6 @@ class Worker:
                     await self._stopping.wait()
         finally:
             await self._end()
-        if self._failure is not None:
-            raise self._failure
 
     def _give_up(self, error: HeadraceError) -> None:
         """Nothing will come any more: whoever runs the worker has to hear of it."""

@@ -409,8 +409,8 @@ class Control(Delivery):
         q.config.dlq = config
         self._save_queue(q)
         now = self._clock.now_ms()
-        most = self._most_burials
-        self._most_burials += 2 * len(q.failed)  # not to be tidied in the midst of it, in one go
+        room = 2 * len(q.failed)
+        self._most_burials += room  # not to be tidied in the midst of it, in one go
 
         def apply(job: Job) -> bool:
             burial = job.history.burial if job.history else None
@@ -418,7 +418,7 @@ class Control(Delivery):
                 return False
             watched, before = self._dues_of(job), (burial.expires_at, burial.next_retry_at)
             config = self._dlq_config(q)  # it may have been changed again between two slices
-            burial.expires_at = None if config.max_age is None else burial.entered_at + config.max_age
+            burial.expires_at = None if config.max_age is None else burial.entered_at + int(config.max_age)
             self._plan_auto_retry(burial, config, now)
             if (burial.expires_at, burial.next_retry_at) == before:
                 return False
@@ -426,9 +426,11 @@ class Control(Delivery):
             self._watch_burial(job, watched)
             return True
 
-        await self._for_each(list(q.failed.values()), (State.FAILED,), apply)
-        self._most_burials = most
-        if len(self._burials) > most:
+        try:
+            await self._for_each(list(q.failed.values()), (State.FAILED,), apply)
+        finally:
+            self._most_burials = max(0, self._most_burials - room)
+        if len(self._burials) > self._most_burials:
             await self._tidy_burials_slowly()
 
     async def set_rate_limit(self, queue: str, limit: float, duration_ms: float, ttl_ms: float | None) -> None:

@@ -360,9 +360,11 @@ class Delivery(Settlement):
 
     def next_due_ms(self) -> int | None:
         """The earliest moment (monotonic) at which `sweep` has work."""
-        shift = self._clock.monotonic_ms() - self._clock.now_ms()
+        mono = self._clock.monotonic_ms()
+        shift = mono - self._clock.now_ms()
         dues = [due for due in (self._wheel.next_due(), self._wakes[0][0] if self._wakes else None) if due is not None]
-        dues += [due + shift for due in (self._due.next_due(), self._next_burial_ms()) if due is not None]
+        # What one sweep leaves to the next is due now: were it late, the loop would seem to have been held up.
+        dues += [max(due + shift, mono) for due in (self._due.next_due(), self._next_burial_ms()) if due is not None]
         return min(dues, default=None)
 
     async def sweep(self) -> None:
