@@ -21,6 +21,9 @@ from tests.wireclient import Client
 
 QUEUE = "disk"
 PAYLOAD = "x" * 8_000
+DISK_MB = 40
+MOST_JOBS = (DISK_MB << 20) // len(PAYLOAD)
+"""No more than that fit on the disk."""
 RECOVERY_SECONDS = 3.0
 
 
@@ -49,7 +52,7 @@ def push_until_refused(client: Client, first: int) -> tuple[list[int], str]:
     """Push, eight at a time; the numbers that were acknowledged and the first error."""
     acknowledged: list[int] = []
     errors: list[str] = []
-    for start in range(first, first + 4_000, 8):
+    for start in range(first, first + MOST_JOBS + 8, 8):
         numbers = range(start, start + 8)
         for number in numbers:
             client.send("PUSH", queue=QUEUE, data={"n": number, "fill": PAYLOAD})
@@ -67,7 +70,7 @@ def push_until_refused(client: Client, first: int) -> tuple[list[int], str]:
 class TestFullDisk:
     @pytest.fixture
     def disk(self, tmp_path: Path) -> Iterator[Path]:
-        with small_disk(tmp_path / "disk", megabytes=40) as folder:
+        with small_disk(tmp_path / "disk", megabytes=DISK_MB) as folder:
             yield folder
 
     @pytest.fixture
