@@ -10,14 +10,15 @@ import pytest
 from tests.examples import pages
 from tests.pipeline.cluster import HASTE
 from tests.protocol.steps import bury, complete, push
+from tests.scale import scaled
 from tests.serverprocess import ServerProcess
 
 PAGE = "docs/pipeline.md"
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(scaled(400, 1800))
 def test_the_page_can_be_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pages, "LIMIT_S", 200.0)
+    monkeypatch.setattr(pages, "LIMIT_S", float(scaled(200, 600)))
     with ServerProcess(tmp_path / "jobs.db", "--capture", str(tmp_path / "log")) as server:
         with server.client() as client:
             for _ in range(5):
