@@ -138,6 +138,36 @@ def test_only_the_wanted_days_are_told_of(tmp_path: Path) -> None:
     assert sum(row["added"] for row in Facts(lake, 2, None).rows("day")) == 110
 
 
+def test_a_clock_that_is_ahead_does_not_move_the_days_and_is_told_of(tmp_path: Path) -> None:
+    """A job was pushed and done in a year to come, and one of today is said to have ended then."""
+    ahead = START + timedelta(days=800)
+    told = [fact(START + timedelta(minutes=n), added=5, started=5, completed=5) for n in range(3)]
+    told += [fact(ahead, added=1, started=1, completed=1), fact(ahead + timedelta(minutes=7), completed=1)]
+    lake = lake_of(tmp_path, told)
+    about = {"window_start": ahead, "count": 1, "first_seen": ahead, "last_seen": ahead}
+    error = {"queue": "mail", "signature": "E", "sample_error": "E", "sample_job_id": "j", **about}
+    write(lake, f"gold/error_signature_hour/window_date={ahead.date()}", ERRORS, [error])
+    jobs = [{"queue": "mail", "job_id": str(n), "added_at": START + timedelta(minutes=n)} for n in range(3)]
+    write(lake, "silver/open_jobs/run=1", JOBS, [*jobs, {"queue": "mail", "job_id": "late", "added_at": ahead}])
+    lake.store_pointer(Pointer(run=1, first_run=1, made_at=START + timedelta(minutes=9)))
+    text = report_of(lake, days=2)
+    assert "<h1>1 queue, Sun 29 Mar 2026, 00:30 to 00:32:01 UTC</h1>" in text
+    assert "n = 15 added" in text
+    assert re.findall("<li>(.*?)</li>", text) == [
+        "2 minutes are left out whose events are dated after the last run, up to Tue 06 Jun 2028 00:37: "
+        "a clock was ahead."
+    ]
+    assert {row["added"] for row in Facts(lake, 2, None).rows("moment")} == {1}
+    assert Facts(lake, 2, None).rows("moment")[-1]["window_start"] < moments.ms_of(ahead)
+
+
+def test_a_run_whose_clock_was_behind_leaves_nothing_out(tmp_path: Path) -> None:
+    lake = lake_of(tmp_path, [fact(START + timedelta(days=n), added=10**n) for n in range(3)])
+    lake.store_pointer(Pointer(run=1, first_run=1, made_at=datetime(1970, 1, 1, tzinfo=UTC)))
+    facts = Facts(lake, 2, None)
+    assert (sum(row["added"] for row in facts.rows("day")), facts.ahead) == (110, [])
+
+
 @pytest.mark.parametrize("zone", ["UTC", "Europe/Berlin", "America/New_York"])
 def test_times_are_utc_whatever_the_time_zone_of_who_makes_the_report(tmp_path: Path, zone: str) -> None:
     lake = lake_of(tmp_path, [fact(START + timedelta(minutes=n), added=1) for n in (0, 59, 90)])

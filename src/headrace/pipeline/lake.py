@@ -26,6 +26,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from fcntl import LOCK_EX, LOCK_NB, flock
 from pathlib import Path
 from typing import Final
@@ -61,6 +62,8 @@ class Pointer(msgspec.Struct):
     sla_ms: dict[str, int] = {}
     facts_due: str | None = None
     """The first hour whose facts are still to be recomputed; EVERYTHING for all of them, None for none."""
+    made_at: datetime | None = None
+    """When `run` was made: what is dated later comes from a clock that is ahead. None in lakes of older versions."""
 
 
 class Lake:

@@ -13,7 +13,7 @@ from datetime import date, datetime, timedelta
 from html import escape
 from importlib import resources
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
@@ -44,10 +44,12 @@ _MAX_COURSE: Final = 7 * 24
 _FEW_WINDOWS: Final = 3
 
 Row = dict[str, Any]
+Period = Literal["before", "during", "after"]
+"""Of which days a table is read: those of the report, or those before or after them."""
 
 
 def write_report(lake: Lake, out: Path, *, days: int = 7, queue: str | None = None) -> None:
-    """The report of the last `days` days that the lake has facts of."""
+    """The report of the last `days` days that the lake has facts of, up to the day of its last run."""
     try:
         facts = Facts(lake, days, queue)
     except FileNotFoundError as error:
@@ -66,11 +68,13 @@ class Facts:
         self.lake = lake
         self.queue = queue
         self._since = newest - timedelta(days=min(days - 1, newest.toordinal() - 1))
+        self._until = newest
         self._by_unit: dict[str, list[Row]] = {}
         self._by_queue: dict[str, dict[str, list[Row]]] = {}
         self._former = self._backlogs_before()
         self.errors = self._read("error_signature_hour")
         self.gaps = _read_all(lake.committed("silver/gaps"))
+        self.ahead = self._minutes_ahead()
         minutes = self._table("queue_minute", ["window_start"])
         if not minutes and any(self._former.values()):  # nothing happened to its backlog: the days are those of others
             minutes = self._table("queue_minute", ["window_start"], of_all=True)
@@ -98,24 +102,30 @@ class Facts:
             self._by_unit[unit] = self._read(f"queue_{unit}")
         return self._by_unit[unit]
 
-    def _read(self, table: str, columns: list[str] | None = None, *, is_before: bool = False) -> list[Row]:
-        found = self._table(table, columns, is_before=is_before)
+    def _read(self, table: str, columns: list[str] | None = None, *, period: Period = "during") -> list[Row]:
+        found = self._table(table, columns, period=period)
         rows: list[Row] = found.to_pylist() if found else []
         return sorted(map(_in_ms, rows), key=lambda row: row["window_start"])
 
     def _table(
-        self, table: str, columns: list[str] | None = None, *, is_before: bool = False, of_all: bool = False
+        self, table: str, columns: list[str] | None = None, *, period: Period = "during", of_all: bool = False
     ) -> Any:
-        """The rows of these days (or of those before them) as they are stored; None when there are none."""
+        """The rows of a period as they are stored; None when there are none."""
         folder = self.lake.path(f"gold/{table}")
         if next(folder.rglob("*.parquet"), None) is None:
             return None
         data = ds.dataset(folder, partitioning="hive", format="parquet")
-        wanted = ds.field("window_date").cast("string") >= self._since.isoformat()
-        wanted = ~wanted if is_before else wanted
+        day, since, until = ds.field("window_date").cast("string"), self._since.isoformat(), self._until.isoformat()
+        wanted = {"before": day < since, "during": (day >= since) & (day <= until), "after": day > until}[period]
         if self.queue is not None and not of_all and "queue" in data.schema.names:
             wanted = wanted & (ds.field("queue") == self.queue)
         return data.to_table(columns=columns, filter=wanted) or None
+
+    def _minutes_ahead(self) -> list[datetime]:
+        """The minutes after these days in which something is said to have happened."""
+        minutes = self._table("queue_minute", ["window_start"], period="after")
+        found: list[datetime] = pc.unique(minutes["window_start"]).to_pylist() if minutes else []
+        return found
 
     @property
     def course_ms(self) -> int:
@@ -139,19 +149,20 @@ class Facts:
 
     def _backlogs_before(self) -> dict[str, int]:
         """What each queue had when the days of this report began, as the last day before with facts of it says."""
-        rows = self._read("queue_day", ["queue", "window_start", "backlog_end"], is_before=True)
+        rows = self._read("queue_day", ["queue", "window_start", "backlog_end"], period="before")
         return {row["queue"]: row["backlog_end"] for row in rows}
 
     def _look_closer(self) -> None:
         """Windows of seconds instead of minutes, if the jobs themselves are still there."""
         jobs = moments.read_jobs(self.lake, self._since, self.queue)
         attempts = moments.read_attempts(self.lake, self._since, self.queue)
-        seconds = [row["window_start"] for row in moments.facts_of(jobs, attempts, 1_000)]
+        seconds = [at for row in moments.facts_of(jobs, attempts, 1_000) if (at := row["window_start"]) < self.end]
         if not seconds:
             return
         self.start, self.end = max(self.start, seconds[0]), min(self.end, seconds[-1] + 1_000)
         step = moments.step_of(self.end - self.start)
-        facts = [row for row in moments.facts_of(jobs, attempts, step) if row["window_start"] + step > self.start]
+        facts = moments.facts_of(jobs, attempts, step)
+        facts = [row for row in facts if self.start - step < row["window_start"] < self.end]
         self.unit, self._by_unit["moment"], self.step_ms["moment"] = "moment", facts, step
 
     def words(self, unit: str | None = None) -> str:
@@ -210,10 +221,13 @@ class Facts:
 
 
 def _newest_date(lake: Lake) -> date:
+    """The newest date with facts up to the last run: one event of a clock that is ahead must not move the days."""
     dates = [path.name.partition("=")[2] for path in lake.path("gold/queue_day").glob("window_date=*")]
     if not dates:
         raise HeadraceError(f"{lake.root} has no facts yet: run `headrace pipeline run --lake {lake.root}` first")
-    return date.fromisoformat(max(dates))
+    made_at = lake.pointer().made_at
+    past = [day for day in dates if made_at is None or day <= made_at.date().isoformat()]
+    return date.fromisoformat(max(past or dates))  # if all lie ahead, it was the clock of the run that was behind
 
 
 def _read_all(folders: Iterable[Path]) -> list[Row]:
@@ -250,7 +264,7 @@ def findings(facts: Facts) -> list[str]:
         (_slowest_hour, "had an hour that was much slower than usual"),
     ):
         found += _worst(filter(None, (find(facts, queue) for queue in facts.queues)), others)
-    found += [_main_error(facts), _retries(facts), _busiest_worker(facts), _gaps(facts)]
+    found += [_main_error(facts), _retries(facts), _busiest_worker(facts), _gaps(facts), _ahead(facts)]
     return [text for text in found if text] or [
         "Nothing stands out: all queues kept up, no SLA was missed and nothing failed."
     ]
@@ -383,6 +397,16 @@ def _gaps(facts: Facts) -> str | None:
     lost = sum(gap["last_seq"] - gap["first_seq"] + 1 for gap in facts.gaps)
     return (
         f"The log has {counted(len(facts.gaps), 'gap')}: {counted(lost, 'event')} in all are missing, and their jobs."
+    )
+
+
+def _ahead(facts: Facts) -> str | None:
+    if not facts.ahead:
+        return None
+    minutes = counted(len(facts.ahead), "minute is", "minutes are")
+    return (
+        f"{minutes} left out whose events are dated after the last run, up to {max(facts.ahead):%a %d %b %Y %H:%M}: "
+        "a clock was ahead."
     )
 
 

@@ -179,6 +179,7 @@ class _Derivation:
             epochs={**self.before.epochs, **epochs},
             sla_ms=self.before.sla_ms,
             facts_due=EVERYTHING if self.is_rebuild else _earlier(self.before.facts_due, since),
+            made_at=datetime.now(UTC),
         )
         self.lake.publish(after)
         self.summary.run, self.summary.since = after.run, datetime.fromisoformat(since).date()
