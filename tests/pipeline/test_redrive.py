@@ -43,6 +43,9 @@ def wreck(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iter
         for n in range(9):
             job = client.ok("PULL", queue="mail" if n < 6 else "sms")["job"]
             client.ok("FAIL", id=job["id"], error=f"Timeout after {n} ms" if n < 4 else "Refused")
+        for n in range(103):
+            client.ok("PUSH", queue=f"tenant-{n:03}", data={}, maxAttempts=1)
+            client.ok("FAIL", id=client.ok("PULL", queue=f"tenant-{n:03}")["job"]["id"], error="Refused")
         lake, url = Lake(folder / "lake"), f"headrace://127.0.0.1:{server.port}"
         runs.ingest(spark, lake, {"url": url})
         runs.derive(spark, lake, layers=("silver",))
@@ -58,13 +61,26 @@ def test_a_dry_run_counts_by_queue_and_signature_and_sends_nothing(spark: SparkS
     from headrace.pipeline import redrive
     from headrace.pipeline.redrive import Redrive
 
-    lines = [line.split() for line in redrive.lines(Redrive(spark, wreck.lake, "look", "true", wreck.url).counts())]
-    assert lines == [
+    plan = Redrive(spark, wreck.lake, "look", "queue IN ('mail', 'sms')", wreck.url)
+    assert [line.split() for line in redrive.lines(plan.counts())] == [
         ["4", "mail", "Timeout", "after", "<n>", "ms"],
         ["3", "sms", "Refused"],
         ["2", "mail", "Refused"],
     ]
     assert waiting(wreck, "mail") == []
+
+
+def test_of_many_groups_the_largest_are_listed_and_the_others_counted(spark: SparkSession, wreck: Wreck) -> None:
+    from headrace.pipeline import redrive
+    from headrace.pipeline.redrive import Redrive
+
+    wreck.client.ok("PurgeDlq", queue="tenant-102")
+    counts = Redrive(spark, wreck.lake, "many", "queue LIKE 'tenant-%'", wreck.url).counts()
+    assert (len(counts.chosen), counts.groups, counts.jobs, counts.gone) == (100, 103, 103, 1)
+    *listed, rest, gone = redrive.lines(counts)
+    assert [line.split()[:2] for line in listed] == [["1", f"tenant-{n:03}"] for n in range(100)]
+    assert rest.strip() == "3  in 3 more groups of a queue and an error"
+    assert gone == "1 of them are no dead letters of the server any more: their data is gone"
 
 
 @pytest.mark.parametrize(("where", "word"), [("quue = 'mail'", "`quue`"), ("queue = = 1", "at or near '='")])
@@ -103,7 +119,7 @@ def test_dead_letters_without_data_run_again_and_only_what_is_gone_does_not(spar
     runs.ingest(spark, wreck.lake, {"url": wreck.url})
     runs.derive(spark, wreck.lake, layers=("silver",))
     plan = Redrive(spark, wreck.lake, "bare", "queue IN ('bare', 'sms')", wreck.url)
-    assert {row.queue: (row.jobs, row.gone) for row in plan.counts()} == {"bare": (3, 0), "sms": (3, 3)}
+    assert {row.queue: (row.jobs, row.gone) for row in plan.counts().chosen} == {"bare": (3, 0), "sms": (3, 3)}
     assert plan.send(to_queue="again", rate=None, say=lambda _text: None) == 3
     jobs = wreck.client.ok("GetJobs", queue="again", state="waiting", limit=100)["jobs"]
     assert sorted((job["data"] for job in jobs), key=str) == [None, None, {"n": 0}]
@@ -123,7 +139,7 @@ def test_a_dead_letter_is_chosen_by_how_it_died_last_and_keeps_its_priority(spar
         word: Redrive(spark, wreck.lake, word, f"queue = 'twice' AND last_error LIKE '{word}%'", wreck.url)
         for word in ("Timeout", "Refused")
     }
-    assert {word: len(plan.counts()) for word, plan in chosen.items()} == {"Timeout": 0, "Refused": 1}
+    assert {word: plan.counts().groups for word, plan in chosen.items()} == {"Timeout": 0, "Refused": 1}
     assert chosen["Refused"].send(to_queue="thrice", rate=None, say=lambda _text: None) == 1
     job = wreck.client.ok("PULL", queue="thrice")["job"]
     assert job["priority"] == 7

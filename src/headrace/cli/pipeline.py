@@ -329,7 +329,7 @@ def _redrive(arguments: argparse.Namespace) -> int:
         if not arguments.dry_run:
             sent = plan.send(to_queue=arguments.to_queue, rate=arguments.rate, say=_say)
             _say(f"{sent:,} jobs are enqueued again under the name {arguments.name}")
-    return _print_json(arguments, chosen=counts, sent=sent)
+    return _print_json(arguments, **msgspec.structs.asdict(counts), sent=sent)
 
 
 def _enqueue(arguments: argparse.Namespace) -> int:

@@ -19,6 +19,7 @@ from pyspark.sql import functions as f
 
 from headrace.errors import HeadraceError
 from headrace.model import DAY_MS
+from headrace.notation import counted
 from headrace.pipeline.connection import default_url
 from headrace.pipeline.lake import Lake
 from headrace.pipeline.runs import read_jobs
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _SLICE: Final = 1000
+_MAX_GROUPS: Final = 100
+"""Groups that are listed one by one: there may be as many as dead letters."""
 _REMEMBERED_MS: Final = 30 * DAY_MS
 """Longer than dead letters are kept: what is repeated meanwhile must find its ids known."""
 
@@ -40,12 +43,24 @@ class Chosen(msgspec.Struct):
     gone: int
 
 
-def lines(counts: list[Chosen]) -> Iterator[str]:
-    for row in counts:
+class Counts(msgspec.Struct):
+    """What a redrive would take: its largest groups, and how many groups and jobs there are in all."""
+
+    chosen: list[Chosen]
+    groups: int
+    jobs: int
+    gone: int
+
+
+def lines(counts: Counts) -> Iterator[str]:
+    for row in counts.chosen:
         yield f"{row.jobs:>8,}  {row.queue:<24}  {row.signature or '(no error text)'}"
-    if gone := sum(row.gone for row in counts):
-        yield f"{gone:,} of them are no dead letters of the server any more: their data is gone"
-    if not counts:
+    if more := counts.groups - len(counts.chosen):
+        left = counts.jobs - sum(row.jobs for row in counts.chosen)
+        yield f"{left:>8,}  in {counted(more, 'more group')} of a queue and an error"
+    if counts.gone:
+        yield f"{counts.gone:,} of them are no dead letters of the server any more: their data is gone"
+    if not counts.groups:
         yield "no dead letter fits"
 
 
@@ -82,13 +97,15 @@ class Redrive:
         chosen = wanted.select("queue", "job_id", f.col("error_signature").alias("signature"), "priority")
         return chosen.join(data, ["queue", "job_id"], "left")
 
-    def counts(self) -> list[Chosen]:
+    def counts(self) -> Counts:
         """How many jobs, by queue and error, and how many of them the server has no data of any more."""
-        counted = self._chosen.groupBy("queue", "signature").agg(
+        groups = self._chosen.groupBy("queue", "signature").agg(
             f.count("*").alias("jobs"), f.sum(f.col("is_letter").isNull().cast("int")).alias("gone")
         )
-        rows = counted.orderBy(f.desc("jobs"), "queue", "signature").limit(100).collect()
-        return [Chosen(row["queue"], row["signature"], row["jobs"], row["gone"]) for row in rows]
+        rows = groups.orderBy(f.desc("jobs"), "queue", "signature").limit(_MAX_GROUPS).collect()
+        chosen = [Chosen(row["queue"], row["signature"], row["jobs"], row["gone"]) for row in rows]
+        (total,) = groups.agg(f.count("*"), f.sum("jobs"), f.sum("gone")).collect()
+        return Counts(chosen, *(number or 0 for number in total))
 
     def send(self, *, to_queue: str | None, rate: float | None, say: Callable[[str], None]) -> int:
         """Enqueue them, at most `rate` a second; how many."""
