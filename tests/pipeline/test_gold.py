@@ -99,42 +99,44 @@ def test_rates_are_of_attempts(facts: Any) -> None:
     assert (hour.started, hour.run_n, hour.retry_amplification) == (4, 3, 4 / 3)
 
 
-def test_an_attempt_across_borders_counts_in_every_minute_for_its_part(spark: SparkSession) -> None:
+@pytest.fixture(scope="module")
+def workers(spark: SparkSession) -> dict[str, list[Any]]:
+    """Minutes by worker, in order."""
     from headrace.pipeline import gold
 
+    weeks = 6 * 7 * 86_400
     tries = [attempt("w", 50, 130), attempt("w", 55, 65), attempt("idle", 1, 2)]
-    found = gold.worker_facts(rows(spark, ATTEMPTS, tries)).orderBy("worker", "window_start").collect()
-    shown = [(row.worker, row.window_start.minute, row.busy_ms, row.slots, row.jobs) for row in found]
+    tries += [attempt("two", 0, 600), attempt("two", 1, 650), attempt("days", 0, 200_000)]
+    tries += [attempt("jumped", -weeks, 90), attempt("jumped", 100, 101), attempt("week", 90 - 7 * 86_400, 90)]
+    found: dict[str, list[Any]] = {}
+    for row in gold.worker_facts(rows(spark, ATTEMPTS, tries)).orderBy("worker", "window_start").collect():
+        found.setdefault(row["worker"], []).append(row)
+    return found
+
+
+def test_an_attempt_across_borders_counts_in_every_minute_for_its_part(workers: Any) -> None:
+    shown = [
+        (row.worker, row.window_start.minute, row.busy_ms, row.slots, row.jobs)
+        for row in workers["idle"] + workers["w"]
+    ]
     assert shown == [
         ("idle", 58, 1_000, 1, 1),
         ("w", 58, 15_000, 2, 2),
         ("w", 59, 65_000, 2, 2),
         ("w", 0, 10_000, 1, 1),
     ]
-    assert [str(row.window_date) for row in found][-2:] == ["2026-11-01", "2026-11-02"]
+    assert [str(row.window_date) for row in workers["w"]][-2:] == ["2026-11-01", "2026-11-02"]
 
 
-def test_a_worker_has_its_slots_on_every_day_that_its_work_touches(spark: SparkSession) -> None:
-    from headrace.pipeline import gold
-
-    tries = [attempt("two", 0, 600), attempt("two", 1, 650), attempt("days", 0, 200_000)]
-    found = gold.worker_facts(rows(spark, ATTEMPTS, tries)).collect()
-    assert {(str(row.window_date), row.slots) for row in found if row.worker == "two"} == {
-        ("2026-11-01", 2),
-        ("2026-11-02", 2),
-    }
-    assert max(row.utilisation for row in found) == 1
-    assert sum(row.busy_ms for row in found if row.worker == "days") == 200_000_000
+def test_a_worker_has_its_slots_on_every_day_that_its_work_touches(workers: Any) -> None:
+    assert {(str(row.window_date), row.slots) for row in workers["two"]} == {("2026-11-01", 2), ("2026-11-02", 2)}
+    assert max(row.utilisation for row in workers["two"] + workers["days"]) == 1
+    assert sum(row.busy_ms for row in workers["days"]) == 200_000_000
 
 
-def test_of_an_attempt_that_a_clock_makes_last_for_years_a_week_is_counted(spark: SparkSession) -> None:
-    from headrace.pipeline import gold
-
-    weeks = 6 * 7 * 86_400
-    tries = [attempt("jumped", -weeks, 90), attempt("jumped", 100, 101), attempt("week", 90 - 7 * 86_400, 90)]
-    found = gold.worker_facts(rows(spark, ATTEMPTS, tries)).collect()
+def test_of_an_attempt_that_a_clock_makes_last_for_years_a_week_is_counted(workers: Any) -> None:
     for worker, more in (("jumped", 1_000), ("week", 0)):
-        minutes = [row for row in found if row.worker == worker]
+        minutes = workers[worker]
         assert (len(minutes), sum(row.busy_ms for row in minutes)) == (7 * 1440 + 1, 7 * 86_400_000 + more)
         assert {row.slots for row in minutes} == {1}
 

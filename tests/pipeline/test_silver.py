@@ -168,6 +168,11 @@ CASES: dict[str, list[dict[str, Any]]] = {
         event("succeeded", 371, "pushed", 1_000, queue="reused"),
         event("", 372, "obliterated", 2_000, queue="reused", last_seq=371),
     ],
+    "set back": [  # the clock, twice
+        event("set back", 380, "pushed", 90),
+        event("set back", 381, "pulled", 60, attempt=1),
+        event("set back", 382, "completed", 30, attempt=1),
+    ],
     "midnight": [
         event("midnight", 110, "pushed", -60_000),
         event("midnight", 111, "pulled", -1_000, attempt=1, worker="night"),
@@ -353,6 +358,12 @@ def test_draining_a_queue_ends_jobs_whose_claim_the_server_has_forgotten(told: A
     job = only(told["jobs"]["forgotten"])
     assert (job.outcome, job.total_ms, only(told["attempts"]["forgotten"]).outcome) == ("removed", 100, "removed")
     assert only(told["jobs"]["remembered"]).outcome is None
+
+
+def test_a_clock_that_was_set_back_makes_no_negative_times(told: Any) -> None:
+    job = only(told["jobs"]["set back"])
+    assert (job.wait_ms, job.run_ms, job.busy_ms, job.total_ms) == (0, 0, 0, 0)
+    assert only(told["attempts"]["set back"]).run_ms == 0
 
 
 def test_a_job_belongs_to_the_day_on_which_it_ended_in_utc(told: Any) -> None:
