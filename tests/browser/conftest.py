@@ -9,6 +9,7 @@ from __future__ import annotations
 import shutil
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,13 @@ OpenPage = Callable[..., tuple[Page, Watch]]
 @pytest.fixture
 def open_page(browser: Browser) -> Iterator[OpenPage]:
     """open_page(site, place, **options of the browser context) -> page and its watch."""
+    with watched_pages(browser) as open_it:
+        yield open_it
+
+
+@contextmanager
+def watched_pages(browser: Browser) -> Iterator[OpenPage]:
+    """Pages that are closed at the end, when nothing may have gone wrong in them."""
     opened: list[tuple[Page, Watch]] = []
 
     def open_it(site: Site, place: str = "#/", **options: Any) -> tuple[Page, Watch]:

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from playwright.sync_api import Page
+from playwright.sync_api import Browser, Page
 
 from headrace.commands.dashboard import first_line, signature_of
 from headrace.states import NEXT, WORDS, State, Verb
-from tests.browser.conftest import OpenPage, Site
+from tests.browser.conftest import Site, watched_pages
 
 MINUTE = 60_000
 HOUR = 60 * MINUTE
 
 
-@pytest.fixture
-def page(site: Site, open_page: OpenPage) -> Page:
-    return open_page(site, "#/workflows")[0]
+@pytest.fixture(scope="module")
+def page(site: Site, browser: Browser) -> Iterator[Page]:
+    """One for all: what is asked here changes nothing in it."""
+    with watched_pages(browser) as open_page:
+        yield open_page(site, "#/workflows")[0]
 
 
 def ask(page: Page, module: str, name: str, *arguments: Any) -> Any:
