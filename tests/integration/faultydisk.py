@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import os
+import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -37,15 +41,22 @@ def fill(path: Path) -> None:
                 continue
 
 
+@functools.cache
+def _shim() -> Path:
+    """The library that fails, compiled once: what differs from test to test is in the environment."""
+    folder = Path(tempfile.mkdtemp(prefix="headrace-shim-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    library, source = folder / "faultshim.so", Path(__file__).with_name("faultshim.c")
+    subprocess.run(["gcc", "-shared", "-fPIC", "-O1", "-o", str(library), str(source), "-ldl"], check=True)
+    return library
+
+
 class FaultyCalls:
     """The environment that preloads the shim, and the switch that makes it fail."""
 
     def __init__(self, folder: Path, pattern: str) -> None:
-        library = folder / "faultshim.so"
-        source = Path(__file__).with_name("faultshim.c")
-        subprocess.run(["gcc", "-shared", "-fPIC", "-O1", "-o", str(library), str(source), "-ldl"], check=True)
         self._trigger = folder / "fail-now"
-        self.env = {"LD_PRELOAD": str(library), "FAULT_PATH": pattern, "FAULT_TRIGGER": str(self._trigger)}
+        self.env = {"LD_PRELOAD": str(_shim()), "FAULT_PATH": pattern, "FAULT_TRIGGER": str(self._trigger)}
 
     def fail(self, *calls: str) -> None:
         staged = self._trigger.with_suffix(".new")
