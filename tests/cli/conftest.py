@@ -8,18 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.terminal import WARM, Cli
+from tests.cli.terminal import Cli, warmed_up
 from tests.serverprocess import ServerProcess
 
 
 @pytest.fixture(scope="package")
 def warm() -> Iterator[subprocess.Popen[str]]:
-    root = Path(__file__).resolve().parents[2]
-    with subprocess.Popen(WARM, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=root) as process:
+    with warmed_up() as process:
         yield process
-        assert process.stdin is not None
-        process.stdin.close()
-        process.wait(10)
 
 
 @pytest.fixture

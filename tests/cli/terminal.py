@@ -14,12 +14,25 @@ import subprocess
 import sys
 import termios
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+ROOT = Path(__file__).resolve().parents[2]
 COMMAND = [sys.executable, "-m", "headrace"]
-WARM = [sys.executable, "-m", "tests.cli.warm"]
 LIMIT_S = 30.0
+
+
+@contextmanager
+def warmed_up() -> Iterator[subprocess.Popen[str]]:
+    """The process that forks for each command of a Cli."""
+    command = [sys.executable, "-m", "tests.cli.warm"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        yield process
+        assert process.stdin is not None
+        process.stdin.close()
+        process.wait(10)
 
 
 class Done(NamedTuple):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from datetime import date
 from html.parser import HTMLParser
 from pathlib import Path
@@ -23,6 +23,7 @@ from headrace.errors import HeadraceError
 from headrace.pipeline import charts
 from headrace.pipeline.lake import Lake, LakeBusy, Pointer
 from headrace.pipeline.status import status_of
+from tests.cli.terminal import Cli, warmed_up
 from tests.pipeline.conftest import Chronicle
 from tests.serverprocess import ServerProcess
 
@@ -30,22 +31,35 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def pipeline(*arguments: str, **environment: str) -> tuple[int, str]:
-    command = [sys.executable, "-m", "headrace", "pipeline", *arguments]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=60, check=False, env={**os.environ, **environment}
-    )
-    return done.returncode, done.stdout + done.stderr
+Pipeline = Callable[..., tuple[int, str]]
 
 
-def test_a_missing_java_is_named_with_what_to_do(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def warm() -> Iterator[subprocess.Popen[str]]:
+    with warmed_up() as process:
+        yield process
+
+
+@pytest.fixture
+def pipeline(warm: subprocess.Popen[str], tmp_path_factory: pytest.TempPathFactory) -> Pipeline:
+    """`headrace pipeline` as a process in an empty folder: its exit code, and what it says."""
+    cli = Cli(None, tmp_path_factory.mktemp("commands"), warm)
+
+    def run(*arguments: str, **environment: str) -> tuple[int, str]:
+        done = cli("pipeline", *arguments, env=environment)
+        return done.code, done.out + done.err
+
+    return run
+
+
+def test_a_missing_java_is_named_with_what_to_do(pipeline: Pipeline, tmp_path: Path) -> None:
     code, text = pipeline("facts", "--lake", str(tmp_path), JAVA_HOME=str(tmp_path))
     assert code == 1
     assert "Spark needs Java 17 or newer: install openjdk-17-jre-headless, or set JAVA_HOME" in text
     assert "Traceback" not in text
 
 
-def test_an_old_java_is_refused(tmp_path: Path) -> None:
+def test_an_old_java_is_refused(pipeline: Pipeline, tmp_path: Path) -> None:
     java = tmp_path / "bin" / "java"
     java.parent.mkdir()
     java.write_text("#!/bin/sh\necho 'openjdk version \"11.0.2\"' >&2\n")
@@ -63,7 +77,7 @@ def test_a_missing_pyspark_is_named_with_what_to_do() -> None:
     assert 'PySpark is not installed: pip install "headrace[spark]"' in done.stderr
 
 
-def test_wrong_settings_are_refused_before_spark_starts() -> None:
+def test_wrong_settings_are_refused_before_spark_starts(pipeline: Pipeline) -> None:
     assert "--conf needs KEY=VALUE, not 'x'" in pipeline("facts", "--conf", "x")[1]
 
 
@@ -84,9 +98,8 @@ def test_wrong_settings_are_refused_before_spark_starts() -> None:
     ],
 )
 def test_what_is_missing_is_told_before_spark_starts(
-    arguments: tuple[str, ...], code: int, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pipeline: Pipeline, arguments: tuple[str, ...], code: int, text: str
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     exit_code, said = pipeline(*arguments)
     assert exit_code == code
     assert text in said
@@ -95,7 +108,7 @@ def test_what_is_missing_is_told_before_spark_starts(
 
 @pytest.mark.parametrize("job", ["ingest", "run"])
 def test_a_lake_without_its_checkpoint_is_not_begun_again_behind_its_own_back(
-    job: str, chronicle: Chronicle, tmp_path: Path
+    pipeline: Pipeline, job: str, chronicle: Chronicle, tmp_path: Path
 ) -> None:
     """Batch 0 would be written anew with all events, and those that are new would count as told."""
     lake = shutil.copytree(chronicle.lake.root, tmp_path / "lake")
@@ -106,20 +119,20 @@ def test_a_lake_without_its_checkpoint_is_not_begun_again_behind_its_own_back(
     assert "starting Spark" not in said
 
 
-def test_a_report_of_nothing_says_what_to_run_first(tmp_path: Path) -> None:
+def test_a_report_of_nothing_says_what_to_run_first(pipeline: Pipeline, tmp_path: Path) -> None:
     code, text = pipeline("report", "--lake", str(tmp_path))
     assert code == 1
     assert "has no facts yet: run `headrace pipeline run" in text
 
 
-def test_the_status_of_an_empty_lake_tells_what_is_missing(tmp_path: Path) -> None:
+def test_the_status_of_an_empty_lake_tells_what_is_missing(pipeline: Pipeline, tmp_path: Path) -> None:
     code, text = pipeline("status", "--lake", str(tmp_path), "--capture", str(tmp_path / "nowhere"))
     assert code == 0
     assert "is empty: run `headrace pipeline run`" in text
     assert "is no capture folder" in text
 
 
-def test_the_status_does_not_wait_for_a_server_that_is_away(tmp_path: Path) -> None:
+def test_the_status_does_not_wait_for_a_server_that_is_away(pipeline: Pipeline, tmp_path: Path) -> None:
     began = time.monotonic()
     code, text = pipeline("status", "--lake", str(tmp_path), "--url", "headrace://127.0.0.1:1")
     assert code == 0
@@ -127,7 +140,7 @@ def test_the_status_does_not_wait_for_a_server_that_is_away(tmp_path: Path) -> N
     assert time.monotonic() - began < 15
 
 
-def test_the_status_tells_how_far_behind_the_lake_is(chronicle: Chronicle) -> None:
+def test_the_status_tells_how_far_behind_the_lake_is(pipeline: Pipeline, chronicle: Chronicle) -> None:
     code, text = pipeline("status", "--lake", str(chronicle.lake.root), "--capture", str(chronicle.log))
     assert code == 0
     assert "the lake is 0 events behind" in text
@@ -180,13 +193,15 @@ def test_a_log_that_ends_before_what_was_read_of_it_is_another_one(tmp_path: Pat
         (("report", "--conf", "spark.a=b"), "unrecognized arguments: --conf spark.a=b"),
     ],
 )
-def test_wrong_numbers_are_refused_before_anything_happens(arguments: tuple[str, ...], text: str) -> None:
+def test_wrong_numbers_are_refused_before_anything_happens(
+    pipeline: Pipeline, arguments: tuple[str, ...], text: str
+) -> None:
     code, said = pipeline(*arguments)
     assert code == 2
     assert text in said
 
 
-def test_the_status_can_be_read_by_machines(chronicle: Chronicle) -> None:
+def test_the_status_can_be_read_by_machines(pipeline: Pipeline, chronicle: Chronicle) -> None:
     code, text = pipeline("status", "--json", "--lake", str(chronicle.lake.root), "--capture", str(chronicle.log))
     assert code == 0
     status = json.loads(text)
@@ -194,7 +209,9 @@ def test_the_status_can_be_read_by_machines(chronicle: Chronicle) -> None:
     assert status["ingested"] == status["newest"] > 2_000
 
 
-def test_a_dry_run_tells_what_would_be_done_and_needs_no_spark(chronicle: Chronicle, tmp_path: Path) -> None:
+def test_a_dry_run_tells_what_would_be_done_and_needs_no_spark(
+    pipeline: Pipeline, chronicle: Chronicle, tmp_path: Path
+) -> None:
     source = ("--capture", str(chronicle.log), "--dry-run", "--json", "--lake")
     code, text = pipeline("run", *source, str(tmp_path), JAVA_HOME="/nowhere")
     assert code == 0, text
