@@ -361,6 +361,10 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
+    @property
+    def is_busy(self) -> bool:
+        return self.session.is_busy or (self.takeover is not None and self.takeover.is_busy)
+
     def close(self) -> None:
         """The server stops. Who waits for replies has as long to read them as the server takes; events are no debt."""
         if self.takeover is not None:

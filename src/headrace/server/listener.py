@@ -18,16 +18,13 @@ FAREWELL_S: Final = 1.0
 """How long a server that stops waits for a client to whom it owes nothing."""
 
 
-class Busy(Protocol):
-    @property
-    def is_busy(self) -> bool: ...
-
-
 class Guest(Protocol):
     """A connection, as far as its listener is concerned."""
 
     @property
-    def session(self) -> Busy: ...
+    def is_busy(self) -> bool:
+        """Whether something was received that is not answered yet."""
+
     @property
     def transport(self) -> asyncio.Transport | None: ...
     def close(self) -> None: ...
@@ -102,7 +99,7 @@ class Listener(Generic[G]):
 
     @property
     def _is_busy(self) -> bool:
-        return self.ticker.is_busy or any(connection.session.is_busy for connection in self._connections)
+        return self.ticker.is_busy or any(connection.is_busy for connection in self._connections)
 
 
 def _has_arrived(transport: asyncio.Transport | None) -> bool:

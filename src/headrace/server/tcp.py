@@ -80,6 +80,10 @@ class Connection(asyncio.Protocol):
         return True
 
     @property
+    def is_busy(self) -> bool:
+        return self.session.is_busy
+
+    @property
     def _owes_replies(self) -> bool:
         return bool(self._parcels) or self.session.owes_replies
 
