@@ -105,6 +105,7 @@ class Hub:
             self._engine.watch_all(+1)
         if self._stats_timer is None:
             self._stats_timer = self._loop.call_later(_STATS_S, self._tell_stats)
+        if self._beat_timer is None:
             self._beat_timer = self._loop.call_later(self._settings.live_heartbeat_ms / 1000, self._beat)
 
     def leave(self, listener: Listener, writer: Writer) -> None:
