@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
+import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -26,7 +28,7 @@ from tests.conformance.rig import Rig, spec, unpack
 from tests.serverprocess import ServerProcess
 from tests.valkey.foreign import Foreign
 from tests.valkeyserver import ValkeyServer, shared_server
-from tests.waiting import until
+from tests.waiting import eventually, until
 
 
 @pytest.fixture
@@ -221,6 +223,18 @@ def test_a_broker_that_stops_gives_back_what_its_connections_hold(server: Valkey
     broker.stop()
     fields = server.client().hgetall(f"glide:{{q}}:job:{job_id}")
     assert (fields["state"], fields["attemptsMade"]) == ("waiting", "0")
+
+
+def test_a_job_that_is_claimed_slowly_for_a_client_that_is_gone_goes_back(server: ValkeyServer) -> None:
+    with ServerProcess(":memory:", "--backend", server.url) as broker, broker.client() as client:
+        job_id = client.ok("PUSH", queue="q", data=1)["id"]
+        with broker.client() as gone:
+            server.client().client_pause(3000)
+            gone.send("PULL", queue="q", owner="w", lockTtl=60_000)
+            client.ok("Ping")
+            gone.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        eventually(lambda: client.ok("Metrics")["metrics"]["totalPulled"])
+        eventually(lambda: client.ok("GetState", id=job_id)["state"] == "waiting")
 
 
 def test_jobs_that_were_pushed_while_their_queue_was_obliterated_are_seen(rig: Rig, foreign: Foreign) -> None:
