@@ -27,6 +27,9 @@ class Guest(Protocol):
 
     @property
     def transport(self) -> asyncio.Transport | None: ...
+    def hear_no_more(self) -> None:
+        """Ignore what comes from now on: a client that never pauses would keep the server busy."""
+
     def close(self) -> None: ...
     def abort(self) -> None: ...
 
@@ -74,6 +77,8 @@ class Listener(Generic[G]):
         """Stop listening, end long polls, let the answers in flight leave until `time_is_up`, close the rest."""
         if self._server is not None:
             self._server.close()
+        for connection in self._connections:
+            connection.hear_no_more()
         self.engine.end_waiting()
         self.ticker.schedule()
         while self._is_busy and not time_is_up.is_set():  # noqa: ASYNC110 - polled: many parts may be busy

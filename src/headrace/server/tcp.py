@@ -173,6 +173,9 @@ class Connection(asyncio.Protocol):
     def _set_reading(self) -> None:
         self._valve.set(self.transport, self.session)
 
+    def hear_no_more(self) -> None:
+        self.session.is_closing = True
+
     def close(self) -> None:
         if self.transport is not None:
             self.transport.close()
