@@ -81,7 +81,9 @@ class Listener(Generic[G]):
             connection.hear_no_more()
         self.engine.end_waiting()
         self.ticker.schedule()
-        while self._is_busy and not time_is_up.is_set():  # noqa: ASYNC110 - polled: many parts may be busy
+        while self._is_busy and not time_is_up.is_set():
+            if not self.ticker.is_busy:  # all that was answered has been written
+                self._close_idle()
             await asyncio.sleep(0.005)
         for connection in list(self._connections):
             connection.close()
@@ -90,6 +92,12 @@ class Listener(Generic[G]):
             await asyncio.sleep(0.01)
         for connection in list(self._connections):
             connection.abort()
+
+    def _close_idle(self) -> None:
+        for connection in list(self._connections):
+            transport = connection.transport
+            if not connection.is_busy and transport is not None and not transport.is_closing():
+                connection.close()
 
     def _leave_the_silent(self, before: set[G]) -> None:
         """With TLS a client has to say goodbye, too: one that has all its replies and does not read will not.
