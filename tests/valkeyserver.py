@@ -77,7 +77,7 @@ class ValkeyServer:
         self.stop()
 
 
-_SLOTS = ((0, 5460), (5461, 10922), (10923, 16383))
+SLOTS = ((0, 5460), (5461, 10922), (10923, 16383))
 
 
 class ValkeyCluster:
@@ -105,7 +105,7 @@ class ValkeyCluster:
         return "valkey+cluster://" + ",".join(f"127.0.0.1:{node.port}" for node in self.nodes)
 
     def start(self) -> ValkeyCluster:
-        for number, (node, slots) in enumerate(zip(self.nodes, _SLOTS, strict=True), 1):
+        for number, (node, slots) in enumerate(zip(self.nodes, SLOTS, strict=True), 1):
             client = node.start().client()
             client.execute_command("CLUSTER ADDSLOTSRANGE", *slots)
             client.execute_command("CLUSTER SET-CONFIG-EPOCH", number)

@@ -10,11 +10,13 @@ import msgspec
 import pytest
 
 from headrace.backends.base import Ack, GroupDemand, JobScan
+from headrace.backends.local import slices
 from headrace.backends.local.backend import LocalBackend
 from headrace.backends.local.journal import FileLocked
-from headrace.backends.local.slices import run_now
+from headrace.backends.local.slices import Breath, run_now
 from headrace.errors import HeadraceError
 from headrace.model import (
+    DAY_MS,
     Backoff,
     CronEntry,
     Dedup,
@@ -379,6 +381,31 @@ class TestDeadLetters:
         restart(kept)
         kept.advance(5000)
         assert kept.state(retried) == "unknown"
+
+    @pytest.mark.parametrize(
+        ("config", "left"),
+        [
+            (DlqConfig(max_age=1000), {}),
+            (DlqConfig(max_age=None), {"failed": 300}),
+            (DlqConfig(max_age=None, auto_retry=True), {"waiting": 300}),
+        ],
+    )
+    def test_a_config_that_had_reached_some_letters_counts_for_all(
+        self, kept: Rig, monkeypatch: pytest.MonkeyPatch, config: DlqConfig, left: dict[str, int]
+    ) -> None:
+        kept.is_checking = False
+        for _ in kept.push_many(*(spec(n) for n in range(300))):
+            kept.bury()
+        monkeypatch.setattr(slices, "SLICE_SECONDS", -1)
+        work = kept.backend.set_dlq_config("q", config)
+        assert isinstance(work.send(None), Breath)
+        kept.settle()
+        work.close()
+        kept.is_checking = True
+        kept.reopen()
+        restart(kept)  # what was planned is stored
+        kept.advance(7 * DAY_MS)
+        assert kept.count() == left
 
 
 class TestRecords:

@@ -69,6 +69,14 @@ def test_snapshots_come_by_themselves(web: WebServer) -> None:
         assert {"waiting", "active", "pushPerSec", "timestamp"} <= set(stats)
 
 
+def test_heartbeats_begin_again_after_nobody_listened() -> None:
+    with WebServer(":memory:", "--live-heartbeat-ms", "100") as web:
+        SseClient(web.http_port).close()
+        time.sleep(0.5)  # longer than a heartbeat, shorter than until the next snapshot is due
+        with SseClient(web.http_port, "/events?events=job:*") as stream:
+            assert stream.raw.until(b":heartbeat\n\n")
+
+
 def test_heartbeats_keep_a_quiet_stream_open() -> None:
     with WebServer(":memory:", "--live-heartbeat-ms", "200") as web, SseClient(web.http_port) as stream:
         assert stream.raw.until(b":heartbeat\n\n").endswith(b":heartbeat\n\n")

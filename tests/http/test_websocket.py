@@ -8,6 +8,7 @@ import json
 import socket
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -324,6 +325,25 @@ class TestHandshake:
             with pytest.raises(ConnectionClosed):
                 await asyncio.wait_for(socket.recv(), 5)
             assert socket.close_code == 1001
+
+    async def test_a_stop_answers_what_was_asked_before_it_says_goodbye(self, tmp_path: Path) -> None:
+        """A poll holds up what was asked after it. The stop ends the poll, so all of that is still to be done then."""
+        web = WebServer(tmp_path / "stop.db").start()
+        async with connect(f"ws://127.0.0.1:{web.http_port}/ws") as socket:
+            talk = Talk(socket)
+            await talk.call("Unsubscribe")
+            await socket.send(json.dumps({"cmd": "PULL", "queue": "empty", "timeout": 60_000}))
+            for _ in range(4):
+                await socket.send(json.dumps({"cmd": "PUSHB", "queue": "q", "jobs": [{"data": 0}] * 10_000}))
+            await asyncio.wait_for(await socket.ping(), 10)  # answered when all of it has come
+            await asyncio.get_running_loop().run_in_executor(None, web.stop)
+            assert (await talk.reply())["job"] is None
+            assert [len((await talk.reply())["ids"]) for _ in range(4)] == [10_000] * 4
+            with pytest.raises(ConnectionClosed):
+                await talk.reply()
+            assert socket.close_code == 1001
+        with web, web.client() as client:
+            assert client.ok("Count", queue="q")["count"] == 40_000
 
     async def test_a_stop_does_not_wait_for_who_only_listens_and_does_not_read(self) -> None:
         web = WebServer(":memory:").start()

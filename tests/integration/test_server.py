@@ -6,6 +6,7 @@ import os
 import resource
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -13,6 +14,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgpack
 import pytest
 
 from tests.http.webserver import WebServer
@@ -125,6 +127,19 @@ class TestStopping:
             began = time.monotonic()
             server.stop()
             assert time.monotonic() - began < 3.5
+
+    def test_who_has_all_replies_need_not_wait_for_others_to_read_theirs(self, server: ServerProcess) -> None:
+        with server.client() as slow, server.client() as idle:
+            job_id = idle.ok("PUSH", queue="slow", data="x" * 1_000_000)["id"]
+            slow.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)
+            asked = [msgpack.packb({"cmd": "GetJob", "id": job_id, "reqId": n}) for n in range(100)]
+            slow.socket.sendall(b"".join(struct.pack(">I", len(frame)) + frame for frame in asked))
+            assert slow.recv()["reqId"] == 0
+            os.kill(server.pid, signal.SIGTERM)
+            with pytest.raises(ConnectionError):
+                idle.recv()
+            assert [slow.recv()["reqId"] for _ in range(99)] == list(range(1, 100))
+            server.stop()
 
     def test_a_second_signal_waits_for_no_client(self, server: ServerProcess) -> None:
         with server.client() as client:

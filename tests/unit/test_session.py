@@ -317,6 +317,12 @@ class TestDurable:
         assert [(reply["reqId"], reply["ok"]) for reply in replies] == [(1, True), (2, False), (3, True)]
         assert replies[1]["error"] == "not synced"
 
+    def test_a_promise_is_over_when_its_reply_has_left_without_a_sync(self, talk: Talk) -> None:
+        talk.send("PUSH", reqId=1, queue="q", data=1, durable=True)
+        talk.house.settle()
+        assert talk.session.take()
+        assert not talk.session.is_durable
+
     def test_a_plain_push_promises_nothing(self, talk: Talk) -> None:
         talk.ask("PUSH", queue="q", data=1)
         assert not talk.session.is_durable

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
+import struct
+import threading
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import pytest
 
 from headrace.backends.base import Ack, Demand, FamilyNode
@@ -26,7 +31,8 @@ from tests.conformance.rig import Rig, spec, unpack
 from tests.serverprocess import ServerProcess
 from tests.valkey.foreign import Foreign
 from tests.valkeyserver import ValkeyServer, shared_server
-from tests.waiting import until
+from tests.waiting import eventually, until
+from tests.wireclient import Client as WireClient
 
 
 @pytest.fixture
@@ -221,6 +227,49 @@ def test_a_broker_that_stops_gives_back_what_its_connections_hold(server: Valkey
     broker.stop()
     fields = server.client().hgetall(f"glide:{{q}}:job:{job_id}")
     assert (fields["state"], fields["attemptsMade"]) == ("waiting", "0")
+
+
+def push_without_pause(client: WireClient) -> None:
+    body = msgpack.packb({"cmd": "PUSH", "queue": "q", "data": 0, "reqId": 0})
+    with suppress(OSError):
+        while True:
+            client.socket.sendall((struct.pack(">I", len(body)) + body) * 500)
+
+
+def read_to_the_end(client: WireClient, answers: bytearray) -> None:
+    with suppress(OSError):
+        while chunk := client.socket.recv(1 << 20):
+            answers += chunk
+        client.socket.shutdown(socket.SHUT_RDWR)
+
+
+def test_a_broker_stops_under_load_and_answers_all_that_it_did(server: ValkeyServer) -> None:
+    broker = ServerProcess(":memory:", "--backend", server.url).start()
+    answers = bytearray()
+    with broker.client(timeout=60) as client:
+        pushing = threading.Thread(target=push_without_pause, args=(client,))
+        reading = threading.Thread(target=read_to_the_end, args=(client, answers))
+        pushing.start()
+        reading.start()
+        eventually(lambda: len(answers) > 100_000)
+        began = time.monotonic()
+        broker.stop()
+        assert time.monotonic() - began < 15, "it waited for as long as it may"
+        pushing.join(10)
+        reading.join(10)
+    assert answers.count(msgpack.packb("ok") + b"\xc3") == server.client().xlen("glide:{q}:stream")
+
+
+def test_a_job_that_is_claimed_slowly_for_a_client_that_is_gone_goes_back(server: ValkeyServer) -> None:
+    with ServerProcess(":memory:", "--backend", server.url) as broker, broker.client() as client:
+        job_id = client.ok("PUSH", queue="q", data=1)["id"]
+        with broker.client() as gone:
+            server.client().client_pause(3000)
+            gone.send("PULL", queue="q", owner="w", lockTtl=60_000)
+            client.ok("Ping")
+            gone.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        eventually(lambda: client.ok("Metrics")["metrics"]["totalPulled"])
+        eventually(lambda: client.ok("GetState", id=job_id)["state"] == "waiting")
 
 
 def test_jobs_that_were_pushed_while_their_queue_was_obliterated_are_seen(rig: Rig, foreign: Foreign) -> None:

@@ -11,11 +11,9 @@ from valkey.crc import key_slot
 
 import valkey
 from tests.serverprocess import ServerProcess
-from tests.valkeyserver import ValkeyCluster, ValkeyServer
+from tests.valkeyserver import SLOTS, ValkeyCluster, ValkeyServer
 from tests.waiting import eventually
 from tests.wireclient import Client
-
-LAST_SLOT_OF_FIRST = 5460
 
 
 @pytest.fixture
@@ -29,9 +27,10 @@ def cluster(tmp_path: Path) -> Iterator[ValkeyCluster]:
         cluster.stop()
 
 
-def queue_of_first_primary() -> str:
+def queue_of_primary(number: int) -> str:
+    first, last = SLOTS[number]
     names = (f"queue{n}" for n in range(100))
-    return next(name for name in names if key_slot(f"{{{name}}}".encode()) <= LAST_SLOT_OF_FIRST)
+    return next(name for name in names if first <= key_slot(f"{{{name}}}".encode()) <= last)
 
 
 def push_until_taken(client: Client, queue: str) -> list[str]:
@@ -46,7 +45,7 @@ def push_until_taken(client: Client, queue: str) -> list[str]:
 
 @pytest.mark.timeout(120)
 def test_brokers_go_on_with_the_replica_and_nothing_replicated_is_lost(cluster: ValkeyCluster) -> None:
-    queue = queue_of_first_primary()
+    queue = queue_of_primary(0)
     with (
         ServerProcess(":memory:", "--backend", cluster.url) as broker,
         broker.client() as client,
@@ -82,7 +81,7 @@ def has_slot_of(node: ValkeyServer, key: str) -> bool:
 
 @pytest.mark.timeout(120)
 def test_a_push_is_answered_while_the_slot_of_its_queue_moves(cluster: ValkeyCluster) -> None:
-    queue = queue_of_first_primary()
+    queue = queue_of_primary(0)
     stream, pushed = f"glide:{{{queue}}}:stream", 0
     slot = key_slot(stream.encode())
     with ServerProcess(":memory:", "--backend", cluster.url) as broker, broker.client() as client:
@@ -99,3 +98,34 @@ def test_a_push_is_answered_while_the_slot_of_its_queue_moves(cluster: ValkeyClu
             client.ok("PUSH", queue=queue, data=pushed)
             pushed += 1
         assert client.ok("GetJobCounts", queue=queue)["counts"]["waiting"] == pushed
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(("away", "there"), [(1, 2), (2, 1)])
+def test_queues_of_other_primaries_are_looked_after_while_one_is_away(
+    cluster: ValkeyCluster, away: int, there: int
+) -> None:
+    """A broker dies while it holds a job: another one finds that in its slow round, which also drops old jobs."""
+    for node in cluster.nodes:
+        node.client().config_set("cluster-require-full-coverage", "no")
+    queue = queue_of_primary(there)
+    dying = ServerProcess(":memory:", "--backend", cluster.url).start()
+    with (
+        ServerProcess(":memory:", "--backend", cluster.url, "--max-completed-jobs", "1") as broker,
+        broker.client() as client,
+        dying.client() as worker,
+    ):
+        client.ok("PUSH", queue=queue_of_primary(away), data=0)
+        for n in range(4):
+            client.ok("PUSH", queue=queue, data=n)
+        cluster.nodes[away].kill()
+        done = worker.ok("PULLB", queue=queue, count=3, owner="w")
+        worker.ok("ACKB", ids=[job["id"] for job in done["jobs"]], tokens=done["tokens"])
+        assert worker.ok("PULL", queue=queue, owner="w", lockTtl=100)["job"]
+        dying.kill()
+
+        def is_looked_after() -> bool:
+            counts = client.ok("GetJobCounts", queue=queue)["counts"]
+            return (counts["waiting"], counts["active"], counts["completed"]) == (1, 0, 1)
+
+        eventually(is_looked_after, 30)

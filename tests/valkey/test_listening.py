@@ -15,6 +15,7 @@ from headrace.client.client import Client
 from headrace.client.events import QueueEvents
 from headrace.commands import REGISTRY
 from tests.conformance.rig import pack, unpack
+from tests.http.test_websocket import HELLO, masked
 from tests.http.webserver import SseClient, WebServer
 from tests.valkeyserver import shared_server
 from tests.wireclient import Client as WireClient
@@ -230,3 +231,18 @@ def test_a_websocket_of_one_broker_tells_what_happens_at_another(prefix: str) ->
 
 def push_plain(client: WireClient) -> str:
     return str(client.ok("PUSH", queue="q", data=1)["id"])
+
+
+def test_counts_are_told_while_others_are_counted(prefix: str) -> None:
+    """Every choice of a listener tells what has changed before: here five of them while ten queues are counted."""
+    choice = masked({"cmd": "Subscribe", "events": ["queue:counts"]})
+    with WebServer(":memory:", "--backend", f"{shared_server().url}?prefix={prefix}") as web:
+        with web.raw() as listening, web.client() as client:
+            listening.send(HELLO + choice)
+            listening.until(b'"ok":true')
+            for n in range(10):
+                client.send("PUSH", queue=f"q{n}", data=0, reqId=n)
+            assert all(client.recv()["ok"] for _ in range(10))
+            listening.send(choice * 5)
+            told = listening.until(b'"queue":"q9"')
+        assert all(b'"queue":"q%d"' % n in told for n in range(10))

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Final
 from headrace.backends.base import Outcome
 from headrace.clock import Clock
 from headrace.engine.claims import ClaimLoops
-from headrace.engine.crons import Crons
 from headrace.engine.waiters import Waiter, Waiters
 from headrace.errors import HeadraceError, NotFound
 from headrace.model import EVERY_QUEUE, Event, Flow
@@ -134,8 +133,9 @@ class Brokers:
         if self._backend.poll_ms is not None:
             self.wake(self._waiters.pulled_queues())
 
-    async def look_after(self, crons: Crons) -> None:
-        """Do what a dead broker left undone, and learn of schedules that another one was given."""
-        await self._backend.look_after()
-        await crons.replan()
-        self.wake(self._waiters.pulled_queues())
+    async def look_after(self) -> None:
+        """Do what a dead broker left undone."""
+        try:
+            await self._backend.look_after()
+        finally:  # also when a node is away: others have theirs
+            self.wake(self._waiters.pulled_queues())

@@ -27,6 +27,8 @@ class ClaimLoops:
         self._start = start
         self._running: set[str] = set()
         self._again: set[str] = set()
+        self._refused: set[str] = set()
+        """Queues whose last claim failed, which was told."""
 
     def wake(self, queue: str) -> None:
         """The queue may have jobs: claim for those who wait, unless a claim is already in flight."""
@@ -59,8 +61,11 @@ class ClaimLoops:
             try:
                 claims = await self._backend.claim(queue, waiter.demand)
             except HeadraceError as error:
-                log.warning("parked pulls of %s wait on: %s", queue, error)
+                if queue not in self._refused:  # told once: it is tried every second
+                    self._refused.add(queue)
+                    log.warning("parked pulls of %s wait on: %s", queue, error)
                 return
+            self._refused.discard(queue)
             if not claims:
                 if waiter.demand.group is None:
                     return

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 log: Final = logging.getLogger("headrace.engine")
 
 Listener = Callable[[list[Event], dict[int, bytes]], None]
+Upkeep = Callable[[], Coroutine[Any, Any, object]]
 
 _FLOW_CHANGES: Final = frozenset(word for word in EVENT_WORDS.values() if word.startswith("flow-"))
 _FLOW_ENDS: Final = frozenset(("flow-completed", "flow-failed", "flow-cancelled"))
@@ -90,6 +91,10 @@ class Engine:
         """Numbers of the events of this tick of which listeners heard before, by the stream that all brokers write."""
         self._body_readers = 0
         self._next_maintenance = 0
+        self._upkeep: list[Upkeep] = [self.history.sample, backend.retire_completed, backend.retire_flows]
+        if self._brokers is not None:
+            self._upkeep += [self._brokers.look_after, self.crons.replan]  # others may have been given schedules
+        self._under_way: set[Upkeep] = set()
         self._is_stopping = False
 
     async def start(self) -> None:
@@ -296,7 +301,7 @@ class Engine:
                     log.warning("storage accepts writes again")
                     await self.crons.replan()
             return
-        await self.backend.sweep()
+        self.run(self.backend.sweep())
         await self.crons.fire_due()
         if self._brokers is not None:
             self._brokers.poll()
@@ -304,12 +309,23 @@ class Engine:
             self._next_maintenance = mono + _MAINTAIN_EVERY_MS
             self.workers.expire()
             self.figures.sample()
-            await self.history.sample()
-            await self.backend.retire_completed()
-            await self.backend.retire_flows()
+            for work in self._upkeep:
+                self._keep_up(work)
             self.backend.retire_tombstones()
-            if self._brokers is not None:
-                await self._brokers.look_after(self.crons)
+
+    def _keep_up(self, work: Upkeep) -> None:
+        """Do one kind of upkeep, unless it is still under way: a node that is away may hold it up, but nothing else."""
+        if work not in self._under_way:
+            self._under_way.add(work)
+            self.run(self._do(work))
+
+    async def _do(self, work: Upkeep) -> None:
+        try:
+            await work()
+        finally:
+            self._under_way.discard(work)
+            if not self.backend.is_local:
+                self.backend.on_wake()
 
     # -- connections ---------------------------------------------------------------------------------------------------
 

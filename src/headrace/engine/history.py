@@ -26,6 +26,7 @@ from msgspec import Struct
 from headrace.backends.base import DURATION_BUCKETS, Backend, Counts, QueueFigures
 from headrace.clock import Clock
 from headrace.commands.dashboard import HistoryRates, HistorySeries, HistoryView, QueueSeries
+from headrace.errors import StorageUnavailable
 
 STEP_MS: Final = 5_000
 SPANS: Final[dict[str, tuple[int, int]]] = {
@@ -194,7 +195,11 @@ class History:
         figures, mark = dict(self._backend.queue_figures()), self._mark(mono)
         self._follow_busiest(figures, mark, now)
         for name, track in self._tracks.items():
-            reading = _reading(figures[name], await self._backend.counts(name))
+            try:
+                counts = await self._backend.counts(name)
+            except StorageUnavailable:
+                continue  # the node that has it is away: its step is written down when it is back
+            reading = _reading(figures[name], counts)
             self._wait = _added(self._wait, _risen(reading.wait, track.last.wait))
             self._run = _added(self._run, _risen(reading.run, track.last.run))
             track.note(reading, now, mono)

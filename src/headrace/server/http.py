@@ -68,6 +68,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._has_head = False
         self._unread_head = 0
         self._is_deaf = False
+        self._has_heard_all = False
         self._is_half_closed = False
         self._valve = Valve(_BACKLOG_LIMIT)
         self._parcels = Parcels(self._write)
@@ -96,6 +97,8 @@ class HttpConnection(asyncio.BufferedProtocol):
         self.data_received(bytes(self.server.inbox[:nbytes]))
 
     def data_received(self, data: bytes) -> None:
+        if self._has_heard_all:
+            return
         if self.takeover is not None:
             self.takeover.data_received(data)
             return
@@ -360,6 +363,13 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._valve.set(self.transport, self.session)
 
     # -- the end -------------------------------------------------------------------------------------------------------
+
+    @property
+    def is_busy(self) -> bool:
+        return self.session.is_busy or (self.takeover is not None and self.takeover.is_busy)
+
+    def hear_no_more(self) -> None:
+        self._has_heard_all = True
 
     def close(self) -> None:
         """The server stops. Who waits for replies has as long to read them as the server takes; events are no debt."""

@@ -68,6 +68,10 @@ class Takeover(Protocol):
     only_listens: bool
     """Whether it has never asked for anything but events."""
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether it was asked for something that is not answered yet."""
+
     def data_received(self, data: bytes) -> None: ...
     def pause_writing(self) -> None: ...
     def resume_writing(self) -> None: ...

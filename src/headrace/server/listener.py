@@ -18,18 +18,18 @@ FAREWELL_S: Final = 1.0
 """How long a server that stops waits for a client to whom it owes nothing."""
 
 
-class Busy(Protocol):
-    @property
-    def is_busy(self) -> bool: ...
-
-
 class Guest(Protocol):
     """A connection, as far as its listener is concerned."""
 
     @property
-    def session(self) -> Busy: ...
+    def is_busy(self) -> bool:
+        """Whether something was received that is not answered yet."""
+
     @property
     def transport(self) -> asyncio.Transport | None: ...
+    def hear_no_more(self) -> None:
+        """Ignore what comes from now on: a client that never pauses would keep the server busy."""
+
     def close(self) -> None: ...
     def abort(self) -> None: ...
 
@@ -77,9 +77,13 @@ class Listener(Generic[G]):
         """Stop listening, end long polls, let the answers in flight leave until `time_is_up`, close the rest."""
         if self._server is not None:
             self._server.close()
+        for connection in self._connections:
+            connection.hear_no_more()
         self.engine.end_waiting()
         self.ticker.schedule()
-        while self._is_busy and not time_is_up.is_set():  # noqa: ASYNC110 - polled: many parts may be busy
+        while self._is_busy and not time_is_up.is_set():
+            if not self.ticker.is_busy:  # all that was answered has been written
+                self._close_idle()
             await asyncio.sleep(0.005)
         for connection in list(self._connections):
             connection.close()
@@ -88,6 +92,12 @@ class Listener(Generic[G]):
             await asyncio.sleep(0.01)
         for connection in list(self._connections):
             connection.abort()
+
+    def _close_idle(self) -> None:
+        for connection in list(self._connections):
+            transport = connection.transport
+            if not connection.is_busy and transport is not None and not transport.is_closing():
+                connection.close()
 
     def _leave_the_silent(self, before: set[G]) -> None:
         """With TLS a client has to say goodbye, too: one that has all its replies and does not read will not.
@@ -102,7 +112,7 @@ class Listener(Generic[G]):
 
     @property
     def _is_busy(self) -> bool:
-        return self.ticker.is_busy or any(connection.session.is_busy for connection in self._connections)
+        return self.ticker.is_busy or any(connection.is_busy for connection in self._connections)
 
 
 def _has_arrived(transport: asyncio.Transport | None) -> bool:

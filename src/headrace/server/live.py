@@ -105,6 +105,7 @@ class Hub:
             self._engine.watch_all(+1)
         if self._stats_timer is None:
             self._stats_timer = self._loop.call_later(_STATS_S, self._tell_stats)
+        if self._beat_timer is None:
             self._beat_timer = self._loop.call_later(self._settings.live_heartbeat_ms / 1000, self._beat)
 
     def leave(self, listener: Listener, writer: Writer) -> None:
@@ -169,18 +170,17 @@ class Hub:
 
     async def _tell_counts(self) -> None:
         now = self._engine.clock.now_ms()
-        wanted = [queue for queue in self._changed if self._wants("queue:counts", queue)][:_MAX_COUNTED_QUEUES]
+        wanted = [queue for queue in self._changed if self._wants("queue:counts", queue)]
+        # Taken out before anything is counted: on Valkey that takes its time, and others may begin meanwhile.
+        self._changed = dict.fromkeys(wanted[_MAX_COUNTED_QUEUES:])
+        if self._changed and self._flush_timer is None:
+            self._flush_timer = self._loop.call_later(FLUSH_S, self.flush)
         shown = []
-        for queue in wanted:
-            del self._changed[queue]
+        for queue in wanted[:_MAX_COUNTED_QUEUES]:
             counts = msgspec.to_builtins(job_counts(await self._engine.backend.counts(queue)))
             shown.append(
                 Happening("queue:counts", queue, now, "", {"queue": queue, "counts": counts, "timestamp": now})
             )
-        if len(wanted) < _MAX_COUNTED_QUEUES:
-            self._changed.clear()
-        elif self._flush_timer is None:
-            self._flush_timer = self._loop.call_later(FLUSH_S, self.flush)
         self._tell(shown)
 
     def _wants(self, name: str, queue: str) -> bool:

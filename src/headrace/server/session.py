@@ -331,6 +331,8 @@ class Session(Driver[bytes | Raw]):
         out = self._out
         self._out = bytearray()
         self._request_ids = []
+        if self._durable:
+            self._durable = []  # nobody held them back: memory has no disk
         if self.backlog:
             self._later(self._work_off_backlog)
         return out
@@ -341,9 +343,8 @@ class Session(Driver[bytes | Raw]):
         return bool(self._durable)
 
     def take_held(self) -> Held:
-        held = Held(self.take(), self._durable)
-        self._durable = []
-        return held
+        durable, self._durable = self._durable, []
+        return Held(self.take(), durable)
 
     def spoil(self, error: StorageUnavailable) -> None:
         """The commit failed: every reply of the tick becomes that error."""

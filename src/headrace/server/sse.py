@@ -97,6 +97,7 @@ class Stream:
     """One client that listens."""
 
     only_listens = True
+    is_busy = False
 
     def __init__(
         self, hub: Hub, connection: Carrier, choice: Choice, after: Position | None, streams: set[Stream]

@@ -80,6 +80,10 @@ class Connection(asyncio.Protocol):
         return True
 
     @property
+    def is_busy(self) -> bool:
+        return self.session.is_busy
+
+    @property
     def _owes_replies(self) -> bool:
         return bool(self._parcels) or self.session.owes_replies
 
@@ -168,6 +172,9 @@ class Connection(asyncio.Protocol):
 
     def _set_reading(self) -> None:
         self._valve.set(self.transport, self.session)
+
+    def hear_no_more(self) -> None:
+        self.session.is_closing = True
 
     def close(self) -> None:
         if self.transport is not None:

@@ -150,8 +150,8 @@ class Ticker:
         """The same on a remote backend: a claim in flight lands first, then its jobs go back too."""
         for pause in (0.0, *_RELEASE_PAUSES, *_RELEASE_PAUSES):
             await asyncio.sleep(pause)
-            if peer.is_waiting:
-                continue
+            while peer.is_waiting:  # noqa: ASYNC110 - for calls that have a deadline
+                await asyncio.sleep(_RELEASE_PAUSES[0])
             try:
                 await self._engine.release(peer)
             except StorageUnavailable as error:

@@ -319,6 +319,10 @@ class WebSocket:
         self.session.choke(False)
         self._report_dropped()
 
+    @property
+    def is_busy(self) -> bool:
+        return self._valve.is_behind or self.session.is_busy
+
     def _end(self, code: int) -> None:
         """Send a close frame and close."""
         transport = self._connection.transport

@@ -151,6 +151,7 @@ class LocalBackend(Flows):
             if not self._open_batches or not self._is_staged(row[0]):
                 self._load_row(row)
         self._order_finished()
+        self._finish_planning()
         for queue in self._queues.values():
             for job in list(queue.blocked.values()):
                 self._wait_again_for_children(job)
@@ -247,6 +248,16 @@ class LocalBackend(Flows):
             for place in (queue.completed, queue.failed):
                 _sort_by_end(place)
         _sort_by_end(self._completed)
+
+    def _finish_planning(self) -> None:
+        """Have the config count for letters that SetDlqConfig, which works in slices, did not reach any more."""
+        now = self._clock.now_ms()
+        for queue in self._queues.values():
+            if queue.config.dlq is None:
+                continue  # never set, or left out as unreadable: nothing to judge letters by
+            for letter in queue.failed.values():
+                if not self._is_planned(letter):
+                    self._plan_anew(letter, now)
 
     def _wait_again_for_children(self, job: Job) -> None:
         history = job.remember()

@@ -411,23 +411,9 @@ class Control(Delivery):
         now = self._clock.now_ms()
         room = 2 * len(q.failed)
         self._most_burials += room  # not to be tidied in the midst of it, in one go
-
-        def apply(job: Job) -> bool:
-            burial = job.history.burial if job.history else None
-            if burial is None:
-                return False
-            watched, before = self._dues_of(job), (burial.expires_at, burial.next_retry_at)
-            config = self._dlq_config(q)  # it may have been changed again between two slices
-            burial.expires_at = None if config.max_age is None else burial.entered_at + int(config.max_age)
-            self._plan_auto_retry(burial, config, now)
-            if (burial.expires_at, burial.next_retry_at) == before:
-                return False
-            self._journal.touch(job)
-            self._watch_burial(job, watched)
-            return True
-
         try:
-            await self._for_each(list(q.failed.values()), (State.FAILED,), apply)
+            # By the config of the queue: it may be changed again between two slices.
+            await self._for_each(list(q.failed.values()), (State.FAILED,), lambda job: self._plan_anew(job, now))
         finally:
             self._most_burials = max(0, self._most_burials - room)
         if len(self._burials) > self._most_burials:

@@ -414,8 +414,8 @@ class Settlement(Intake):
             error=error,
             retry_count=previous.retry_count if previous else 0,
             last_retry_at=previous.last_retry_at if previous else None,
-            expires_at=None if config.max_age is None else float(now + int(config.max_age)),
         )
+        history.burial.expires_at = self._expiry(history.burial, config)
         self._plan_auto_retry(history.burial, config, now)
         job.finished = now
         self._move(job, Verb.BURY)
@@ -425,11 +425,42 @@ class Settlement(Intake):
             self._remove(next(iter(job.queue.failed.values())))
 
     @staticmethod
-    def _plan_auto_retry(burial: Burial, config: DlqConfig, now: int) -> None:
-        if config.auto_retry and burial.retry_count < config.max_auto_retries:
+    def _expiry(burial: Burial, config: DlqConfig) -> float | None:
+        return None if config.max_age is None else burial.entered_at + int(config.max_age)
+
+    @staticmethod
+    def _is_retried(burial: Burial, config: DlqConfig) -> bool:
+        return config.auto_retry and burial.retry_count < config.max_auto_retries
+
+    def _plan_auto_retry(self, burial: Burial, config: DlqConfig, now: int) -> None:
+        if self._is_retried(burial, config):
             burial.next_retry_at = float(now + int(config.auto_retry_interval * 2 ** max(0, burial.retry_count - 1)))
         else:
             burial.next_retry_at = None
+
+    def _plan_anew(self, job: Job, now: int) -> bool:
+        """Have the config count for a letter that is there; whether that changed anything."""
+        burial = job.history.burial if job.history else None
+        if burial is None:
+            return False
+        watched, before = self._dues_of(job), (burial.expires_at, burial.next_retry_at)
+        config = self._dlq_config(job.queue)
+        burial.expires_at = self._expiry(burial, config)
+        self._plan_auto_retry(burial, config, now)
+        if (burial.expires_at, burial.next_retry_at) == before:
+            return False
+        self._journal.touch(job)
+        self._watch_burial(job, watched)
+        return True
+
+    def _is_planned(self, job: Job) -> bool:
+        """Whether a letter expires, and is retried or not, as the config says; the interval may be an older one."""
+        burial = job.history.burial if job.history else None
+        if burial is None:
+            return True
+        config = self._dlq_config(job.queue)
+        is_retried = burial.next_retry_at is not None
+        return burial.expires_at == self._expiry(burial, config) and is_retried == self._is_retried(burial, config)
 
     @staticmethod
     def _dues_of(letter: Job | None) -> list[int]:

@@ -18,7 +18,7 @@ from headrace.backends.valkey.hashes import from_fields
 from headrace.backends.valkey.library import check_rights, ensure_libraries, is_own_glidemq
 from headrace.backends.valkey.refused import Refused
 from headrace.backends.valkey.streams import Streams
-from headrace.backends.valkey.transport import PATIENCE_S, Standalone, Transport, answer, patiently
+from headrace.backends.valkey.transport import PATIENCE_S, Standalone, Transport, all_of, answer, patiently
 from headrace.backends.valkey.url import ValkeyUrl, parse_url
 from headrace.backends.valkey.wakes import Wakes
 from headrace.clock import Clock, SystemClock
@@ -147,14 +147,19 @@ class ValkeyBackend(Refused):
 
     async def look_after(self) -> None:
         await self._server.refresh()
+        await all_of(
+            self._follow_watched(),
+            super().look_after(),
+            self.load_libraries(),  # a Node process may have replaced `glidemq`, or brought none and flushed ours
+        )
+
+    async def _follow_watched(self) -> None:
         watched = {queue for queue, listeners in self._watched.items() if listeners > 0}
         if self.watching_all > 0:
             watched.update(await self.follow_all())
         else:
             self._streams.follow_all_no_more()
         self._streams.keep_only(watched)
-        await super().look_after()
-        await self.load_libraries()  # a Node process may have replaced `glidemq`, or brought none and flushed ours
 
     @property
     def poll_ms(self) -> int | None:
@@ -244,9 +249,11 @@ class ValkeyBackend(Refused):
         """Drop completed jobs beyond the kept number or age; how many went."""
         queues = list(self._registered)
         keys = [f"{self._keys.of(queue)}:completed" for queue in queues]
-        kept = await self._server.call_many([(key, ("ZCARD", key)) for key in keys])
+        kept = await self._server.call_each([(key, ("ZCARD", key)) for key in keys])
         gone = 0
         for queue, count in zip(queues, kept, strict=True):
+            if not isinstance(count, int):
+                continue  # an error: the slow round tells which node is away
             if count > self.max_completed or (count and self.completed_retention_ms is not None):
                 gone += await self._retire(queue, count - self.max_completed, limit)
         return gone

@@ -58,6 +58,10 @@ class Cluster:
     async def call_many(self, commands: Sequence[tuple[str, Command]]) -> list[Any]:
         return list(await asyncio.gather(*(self.call(key, *command) for key, command in commands)))
 
+    async def call_each(self, commands: Sequence[tuple[str, Command]]) -> list[Any]:
+        calls = (self.call(key, *command) for key, command in commands)
+        return list(await asyncio.gather(*calls, return_exceptions=True))
+
     async def fcall(self, function: str, keys: Sequence[str], args: Sequence[Argument]) -> Any:
         return await self.call(keys[0], "FCALL", function, len(keys), *keys, *args)
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
@@ -19,6 +18,7 @@ from headrace.backends.valkey.hashes import PLAIN_PARTICULARS, StoredJob, plain_
 from headrace.backends.valkey.schedulers import firing
 from headrace.backends.valkey.settlement import Settlement
 from headrace.backends.valkey.store import InHand
+from headrace.backends.valkey.transport import all_of
 from headrace.backends.valkey.turns import split_claims
 from headrace.errors import StorageUnavailable
 
@@ -41,6 +41,8 @@ class _Named(Struct):
 
 
 class Delivery(Settlement):
+    on_wake: Callable[[], None]
+
     async def claim(self, queue: str, demand: Demand) -> list[Claim]:
         if demand.count <= 0:
             return []
@@ -191,11 +193,12 @@ class Delivery(Settlement):
         for queue in due:
             del self._dues[queue]
             self._ready.add(queue)
-        await asyncio.gather(*map(self._sweep_queue, due))
+        await all_of(*map(self._sweep_queue, due))
 
     async def _sweep_queue(self, queue: str) -> int:
         """Do what time demands of a queue; how many ids of removed jobs were forgotten with it."""
         (gone,) = await self._call("sweep", queue, repr(self._rng()))
+        self.on_wake()  # what was done is told at once, also while other queues wait for a node that is away
         if gone:
             await self._forget_places(queue, [job_id.decode() for job_id in gone])
         return len(gone)
@@ -215,22 +218,31 @@ class Delivery(Settlement):
         """The slow round: what other brokers planned and did not live to do, and jobs of dead Node workers.
 
         Called every second. A few queues are looked at each time, many by and by: within ROUND_CALLS calls all of them.
+        When a node is away, that is raised after those of the others were looked at.
         """
         if not self._round:
-            known = self._registered
-            self._round = await self._queue_names()
-            await self._enter_again(known - self._registered)
-            self._counted = {name: known for name, known in self._counted.items() if name in self._registered}
-        for queue in list(self._lost):
-            await self._give_back_lost(queue)
+            self._round = await self._next_round()
         size = max(_ROUND_SLICE, len(self._registered) // ROUND_CALLS + 1)
         names, self._round = self._round[:size], self._round[size:]
-        await asyncio.gather(*map(self._sweep_queue, names), *map(self._reclaim, names))
+        lost = map(self._give_back_lost, list(self._lost))
+        await all_of(*lost, *map(self._look_after_queue, names), self._register_worker())
+
+    async def _next_round(self) -> list[str]:
+        known = self._registered
+        try:
+            names = await self._queue_names()
+        except StorageUnavailable:
+            return sorted(known)  # the node that has the list may be away, and theirs be there
+        await self._enter_again(known - self._registered)
+        self._counted = {name: counts for name, counts in self._counted.items() if name in self._registered}
+        return names
+
+    async def _look_after_queue(self, queue: str) -> None:
+        await all_of(self._sweep_queue(queue), self._reclaim(queue))
         with suppress(StorageUnavailable):  # out of memory, which what is done besides makes room for
-            await self._register_worker()
-            await self._cap_events(names)
-            await asyncio.gather(*map(self._fire_schedulers, names))
-        self._counted.update(zip(names, await asyncio.gather(*map(self.counts, names)), strict=True))
+            await self._cap_events([queue])
+            await self._fire_schedulers(queue)
+        self._counted[queue] = await self.counts(queue)
 
     async def _enter_again(self, left: set[str]) -> None:
         """Queues that left the list: somebody obliterated them, maybe while jobs were pushed to them."""
@@ -265,7 +277,8 @@ class Delivery(Settlement):
             shown = {"addr": socket.gethostname(), "pid": os.getpid(), "startedAt": self._epoch, "activeJobs": count}
             key = f"{self._keys.of(queue)}:w:{self.broker}"
             commands.append((key, ("SET", key, msgspec.json.encode(shown), "PX", WORKER_TTL_MS)))
-        await self._server.call_many(commands)
+        with suppress(StorageUnavailable):  # out of memory, too
+            await self._server.call_many(commands)
 
     async def _unregister_worker(self) -> None:
         keys = [f"{self._keys.of(queue)}:w:{self.broker}" for queue in self._claimed_at]

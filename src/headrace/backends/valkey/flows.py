@@ -21,6 +21,7 @@ from headrace.backends.valkey.hashes import to_fields
 from headrace.backends.valkey.intake import custom_ids
 from headrace.backends.valkey.keys import mark
 from headrace.backends.valkey.records import Records
+from headrace.backends.valkey.transport import all_of
 from headrace.errors import NotFound
 from headrace.model import NIL, Flow, FlowStatus, FlowStep
 
@@ -235,11 +236,13 @@ class Flows(Records):
         if mono < self._next_retirement:
             return
         self._next_retirement = mono + RETIRE_EVERY_MS
-        for queue in await self._all_flow_queues():
-            asked = (str(KEPT_FLOWS), str(KEPT_FLOWS_MS), str(RETIRED_AT_ONCE))
-            (gone,) = await self._call("retireFlows", queue, *asked)
-            keys = [self._keys.flow_registry(flow_id.decode()) for flow_id in gone]
-            await self._server.call_many([(key, ("UNLINK", key)) for key in keys])
+        await all_of(*map(self._retire_flows_of, await self._all_flow_queues()))
+
+    async def _retire_flows_of(self, queue: str) -> None:
+        asked = (str(KEPT_FLOWS), str(KEPT_FLOWS_MS), str(RETIRED_AT_ONCE))
+        (gone,) = await self._call("retireFlows", queue, *asked)
+        keys = [self._keys.flow_registry(flow_id.decode()) for flow_id in gone]
+        await self._server.call_many([(key, ("UNLINK", key)) for key in keys])
 
 
 def _entries(steps: Sequence[NewStep], now: int) -> list[Text]:

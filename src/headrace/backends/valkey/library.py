@@ -17,6 +17,7 @@ from importlib.resources import files
 from typing import Final
 
 from headrace.backends.valkey.connection import Connection, ServerError, Unfit
+from headrace.backends.valkey.transport import all_of
 from headrace.errors import StorageUnavailable
 
 GENERATION: Final = 1
@@ -77,11 +78,13 @@ def function_of(verb: str) -> str:
 
 async def ensure_libraries(primaries: Sequence[Connection]) -> str:
     """Have both libraries on every primary; the version text of `glidemq`, which tells whether Node owns one."""
-    owners = []
-    for primary in primaries:
-        await _ensure_headrace(primary)
-        owners.append(await _ensure_glidemq(primary))
+    owners = await all_of(*map(_ensure_both, primaries))
     return min(owners, key=is_own_glidemq, default=GLIDEMQ_VERSION)
+
+
+async def _ensure_both(primary: Connection) -> str:
+    await _ensure_headrace(primary)
+    return await _ensure_glidemq(primary)
 
 
 def is_own_glidemq(version: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 from headrace.backends.valkey.connection import Answered, Argument, Connection, ServerError, is_lasting
 from headrace.backends.valkey.url import ValkeyUrl
@@ -17,6 +17,7 @@ _AGAIN_S: Final = 0.5
 
 Command = tuple[Argument, ...]
 log: Final = logging.getLogger("headrace.valkey")
+T = TypeVar("T")
 
 
 class Transport(Protocol):
@@ -39,6 +40,9 @@ class Transport(Protocol):
 
     async def call_many(self, commands: Sequence[tuple[str, Command]]) -> list[Any]:
         """Several commands, each with the key that says where; errors of the server are raised."""
+
+    async def call_each(self, commands: Sequence[tuple[str, Command]]) -> list[Any]:
+        """The same with errors among the replies; it raises only if there is nobody to ask."""
 
     async def fcall(self, function: str, keys: Sequence[str], args: Sequence[Argument]) -> Any: ...
 
@@ -75,6 +79,9 @@ class Standalone:
 
     async def call_many(self, commands: Sequence[tuple[str, Command]]) -> list[Any]:
         return list(await answer(self._connection.call_many([command for _, command in commands])))
+
+    async def call_each(self, commands: Sequence[tuple[str, Command]]) -> list[Any]:
+        return await self._connection.call_each([command for _, command in commands])
 
     async def fcall(self, function: str, keys: Sequence[str], args: Sequence[Argument]) -> Any:
         return await answer(self._connection.call("FCALL", function, len(keys), *keys, *args))
@@ -145,6 +152,16 @@ async def patiently(begin: Callable[[], Awaitable[None]], patience_s: float = PA
                 log.warning("waiting up to %g s for Valkey: %s", patience_s, error)
                 is_told = True
         await asyncio.sleep(_AGAIN_S)
+
+
+async def all_of(*works: Awaitable[T]) -> list[T]:
+    """What these give or, once all have ended, the first failure: a node that is away must not hold up the others."""
+    outcomes: list[T] = []
+    for outcome in await asyncio.gather(*works, return_exceptions=True):
+        if isinstance(outcome, BaseException):
+            raise outcome
+        outcomes.append(outcome)
+    return outcomes
 
 
 async def answer(work: Awaitable[Any]) -> Any:
