@@ -213,7 +213,7 @@ class _Derivation:
         everything = events if carried is None else union(events, carried)
         cleared = silver.clearings(events) if has_clearings else None
         lives = silver.judged(silver.lives_of(silver.by_life(everything)), cleared)
-        # Not in memory: what does not fit there is read back from disk in one piece, and a history has pieces of any size.
+        # Not in memory: what does not fit there is read back from disk in one piece, and pieces may be of any size.
         lives.persist(StorageLevel.DISK_ONLY)
         seen = Observation()
         observed = lives.observe(
