@@ -16,6 +16,7 @@ import msgspec
 from pyspark.errors import AnalysisException, ParseException
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as f
+from pyspark.storagelevel import StorageLevel
 
 from headrace.errors import HeadraceError
 from headrace.model import DAY_MS
@@ -78,7 +79,7 @@ class Redrive:
         self._lake = lake
         self._name = name
         self._url = url or default_url()
-        self._chosen = self._choose(where).persist()
+        self._chosen = self._choose(where).persist(StorageLevel.DISK_ONLY)
 
     def _choose(self, where: str) -> DataFrame:
         by_job = Window.partitionBy("queue", "job_id")
@@ -138,7 +139,7 @@ class Redrive:
         """All at once, or in pieces of about a second when there is a rate to keep."""
         if rate is None:
             return [rows]
-        kept = rows.persist()
+        kept = rows.persist(StorageLevel.DISK_ONLY)
         size = max(1, min(_SLICE, int(rate)))
         count = -(-kept.count() // size)
         return kept.randomSplit([1.0] * count, seed=7) if count > 1 else [kept]
