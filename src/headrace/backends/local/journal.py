@@ -143,6 +143,8 @@ class Journal:
         self._wal_fd: int | None = None
         self._lost_sync = False
         self._in_transaction = False
+        self._writer: apsw.Cursor | None = None
+        """For statements that are a commit by themselves: one that stays spares them a new one each time."""
         self._reader: apsw.Cursor | None = None
         self._reader_left = 0
 
@@ -233,7 +235,7 @@ class Journal:
         self._drop_reader()
         if self._db is not None:
             self._db.close()
-            self._db = None
+            self._db = self._writer = None
         if self._lock_fd is not None:
             _locks.discard(self._lock_fd)
         for fd in (self._wal_fd, self._lock_fd):
@@ -410,17 +412,18 @@ class Journal:
         if self._refusal is not None:
             raise self._refusal
         try:
-            if not self._write_lone(last_seq, totals):
-                self._begin()
-                self._write_jobs()
-                noted, over = self._write_settled()
-                if self._tombstones:
-                    self._write_tombstones()
-                self._run_statements()
-                self.db.execute("UPDATE mark SET last_seq=?, totals=?", (last_seq, _encode(totals)))
-                self.db.execute("COMMIT")
-                self._with_settled -= over
-                self._with_settled |= noted
+            if self._write_lone(last_seq, totals):
+                return
+            self._begin()
+            self._write_jobs()
+            noted, over = self._write_settled()
+            if self._tombstones:
+                self._write_tombstones()
+            self._run_statements()
+            self.db.execute("UPDATE mark SET last_seq=?, totals=?", (last_seq, _encode(totals)))
+            self.db.execute("COMMIT")
+            self._with_settled -= over
+            self._with_settled |= noted
         except (apsw.Error, OSError) as error:
             raise StorageUnavailable(describe(error)) from error  # the caller reads `touched`, then rolls back
         self._forget()
@@ -437,10 +440,15 @@ class Journal:
         if self._settled or self._tombstones:
             return False
         mark = _MARK.pack(last_seq, *msgspec.structs.astuple(totals))
-        for job in self.plain.values():
+        if self.plain:
+            (job,) = self.plain.values()
             self._run_lone(_INSERT_LONE, (*_plain_row(job), mark))
-        for job in self.finished.values():
+            self.plain = {}
+        else:
+            (job,) = self.finished.values()
             self._run_lone(_FINISH_LONE, (job.finished, job.result, mark, job.seq))
+            self.finished = {}
+            _unload(job)
         return True
 
     def _run_lone(self, sql: str, params: Row) -> None:
@@ -452,13 +460,15 @@ class Journal:
         """
         if not self._reader_left:
             self._drop_reader()
+        if self._writer is None:
+            self._writer = self.db.cursor()
         try:
-            self.db.execute(sql, params)
+            self._writer.execute(sql, params)
         except apsw.BusyError:
             if self._reader is None:
                 raise
             self._drop_reader()
-            self.db.execute(sql, params)
+            self._writer.execute(sql, params)
         if self._reader is not None:
             self._reader_left -= 1
         else:
@@ -602,11 +612,8 @@ class Journal:
             self._settled = {}
         for jobs in (self.new, self.finished, self.changed, self.rewritten):
             for job in jobs.values():
-                # Large and finished payloads are read back from the file on demand.
                 if job.size > LARGE_BYTES or job.finished is not None:
-                    job.data = None
-                    if job.result is not None and len(job.result) > SMALL_RESULT_BYTES:
-                        job.result = None
+                    _unload(job)
         for job in self._staged.values():
             if job.size > LARGE_BYTES:
                 job.data = None
@@ -811,6 +818,13 @@ def _completed_row(row: Row, finished: int) -> Row:
     if fields["history"] is not None or fields["finished"] is not None:
         return row
     return tuple((fields | {"state": int(State.COMPLETED), "finished": finished, "data": None}).values())
+
+
+def _unload(job: Job) -> None:
+    """Large and finished payloads are read back from the file on demand, large results too."""
+    job.data = None
+    if job.result is not None and len(job.result) > SMALL_RESULT_BYTES:
+        job.result = None
 
 
 def _stored_state(job: Job) -> int:
