@@ -13,6 +13,7 @@ import itertools
 import random
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -52,6 +53,7 @@ BOUNDED_LOG: Final = LogLimits(segment_bytes=8 << 20, segment_ms=3_600_000, keep
 SEGMENT_CHUNK_BYTES: Final = 2 << 20
 MAX_CONSUMERS: Final = 1000
 _EVENTS_AT_ONCE: Final = 10_000
+_event_name: Final = attrgetter("event")
 
 
 class LocalBackend(Flows):
@@ -329,7 +331,7 @@ class LocalBackend(Flows):
         """Make everything since the last commit durable, or roll it all back and raise StorageUnavailable."""
         events = self._events
         dirty = self._journal.is_dirty or (
-            self._journal.keeps_jobs and any(event.event not in UNCOMMITTED_EVENTS for event in events)
+            self._journal.keeps_jobs and not UNCOMMITTED_EVENTS.issuperset(map(_event_name, events))
         )
         if not events and not dirty:
             self._end_tick()

@@ -188,8 +188,11 @@ class Delivery(Settlement):
         """The claims for jobs that were just leased; updates the figures."""
         self._claimed += jobs
         self._totals.pulled += len(jobs)
-        for run_at, alike in itertools.groupby([job.run_at for job in jobs]):  # a burst shares its millisecond
-            self._count_wait(q.figures, now - run_at, len(list(alike)))
+        if len(jobs) == 1:
+            self._count_wait(q.figures, now - jobs[0].run_at, 1)
+        else:
+            for run_at, alike in itertools.groupby([job.run_at for job in jobs]):  # a burst shares its millisecond
+                self._count_wait(q.figures, now - run_at, len(list(alike)))
         views = encode_claimed(jobs, q.encoded_name, now, self._show)
         return list(map(Claim, views, tokens))
 

@@ -464,15 +464,13 @@ class Intake(Store):
         return self.ids.next()
 
     def _tell_pushed(self, job: Job, now: int) -> None:
-        event = self._push_event(job, now)
-        self._event_seq = event.seq = self._event_seq + 1
-        self._events.append(event)
+        self._event_seq = seq = self._event_seq + 1
+        self._events.append(self._push_event(job, now, seq))
         job.queue.figures.pushed += 1
 
-    def _push_event(self, job: Job, now: int) -> Event:
-        """The event of a push; it has no number yet."""
-        event = Event(0, now, "pushed", self._epoch, job.queue.name, job.id, job.name)
-        event.bytes = job.size
+    def _push_event(self, job: Job, now: int, seq: int = 0) -> Event:
+        """The event of a push; one that is staged has no number yet."""
+        event = Event(seq, now, "pushed", self._epoch, job.queue.name, job.id, job.name, bytes=job.size)
         if job.priority:
             event.priority = job.priority
         if job.run_at > now:

@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from headrace.backends.base import METRICS_MINUTES, Ack, QueueFigures
+from headrace.backends.base import METRICS_MINUTES, Ack
 from headrace.backends.local.index import Queue
 from headrace.backends.local.intake import Intake
 from headrace.backends.local.job import Ended, History, Job
@@ -71,7 +71,8 @@ class Settlement(Intake):
             now = self._clock.now_ms()
             if not self._complete_plain(only, ack, now):
                 self._complete(only, ack, now)
-            self._count_completed([only], now)
+            self._evict_completed()
+            self._count_alike(only.queue, only.started, 1, now)
             return []
         jobs: list[Job | None] = []
         seen: set[str] = set()
@@ -239,18 +240,20 @@ class Settlement(Intake):
 
     def _count_completed(self, jobs: list[Job], now: int) -> None:
         self._evict_completed()
-        self._totals.completed += len(jobs)
         for (queue, started), alike in itertools.groupby(jobs, _place_and_start):  # a burst shares its millisecond
-            count = len(list(alike))
-            queue.figures.completed += count
-            self._count_minute(queue, "completed", now, count)
-            if started is not None and now >= started:
-                self._count_run(queue.figures, now - started, count)
+            self._count_alike(queue, started, len(list(alike)), now)
 
-    def _count_run(self, figures: QueueFigures, ran: int, count: int) -> None:
-        self._totals.run_ms += ran * count
-        figures.run_ms += ran * count
-        figures.run[ran.bit_length()] += count
+    def _count_alike(self, queue: Queue, started: int | None, count: int, now: int) -> None:
+        """Count jobs of a queue that were started together and are completed now."""
+        totals, figures = self._totals, queue.figures
+        totals.completed += count
+        figures.completed += count
+        self._count_minute(queue, "completed", now, count)
+        if started is not None and now >= started:
+            ran = now - started
+            totals.run_ms += ran * count
+            figures.run_ms += ran * count
+            figures.run[ran.bit_length()] += count
 
     @staticmethod
     def _count_minute(queue: Queue, kind: str, now: int, count: int = 1) -> None:
