@@ -31,7 +31,7 @@ class Parked:
     def serve(self, *claims: Any) -> None:
         """Offer these to pulls of the queue, one after the other; then there is nothing more."""
         left = iter(claims)
-        self.waiters.serve_pulls("q", lambda demand: next(left, []))
+        self.waiters.serve_pulls("q", lambda queue, demand: next(left, []))
 
     def job(self, name: str, job_id: str = "j", deadline: int = 1000) -> Waiter:
         return self.drive(name, self.waiters.park_job(job_id, deadline))
@@ -89,7 +89,7 @@ def test_those_who_leave_or_come_while_others_are_served_are_no_trouble(parked: 
 def test_a_claim_that_fails_costs_nobody_the_place(parked: Parked) -> None:
     waiters = [parked.pull(str(n)) for n in range(2)]
 
-    def refuse(demand: Demand) -> list[Any]:
+    def refuse(queue: str, demand: Demand) -> list[Any]:
         raise StorageUnavailable("no")
 
     with pytest.raises(StorageUnavailable):

@@ -410,7 +410,8 @@ class Pull(Command[Pulled], tag="PULL"):
     @staticmethod
     async def together(commands: Sequence[Pull], engine: Engine, peer: Peer) -> BurstReplies:
         first = commands[0]
-        alike = len(list(itertools.takewhile(_wish(first).__eq__, map(_wish, commands))))
+        _, group = next(itertools.groupby(map(_wish, commands)))
+        alike = len(list(group))
         if alike < 2 or first.group is not None:
             return []
         demand = Demand(alike, first.owner or None, first.lock_ttl, None if first.detach else peer.held)

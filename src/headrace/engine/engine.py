@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Raw
@@ -236,7 +235,7 @@ class Engine:
             self._brokers.wake(ready)
             return
         for queue in ready:
-            self.waiters.serve_pulls(queue, partial(self._claim_now, queue))
+            self.waiters.serve_pulls(queue, self._claim_now)
 
     def _claim_now(self, queue: str, demand: Demand) -> list[Claim]:
         return run_now(self.backend.claim(queue, demand))

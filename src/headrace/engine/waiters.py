@@ -91,7 +91,7 @@ class Waiters:
         self._alarm.ring_by(waiter.deadline_mono)
         return waiter
 
-    def serve_pulls(self, queue: str, claim: Callable[[Demand], Sequence[Claim]]) -> None:
+    def serve_pulls(self, queue: str, claim: Callable[[str, Demand], Sequence[Claim]]) -> None:
         """Give parked pulls of a queue what can be claimed for them, in the order in which they came.
 
         The first that gets nothing ends it. One with a demand of its own (a group) only keeps its place, for there may
@@ -110,7 +110,7 @@ class Waiters:
                     continue
                 assert waiter.demand is not None
                 unserved.append(waiter)
-                claims = claim(waiter.demand)
+                claims = claim(queue, waiter.demand)
                 if claims:
                     unserved.pop()
                     waiter.finish(claims)
