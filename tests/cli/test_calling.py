@@ -47,6 +47,8 @@ def test_a_command_that_waits_may_wait_longer_than_others(cli: Cli, queue: str) 
         (("PUSH", "queue=q", "data=1", "priority=high"), "priority must be a number"),
         (("PUSH", "queue=q", "data=1", "priority=1.5"), "priority must be an integer"),
         (("PUSH", "data=1"), "Queue name is required"),
+        (("PUSH", "queue=q"), "`headrace call PUSH --fields` shows what it takes"),
+        (("PUSH", "queue=q", "data={oops"), "data is not JSON"),
         (("PUSH", "queue=a b", "data=1"), "Queue name contains invalid characters"),
         (("PUSH", "nix=1"), "PUSH takes: data, queue, name"),
         (("PUSH", "queue"), "'queue' is not a field of PUSH"),
