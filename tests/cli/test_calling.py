@@ -238,6 +238,19 @@ def test_a_worker_with_options_that_make_no_sense_is_refused(offline: Cli, words
     assert said in done.err.replace("'", "")
 
 
+def test_a_check_shows_the_queues_that_are_meant_and_names_one_without_tasks(offline: Cli) -> None:
+    (offline.folder / "shop.py").write_text(
+        "from headrace import Headrace\napp = Headrace('memory://shop')\n\n\n"
+        "@app.task(queue='mail')\ndef send() -> None: ...\n\n\n"
+        "@app.cron('30 2 * * *', tz='Europe/Berlin', queue='night')\ndef sweep() -> None: ...\n"
+    )
+    done = offline.ok("worker", "shop:app", "--check", "--queues", "night,mial")
+    assert [line.split() for line in done.out.splitlines()[1:]] == [
+        ["night", "sweep", "thread", "30", "2", "*", "*", "*", "Europe/Berlin"]
+    ]
+    assert "no task of shop:app is of the queue mial; queues of its tasks: mail, night" in done.err
+
+
 @pytest.mark.parametrize(
     "url",
     [
