@@ -47,6 +47,8 @@ def test_a_command_that_waits_may_wait_longer_than_others(cli: Cli, queue: str) 
         (("PUSH", "queue=q", "data=1", "priority=high"), "priority must be a number"),
         (("PUSH", "queue=q", "data=1", "priority=1.5"), "priority must be an integer"),
         (("PUSH", "data=1"), "Queue name is required"),
+        (("PUSH", "queue=q"), "`headrace call PUSH --fields` shows what it takes"),
+        (("PUSH", "queue=q", "data={oops"), "data is not JSON"),
         (("PUSH", "queue=a b", "data=1"), "Queue name contains invalid characters"),
         (("PUSH", "nix=1"), "PUSH takes: data, queue, name"),
         (("PUSH", "queue"), "'queue' is not a field of PUSH"),
@@ -234,6 +236,19 @@ def test_a_worker_with_options_that_make_no_sense_is_refused(offline: Cli, words
     done = offline("worker", "shop:app", *words)
     assert (done.code, "Traceback" in done.err) == (2, False)
     assert said in done.err.replace("'", "")
+
+
+def test_a_check_shows_the_queues_that_are_meant_and_names_one_without_tasks(offline: Cli) -> None:
+    (offline.folder / "shop.py").write_text(
+        "from headrace import Headrace\napp = Headrace('memory://shop')\n\n\n"
+        "@app.task(queue='mail')\ndef send() -> None: ...\n\n\n"
+        "@app.cron('30 2 * * *', tz='Europe/Berlin', queue='night')\ndef sweep() -> None: ...\n"
+    )
+    done = offline.ok("worker", "shop:app", "--check", "--queues", "night,mial")
+    assert [line.split() for line in done.out.splitlines()[1:]] == [
+        ["night", "sweep", "thread", "30", "2", "*", "*", "*", "Europe/Berlin"]
+    ]
+    assert "no task of shop:app is of the queue mial; queues of its tasks: mail, night" in done.err
 
 
 @pytest.mark.parametrize(

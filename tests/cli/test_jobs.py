@@ -81,6 +81,34 @@ def test_a_count_that_takes_nothing_is_refused(cli: Cli, queue: str) -> None:
     assert cli("pull", queue, "--count", "0").code == 2
 
 
+def test_a_result_without_ack_is_refused_before_a_job_is_leased(cli: Cli, client: Client, queue: str) -> None:
+    job_id = push(client, queue)
+    refused = cli("pull", queue, "--result", "42")
+    assert refused.code == 2
+    assert "add --ack" in refused.err
+    assert state(client, job_id) == "waiting"
+
+
+@pytest.mark.parametrize("words", [("ack",), ("ack", "--token", "t"), ("fail", "--error", "e")])
+def test_a_job_that_nobody_took_cannot_be_settled(cli: Cli, client: Client, queue: str, words: tuple[str, ...]) -> None:
+    job_id = push(client, queue)
+    refused = cli("job", job_id, *words)
+    assert refused.code == 1
+    assert f"job {job_id} is waiting, so it cannot be settled" in refused.err
+    assert f"headrace pull {queue}" in refused.err
+
+
+def test_a_job_without_log_lines_says_so_beside_stdout(cli: Cli, client: Client, queue: str) -> None:
+    told = cli.ok("job", push(client, queue), "logs")
+    assert (told.out, "has no log lines" in told.err) == ("", True)
+
+
+def test_a_letter_without_an_error_is_called_the_same_in_both_lists(cli: Cli, client: Client, queue: str) -> None:
+    cli.ok("job", push(client, queue), "discard")
+    for flags in ((), ("--each",)):
+        assert "(no error text)" in cli.ok("dlq", queue, *flags).out
+
+
 def test_wait_takes_a_job_that_comes_later(cli: Cli, client: Client, queue: str) -> None:
     waiting = cli.start("pull", queue, "--wait", "20s", "--ack", "--json")
     job_id = push(client, queue, delay=300)

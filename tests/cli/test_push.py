@@ -87,7 +87,14 @@ def test_a_moment_is_taken_in_the_zone_it_names(cli: Cli, client: Client, queue:
         (("n", "1", "--at", "0001-01-01"), "--at '0001-01-01' is not a time"),
         (("n", "1", "--at", "tomorrow"), "--at 'tomorrow' is not a time"),
         (("n", "1", "--priority", "9999999"), "priority must be at most 1000000"),
+        (("n", "1", "--at", "2999-01-01T00:00"), "--at '2999-01-01T00:00' is more than a year away"),
+        (("n", "1", "--at", "2027-03-01", "--delay", "1s"), "--delay and --at both say when"),
         (("n", "1", "--dedup", "k", "--dedup-mode", "debounce"), "needs a ttl"),
+        (("n", "1", "--dedup-mode", "simple"), "name it with --dedup"),
+        (("n", "1", "--dedup-ttl", "1m"), "name it with --dedup"),
+        (("n", "1", "--once"), "give one with --job-id"),
+        (("n", "1", "--skip", "3"), "--skip is about a file of jobs"),
+        (("n", "1", "--id-column", "order"), "--id-column is about a file of jobs"),
     ],
 )
 def test_what_is_wrong_is_said_and_ends_with_2(cli: Cli, queue: str, words: tuple[str, ...], said: str) -> None:

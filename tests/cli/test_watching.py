@@ -74,10 +74,10 @@ def test_a_full_disk_is_told_with_1(offline: Cli, tmp_path: Path) -> None:
         assert "headrace health" in refused.err
         ill = offline("health", *url)
         assert ill.code == 1
-        assert "the disk refuses writes: " in ill.out
+        assert "nothing can be stored: " in ill.out
         sentence = offline.ok("top", "--once", *url).out.splitlines()[0]
-        assert sentence.startswith("✕ The disk refuses writes: ")
-        assert sentence.endswith(" by itself. Nothing is accepted until it takes them again.")
+        assert sentence.startswith("✕ Nothing can be stored: ")
+        assert sentence.endswith(" by itself. Nothing is accepted until that is over.")
         (disk / "ballast").unlink()
         while offline("health", *url).code:
             assert time.monotonic() < deadline

@@ -169,6 +169,8 @@ def test_every_way_to_start_a_server_works(folder: Path) -> None:
         assert certificate.strip() == (folder / "cert.pem").read_text().strip()
         asked = pages.block_with(OPERATIONS, "sh", "SSL_CERT_FILE").replace("6789", str(pages.port_of(line)))
         assert pages.run_shell(asked, folder) == "healthy\n"
+        astray = pages.run_shell(f"{asked.strip().replace('localhost', '127.0.0.1')} 2>&1 || true", folder)
+        assert "the certificate is for another name" in astray
 
 
 def test_a_backup_is_a_healthy_database(folder: Path) -> None:

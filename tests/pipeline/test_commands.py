@@ -94,6 +94,11 @@ def test_wrong_settings_are_refused_before_spark_starts(pipeline: Pipeline) -> N
             4,
             "no answer from the server at 127.0.0.1:1",
         ),
+        (
+            ("enqueue", "rows.csv", "--to-queue", "q", "--id-columns", "id", "--dry-run"),
+            1,
+            "there is no file or folder rows.csv",
+        ),
         (("enqueue", "rows.txt", "--to-queue", "q", "--id-columns", "id"), 1, "neither Parquet nor JSON lines nor CSV"),
     ],
 )

@@ -229,6 +229,23 @@ def test_a_broker_that_stops_gives_back_what_its_connections_hold(server: Valkey
     assert (fields["state"], fields["attemptsMade"]) == ("waiting", "0")
 
 
+def test_a_broker_says_that_it_is_not_ready_while_valkey_is_away(tmp_path: Path) -> None:
+    with ValkeyServer(tmp_path / "valkey") as server, ServerProcess(":memory:", "--backend", server.url) as broker:
+        client = broker.client()
+        assert client.call("Ready") == {"ok": True, "ready": True}
+        server.kill()
+        eventually(lambda: not client.call("Ready")["ready"])
+        assert client.call("Health")["status"] == "degraded"
+        told = client.ok("StorageStatus")["data"]
+        assert "cannot be reached" in told["error"]
+        assert not told["diskFull"]
+        server.start()
+        eventually(lambda: client.call("Ready")["ready"])
+        assert client.ok("StorageStatus")["data"]["error"] is None
+        told = [line.partition("upkeep waits")[2] for line in broker.stop().splitlines() if "upkeep waits" in line]
+        assert len(told) == len(set(told)) > 0
+
+
 def push_without_pause(client: WireClient) -> None:
     body = msgpack.packb({"cmd": "PUSH", "queue": "q", "data": 0, "reqId": 0})
     with suppress(OSError):

@@ -137,5 +137,6 @@ class TestCommandLine:
     def test_a_server_that_is_not_there_is_an_error_that_names_it(self) -> None:
         command = [sys.executable, "-m", "headrace", "valkey", "init", "--url", "valkey://127.0.0.1:1?timeout=1"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
-        assert done.returncode == 1
+        assert done.returncode == 4
         assert "127.0.0.1:1 cannot be reached" in done.stderr
+        assert "name another one with --url" in done.stderr

@@ -113,7 +113,7 @@ async def test_every_action_speaks_json(server_url: str) -> None:
         assert await asked("cancel", second.id) == {"id": "cli-j2", "cancelled": False, "status": "cancelled"}
         assert await asked("retry", second.id) == {"id": "cli-j2~2", "retryOf": "cli-j2"}
         assert (await flow_command(server_url, "list", "--workflow", "nobody", "--json"))[:2] == (0, "")
-        assert "no flows" in (await flow_command(server_url, "list", "--workflow", "nobody"))[2]
+        assert "no such flows" in (await flow_command(server_url, "list", "--workflow", "nobody"))[2]
 
 
 async def _is_cancelled(handle: object) -> bool:
@@ -124,6 +124,7 @@ async def _is_cancelled(handle: object) -> bool:
     ("words", "text"),
     [
         (["show", "nobody"], "Flow not found: nobody"),
+        (["retry", "nobody"], "`headrace flow list` lists those that are there"),
         (["signal", "nobody", "go", "{"], "not JSON"),
         (["list", "--status", "odd"], "not a status"),
     ],

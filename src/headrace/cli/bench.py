@@ -33,7 +33,13 @@ _COLUMNS: Final = (
 
 def prepare(parser: argparse.ArgumentParser) -> None:
     parser.description = "Push, pull and complete jobs in a queue of its own, and print rates and latencies."
-    parser.add_argument("--jobs", type=int, default=2000, metavar="N", help="jobs per measurement (default: 2000)")
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        default=2000,
+        metavar="N",
+        help="jobs to push one by one; one at a time a tenth, in batches five times as many (default: 2000)",
+    )
     parser.add_argument("--size", type=int, default=100, metavar="BYTES", help="data of a job (default: 100)")
     add_client_flags(parser)
     parser.set_defaults(run=run)

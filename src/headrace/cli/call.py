@@ -77,6 +77,7 @@ def _command(spec: Spec, given: list[str]) -> Any:
     """The typed command; errors in a field are reported with the protocol's texts."""
     import msgspec
 
+    from headrace.errors import InvalidCommand
     from headrace.wire import decode_command
 
     known = {field.encode_name: field.type for field in _fields(spec)}
@@ -87,7 +88,10 @@ def _command(spec: Spec, given: list[str]) -> Any:
             hint = f"{spec.name} takes: {', '.join(known) or 'no fields'}"
             raise advised(UsageError(f"{word!r} is not a field of {spec.name}"), hint)
         fields[name] = _value(text, known[name], name)
-    return decode_command(msgspec.msgpack.encode(fields))
+    try:
+        return decode_command(msgspec.msgpack.encode(fields))
+    except InvalidCommand as error:
+        raise advised(error, f"`headrace call {spec.name} --fields` shows what it takes") from None
 
 
 def _fields(spec: Spec) -> list[Any]:
@@ -107,7 +111,7 @@ def _value(text: str, kind: Any, name: str) -> Any:
     kinds = _kinds(kind)
     if kinds == {"string"}:
         return text
-    if text.startswith("@"):
+    if text[:1] in ("@", "{", "[", '"'):  # meant as a file or as JSON: a typo must not make a text of it
         return encode_payload(read_data(text, name))
     try:
         return encode_payload(msgspec.json.decode(text))

@@ -8,6 +8,7 @@ import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from headrace import notation
 from headrace.errors import ConfigError, StorageUnavailable
 
 if TYPE_CHECKING:
@@ -68,7 +69,8 @@ async def _capture(arguments: argparse.Namespace) -> None:
     finally:
         capture.close()
         await server.close()
-    print(f"{capture.log.last_seq:,} events of {capture.queues} queues in {arguments.folder}", flush=True)
+    events, queues = (notation.counted(capture.log.last_seq, "event"), notation.counted(capture.queues, "queue"))
+    print(f"{events} of {queues} in {arguments.folder}", flush=True)
 
 
 async def _until_told_to_stop(capture: Capture) -> None:

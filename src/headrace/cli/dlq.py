@@ -126,9 +126,13 @@ def _row(letter: DeadLetter, now_ms: float) -> list[Cell]:
         notation.duration(max(0.0, now_ms - letter.entered_at)),
         str(job.attempts),
         notation.one_line(job.name),
-        Styled(notation.first_line(letter.error) or letter.reason, "red"),
+        Styled(notation.first_line(letter.error) or _without_error(letter.reason), "red"),
         notation.one_line(job.id),
     ]
+
+
+def _without_error(reason: str) -> str:
+    return "(no error text)" if reason == "unknown" else reason
 
 
 def _letters(queue: SyncQueue, error: str | None, *, brief: bool = True) -> Iterator[DeadLetter]:

@@ -23,8 +23,8 @@ from headrace.cli.output import (
     print_table,
     state_cell,
 )
-from headrace.cli.session import add_client_flags, connected, url_of
-from headrace.errors import InvalidCommand
+from headrace.cli.session import add_client_flags, advised, connected, url_of
+from headrace.errors import InvalidCommand, NotFound
 
 if TYPE_CHECKING:
     from headrace.model import Flow, FlowStatus
@@ -104,7 +104,10 @@ async def _act(action: Action, arguments: argparse.Namespace) -> None:
     from headrace.workflows.provider import Workflows
 
     async with Workflows(url_of(arguments)) as flows:
-        await action(flows, arguments)
+        try:
+            await action(flows, arguments)
+        except NotFound as error:
+            raise advised(error, "`headrace flow list` lists those that are there; --url names another place") from None
 
 
 async def _list(flows: Workflows, arguments: argparse.Namespace) -> None:
@@ -117,6 +120,8 @@ async def _list(flows: Workflows, arguments: argparse.Namespace) -> None:
             print_json_line(flow)
     elif found:
         print_table(_COLUMNS, [_row(flow, time.time() * 1000) for flow in found])
+    elif arguments.workflow is not None or status is not None:
+        note("no such flows")
     else:
         note("no flows; start them with flows.execute(...), see docs/workflows.md")
 

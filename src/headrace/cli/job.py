@@ -222,8 +222,10 @@ def logs(subject: _Subject) -> None:
     if subject.arguments.as_json:
         for log in found:
             print_json_line(log)
-    else:
+    elif found:
         _print_logs(found)
+    else:
+        note(f"job {notation.one_line(subject.info.id)} has no log lines")
 
 
 def _print_logs(found: list[Any]) -> None:
@@ -362,7 +364,12 @@ def fail(subject: _Subject) -> None:
 def _settle(subject: _Subject, command: Any) -> None:
     from msgspec import UNSET
 
-    if subject.client.ask_blocking(command).data is not UNSET:
+    try:
+        reply = subject.client.ask_blocking(command)
+    except NotFound:  # the job is there: nobody has taken it, or no longer has it
+        hint = f"`headrace pull {subject.info.queue}` takes jobs and prints their tokens"
+        raise subject.refuse("settled", hint) from None
+    if reply.data is not UNSET:
         raise subject.refuse("settled with this token", "its lease had ended: it may have run again")
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
@@ -20,7 +21,10 @@ if TYPE_CHECKING:
 JOB_FLAGS: Final[dict[str, dict[str, Any]]] = {
     "priority": {"type": int, "metavar": "N", "help": "higher goes first (default: 0)"},
     "delay": {"metavar": "SPAN", "help": "run it after this time: 250ms, 30s, 10m, 1h30m, 7d"},
-    "at": {"metavar": "TIME", "help": "run it then: 2030-12-24T18:00, or with a zone: 2030-12-24T18:00+01:00"},
+    "at": {
+        "metavar": "TIME",
+        "help": "run it then, within a year: 2027-03-01T18:00, or with a zone: 2027-03-01T18:00+01:00",
+    },
     "attempts": {"type": int, "metavar": "N", "help": "how often it is tried in all (default: 3)"},
     "backoff": {"metavar": "HOW", "help": "pause between attempts: fixed:5s, exponential:1s or exponential:1s:10m"},
     "timeout": {"metavar": "SPAN", "help": "how long one attempt may take"},
@@ -49,7 +53,6 @@ def add_job_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--dedup-mode",
         choices=("simple", "throttle", "debounce"),
-        default="simple",
         help="throttle: no second job within --dedup-ttl; debounce: the newest job replaces the waiting one",
     )
     group.add_argument("--dedup-ttl", metavar="SPAN", help="how long the key is kept (throttle, debounce)")
@@ -58,19 +61,35 @@ def add_job_flags(parser: argparse.ArgumentParser) -> None:
 def job_options(arguments: argparse.Namespace) -> Options:
     """The options that were given."""
     given: Any = {name: getattr(arguments, name) for name in JOB_FLAGS if getattr(arguments, name) is not None}
+    _check_company(arguments)
     for name, convert in _CONVERTED.items():
         if name in given:
             given[name] = convert(given[name], arguments)
     return given  # type: ignore[no-any-return]
 
 
+def _check_company(arguments: argparse.Namespace) -> None:
+    """Flags that mean nothing without another one, or beside it, are mistakes: nobody would notice them."""
+    if arguments.delay is not None and arguments.at is not None:
+        raise UsageError("--delay and --at both say when the job runs: leave one out")
+    if arguments.once and arguments.job_id is None and getattr(arguments, "id_column", None) is None:
+        raise UsageError("--once is about the id of a job: give one with --job-id")
+    if arguments.dedup is None and (arguments.dedup_mode is not None or arguments.dedup_ttl is not None):
+        raise UsageError("--dedup-mode and --dedup-ttl are about a key: name it with --dedup")
+
+
 def _moment(text: str, arguments: argparse.Namespace) -> datetime:
+    from headrace.model import YEAR_MS
+
     try:
         moment = datetime.fromisoformat(text)
-        return moment if moment.tzinfo is not None else moment.astimezone()
+        moment = moment if moment.tzinfo is not None else moment.astimezone()
+        if moment.timestamp() - time.time() > YEAR_MS / 1000:
+            raise UsageError(f"--at {text!r} is more than a year away, which is the longest delay of a job")
+        return moment
     except (ValueError, OverflowError):
         raise UsageError(
-            f"--at {text!r} is not a time: write for example 2030-12-24T18:00 or 2030-12-24T18:00Z"
+            f"--at {text!r} is not a time: write for example 2027-03-01T18:00 or 2027-03-01T18:00Z"
         ) from None
 
 
@@ -90,7 +109,7 @@ def _backoff(text: str, arguments: argparse.Namespace) -> Any:
 def _dedup(key: str, arguments: argparse.Namespace) -> Any:
     from headrace.client.options import Dedup
 
-    return Dedup(key, arguments.dedup_mode, arguments.dedup_ttl)
+    return Dedup(key, arguments.dedup_mode or "simple", arguments.dedup_ttl)
 
 
 _CONVERTED: Final[dict[str, Callable[[str, argparse.Namespace], Any]]] = {

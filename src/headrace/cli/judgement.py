@@ -75,8 +75,8 @@ def sentence(queues: list[Judged], overview: Overview, unit: str) -> Sentence:
     """One sentence of state, and a second one for the rest. `queues` come with the worst first."""
     storage = overview.storage
     if storage.disk_full or storage.error:
-        reason = notation.one_line(storage.error or "it is full").rstrip(".")
-        text = f"The disk refuses writes: {reason}. Nothing is accepted until it takes them again."
+        reason = notation.one_line(storage.error or "the disk is full").rstrip(".")
+        text = f"Nothing can be stored: {reason}. Nothing is accepted until that is over."
         return Sentence("✕", text, "bold red")
     if not queues or not queues[0].trouble:
         return Sentence("✓", f"{_reassurance(queues)} {_summary(overview.stats)}", "green")

@@ -214,6 +214,12 @@ def _check_events(arguments: argparse.Namespace) -> None:
         raise HeadraceError(f"{lake.root} has no events: run `headrace pipeline ingest --lake {arguments.lake}` first")
 
 
+def _check_table(arguments: argparse.Namespace) -> None:
+    path = arguments.table
+    if not re.search(r"://|[*?\[{]", path) and not Path(path).exists():  # a file of this machine, by its name
+        raise HeadraceError(f"there is no file or folder {path}")
+
+
 def _essence(text: str) -> str:
     """Our own error, if Spark only carries it, else Python's, else the first line of Spark's that says anything."""
     lines = [line.strip(" \t\r:") for line in text.splitlines() if line.strip()]
@@ -326,7 +332,9 @@ def _redrive(arguments: argparse.Namespace) -> int:
         counts, sent = plan.counts(), 0
         for line in [] if arguments.as_json else lines(counts):
             print(f"  {line}")
-        if not arguments.dry_run:
+        if arguments.dry_run:
+            _say("a dry run: nothing was enqueued")
+        else:
             sent = plan.send(to_queue=arguments.to_queue, rate=arguments.rate, say=_say)
             _say(f"{sent:,} jobs are enqueued again under the name {arguments.name}")
     return _print_json(arguments, **msgspec.structs.asdict(counts), sent=sent)
@@ -336,7 +344,7 @@ def _enqueue(arguments: argparse.Namespace) -> int:
     from headrace.pipeline.connection import default_url
 
     kind = _kind_of(arguments.table)
-    with _session(arguments, *([] if arguments.dry_run else [_check_server])) as spark:
+    with _session(arguments, *([] if arguments.dry_run else [_check_server]), _check_table) as spark:
         table = spark.read.format(kind).option("header", True).option("inferSchema", True).load(arguments.table)
         rows = table.count()
         _say(f"{rows:,} rows in {arguments.table}")

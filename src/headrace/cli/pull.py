@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from headrace import notation
 from headrace.cli.jobflags import read_data
 from headrace.cli.output import note, payload_of, print_fields, print_json_line, print_line, print_payload
-from headrace.cli.session import Exit, UsageError, add_client_flags, connected, require_server
+from headrace.cli.session import Exit, UsageError, add_client_flags, advised, connected, require_server
 
 if TYPE_CHECKING:
     from msgspec import Raw
@@ -38,7 +38,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
         "--wait", metavar="SPAN", default="0s", help="wait this long for the first one (default: do not wait)"
     )
     parser.add_argument("--ack", action="store_true", help="complete each one once it has been printed")
-    parser.add_argument("--result", metavar="JSON", help="the result to complete it with")
+    parser.add_argument("--result", metavar="JSON", help="with --ack: the result to complete it with")
     parser.add_argument("--lease", metavar="SPAN", default="5m", help="how long the token holds (default: 5m)")
     add_client_flags(parser)
     parser.set_defaults(run=run)
@@ -49,6 +49,11 @@ def run(arguments: argparse.Namespace) -> int:
         require_server(arguments, "a lease ends when this command closes the file: add --ack to complete the job")
     if arguments.count < 1:
         raise UsageError("--count must be at least 1")
+    if arguments.result is not None and not arguments.ack:
+        raise advised(
+            UsageError("--result is for --ack: without it the job stays leased"),
+            "add --ack, or give the result later: headrace job ID ack --token T --result JSON",
+        )
     result = read_data(arguments.result, "--result")
     from headrace.durations import milliseconds, seconds
 

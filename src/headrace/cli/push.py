@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 DEFAULT_NAME: Final = "default"
 COLUMNS: Final = ("name", "id", "data", "priority", "group", "delay")
+_FILE_FLAGS: Final = ("format", "skip", *(f"{column}_column" for column in COLUMNS))
 _TRIES: Final = 3
 
 
@@ -62,6 +63,8 @@ _COLUMN_HELP: Final = {
 def run(arguments: argparse.Namespace) -> int:
     if arguments.file is not None:
         return _push_file(arguments)
+    if idle := [flag for flag in _FILE_FLAGS if getattr(arguments, flag)]:
+        raise UsageError(f"--{idle[0].replace('_', '-')} is about a file of jobs: name it with --file")
     if arguments.data is None and arguments.name is not None and looks_like_data(arguments.name):
         arguments.name, arguments.data = None, arguments.name
     if arguments.wait:

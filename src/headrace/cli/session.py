@@ -66,7 +66,7 @@ _NO_SERVER: Final = "start a server with `headrace serve`, or name another one w
 _NO_TOKEN: Final = (
     "use one of the tokens that the server was started with: in HEADRACE_TOKEN, or in the URL (?token=...)"
 )
-_FULL: Final = "the disk of the server refuses writes: `headrace health` says why"
+_FULL: Final = "nothing can be stored now: `headrace health` says whether that lasts"
 _SILENCE: Final = "it may have been carried out anyway: check before you repeat it"
 
 _VERDICTS: Final[tuple[tuple[type[Exception], Exit, str], ...]] = (

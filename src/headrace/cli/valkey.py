@@ -6,6 +6,9 @@ import argparse
 import asyncio
 from typing import Any
 
+from headrace.cli.session import advised
+from headrace.errors import ConnectionLost
+
 
 def prepare(parser: argparse.ArgumentParser) -> None:
     parser.description = (
@@ -38,7 +41,12 @@ def run_library(arguments: argparse.Namespace) -> int:
 
 
 def run_init(arguments: argparse.Namespace) -> int:
-    asyncio.run(_init(arguments.url))
+    from headrace.backends.valkey.connection import Unreachable
+
+    try:
+        asyncio.run(_init(arguments.url))
+    except Unreachable as error:
+        raise advised(ConnectionLost(str(error)), "start it, or name another one with --url") from None
     return 0
 
 

@@ -71,12 +71,27 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.processes > 1 and not arguments.check:
         return Supervisor(arguments.processes).run()
     app = load_app(arguments.app)
+    queues = _queues(app, arguments)
     if arguments.check:
-        show(app)
+        show(app, queues)
         return 0
     if not app.tasks:
         raise UsageError(f"{arguments.app} has no tasks: decorate functions with @app.task()")
-    return work(app, arguments)
+    return work(app, queues, arguments)
+
+
+def _queues(app: Headrace, arguments: argparse.Namespace) -> list[str] | None:
+    """Those that --queues names. One without tasks is more often a typo than meant."""
+    if arguments.queues is None:
+        return None
+    queues = split_tokens(arguments.queues)
+    if not queues:
+        raise UsageError("--queues names no queue: write for example --queues mail,reports")
+    known = {task.queue for task in app.tasks.values()}
+    if strange := [queue for queue in queues if queue not in known]:
+        there = ", ".join(sorted(known)) or "none"
+        log.warning("no task of %s is of the queue %s; queues of its tasks: %s", arguments.app, strange[0], there)
+    return queues
 
 
 def load_app(place: str) -> Headrace:
@@ -118,20 +133,19 @@ def _told_in_short(module_name: str, error: Exception) -> HeadraceError:
     return advised(told, f"{where}`python -c 'import {module_name}'` shows the way there")
 
 
-def show(app: Headrace) -> None:
+def show(app: Headrace, queues: list[str] | None) -> None:
     print(notation.place(app.url))
     for task in sorted(app.tasks.values(), key=lambda task: (task.queue, task.name)):
+        if queues is not None and task.queue not in queues:
+            continue
         schedule = app.schedules.get(task.name)
-        when = f"  {schedule.cron or f'every {schedule.every}'}" if schedule else ""
+        when = f"  {schedule.cron or f'every {schedule.every}'} {schedule.tz or ''}".rstrip() if schedule else ""
         print(f"  {task.queue:<20} {task.name:<30} {task.run_in}{when}")
 
 
-def work(app: Headrace, arguments: argparse.Namespace) -> int:
+def work(app: Headrace, queues: list[str] | None, arguments: argparse.Namespace) -> int:
     from headrace.client.line import new_loop
 
-    queues = None if arguments.queues is None else split_tokens(arguments.queues)
-    if queues == []:
-        raise UsageError("--queues names no queue: write for example --queues mail,reports")
     worker = app.worker(
         queues,
         concurrency=arguments.concurrency,

@@ -36,6 +36,9 @@ from headrace.errors import (
 log: Final = logging.getLogger("headrace.client")
 R = TypeVar("R", bound=Reply)
 
+_OTHER_NAME: Final = (62, 64)
+"""OpenSSL's codes of a certificate that is valid, but for another host or address."""
+
 
 class Link(asyncio.Protocol):
     """Lives on one loop. `start` begins; `close` ends for good."""
@@ -263,6 +266,8 @@ class Link(asyncio.Protocol):
         if isinstance(error, ProtocolViolation):
             return "a URL names the TCP port: the first one that `headrace serve` prints, 6789 by default"
         if isinstance(error, ssl.SSLCertVerificationError):
+            if error.verify_code in _OTHER_NAME:
+                return "the certificate is for another name: write the one that it is for in the URL"
             return "SSL_CERT_FILE names a file with certificates that are trusted"
         if isinstance(error, ssl.SSLError):
             return "if the server has no certificate, write headrace:// instead of headraces://"

@@ -169,7 +169,7 @@ class StorageReply(Reply):
 
 @command(StorageReply, category="Monitoring", http="GET /storage")
 class StorageStatus(Command[StorageReply], tag="StorageStatus"):
-    """Whether the disk takes writes; what is wrong and since when if it does not."""
+    """Whether the disk takes writes, or Valkey can be reached; what is wrong and since when if not."""
 
     async def run(self, engine: Engine, peer: Peer) -> StorageReply:
         return StorageReply(data=storage_health(engine))
@@ -204,7 +204,7 @@ class HealthMemory(Struct, rename="camel"):
 
 
 class HealthReply(Reply):
-    """`ok` is false and `status` degraded while the disk refuses writes. `uptime` is in seconds."""
+    """`ok` is false and `status` degraded while nothing can be stored. `uptime` is in seconds."""
 
     status: str
     uptime: float
@@ -221,9 +221,10 @@ class Health(Command[HealthReply], tag="Health"):
     async def run(self, engine: Engine, peer: Peer) -> HealthReply:
         stats, metrics = await engine.figures.stats(), await engine.figures.metrics()
         size = metrics.memory_usage_mb
+        is_well = engine.backend.storage_status().error is None
         return HealthReply(
-            ok=not engine.backend.is_degraded,
-            status="degraded" if engine.backend.is_degraded else "healthy",
+            ok=is_well,
+            status="healthy" if is_well else "degraded",
             uptime=stats.uptime / 1000,
             version=__version__,
             queues=HealthQueues(stats.waiting, stats.active, stats.delayed, stats.completed, stats.dlq),
@@ -238,10 +239,10 @@ class ReadyReply(Reply):
 
 @command(ReadyReply, category="Monitoring", http="GET /ready fail=503")
 class Ready(Command[ReadyReply], tag="Ready"):
-    """Whether the server takes jobs now; not while the disk refuses writes."""
+    """Whether the server takes jobs now; not while the disk refuses writes or Valkey cannot be reached."""
 
     async def run(self, engine: Engine, peer: Peer) -> ReadyReply:
-        ready = not engine.backend.is_degraded
+        ready = engine.backend.storage_status().error is None
         return ReadyReply(ok=ready, ready=ready)
 
 

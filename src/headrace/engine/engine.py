@@ -94,7 +94,7 @@ class Engine:
         if self._brokers is not None:
             self._upkeep += [self._brokers.look_after, self.crons.replan]  # others may have been given schedules
         self._under_way: set[Upkeep] = set()
-        self._held_up: set[Upkeep] = set()
+        self._held_up: dict[Upkeep, str] = {}
         self._is_stopping = False
 
     async def start(self) -> None:
@@ -322,13 +322,14 @@ class Engine:
     async def _do(self, work: Upkeep) -> None:
         try:
             await work()
-            self._held_up.discard(work)
+            self._held_up.pop(work, None)
         except StorageUnavailable as error:
             if self.backend.is_local:
                 raise
-            if work not in self._held_up:  # told once: it is tried every second
-                self._held_up.add(work)
-                log.warning("upkeep waits for the backend: %s", error)
+            if work not in self._held_up:  # told once, and once for all kinds: each is tried every second
+                if str(error) not in self._held_up.values():
+                    log.warning("upkeep waits for the backend: %s", error)
+                self._held_up[work] = str(error)
         finally:
             self._under_way.discard(work)
             if not self.backend.is_local:

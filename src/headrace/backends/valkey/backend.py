@@ -76,6 +76,7 @@ class ValkeyBackend(Refused):
         self.max_completed = max_completed
         self.completed_retention_ms = completed_retention_ms
         self.problems: list[str] = []
+        self._trouble: StorageStatus | None = None
         self.webhook_changes = 0
         self.library_owner = ""
         """The version text of the `glidemq` library, which tells whether Node owns it."""
@@ -146,12 +147,22 @@ class ValkeyBackend(Refused):
         self.library_owner = await ensure_libraries(self._server.primaries())
 
     async def look_after(self) -> None:
-        await self._server.refresh()
+        await self._find_server()
         await all_of(
             self._follow_watched(),
             super().look_after(),
             self.load_libraries(),  # a Node process may have replaced `glidemq`, or brought none and flushed ours
         )
+
+    async def _find_server(self) -> None:
+        """Note whether there is anybody to ask, for probes: one primary of a cluster that is away is no such case."""
+        try:
+            await self._server.refresh()
+        except StorageUnavailable as error:
+            if self._trouble is None:
+                self._trouble = StorageStatus(False, str(error), float(self._clock.now_ms()))
+            raise
+        self._trouble = None
 
     async def _follow_watched(self) -> None:
         watched = {queue for queue, listeners in self._watched.items() if listeners > 0}
@@ -281,7 +292,8 @@ class ValkeyBackend(Refused):
         return True
 
     def storage_status(self) -> StorageStatus:
-        return StorageStatus(False, None, None)
+        """As the last slow round, every second, found it."""
+        return self._trouble or StorageStatus(False, None, None)
 
     def size_bytes(self) -> int:
         return 0

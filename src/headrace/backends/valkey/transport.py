@@ -30,7 +30,7 @@ class Transport(Protocol):
     def primaries(self) -> list[Connection]: ...
 
     async def refresh(self) -> None:
-        """Find out which nodes there are now."""
+        """Find out which nodes there are now; it raises if there is nobody to ask."""
 
     def reader(self, key: str) -> Connection:
         """A connection of its own to where `key` is, for calls that block."""
@@ -69,7 +69,8 @@ class Standalone:
         return [self._connection]
 
     async def refresh(self) -> None:
-        """There is one."""
+        """There is one, if it is there."""
+        await self.open()
 
     def reader(self, key: str) -> Connection:
         return Connection(self._url, *self._url.hosts[0])

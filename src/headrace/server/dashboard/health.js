@@ -69,9 +69,9 @@ export function sentence(queues, { storage, stats }, unit) {
     return say(
       "bad",
       "✕",
-      `The disk has refused writes for ${duration(Math.max(0, now() - storage.since))}: `,
-      (storage.error ?? "it is full").replace(/\.$/, ""),
-      ". Nothing is accepted until it takes them again.",
+      `Nothing could be stored for ${duration(Math.max(0, now() - storage.since))}: `,
+      (storage.error ?? "the disk is full").replace(/\.$/, ""),
+      ". Nothing is accepted until that is over.",
     );
   }
   const troubled = queues.filter((queue) => queue.trouble).sort(worstFirst);
