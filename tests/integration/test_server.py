@@ -12,11 +12,13 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import msgpack
 import pytest
 
+from tests.http.test_websocket import HELLO, masked
 from tests.http.webserver import WebServer
 from tests.ports import free_port
 from tests.protocol.steps import park
@@ -141,6 +143,42 @@ class TestStopping:
             assert [slow.recv()["reqId"] for _ in range(99)] == list(range(1, 100))
             server.stop()
 
+    @pytest.mark.parametrize("way", ["tcp", "http", "websocket"])
+    def test_a_slow_reader_that_still_sends_gets_every_reply(self, tmp_path: Path, way: str) -> None:
+        """Closing a socket with unread input would reset the connection, and what the client has not read is lost."""
+        hello, command, reply = talk(way)
+        with WebServer(tmp_path / "slow.db") as server, socket.socket() as slow:
+            slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)
+            slow.settimeout(20)
+            slow.connect(("127.0.0.1", server.port if way == "tcp" else server.http_port))
+            slow.sendall(hello)
+            assert not hello or slow.recv(12) == b"HTTP/1.1 101"
+            sending = threading.Thread(target=send_until_closed, args=(slow, command * 50))
+            sending.start()
+            with server.client() as client:
+                eventually(lambda: client.ok("Count", queue="slow")["count"] > 100)
+            os.kill(server.pid, signal.SIGTERM)
+            received = b""
+            while piece := slow.recv(16_384):
+                received += piece
+                time.sleep(0.001)
+            sending.join(timeout=10)
+            server.stop()
+            with server.start().client() as client:
+                assert client.ok("Count", queue="slow")["count"] == received.count(reply)
+
+    @pytest.mark.parametrize("is_sending", [False, True], ids=["silent", "sending"])
+    def test_a_client_that_never_closes_is_not_waited_for(self, server: ServerProcess, is_sending: bool) -> None:
+        with server.client() as client:
+            client.ok("Ping")
+            if is_sending:
+                ping = struct.pack(">I", 10) + msgpack.packb({"cmd": "Ping"})
+                threading.Thread(target=send_until_closed, args=(client.socket, ping), daemon=True).start()
+                threading.Thread(target=read_until_closed, args=(client.socket,), daemon=True).start()
+            began = time.monotonic()
+            server.stop()
+            assert time.monotonic() - began < 3
+
     def test_a_second_signal_waits_for_no_client(self, server: ServerProcess) -> None:
         with server.client() as client:
             job_id = client.ok("PUSH", queue="slow", data="x" * 10_000_000)["id"]
@@ -183,6 +221,31 @@ def answers(server: ServerProcess) -> bool:
             return bool(newcomer.ok("Ping"))
     except OSError:
         return False
+
+
+def talk(way: str) -> tuple[bytes, bytes, bytes]:
+    """What begins a connection, a push, and what each of its replies has once."""
+    push = {"cmd": "PUSH", "queue": "slow", "data": "x" * 100}
+    if way == "tcp":
+        body = msgpack.packb(push)
+        return b"", struct.pack(">I", len(body)) + body, msgpack.packb("ok")
+    if way == "websocket":
+        return HELLO, masked(push), b'"ok":true'
+    text = b'{"data":"%s"}' % (b"x" * 100)
+    head = b"POST /queues/slow/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    return b"", head + b"Content-Length: %d\r\n\r\n%s" % (len(text), text), b'"ok":true'
+
+
+def send_until_closed(sock: socket.socket, data: bytes) -> None:
+    with suppress(OSError):
+        while True:
+            sock.sendall(data)
+
+
+def read_until_closed(sock: socket.socket) -> None:
+    with suppress(OSError):
+        while sock.recv(65_536):
+            pass
 
 
 def push_until_closed(client: Client, acknowledged: list[int]) -> None:

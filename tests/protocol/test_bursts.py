@@ -90,6 +90,21 @@ def test_pulls_beyond_the_jobs_get_none_or_wait(client: Client, queue: str) -> N
     assert tokens[3:] == [None, None]
 
 
+def test_pulls_that_wish_for_something_else_in_a_row_get_what_they_wish_for(client: Client, queue: str) -> None:
+    other = f"{queue}-other"
+    burst(client, pushes(queue, 5) + pushes(other, 3))
+    wishes: list[dict[str, Any]] = [
+        *({"queue": queue}, {"queue": queue}),
+        *({"queue": queue, "owner": "w"}, {"queue": queue, "owner": "w"}),
+        *({"queue": other, "owner": "w"}, {"queue": other, "owner": "w"}),
+        *({"queue": queue}, {"queue": other}),
+    ]
+    replies = burst(client, [{"cmd": "PULL", **wish, "reqId": n} for n, wish in enumerate(wishes)])
+    assert [reply["job"]["queue"] for reply in replies] == [wish["queue"] for wish in wishes]
+    assert [reply["job"]["data"] for reply in replies] == [0, 1, 2, 3, 0, 1, 4, 2]
+    assert [bool(reply.get("token")) for reply in replies] == ["owner" in wish for wish in wishes]
+
+
 def test_without_request_ids_a_waiting_pull_holds_back_what_follows(client: Client, queue: str) -> None:
     burst(client, pushes(queue, 1))
     commands = [{"cmd": "PULL", "queue": queue, "timeout": 150} for _ in range(3)]

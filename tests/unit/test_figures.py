@@ -111,6 +111,26 @@ async def test_metrics_give_averages_of_what_really_happened(server: Server) -> 
     assert metrics.active_connections == 3
 
 
+@pytest.mark.parametrize("at_once", [1, 2, 6], ids=["one by one", "in pairs", "all"])
+async def test_figures_are_the_same_however_many_jobs_a_call_has(server: Server, at_once: int) -> None:
+    for _ in range(2):
+        await server.push(count=3)
+        server.clock.advance(40)
+    claims = [claim for _ in range(0, 6, at_once) for claim in await server.backend.claim("q", Demand(at_once))]
+    server.clock.advance(10)
+    ids = [msgspec.msgpack.decode(claim.job)["id"] for claim in claims]
+    for start in range(0, 6, at_once):
+        await server.backend.complete([Ack(job_id) for job_id in ids[start : start + at_once]])
+    server.backend.commit()
+    metrics = await server.figures.metrics()
+    assert (metrics.total_pulled, metrics.total_completed) == (6.0, 6.0)
+    assert (metrics.avg_latency_ms, metrics.avg_processing_ms) == (60.0, 10.0)
+    figures = server.backend.queue_figures()["q"]
+    assert (figures.completed, figures.run_ms, figures.wait_ms) == (6, 60, 360)
+    assert sum(figures.run) == sum(figures.wait) == figures.run[4] == 6
+    assert (figures.wait[6], figures.wait[7]) == (3, 3)
+
+
 async def test_metrics_of_an_idle_server_divide_by_nothing(server: Server) -> None:
     metrics = await server.figures.metrics()
     assert (metrics.avg_latency_ms, metrics.avg_processing_ms) == (0.0, 0.0)

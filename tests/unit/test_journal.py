@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import resource
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import apsw
@@ -22,6 +23,7 @@ from headrace.model import DEFAULT_SETTINGS
 from headrace.states import State
 
 QUEUE = Queue("q")
+Fault = Callable[[Path, Journal], contextlib.AbstractContextManager[None]]
 
 
 @pytest.fixture
@@ -366,6 +368,107 @@ print("locked", flush=True)
 time.sleep(0.3)
 db.execute("COMMIT")
 """
+
+
+@contextlib.contextmanager
+def locked(path: Path, journal: Journal) -> Iterator[None]:
+    """Somebody else writes, for longer than a commit waits."""
+    journal.db.set_busy_timeout(10)
+    with contextlib.closing(apsw.Connection(str(path))) as other:
+        other.execute("BEGIN IMMEDIATE")
+        yield
+
+
+@contextlib.contextmanager
+def full(path: Path, journal: Journal) -> Iterator[None]:
+    """The file may have no more pages."""
+    (pages,) = next(journal.db.execute("PRAGMA page_count"))
+    journal.db.execute(f"PRAGMA max_page_count={pages}")
+    yield
+    journal.db.execute("PRAGMA max_page_count=1000000")
+
+
+@contextlib.contextmanager
+def broken(path: Path, journal: Journal) -> Iterator[None]:
+    """The system refuses to write any further."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.with_name(path.name + "-wal").stat().st_size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+class TestLoneCommits:
+    """A commit of one job tidies up after that job only, and its cursor stays."""
+
+    LONG = b"x" * 10_000
+
+    def test_it_leaves_nothing_for_the_next_tick(self, journal: Journal) -> None:
+        jobs = [make(seq) for seq in (1, 2)]
+        for job, result in zip(jobs, (b"r" * 1024, b"r" * 1025), strict=True):
+            journal.add_plain(job)
+            commit(journal, job.seq)
+            assert (job.data, journal.is_dirty, journal.touched()) == (b"\x01", False, [])
+            job.state, job.finished, job.result = State.COMPLETED, 5, result
+            journal.finish(job)
+            commit(journal, job.seq + 10)
+            assert (journal.is_dirty, journal.touched()) == (False, [])
+            assert (job.data, journal.data(job), journal.result(job)) == (None, b"\x01", result)
+        assert [job.result for job in jobs] == [b"r" * 1024, None]
+
+    @pytest.mark.parametrize("refuses", [locked, full, broken])
+    @pytest.mark.parametrize("is_push", [True, False], ids=["push", "completion"])
+    def test_a_refused_one_is_told_whole_and_holds_up_nobody(
+        self, path: Path, journal: Journal, refuses: Fault, is_push: bool
+    ) -> None:
+        stored, job = make(1), make(2, self.LONG)
+        journal.add_plain(stored)
+        commit(journal, 1)
+        if is_push:
+            journal.add_plain(job)
+        else:
+            job = stored
+            job.state, job.finished, job.result = State.COMPLETED, 5, self.LONG
+            journal.finish(job)
+        with refuses(path, journal):
+            with pytest.raises(StorageUnavailable, match="nothing was stored"):
+                commit(journal, 2)
+            assert journal.touched() == [job]
+            assert job.data is not None
+            journal.rollback()
+            assert (journal.is_dirty, journal.touched()) == (False, [])
+        with contextlib.closing(apsw.Connection(str(path))) as other:
+            assert list(other.execute("SELECT seq, state FROM job")) == [(1, State.WAITING)]
+            (is_busy, _, _) = next(other.execute("PRAGMA wal_checkpoint(TRUNCATE)"))
+            assert not is_busy, "a statement is still open"
+        journal.probe()
+        assert journal.mark()[0] == 1
+        journal.add_plain(make(3))
+        commit(journal, 3)
+        assert [row[0] for row in journal.rows()] == [1, 3]
+        assert journal.mark()[0] == 3
+
+    def test_the_file_may_be_closed_or_change_in_between(self, path: Path, journal: Journal) -> None:
+        def push(seq: int) -> None:
+            journal.add_plain(make(seq))
+            commit(journal, seq)
+
+        push(1)
+        journal.close()
+        journal.open()
+        push(2)
+        with contextlib.closing(apsw.Connection(str(path))) as other:
+            other.execute("CREATE INDEX another ON job (created)")
+        push(3)
+        journal.add(make(4))
+        commit(journal, 4)
+        push(5)
+        journal.rollback()
+        journal.db.execute("VACUUM")
+        push(6)
+        assert [row[0] for row in journal.rows()] == [1, 2, 3, 4, 5, 6]
+        assert journal.mark()[0] == 6
 
 
 class TestErrors:

@@ -217,6 +217,8 @@ class AsgiConnection:
     def close(self) -> None:
         if self._takeover is not None:
             self._takeover.close()
+        if self.transport is not None:
+            self.transport.close()
 
     def abort(self) -> None:
         if self.transport is not None:

@@ -27,7 +27,7 @@ from headrace.errors import HeadraceError, StorageUnavailable
 from headrace.server.access import HEALTH_PATHS, Access
 from headrace.server.exchange import HeadTooLarge, Request, Response, TooLarge, TooSlow, encode_response, unsynced
 from headrace.server.httpsession import MAX_BODY_BYTES, HttpSession, Plain, Takeover
-from headrace.server.listener import FAREWELL_S, Listener
+from headrace.server.listener import FAREWELL_S, Listener, part
 from headrace.server.live import Hub
 from headrace.server.openapi import Description
 from headrace.server.pages import API_PAGE, DASHBOARD, Folder, Page, Report
@@ -69,6 +69,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._unread_head = 0
         self._is_deaf = False
         self._has_heard_all = False
+        self.still_sends = False
         self._is_half_closed = False
         self._valve = Valve(_BACKLOG_LIMIT)
         self._parcels = Parcels(self._write)
@@ -98,6 +99,7 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def data_received(self, data: bytes) -> None:
         if self._has_heard_all:
+            self.still_sends = True
             return
         if self.takeover is not None:
             self.takeover.data_received(data)
@@ -377,8 +379,8 @@ class HttpConnection(asyncio.BufferedProtocol):
             self.takeover.close()
             if self.takeover.only_listens:
                 self.server.loop.call_later(FAREWELL_S, self.abort)
-        elif self.transport is not None:
-            self.transport.close()
+        if self.transport is not None:
+            self.transport = part(self.transport)
 
     def abort(self) -> None:
         if self.transport is not None:

@@ -7,7 +7,7 @@ import fcntl
 import ssl
 import termios
 from collections.abc import Callable
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 from headrace.config import Settings
 from headrace.engine.engine import Engine
@@ -18,12 +18,54 @@ FAREWELL_S: Final = 1.0
 """How long a server that stops waits for a client to whom it owes nothing."""
 
 
+class Parted(asyncio.Transport):
+    """Passes for a closed transport with those who write; the real one sends what it has and goes on reading."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+
+    def is_closing(self) -> bool:
+        return True
+
+    def write(self, data: object) -> None:
+        """Too late."""
+
+    def close(self) -> None:
+        """The client does that, or the listener."""
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+    def get_extra_info(self, name: str, default: object = None) -> Any:
+        return self._transport.get_extra_info(name, default)
+
+    def get_write_buffer_size(self) -> int:
+        return self._transport.get_write_buffer_size()
+
+
+def part(transport: asyncio.Transport) -> asyncio.Transport:
+    """End the connection behind the last reply, and read on until the client closes it or the listener does.
+
+    A close with unread input is a reset: the client would lose the replies that it has not read. With TLS the goodbye
+    takes both sides anyway.
+    """
+    if transport.is_closing() or not transport.can_write_eof():
+        transport.close()
+        return transport
+    transport.write_eof()
+    transport.resume_reading()
+    return Parted(transport)
+
+
 class Guest(Protocol):
     """A connection, as far as its listener is concerned."""
 
     @property
     def is_busy(self) -> bool:
         """Whether something was received that is not answered yet."""
+
+    still_sends: bool
+    """Whether something came that is ignored; the listener sets it back at every look."""
 
     @property
     def transport(self) -> asyncio.Transport | None: ...
@@ -87,7 +129,8 @@ class Listener(Generic[G]):
             await asyncio.sleep(0.005)
         for connection in list(self._connections):
             connection.close()
-        self.loop.call_later(FAREWELL_S / 2, self._leave_the_silent, set())
+        quiet = {connection for connection in self._connections if _is_quiet(connection)}
+        self.loop.call_later(FAREWELL_S / 2, self._leave_the_silent, quiet)
         while self._connections and not time_is_up.is_set():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         for connection in list(self._connections):
@@ -100,19 +143,30 @@ class Listener(Generic[G]):
                 connection.close()
 
     def _leave_the_silent(self, before: set[G]) -> None:
-        """With TLS a client has to say goodbye, too: one that has all its replies and does not read will not.
+        """A client has to say goodbye, too: one that has all its replies and does not read will not.
 
         Whoever seemed so at the look before as well is left; a single look may come between two writes.
         """
-        silent = {connection for connection in self._connections if _has_arrived(connection.transport)}
+        silent = {guest for guest in self._connections if _is_quiet(guest) or _has_arrived(guest.transport)}
         for connection in silent & before:
             connection.abort()
+        for connection in self._connections:
+            connection.still_sends = False
         if self._connections:  # some have still to read
             self.loop.call_later(FAREWELL_S / 2, self._leave_the_silent, silent)
 
     @property
     def _is_busy(self) -> bool:
         return self.ticker.is_busy or any(connection.is_busy for connection in self._connections)
+
+
+def _is_quiet(connection: Guest) -> bool:
+    """Whether the system has all replies and the client sends nothing: then they arrive without us, too.
+
+    If something came for a connection that is closed, the system would not deliver the rest.
+    """
+    transport = connection.transport
+    return isinstance(transport, Parted) and not transport.get_write_buffer_size() and not connection.still_sends
 
 
 def _has_arrived(transport: asyncio.Transport | None) -> bool:

@@ -156,5 +156,4 @@ class Stream:
         self._hub.leave(self, sse_frame)
 
     def close(self) -> None:
-        if self._connection.transport is not None:
-            self._connection.transport.close()
+        """A stream just ends."""

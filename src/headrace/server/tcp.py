@@ -12,7 +12,7 @@ from typing import Final
 from headrace.config import Settings
 from headrace.engine.engine import Engine
 from headrace.errors import NotAuthenticated, Refused, StorageUnavailable
-from headrace.server.listener import Listener
+from headrace.server.listener import Listener, part
 from headrace.server.session import MAX_BACKLOG, Session
 from headrace.server.ticker import Parcels, Release, Ticker
 from headrace.server.valve import Valve
@@ -33,6 +33,8 @@ class Connection(asyncio.Protocol):
         self.transport: asyncio.Transport | None = None
         self._partial_timer: asyncio.TimerHandle | None = None
         self._stranger_timer: asyncio.TimerHandle | None = None
+        self._has_heard_all = False
+        self.still_sends = False
         self._valve = Valve(MAX_BACKLOG)
         self._parcels = Parcels(self._write)
         self.session: Session
@@ -61,7 +63,8 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         session = self.session
-        if session.is_closing:
+        if session.is_closing or self._has_heard_all:
+            self.still_sends = True
             return
         session.receive(data)
         if session.frames.held or self._partial_timer is not None:
@@ -174,11 +177,11 @@ class Connection(asyncio.Protocol):
         self._valve.set(self.transport, self.session)
 
     def hear_no_more(self) -> None:
-        self.session.is_closing = True
+        self._has_heard_all = True
 
     def close(self) -> None:
         if self.transport is not None:
-            self.transport.close()
+            self.transport = part(self.transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._partial_timer is not None:

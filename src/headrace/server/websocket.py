@@ -325,12 +325,16 @@ class WebSocket:
 
     def _end(self, code: int) -> None:
         """Send a close frame and close."""
+        self._say_goodbye(code)
+        if self._connection.transport is not None:
+            self._connection.transport.close()
+
+    def _say_goodbye(self, code: int) -> None:
         transport = self._connection.transport
         if transport is None or transport.is_closing():
             return
         if self._wire.state in (ConnectionState.OPEN, ConnectionState.REMOTE_CLOSING):
             transport.write(self._wire.send(CloseConnection(code=code)))
-        transport.close()
 
     def connection_lost(self) -> None:
         self._peers.discard(self)
@@ -339,7 +343,7 @@ class WebSocket:
         self._connection.server.ticker.give_back(self.session)
 
     def close(self) -> None:
-        self._end(_GOING_AWAY)
+        self._say_goodbye(_GOING_AWAY)
 
 
 def _patterns_of(value: dict[str, Any], *, is_required: bool) -> list[str]:
