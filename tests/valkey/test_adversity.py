@@ -11,14 +11,18 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgpack
 import pytest
 
 from headrace.backends.base import Ack, Demand, FamilyNode
-from headrace.backends.valkey import library
+from headrace.backends.valkey import delivery, library, store
 from headrace.backends.valkey.backend import ValkeyBackend
+from headrace.backends.valkey.connection import Connection
+from headrace.backends.valkey.delivery import ROUND_CALLS
+from headrace.backends.valkey.keys import mark
 from headrace.client.queue import Queue
 from headrace.clock import ManualClock
 from headrace.connect import open_client
@@ -402,6 +406,70 @@ def test_schedules_that_are_planned_every_second_are_planned_once(rig: Rig) -> N
     for _ in range(5):
         rig.wait(crons.replan())
     assert len(crons._heap) == 1
+
+
+class TestManyQueues:
+    COUNT = 300
+
+    @pytest.fixture
+    def many(self, rig: Rig, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+        """What the server is asked, once there are many."""
+        for n in range(self.COUNT):
+            rig.push(f"q{n}")
+        rig.retire_completed()
+        calls: list[str] = []
+        send = Connection._send
+
+        def note(self: Connection, pipe: Any, packed: bytes) -> Any:
+            calls.append(packed.decode(errors="replace"))
+            return send(self, pipe, packed)
+
+        monkeypatch.setattr(Connection, "_send", note)
+        return calls
+
+    def test_only_those_that_were_looked_after_are_asked_for_completed_jobs(self, rig: Rig, many: list[str]) -> None:
+        rig.retire_completed()
+        assert many == []
+        rig.look_after()
+        rig.retire_completed()
+        asked = sum("ZCARD" in text for text in many)
+        assert 0 < asked <= self.COUNT // ROUND_CALLS + 1
+
+    def test_where_completed_jobs_went_more_may_go_at_once(self, rig: Rig) -> None:
+        rig.backend.max_completed = 1
+        for _ in range(6):
+            rig.push()
+            rig.run()
+        assert [rig.retire_completed(2) for _ in range(4)] == [2, 2, 1, 0]
+
+    def test_they_are_looked_after_a_few_at_a_time(
+        self, rig: Rig, many: list[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async def look() -> list[int]:
+            is_time = asyncio.Event()
+
+            async def sleep(seconds: float) -> None:
+                if seconds:
+                    await is_time.wait()
+
+            monkeypatch.setattr(delivery, "asyncio", SimpleNamespace(sleep=sleep))
+            looking = asyncio.create_task(rig.backend.look_after())
+            await until(lambda: len(rig.backend._counted) >= 20)
+            first = sum("_sweep" in text for text in many)
+            is_time.set()
+            await looking
+            return [first, sum("_sweep" in text for text in many)]
+
+        assert rig.wait(look()) == [20, self.COUNT // ROUND_CALLS + 1]
+
+    def test_a_new_one_does_not_have_the_others_gone_through(
+        self, rig: Rig, many: list[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        marked: list[str] = []
+        monkeypatch.setattr(store, "mark", lambda queue: marked.append(queue) or mark(queue))
+        job_id = rig.push("new")
+        assert marked == ["new"]
+        assert rig.state(job_id) == "waiting"
 
 
 class TestSchedulesAtTwoBrokers:
