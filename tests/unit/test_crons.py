@@ -23,6 +23,15 @@ START = 1_700_000_000_000
 DATA = msgspec.Raw(msgspec.msgpack.encode({"n": 1}))
 
 
+async def fire_due(crons: Crons) -> int:
+    """Run what is due; how many runs were looked at."""
+    count = 0
+    for run in crons.due_runs():
+        await run
+        count += 1
+    return count
+
+
 class Scheduler:
     """A backend with its scheduler, as a server has them; `restart` opens the same file again."""
 
@@ -55,7 +64,7 @@ class Scheduler:
         return entry
 
     async def fire(self) -> int:
-        count = await self.crons.fire_due()
+        count = await fire_due(self.crons)
         self.backend.commit()
         return count
 
@@ -302,7 +311,7 @@ async def test_a_slot_fired_by_another_server_is_not_fired_here(scheduler: Sched
     await other.start()
     for _ in range(5):
         scheduler.clock.advance(1_000)
-        await other.fire_due()
+        await fire_due(other)
         await scheduler.fire()
     assert (await scheduler.waiting(), await scheduler.executions()) == (5, 5)
 

@@ -11,17 +11,23 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgpack
 import pytest
 
 from headrace.backends.base import Ack, Demand, FamilyNode
-from headrace.backends.valkey import library
+from headrace.backends.valkey import delivery, library, store
 from headrace.backends.valkey.backend import ValkeyBackend
+from headrace.backends.valkey.connection import Connection
+from headrace.backends.valkey.delivery import ROUND_CALLS
+from headrace.backends.valkey.keys import mark
 from headrace.client.queue import Queue
+from headrace.clock import ManualClock
 from headrace.connect import open_client
 from headrace.engine.crons import Crons
+from headrace.engine.engine import Engine
 from headrace.engine.workers import WorkerRegistry
 from headrace.errors import NotFound, NotSupported, StorageUnavailable
 from headrace.model import CronEntry
@@ -369,6 +375,120 @@ def scheduler(rig: Rig) -> Crons:
     return Crons(rig.backend, rig.clock, WorkerRegistry(rig.clock, rig.backend.ids, 30_000))
 
 
+async def fire_due(crons: Crons) -> None:
+    for run in crons.due_runs():
+        await run
+
+
+async def test_a_schedule_whose_node_is_away_holds_up_no_timer(
+    server: ValkeyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = ManualClock()
+    backend = ValkeyBackend(server.url, clock=clock)
+    engine, is_back, look = Engine(backend, clock), asyncio.Event(), backend.cron
+
+    async def look_at_a_node_that_is_away(name: str) -> CronEntry | None:
+        if name == "away":
+            await is_back.wait()
+        return await look(name)
+
+    async def waiting(queue: str) -> int:
+        return (await backend.counts(queue)).waiting
+
+    await backend.open()
+    await engine.start()
+    try:
+        for name in ("away", "there"):
+            await engine.crons.upsert(cron(name, name))
+        await backend.insert_one("q", spec(delay=1000))
+        monkeypatch.setattr(backend, "cron", look_at_a_node_that_is_away)
+        clock.advance(1000)
+        async with asyncio.timeout(10):
+            await engine.sweep()
+            await until(lambda: waiting("there"))
+            await until(lambda: waiting("q"))
+            assert await waiting("away") == 0
+            await engine.crons.replan()
+            await engine.sweep()
+            is_back.set()
+            await until(lambda: waiting("away"))
+        assert engine.crons.next_due_ms() == clock.now_ms() + 1000
+    finally:
+        await engine.stop()
+
+
+def test_schedules_that_are_planned_every_second_are_planned_once(rig: Rig) -> None:
+    crons = scheduler(rig)
+    rig.wait(crons.upsert(cron("c", "q")))
+    for _ in range(5):
+        rig.wait(crons.replan())
+    assert len(crons._heap) == 1
+
+
+class TestManyQueues:
+    COUNT = 300
+
+    @pytest.fixture
+    def many(self, rig: Rig, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+        """What the server is asked, once there are many."""
+        for n in range(self.COUNT):
+            rig.push(f"q{n}")
+        rig.retire_completed()
+        calls: list[str] = []
+        send = Connection._send
+
+        def note(self: Connection, pipe: Any, packed: bytes) -> Any:
+            calls.append(packed.decode(errors="replace"))
+            return send(self, pipe, packed)
+
+        monkeypatch.setattr(Connection, "_send", note)
+        return calls
+
+    def test_only_those_that_were_looked_after_are_asked_for_completed_jobs(self, rig: Rig, many: list[str]) -> None:
+        rig.retire_completed()
+        assert many == []
+        rig.look_after()
+        rig.retire_completed()
+        asked = sum("ZCARD" in text for text in many)
+        assert 0 < asked <= self.COUNT // ROUND_CALLS + 1
+
+    def test_where_completed_jobs_went_more_may_go_at_once(self, rig: Rig) -> None:
+        rig.backend.max_completed = 1
+        for _ in range(6):
+            rig.push()
+            rig.run()
+        assert [rig.retire_completed(2) for _ in range(4)] == [2, 2, 1, 0]
+
+    def test_they_are_looked_after_a_few_at_a_time(
+        self, rig: Rig, many: list[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async def look() -> list[int]:
+            is_time = asyncio.Event()
+
+            async def sleep(seconds: float) -> None:
+                if seconds:
+                    await is_time.wait()
+
+            monkeypatch.setattr(delivery, "asyncio", SimpleNamespace(sleep=sleep))
+            looking = asyncio.create_task(rig.backend.look_after())
+            await until(lambda: len(rig.backend._counted) >= 20)
+            first = sum("_sweep" in text for text in many)
+            is_time.set()
+            await looking
+            return [first, sum("_sweep" in text for text in many)]
+
+        assert rig.wait(look()) == [20, self.COUNT // ROUND_CALLS + 1]
+
+    def test_a_new_one_does_not_have_the_others_gone_through(
+        self, rig: Rig, many: list[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        marked: list[str] = []
+        monkeypatch.setattr(store, "mark", lambda queue: marked.append(queue) or mark(queue))
+        job_id = rig.push("new")
+        assert marked == ["new"]
+        assert rig.state(job_id) == "waiting"
+
+
 class TestSchedulesAtTwoBrokers:
     """One broker has looked at a schedule; before it goes on, another one acts."""
 
@@ -391,9 +511,9 @@ class TestSchedulesAtTwoBrokers:
         one, other = scheduler(rig), scheduler(rig)
         rig.wait(other.upsert(cron("c", "q")))
         rig.clock.advance(1000)
-        outrun(other.fire_due)
+        outrun(lambda: fire_due(other))
         rig.wait(one.upsert(cron("c", "q")))
-        rig.wait(one.fire_due())
+        rig.wait(fire_due(one))
         assert rig.count() == {"waiting": 1}
         assert rig.cron("c").executions == 1
 
@@ -402,12 +522,12 @@ class TestSchedulesAtTwoBrokers:
 
         async def be_faster() -> None:
             await other.upsert(cron("c", "q"), immediately=True)
-            await other.fire_due()
+            await fire_due(other)
 
         outrun(be_faster)
         rig.clock.advance(1)
         rig.wait(one.upsert(cron("c", "q"), immediately=True))
-        rig.wait(one.fire_due())
+        rig.wait(fire_due(one))
         assert rig.count() == {"waiting": 1}
 
     def test_one_that_is_changed_while_a_slot_fires_stays_changed(self, rig: Rig, outrun: Any) -> None:
@@ -415,7 +535,7 @@ class TestSchedulesAtTwoBrokers:
         rig.wait(one.upsert(cron("c", "q")))
         rig.clock.advance(1000)
         outrun(lambda: other.upsert(cron("c", "q", data=b"\x07", repeat_every=5000.0)))
-        rig.wait(one.fire_due())
+        rig.wait(fire_due(one))
         entry = rig.cron("c")
         assert (entry.data, entry.repeat_every, entry.next_run) == (b"\x07", 5000.0, rig.clock.now_ms() + 5000)
 

@@ -14,8 +14,8 @@ from __future__ import annotations
 import heapq
 import math
 from collections import deque
-from collections.abc import Sequence
-from typing import Final, NamedTuple
+from collections.abc import Coroutine, Iterator, Sequence
+from typing import Any, Final, NamedTuple
 
 from msgspec import Raw, structs
 
@@ -50,6 +50,7 @@ class Crons:
         self._workers = workers
         self._heap: list[tuple[float, str]] = []
         self._planned: dict[str, float] = {}
+        self._running: set[str] = set()
         self._missed: set[str] = set()
         self._grace_ms = 0 if backend.is_local else RETRY_MS
         """A run that is a little late may be in progress at another broker: it was not missed."""
@@ -123,7 +124,8 @@ class Crons:
     async def replan(self) -> None:
         """Plan what is stored: a tick that failed took back what had been changed or fired in it."""
         for entry in await self._backend.crons():
-            self._plan(entry.name, entry.next_run)
+            if entry.name not in self._running:  # its run plans it
+                self._plan(entry.name, entry.next_run)
 
     def next_due_ms(self) -> int | None:
         """Wall time of the next run, or None when nothing is planned."""
@@ -139,21 +141,20 @@ class Crons:
             return None
         return self._clock.monotonic_ms() + max(0, due - self._clock.now_ms())
 
-    async def fire_due(self) -> int:
-        """Run what is due; how many runs were looked at."""
+    def due_runs(self) -> Iterator[Coroutine[Any, Any, None]]:
+        """What is due, each to be awaited: one by one or side by side, since the node of one entry may be away."""
         now = self._clock.now_ms()
-        count = 0
-        while count < MAX_FIRES:
+        for _ in range(MAX_FIRES):
             due = self.next_due_ms()
             if due is None or due > now:
-                break
-            await self._run(heapq.heappop(self._heap)[1], now)
-            count += 1
-        return count
+                return
+            name = heapq.heappop(self._heap)[1]
+            del self._planned[name]
+            self._running.add(name)
+            yield self._run(name, now)
 
     async def _run(self, name: str, now: int) -> None:
         """One due entry; afterwards it is planned again or gone, whatever happened."""
-        self._planned.pop(name, None)
         try:
             entry = await self._backend.cron(name)
             if entry is None:
@@ -163,6 +164,8 @@ class Crons:
                 due = await self._fire(entry, now)
         except HeadraceError:
             due = now + RETRY_MS  # the store refuses: the slot is still there and is tried again
+        finally:
+            self._running.discard(name)
         if due is not None:
             self._plan(name, due)
 
@@ -207,8 +210,9 @@ class Crons:
         return _run_after(entry, max(now, entry.next_run) if is_behind else entry.next_run)
 
     def _plan(self, name: str, due: float) -> None:
-        self._planned[name] = due
-        heapq.heappush(self._heap, (due, name))
+        if self._planned.get(name) != due:  # brokers plan everything every second: it is in the heap already
+            self._planned[name] = due
+            heapq.heappush(self._heap, (due, name))
         self._backend.alarm.ring_by(self._clock.monotonic_ms() + max(0, int(due) - self._clock.now_ms()))
 
 

@@ -302,7 +302,8 @@ class Engine:
                     await self.crons.replan()
             return
         self.run(self.backend.sweep())
-        await self.crons.fire_due()
+        for run in self.crons.due_runs():
+            self.run(self._told(run))
         if self._brokers is not None:
             self._brokers.poll()
         if mono >= self._next_maintenance:
@@ -317,7 +318,7 @@ class Engine:
         """Do one kind of upkeep, unless it is still under way: a node that is away may hold it up, but nothing else."""
         if work not in self._under_way:
             self._under_way.add(work)
-            self.run(self._do(work))
+            self.run(self._told(self._do(work)))
 
     async def _do(self, work: Upkeep) -> None:
         try:
@@ -332,6 +333,12 @@ class Engine:
                 self._held_up[work] = str(error)
         finally:
             self._under_way.discard(work)
+
+    async def _told(self, work: Coroutine[Any, Any, None]) -> None:
+        """A sweep does not wait for what a remote backend does: a tick of its own tells of it and sets the timer."""
+        try:
+            await work
+        finally:
             if not self.backend.is_local:
                 self.backend.on_wake()
 

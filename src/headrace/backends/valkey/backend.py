@@ -257,8 +257,11 @@ class ValkeyBackend(Refused):
     # -- what is kept --------------------------------------------------------------------------------------------------
 
     async def retire_completed(self, limit: int = RETIRED_AT_ONCE) -> int:
-        """Drop completed jobs beyond the kept number or age; how many went."""
-        queues = list(self._registered)
+        """Drop completed jobs beyond the kept number or age; how many went.
+
+        Only queues that the slow round came by since the last time are asked, and those where some went then.
+        """
+        queues, self._unretired = list(self._unretired), set()
         keys = [f"{self._keys.of(queue)}:completed" for queue in queues]
         kept = await self._server.call_each([(key, ("ZCARD", key)) for key in keys])
         gone = 0
@@ -266,7 +269,10 @@ class ValkeyBackend(Refused):
             if not isinstance(count, int):
                 continue  # an error: the slow round tells which node is away
             if count > self.max_completed or (count and self.completed_retention_ms is not None):
-                gone += await self._retire(queue, count - self.max_completed, limit)
+                retired = await self._retire(queue, count - self.max_completed, limit)
+                if retired:
+                    self._unretired.add(queue)
+                gone += retired
         return gone
 
     async def _retire(self, queue: str, over: int, limit: int) -> int:
@@ -317,11 +323,7 @@ class ValkeyBackend(Refused):
 
     def total_counts(self) -> Counts:
         """As the slow round last saw them."""
-        total = Counts()
-        for counted in self._counted.values():
-            for field in Counts.__struct_fields__:
-                setattr(total, field, getattr(total, field) + getattr(counted, field))
-        return total
+        return Counts(*map(sum, zip(*map(msgspec.structs.astuple, self._counted.values()), strict=True)))
 
     def oldest_waiting_ms(self, queue: str) -> float | None:
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 from collections.abc import Callable, Sequence
@@ -32,6 +33,8 @@ _SILENCE_MS: Final = 30_000
 ROUND_CALLS: Final = 10
 _MAX_LOST: Final = 10_000
 _ROUND_SLICE: Final = 20
+_SPREAD_S: Final = 0.5
+"""The slices of one call are spread over this time: whoever asks for something meanwhile waits for one, not for all."""
 _ANNOUNCE_MS: Final = 30_000
 """How much longer than needed others are told that somebody waits: the next pull need not say it again."""
 
@@ -224,8 +227,16 @@ class Delivery(Settlement):
             self._round = await self._next_round()
         size = max(_ROUND_SLICE, len(self._registered) // ROUND_CALLS + 1)
         names, self._round = self._round[:size], self._round[size:]
+        self._unretired.update(names)
         lost = map(self._give_back_lost, list(self._lost))
-        await all_of(*lost, *map(self._look_after_queue, names), self._register_worker())
+        slices = [names[start : start + _ROUND_SLICE] for start in range(0, len(names), _ROUND_SLICE)]
+        looks = [self._look_after_slice(part, nth / len(slices)) for nth, part in enumerate(slices)]
+        await all_of(*lost, *looks, self._register_worker())
+
+    async def _look_after_slice(self, queues: list[str], share: float) -> None:
+        """At its time, not when the slice before is done: that one may wait for a node that is away."""
+        await asyncio.sleep(share * _SPREAD_S)
+        await all_of(*map(self._look_after_queue, queues))
 
     async def _next_round(self) -> list[str]:
         known = self._registered
@@ -238,7 +249,8 @@ class Delivery(Settlement):
         return names
 
     async def _look_after_queue(self, queue: str) -> None:
-        await all_of(self._sweep_queue(queue), self._reclaim(queue))
+        await self._sweep_queue(queue)
+        await self._reclaim(queue)
         with suppress(StorageUnavailable):  # out of memory, which what is done besides makes room for
             await self._cap_events([queue])
             await self._fire_schedulers(queue)

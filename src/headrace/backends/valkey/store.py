@@ -91,6 +91,8 @@ class Store(Collection):
         self._counted: dict[str, Counts] = {}
         """Jobs of each queue by state, as the slow round last saw them."""
         self._round: list[str] = []
+        self._unretired: set[str] = set()
+        """Queues that may have more completed jobs than are kept, as far as is known here."""
         self.events_kept: int | None = None
         """How long event streams are to be, if somebody said so."""
         self._figures: dict[str, QueueFigures] = {"": QueueFigures()}
@@ -250,15 +252,22 @@ class Store(Collection):
         """Enter a queue in the list of all queues, once."""
         if queue not in self._registered:
             await self._server.call(self._keys.queues, "SADD", self._keys.queues, queue)
-            self._know({*self._registered, queue})
+            self._enter(queue)
             await self._cap_events([queue])
 
     def _know(self, queues: set[str]) -> None:
         """These are all queues."""
         if queues != self._registered:
-            self._registered, self._marks = queues, {}
+            self._registered, self._marks = set(), {}
             for queue in sorted(queues):
-                self._marks.setdefault(mark(queue), []).append(queue)
+                self._enter(queue)
+
+    def _enter(self, queue: str) -> None:
+        """One more queue, unless somebody else entered it meanwhile. What is known of the others stays as it is."""
+        if queue not in self._registered:
+            self._registered.add(queue)
+            self._marks.setdefault(mark(queue), []).append(queue)
+            self._unretired.add(queue)
 
     async def _cap_events(self, queues: Sequence[str]) -> None:
         """Note in the meta of queues how many events are kept, for all who write them by our functions."""
