@@ -127,8 +127,8 @@ def _pair(rows: Sequence[Result], workload: Workload) -> tuple[Result | None, Re
 def _ratio(ours: Result | None, floor: float) -> str:
     if ours is None or "cpu_ratio" not in ours:
         return "-"
-    text = f"{ours['cpu_ratio']:.1f}x"
-    return text if ours["cpu_ratio"] >= floor else f"{text} {MISSED}"
+    ratio = ours["cpu_ratio"]
+    return f"{ratio:.1f}x" if ratio >= floor else f"{ratio:.2f}x {MISSED}"
 
 
 def _latencies(rows: Sequence[Result], declared: Sequence[Workload]) -> str:

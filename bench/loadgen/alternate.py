@@ -20,7 +20,7 @@ import signal
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,17 +111,12 @@ def summarise(runs: Runs, targets: Sequence[Target], specs: Sequence[str]) -> li
     """One row of medians per spec and target that has results, with ratios to the first target."""
     rows = []
     for spec in specs:
-        base: Result | None = None
+        base = runs.get((spec, targets[0].name), [])
         for target in targets:
             results = runs.get((spec, target.name))
-            if not results:
-                continue
-            row: Result = {"spec": spec, "server": target.name, **_medians(results)}
-            if target is targets[0]:
-                base = row
-            elif base is not None:
-                row.update(_ratios(row, base))
-            rows.append(row)
+            if results:
+                ratios = {} if target is targets[0] else _ratios(results, base)
+                rows.append({"spec": spec, "server": target.name, **_medians(results), **ratios})
     return rows
 
 
@@ -137,11 +132,21 @@ def _medians(results: list[Result]) -> Result:
     return row
 
 
-def _ratios(row: Result, base: Result) -> Result:
-    ratios = {"speed_ratio": round(row["per_s"] / max(base["per_s"], 1e-9), 2)}
-    if "cpu_us_per_unit" in row and "cpu_us_per_unit" in base:
-        ratios["cpu_ratio"] = round(base["cpu_us_per_unit"] / max(row["cpu_us_per_unit"], 1e-9), 2)
+def _ratios(results: list[Result], base: list[Result]) -> Result:
+    """Medians of the ratios of single rounds: from one to another the machine may get faster or slower for both."""
+    of_round = {result["round"]: result for result in base}
+    pairs = [(result, of_round[result["round"]]) for result in results if result["round"] in of_round]
+    ratios: Result = {}
+    if pairs:
+        ratios["speed_ratio"] = _median(ours["per_s"] / max(theirs["per_s"], 1e-9) for ours, theirs in pairs)
+        if all("cpu_us_per_unit" in result for pair in pairs for result in pair):
+            cpu = ((ours["cpu_us_per_unit"], theirs["cpu_us_per_unit"]) for ours, theirs in pairs)
+            ratios["cpu_ratio"] = _median(theirs / max(ours, 1e-9) for ours, theirs in cpu)
     return ratios
+
+
+def _median(values: Iterable[float]) -> float:
+    return round(statistics.median(values), 2)
 
 
 def main() -> int:
