@@ -43,7 +43,10 @@ class Frames:
         return first + self._split(rest)
 
     def _split(self, data: bytes) -> list[bytes]:
-        frames: list[bytes] = []
+        frames = _split_alike(data, self._limit)
+        if frames:
+            self.awaited = 4
+            return frames
         at, end, limit = 0, len(data), self._limit
         while end - at >= 4:
             (length,) = HEADER.unpack_from(data, at)
@@ -62,6 +65,17 @@ class Frames:
         if at < end:
             self.held += data[at:] if at else data
         return frames
+
+
+def _split_alike(data: bytes, limit: int) -> list[bytes]:
+    """The frames in `data` if it is several whole ones of the same length, as a burst often is; else none."""
+    head = data[:4]
+    length = int.from_bytes(head, "big")
+    count, rest = divmod(len(data), 4 + length)
+    if rest or count < 2 or length > limit:
+        return []
+    _, *frames = data.split(head)
+    return frames if set(map(len, frames)) == {length} else []  # a head may also occur within a frame
 
 
 def encode_frame(value: Any) -> bytes:

@@ -6,7 +6,7 @@ import struct
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from headrace.commands._base import ErrorReply, Ok
@@ -32,6 +32,26 @@ def test_any_cut_gives_the_same_frames(parts: list[bytes], sizes: list[int]) -> 
     assert [bytes(frame) for frame in got] == parts
     assert not frames.held
     assert frames.violation is None
+
+
+alike = st.integers(0, 9).flatmap(lambda length: st.lists(st.binary(min_size=length, max_size=length), max_size=9))
+full_of_heads = st.lists(st.sampled_from([b"\0\0\0\x04", b"\0\0\0", b"\0", b"\x04"]), max_size=9).map(b"".join)
+
+
+@settings(max_examples=300)
+@given(st.one_of(alike.map(stream), full_of_heads), st.binary(max_size=3))
+def test_frames_of_one_length_are_split_as_any_others(data: bytes, rest: bytes) -> None:
+    at_once, byte_by_byte = Frames(), Frames()
+    got = at_once.feed(data + rest)
+    assume(at_once.violation is None)
+    assert got == [frame for n in range(len(data + rest)) for frame in byte_by_byte.feed((data + rest)[n : n + 1])]
+    assert (at_once.held, at_once.awaited) == (byte_by_byte.held, byte_by_byte.awaited)
+
+
+def test_the_limit_holds_for_frames_of_one_length_too() -> None:
+    frames = Frames(limit=10)
+    assert frames.feed(stream([b"x" * 11] * 3)) == []
+    assert frames.violation is not None
 
 
 @pytest.mark.parametrize("cut", range(1, 9))
