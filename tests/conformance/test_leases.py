@@ -154,6 +154,22 @@ class TestStalls:
             rig.set_progress(job_id, n, None)
         assert rig.state(job_id) == "active"
 
+    @pytest.mark.parametrize("sign", ["heartbeat", "progress"])
+    def test_a_sign_of_life_is_that_of_one_job_only(self, rig: Rig, sign: str) -> None:
+        """Jobs that were pulled together live and stall each for itself."""
+        job_ids = [rig.push() for _ in range(4)]
+        rig.pull(count=4, owner=None)
+        rig.advance(20_000)
+        if sign == "heartbeat":
+            rig.extend(job_ids[1], None, None)
+        else:
+            rig.set_progress(job_ids[1], 50, None)
+        rig.advance(10_100)
+        assert [rig.look(job_id)["stallCount"] for job_id in job_ids] == [1, 0, 1, 1]
+        assert rig.state(job_ids[1]) == "active"
+        rig.advance(20_000)
+        assert rig.look(job_ids[1])["stallCount"] == 1
+
     def test_a_valid_lease_protects_its_holder(self, rig: Rig) -> None:
         """A worker that renews less often than the stall interval is not robbed of its job by default."""
         job_id = rig.push()

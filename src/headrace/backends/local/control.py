@@ -85,8 +85,8 @@ class Control(Delivery):
         if message is not None:
             history.message = message
         if job.lease is not None:
-            job.lease.heartbeat_ms = now
-            job.lease.heartbeat_mono = self._clock.monotonic_ms()
+            mono = self._clock.monotonic_ms()
+            job.lease = msgspec.structs.replace(job.lease, heartbeat_ms=now, heartbeat_mono=mono)
         self._journal.touch(job)
         event = self._emit(EventName.PROGRESS, job, now)
         event.progress = history.progress

@@ -11,6 +11,8 @@ import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final
 
+from msgspec.structs import replace
+
 from headrace.backends.base import Claim, Demand, GroupDemand, QueueFigures
 from headrace.backends.local.index import Bucket, Group, Queue
 from headrace.backends.local.job import Ended, Job, Lease
@@ -121,22 +123,25 @@ class Delivery(Settlement):
         if not count:
             return []
         owner, lease_ms, holder, epoch, name = demand.owner, demand.lease_ms, demand.holder, self._epoch, q.name
-        until, serial, seq, events = mono + int(lease_ms), self._lease_serial, self._event_seq, self._events
+        self._lease_serial = serial = self._lease_serial + 1
+        until, seq, events = mono + int(lease_ms), self._event_seq, self._events
         tokens: list[str] | list[None] = [None] * count if owner is None else self.ids.many(now, count)
+        lease = Lease(serial, None, owner, lease_ms, until, None, now, mono, mono, holder, bucket)
         for job, token in zip(jobs, tokens, strict=True):
-            serial += 1
             seq += 1
             job.state = _ACTIVE
             job.started = now
             if job.ended is not None:  # reading costs far less than writing
                 job.ended = None
-            job.lease = Lease(serial, token, owner, lease_ms, until, None, now, mono, mono, holder, bucket)
+            if token is not None:
+                lease = Lease(serial, token, owner, lease_ms, until, None, now, mono, mono, holder, bucket)
+            job.lease = lease
             if job.history is not None:
                 self._note(job, "active", now, worker=owner)
             events.append(Event(seq, now, "pulled", epoch, name, job.id, job.name, job.attempts + 1, owner))
         if holder is not None:
-            holder.update(zip([job.id for job in jobs], range(self._lease_serial + 1, serial + 1), strict=True))
-        self._lease_serial, self._event_seq = serial, seq
+            holder.update(dict.fromkeys([job.id for job in jobs], serial))
+        self._event_seq = seq
         q.waiting -= count
         seqs = [job.seq for job in jobs]
         q.active.update(zip(seqs, jobs, strict=True))
@@ -149,11 +154,11 @@ class Delivery(Settlement):
         """Lease jobs to the puller; `usual` is the bucket in which plain jobs of this claim await their next check."""
         # _move inlined: this is a hot transition, and the jobs have already been popped from the ready order.
         owner, lease_ms, holder = demand.owner, demand.lease_ms, demand.holder
+        self._lease_serial = serial = self._lease_serial + 1
         until = mono + int(lease_ms)
         claimed: list[Job] = []
         tokens: list[str | None] = []
         for job in jobs:
-            self._lease_serial = serial = self._lease_serial + 1
             token = self.ids.at(now) if owner is not None else None
             timeout = job.settings.timeout
             q.waiting -= 1
@@ -188,10 +193,11 @@ class Delivery(Settlement):
         """The claims for jobs that were just leased; updates the figures."""
         self._claimed += jobs
         self._totals.pulled += len(jobs)
-        if len(jobs) == 1:
-            self._count_wait(q.figures, now - jobs[0].run_at, 1)
+        times = [job.run_at for job in jobs]
+        if len(set(times)) == 1:  # a burst shares its millisecond
+            self._count_wait(q.figures, now - times[0], len(times))
         else:
-            for run_at, alike in itertools.groupby([job.run_at for job in jobs]):  # a burst shares its millisecond
+            for run_at, alike in itertools.groupby(times):
                 self._count_wait(q.figures, now - run_at, len(list(alike)))
         views = encode_claimed(jobs, q.encoded_name, now, self._show)
         return list(map(Claim, views, tokens))
@@ -320,7 +326,7 @@ class Delivery(Settlement):
                 job.queue.ready.note_removed(job)
             self._hand_out(job.queue, iter((job,)), demand, now, mono, None)
             assert job.lease is not None
-            job.lease.token = token
+            job.lease = replace(job.lease, token=token)
             resumed += 1
         return resumed
 
@@ -347,12 +353,14 @@ class Delivery(Settlement):
         lease = job.lease
         if token and lease.token != token:
             return False
-        lease.heartbeat_ms = self._clock.now_ms()
-        lease.heartbeat_mono = self._clock.monotonic_ms()
+        now, mono = self._clock.now_ms(), self._clock.monotonic_ms()
+        length_ms, until_mono = lease.length_ms, lease.until_mono
         if token or force:
-            if duration_ms is not None:
-                lease.length_ms = duration_ms
-            lease.until_mono = lease.heartbeat_mono + int(lease.length_ms)
+            length_ms = length_ms if duration_ms is None else duration_ms
+            until_mono = mono + int(length_ms)
+        job.lease = lease = replace(
+            lease, heartbeat_ms=now, heartbeat_mono=mono, length_ms=length_ms, until_mono=until_mono
+        )
         look = self._next_look(job)
         if lease.bucket is None or look // self._wheel.GRAIN < lease.bucket.number:
             self._wheel.discard(job)

@@ -277,7 +277,7 @@ class LeaseWheel:
         bucket = self.bucket_at(due_mono)
         bucket.jobs[job.seq] = job
         assert job.lease is not None
-        job.lease.bucket = bucket
+        job.lease = msgspec.structs.replace(job.lease, bucket=bucket)
 
     def discard(self, job: Job) -> None:
         if job.lease is not None and job.lease.bucket is not None:

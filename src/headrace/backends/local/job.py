@@ -39,10 +39,14 @@ class History(Struct, omit_defaults=True):
     """The job that a repeating job left behind it when it completed."""
 
 
-class Lease(Struct, gc=False):
-    """Who works on a job, and until when it is theirs. Times ending in _mono are monotonic."""
+class Lease(Struct, gc=False, frozen=True):
+    """Who works on a job, and until when it is theirs. Times ending in _mono are monotonic.
+
+    Frozen: jobs of one claim that have no tokens share it. Whoever prolongs or moves one gives the job another.
+    """
 
     serial: int
+    """The number of the claim."""
     token: str | None
     owner: str | None
     length_ms: float
