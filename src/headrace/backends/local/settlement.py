@@ -9,7 +9,6 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Sequence
-from operator import attrgetter
 from typing import Final
 
 import msgspec
@@ -45,7 +44,6 @@ _MAX_EVICTION: Final = 2048
 _COMPLETED: Final = State.COMPLETED
 _GONE: Final = advance(State.COMPLETED, Verb.REMOVE)
 _DEFAULT_DLQ: Final = DlqConfig()
-_place_and_start: Final = attrgetter("queue", "started")
 
 
 def wrong_token(job_id: str, token: str | None) -> LeaseLost:
@@ -137,7 +135,9 @@ class Settlement(Intake):
         ):
             return False
         seq = job.seq
-        self._ended_leases.append((seq, lease, job.started))
+        if self._journal.keeps_jobs:
+            self._ended_leases.append((seq, lease, job.started))
+            self._journal.finish(job)
         if lease.bucket is not None:
             del lease.bucket.jobs[seq]
         if lease.holder is not None:
@@ -158,7 +158,6 @@ class Settlement(Intake):
             job.result = ack.result
             event.bytes = len(ack.result)
             self._attach(event, job, ack.result)
-        self._journal.finish(job)
         return True
 
     def _check_lease(self, job_id: str, token: str | None, *, late_allowed: bool) -> Job | None:
@@ -240,8 +239,16 @@ class Settlement(Intake):
 
     def _count_completed(self, jobs: list[Job], now: int) -> None:
         self._evict_completed()
-        for (queue, started), alike in itertools.groupby(jobs, _place_and_start):  # a burst shares its millisecond
-            self._count_alike(queue, started, len(list(alike)), now)
+        queue, started, count = None, None, 0
+        for job in jobs:
+            if job.started == started and job.queue is queue:  # a burst shares its millisecond
+                count += 1
+                continue
+            if queue is not None:
+                self._count_alike(queue, started, count, now)
+            queue, started, count = job.queue, job.started, 1
+        if queue is not None:
+            self._count_alike(queue, started, count, now)
 
     def _count_alike(self, queue: Queue, started: int | None, count: int, now: int) -> None:
         """Count jobs of a queue that were started together and are completed now."""
