@@ -109,7 +109,7 @@ def _compile_loadgen() -> Path:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=PARTS, help="measure this part alone")
-    parser.add_argument("--rounds", type=int, default=7, help="alternating rounds per workload (default 7)")
+    parser.add_argument("--rounds", type=int, default=15, help="alternating rounds per workload (default 15)")
     parser.add_argument("--starts", type=int, default=7, help="starts per server and storage (default 7)")
     parser.add_argument("--jobs", type=int, default=1_000_000, help="backlog of the part 'million'")
     parser.add_argument("--quick", action="store_true", help="one round with small numbers; prints only")
