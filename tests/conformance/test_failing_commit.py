@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from headrace.backends.local.journal import Journal
 from headrace.backends.local.slices import Breath, run_now
 from headrace.clock import ManualClock
 from headrace.errors import StorageUnavailable
-from headrace.model import CronEntry, Dedup, DlqFilter, FlowStatus, Webhook
+from headrace.model import CronEntry, Dedup, DlqFilter, Event, FlowStatus, Webhook
 from headrace.states import State
 from tests.conformance import invariants
 from tests.conformance.rig import Kind, Rig, pack, seeded, spec
@@ -56,6 +57,10 @@ def _broken(folder: Path, clock: ManualClock) -> LocalBackend:
 
 
 BROKEN = Kind("sqlite on a broken disk", _broken, invariants.check, is_persistent=True)
+
+
+def refuse(events: list[Event]) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def step_of(flow_id: str, job_id: str) -> FlowPush:
@@ -292,6 +297,42 @@ def test_a_claim_is_taken_back_with_its_tick(world: World) -> None:
     assert "child" not in world.holder
     world.rig.backend.probe()
     assert world.rig.take().id == "child"
+
+
+def test_a_claim_that_is_all_of_its_tick_outlives_a_log_that_refuses(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing of it is stored, and its reply has left: another worker must not get the job as well."""
+    rig, backend = world.rig, world.rig.backend
+    rig.take_words()
+    with monkeypatch.context() as full:
+        full.setattr(backend._log, "record", refuse)
+        first = rig.take(holder=world.holder)
+        assert (backend.is_degraded, backend.storage_status().disk_full) == (True, True)
+        rig.settle()
+        assert (rig.state(first.id), first.id in world.holder) == ("active", True)
+        assert rig.take_words() == []
+    assert backend.probe() is True
+    second = rig.take()
+    assert rig.take_words() == ["pulled", "pulled"]
+    assert second.id != first.id
+    assert rig.ack(first) == []
+    assert rig.state(first.id) == "completed"
+
+
+def test_if_the_disk_fails_again_only_its_event_is_lost(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = world.rig
+    rig.take_words()
+    with monkeypatch.context() as full:
+        full.setattr(rig.backend._log, "record", refuse)
+        held = rig.take(holder=world.holder)
+    assert rig.backend.probe() is True
+    world.go("insert_one", "q", spec())
+    world.fail_tick("late")
+    assert (rig.state(held.id), held.id in world.holder) == ("active", True)
+    assert rig.backend.probe() is True
+    assert rig.ack(held) == []
+    assert rig.take_words() == ["completed"]
 
 
 def test_a_job_that_is_read_again_does_not_take_a_key_that_another_has_by_now(world: World) -> None:

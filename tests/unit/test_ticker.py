@@ -1,11 +1,21 @@
-"""The timer of the ticker, where ticks end without it."""
+"""The ticker: what leaves when, and its timer where ticks end without it."""
 
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
+from typing import Any
 
+import msgspec
+import pytest
+
+from headrace.backends.base import Demand
+from headrace.backends.local.slices import run_now
 from headrace.clock import ManualClock
+from headrace.commands.jobs import PushEntry
 from headrace.embedded import EmbeddedEngine
+from headrace.errors import StorageUnavailable
+from headrace.server.ticker import Release
 
 
 async def test_a_timer_that_comes_late_sweeps_once_however_many_ticks_end_meanwhile() -> None:
@@ -25,3 +35,55 @@ async def test_a_timer_that_comes_late_sweeps_once_however_many_ticks_end_meanwh
     assert ticker._timer is sweep
     await home.stop()
     assert sweep.cancelled()
+
+
+class NotedOutlet:
+    """A connection whose replies leave a note."""
+
+    is_durable = False
+
+    def __init__(self, notes: list[str]) -> None:
+        self._notes = notes
+
+    def flush(self) -> None:
+        self._notes.append("reply")
+
+    def spoil(self, error: StorageUnavailable) -> None:
+        self._notes.append("spoilt")
+
+    def hold(self) -> Release:
+        raise AssertionError("nothing here is durable")
+
+
+@pytest.mark.parametrize(
+    ("is_pushed", "order"), [(True, ["log", "rows", "reply"]), (False, ["reply", "log"])], ids=["push", "claim"]
+)
+async def test_only_replies_that_report_nothing_stored_leave_before_the_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_pushed: bool, order: list[str]
+) -> None:
+    home = EmbeddedEngine(tmp_path / "jobs.db")
+    await home.start()
+    backend, ticker, notes = home.engine.backend, home.ticker, []  # type: ignore[var-annotated]
+    job = PushEntry(data=msgspec.Raw(b"\x01"))
+    run_now(backend.insert_one("q", job))
+    ticker._end()
+    noted(monkeypatch, backend._log, "record", notes, "log")  # type: ignore[union-attr]
+    noted(monkeypatch, backend._journal, "commit", notes, "rows")  # type: ignore[union-attr]
+    if is_pushed:
+        run_now(backend.insert_one("q", job))
+    assert len(run_now(backend.claim("q", Demand()))) == 1
+    ticker.stir(NotedOutlet(notes))
+    ticker._end()
+    assert notes == order
+    await home.stop()
+
+
+def noted(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, notes: list[str], note: str) -> None:
+    """Have a method leave a note when it is called."""
+    method = getattr(owner, name)
+
+    def call(*args: Any) -> Any:
+        notes.append(note)
+        return method(*args)
+
+    monkeypatch.setattr(owner, name, call)

@@ -9,6 +9,9 @@ from headrace.model import Event
 
 
 class Collection:
+    owes_only_events = False
+    """Whether the tick has changed nothing that is stored: its replies need not wait for the commit."""
+
     def __init__(self) -> None:
         self._ready: set[str] = set()
         """Queues that may have jobs to hand out."""

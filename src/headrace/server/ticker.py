@@ -1,7 +1,8 @@
 """The tick, our group commit: all commands of one turn of the loop, on whatever connection, share one commit.
 
-The ticker knows connections as outlets only. Rule: nothing that reports a change leaves before the commit that
-contains the change, and nothing that promises durability before the sync.
+The ticker knows connections as outlets only. Rule: nothing that reports a stored change leaves before the commit that
+contains the change, and nothing that promises durability before the sync. A claim is not stored: who pulls need not
+wait until the log has its event.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ class Ticker:
     """Ends ticks and keeps time: all commands since the last turn share one commit.
 
     `stir` schedules the end of the tick behind the sockets that are readable in this turn of the loop; `_end` settles,
-    commits, and only then lets the replies out.
+    commits, and only then lets the replies out, unless nothing of the tick is stored.
     """
 
     def __init__(
@@ -172,6 +173,8 @@ class Ticker:
         self._is_scheduled = False
         began, settling = self._began, perf_counter()  # the time of the loop stands still within a turn
         events: list[Event] = []
+        if self._engine.backend.owes_only_events:
+            self._release()
         try:
             events = self._engine.settle()
         except StorageUnavailable as error:

@@ -4,6 +4,9 @@ Memory is authoritative while the process runs. `commit` makes a tick durable in
 log, commit its rows (with the log's position) to SQLite, let readers see the events. If either fails, the whole tick is
 rolled back: the log is truncated, the jobs it touched are dropped and reloaded from their rows, and writes are
 refused (`StorageUnavailable`) until a probe succeeds.
+
+A tick that only claimed jobs stores nothing. Its replies leave before the commit, which cannot fail: if the log
+refuses, the events stay in memory and precede those of the next tick.
 """
 
 from __future__ import annotations
@@ -327,12 +330,20 @@ class LocalBackend(Flows):
 
     # -- the tick ------------------------------------------------------------------------------------------------------
 
+    @property
+    def owes_only_events(self) -> bool:  # type: ignore[override]
+        return self._journal.keeps_jobs and bool(self._events) and not self._is_dirty
+
+    @property
+    def _is_dirty(self) -> bool:
+        """Whether the file has to learn of this tick."""
+        return self._journal.is_dirty or (
+            self._journal.keeps_jobs and not UNCOMMITTED_EVENTS.issuperset(map(_event_name, self._events))
+        )
+
     def commit(self) -> None:
         """Make everything since the last commit durable, or roll it all back and raise StorageUnavailable."""
-        events = self._events
-        dirty = self._journal.is_dirty or (
-            self._journal.keeps_jobs and not UNCOMMITTED_EVENTS.issuperset(map(_event_name, events))
-        )
+        events, dirty = self._events, self._is_dirty
         if not events and not dirty:
             self._end_tick()
             return
@@ -346,6 +357,9 @@ class LocalBackend(Flows):
             if dirty:
                 self._journal.commit(self._event_seq, self._totals)
         except Exception as error:  # whatever it was: the next tick must find everything as this one found it
+            if not dirty:
+                self._put_off(error)
+                return
             self._take_back(appended, error)
             text = str(error) if isinstance(error, StorageUnavailable) else describe(error)
             raise StorageUnavailable(text) from error
@@ -372,6 +386,13 @@ class LocalBackend(Flows):
         if self._touched_queues:
             self._touched_queues.clear()
             self._obliterated.clear()
+
+    def _put_off(self, error: Exception) -> None:
+        """The log has refused events that nothing depends on: try again with the next tick."""
+        events = self._events
+        self._end_tick()
+        self._events = events
+        self._degrade(error)
 
     def _take_back(self, appended: bool, error: Exception) -> None:
         """The tick failed: nothing of it may remain in the log, in the file or in memory."""
