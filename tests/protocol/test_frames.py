@@ -10,6 +10,7 @@ import socket
 import ssl
 import struct
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -63,6 +64,12 @@ def _is_closed(client: Client) -> bool:
     except ConnectionResetError:
         pass
     return True
+
+
+def _send_until_closed(sock: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while True:
+            sock.sendall(bytes(65_536))
 
 
 # -- splitting -----------------------------------------------------------------------------------------------
@@ -243,6 +250,36 @@ def test_frames_before_a_frame_that_is_too_large_are_answered(server: ServerProc
         assert client.recv()["reqId"] == "1"
         assert client.recv()["error"] == "Frame too large: 4294967295 bytes exceeds maximum 67108864"
         assert _is_closed(client)
+
+
+def test_who_goes_on_sending_behind_it_still_gets_every_reply(server: ServerProcess) -> None:
+    """Closing a socket with unread input would reset the connection, and what the client has not read is lost."""
+    with server.client(timeout=30) as client:
+        job_id = client.ok("PUSH", queue="large", data="x" * MEGABYTE)["id"]
+        asked = [_command("GetJob", id=job_id, reqId=n) for n in range(20)]
+        client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)
+        client.socket.sendall(b"".join(asked) + struct.pack(">I", 2**32 - 1))
+        sending = threading.Thread(target=_send_until_closed, args=(client.socket,))
+        sending.start()
+        replies = [client.recv() for _ in range(21)]  # the error need not wait for those before it
+        assert [reply["reqId"] for reply in replies if reply["ok"]] == list(range(20))
+        assert [reply["error"] for reply in replies if not reply["ok"]] == [
+            "Frame too large: 4294967295 bytes exceeds maximum 67108864"
+        ]
+        sending.join(timeout=30)
+        assert _is_closed(client)
+    with server.client() as client:
+        client.ok("Obliterate", queue="large")
+
+
+def test_who_never_closes_loses_its_jobs_all_the_same(server: ServerProcess) -> None:
+    with server.client() as client, server.client() as other:
+        job_id = client.ok("PUSH", queue="left", data=1)["id"]
+        assert client.ok("PULL", queue="left")["job"]["id"] == job_id
+        client.socket.sendall(struct.pack(">I", 2**32 - 1))
+        assert "Frame too large" in client.recv()["error"]
+        eventually(lambda: other.ok("GetState", id=job_id)["state"] == "waiting", within=5)
+        other.ok("Obliterate", queue="left")
 
 
 @pytest.mark.parametrize(

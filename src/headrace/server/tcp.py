@@ -12,7 +12,7 @@ from typing import Final
 from headrace.config import Settings
 from headrace.engine.engine import Engine
 from headrace.errors import NotAuthenticated, Refused, StorageUnavailable
-from headrace.server.listener import Listener, part
+from headrace.server.listener import FAREWELL_S, Listener, part
 from headrace.server.session import MAX_BACKLOG, Session
 from headrace.server.ticker import Parcels, Release, Ticker
 from headrace.server.valve import Valve
@@ -34,6 +34,7 @@ class Connection(asyncio.Protocol):
         self._partial_timer: asyncio.TimerHandle | None = None
         self._stranger_timer: asyncio.TimerHandle | None = None
         self._has_heard_all = False
+        self._is_half_closed = False
         self.still_sends = False
         self._valve = Valve(MAX_BACKLOG)
         self._parcels = Parcels(self._write)
@@ -79,7 +80,7 @@ class Connection(asyncio.Protocol):
         """
         if self._server.tls is not None or not self._owes_replies:
             return False
-        self.session.is_closing = True
+        self.session.is_closing = self._is_half_closed = True
         return True
 
     @property
@@ -115,7 +116,7 @@ class Connection(asyncio.Protocol):
         if transport.get_write_buffer_size():
             transport.abort()
         else:
-            transport.close()
+            self._hang_up()
 
     def abort(self) -> None:
         if self.transport is not None:
@@ -155,7 +156,7 @@ class Connection(asyncio.Protocol):
             return
         transport.write(out)
         if self.session.is_closing and not self._owes_replies:
-            transport.close()
+            self._hang_up()
         elif not self._valve.is_open:
             self._set_reading()
 
@@ -178,6 +179,14 @@ class Connection(asyncio.Protocol):
 
     def hear_no_more(self) -> None:
         self._has_heard_all = True
+
+    def _hang_up(self) -> None:
+        """Close behind the last reply; a client that goes on sending gets a moment to read it."""
+        if self._is_half_closed and self.transport is not None:
+            self.transport.close()
+        else:
+            self.close()
+            self._server.loop.call_later(FAREWELL_S, self.abort)
 
     def close(self) -> None:
         if self.transport is not None:
