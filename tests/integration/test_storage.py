@@ -372,6 +372,23 @@ class TestInputOutputErrors:
             again = client.ok("PULL", queue=QUEUE, timeout=5_000)["job"]
             assert (again["id"], again["attempts"]) == (job_id, 0)
 
+    def test_a_job_that_is_handed_out_while_the_disk_fails_comes_back_with_its_worker(
+        self, server: ServerProcess, faults: FaultyCalls
+    ) -> None:
+        """A claim is not stored, so it succeeds; only its event waits for the disk."""
+        with server.client() as client:
+            job_id = client.ok("PUSH", queue=QUEUE, data={"n": 1})["id"]
+            worker = server.client()
+            faults.fail("write")
+            assert worker.ok("PULL", queue=QUEUE)["job"]["id"] == job_id
+            worker.close()
+            client.ok("Ping")
+            faults.heal()
+            wait_until_healthy(client)
+            again = client.ok("PULL", queue=QUEUE, timeout=5_000)["job"]
+            assert (again["id"], again["attempts"]) == (job_id, 0)
+            client.ok("ACK", id=job_id)
+
 
 class TestDurable:
     @pytest.fixture

@@ -207,6 +207,8 @@ class Engine:
         except StorageUnavailable:
             self._probe_soon()
             raise
+        if self.backend.is_degraded:
+            self._probe_soon()
         events, bodies = self.backend.take_events(), self.backend.take_bodies()
         if self._brokers is not None:
             self.told_already = self._brokers.told_already(events)
@@ -226,7 +228,7 @@ class Engine:
 
     def _probe_soon(self) -> None:
         """Storage refused: ask again soon, and before the connections that die now give up returning their jobs."""
-        self._next_maintenance = self.clock.monotonic_ms() + _PROBE_EVERY_MS
+        self._next_maintenance = min(self._next_maintenance, self.clock.monotonic_ms() + _PROBE_EVERY_MS)
         self.alarm.ring_by(self._next_maintenance)
 
     def _serve_parked_pulls(self) -> None:
