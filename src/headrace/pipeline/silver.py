@@ -121,8 +121,12 @@ def lives_of(numbered: DataFrame) -> DataFrame:
         *(f.max(f"one.{name}").alias(name) for name in _SAME),
         f.sort_array(f.collect_list("one")).alias("repeated"),
     )
+    # Asked of the list as it is: behind the filter below, Spark would filter once more to ask.
+    newest = f.element_at("repeated", -1)
+    is_more = f.get("repeated", f.lit(0)).seq != newest.seq
+    whole = collected.where(is_more | (newest.event != "removed") | newest.prev.isNotNull())
     each_once = f.expr("filter(repeated, (e, at) -> at = 0 or e.seq != get(repeated, at - 1).seq)")
-    marked = collected.withColumn("events", each_once).select(
+    marked = whole.withColumn("events", each_once).select(
         *_by_job,
         "next_start",
         *_SAME,
@@ -134,8 +138,7 @@ def lives_of(numbered: DataFrame) -> DataFrame:
         f.expr("filter(sequence(1, size(events)), at -> events[at - 1].is_pull)").alias("pulls"),
     )
     taken = (f.expr(sql).alias(name) for name, sql in {**_PARTICULARS, "runs": _RUNS}.items())
-    whole = marked.where("size(events) > 1 or newest.event != 'removed' or newest.prev is not null")
-    return whole.select(*_by_job, "next_start", *_SAME, "events", *taken)
+    return marked.select(*_by_job, "next_start", *_SAME, "events", *taken)
 
 
 _LAST_FAILURE: Final = "try_element_at(filter({}, e -> e.event = 'failed' and e.error is not null), -1)"
