@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,26 @@ async def test_only_replies_that_report_nothing_stored_leave_before_the_commit(
     ticker.stir(NotedOutlet(notes))
     ticker._end()
     assert notes == order
+    await home.stop()
+
+
+async def test_events_that_wait_for_the_disk_are_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(events: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    home = EmbeddedEngine(tmp_path / "jobs.db")
+    await home.start()
+    run_now(home.engine.backend.insert_one("q", PushEntry(data=msgspec.Raw(b"\x01"))))
+    home.ticker._end()
+    with monkeypatch.context() as full:
+        full.setattr(home.engine.backend._log, "record", refuse)  # type: ignore[union-attr]
+        run_now(home.engine.backend.claim("q", Demand()))
+        for _ in range(3):
+            home.ticker._end()
+    (told,) = [line for line in caplog.messages if "wait for the disk" in line]
+    assert told.startswith("events wait for the disk: Storage is full")
     await home.stop()
 
 

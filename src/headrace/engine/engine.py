@@ -202,12 +202,15 @@ class Engine:
             if self.waiters.has_jobs:
                 self._serve_job_waiters()
                 self.want_bodies(0)
+        was_degraded = self.backend.is_degraded
         try:
             self.backend.commit()
         except StorageUnavailable:
             self._probe_soon()
             raise
-        if self.backend.is_degraded:
+        if self.backend.is_degraded:  # nothing was to be stored, so nothing failed; but the log refused
+            if not was_degraded:
+                log.error("events wait for the disk: %s", self.backend.storage_status().error)
             self._probe_soon()
         events, bodies = self.backend.take_events(), self.backend.take_bodies()
         if self._brokers is not None:
