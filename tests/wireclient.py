@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import struct
+from contextlib import suppress
 from typing import Any
 
 import msgpack
@@ -66,3 +67,10 @@ class Client:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def send_until_closed(sock: socket.socket, data: bytes) -> None:
+    """For a thread: a client that never pauses."""
+    with suppress(OSError):
+        while True:
+            sock.sendall(data)

@@ -24,7 +24,7 @@ from tests.ports import free_port
 from tests.protocol.steps import park
 from tests.serverprocess import ServerProcess
 from tests.waiting import eventually
-from tests.wireclient import Client
+from tests.wireclient import Client, send_until_closed
 
 
 def headrace(*arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
@@ -234,12 +234,6 @@ def talk(way: str) -> tuple[bytes, bytes, bytes]:
     text = b'{"data":"%s"}' % (b"x" * 100)
     head = b"POST /queues/slow/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     return b"", head + b"Content-Length: %d\r\n\r\n%s" % (len(text), text), b'"ok":true'
-
-
-def send_until_closed(sock: socket.socket, data: bytes) -> None:
-    with suppress(OSError):
-        while True:
-            sock.sendall(data)
 
 
 def read_until_closed(sock: socket.socket) -> None:

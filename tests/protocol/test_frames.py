@@ -25,7 +25,7 @@ from tests.protocol.steps import OK, counts, park, push
 from tests.scale import scaled
 from tests.serverprocess import ServerProcess
 from tests.waiting import eventually
-from tests.wireclient import Client
+from tests.wireclient import Client, send_until_closed
 
 FORMAT = {"ok": False, "error": "Invalid command format"}
 INVALID = {"ok": False, "error": "Invalid command"}
@@ -64,12 +64,6 @@ def _is_closed(client: Client) -> bool:
     except ConnectionResetError:
         pass
     return True
-
-
-def _send_until_closed(sock: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        while True:
-            sock.sendall(bytes(65_536))
 
 
 # -- splitting -----------------------------------------------------------------------------------------------
@@ -259,7 +253,7 @@ def test_who_goes_on_sending_behind_it_still_gets_every_reply(server: ServerProc
         asked = [_command("GetJob", id=job_id, reqId=n) for n in range(20)]
         client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)
         client.socket.sendall(b"".join(asked) + struct.pack(">I", 2**32 - 1))
-        sending = threading.Thread(target=_send_until_closed, args=(client.socket,))
+        sending = threading.Thread(target=send_until_closed, args=(client.socket, bytes(65_536)))
         sending.start()
         replies = [client.recv() for _ in range(21)]  # the error need not wait for those before it
         assert [reply["reqId"] for reply in replies if reply["ok"]] == list(range(20))
