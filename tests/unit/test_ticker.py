@@ -79,6 +79,39 @@ async def test_only_replies_that_report_nothing_stored_leave_before_the_commit(
     await home.stop()
 
 
+async def test_a_job_whose_reply_has_left_stays_with_its_worker_whatever_the_end_of_the_tick_brings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end of the tick serves who waits, and may find a job past its ttl: that is stored, and may be refused."""
+
+    def refuse(*_: object) -> None:
+        raise StorageUnavailable("the disk refuses")
+
+    clock, notes, gone = ManualClock(), [], {}  # type: ignore[var-annotated]
+    home = EmbeddedEngine(tmp_path / "jobs.db", clock)
+    await home.start()
+    engine, backend, ticker = home.engine, home.engine.backend, home.ticker
+    run_now(backend.set_concurrency("busy", 1))
+    for queue, options in (("busy", {}), ("busy", {"ttl": 500, "priority": 1}), ("q", {})):
+        run_now(backend.insert_one(queue, PushEntry(data=msgspec.Raw(b"\x01"), **options)))  # type: ignore[arg-type]
+        if not gone:
+            assert len(run_now(backend.claim("busy", Demand(holder=gone)))) == 1
+    waiter = engine.pull("busy", Demand(), 60_000).send(None)
+    waiter.resume = lambda claims: notes.append("served")
+    ticker._end()
+    clock.advance(1000)
+    run_now(backend.release(gone))
+    assert len(run_now(backend.claim("q", Demand()))) == 1
+    ticker.stir(NotedOutlet(notes))
+    monkeypatch.setattr(backend._journal, "commit", refuse)  # type: ignore[union-attr]
+    ticker._end()
+    assert notes == ["reply", "served"]
+    monkeypatch.undo()
+    assert backend.probe() is True
+    assert run_now(backend.claim("q", Demand())) == []
+    await home.stop()
+
+
 async def test_events_that_wait_for_the_disk_are_told_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -9,9 +9,6 @@ from headrace.model import Event
 
 
 class Collection:
-    owes_only_events = False
-    """Whether the tick has changed nothing that is stored: its replies need not wait for the commit."""
-
     def __init__(self) -> None:
         self._ready: set[str] = set()
         """Queues that may have jobs to hand out."""
@@ -20,6 +17,13 @@ class Collection:
         self._bodies: dict[int, bytes] = {}
         self._published: list[Event] = []
         self._published_bodies: dict[int, bytes] = {}
+
+    def confirm_claims(self) -> bool:
+        """If the tick has changed nothing that is stored so far, its claims hold from now on, even if its commit fails.
+
+        Whether that is so: then the replies so far need not wait for the commit.
+        """
+        return False
 
     def take_ready(self) -> set[str]:
         ready, self._ready = self._ready, set()

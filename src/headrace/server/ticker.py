@@ -173,7 +173,7 @@ class Ticker:
         self._is_scheduled = False
         began, settling = self._began, perf_counter()  # the time of the loop stands still within a turn
         events: list[Event] = []
-        if self._engine.backend.owes_only_events:
+        if self._engine.backend.confirm_claims():
             self._release()
         try:
             events = self._engine.settle()

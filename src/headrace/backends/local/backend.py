@@ -5,8 +5,8 @@ log, commit its rows (with the log's position) to SQLite, let readers see the ev
 rolled back: the log is truncated, the jobs it touched are dropped and reloaded from their rows, and writes are
 refused (`StorageUnavailable`) until a probe succeeds.
 
-A tick that only claimed jobs stores nothing. Its replies leave before the commit, which cannot fail: if the log
-refuses, the events stay in memory and precede those of the next tick.
+A tick that only claimed jobs stores nothing. Its replies leave before the commit (`confirm_claims`), which nothing
+takes back: if the log refuses, the events stay in memory and precede those of the next tick.
 """
 
 from __future__ import annotations
@@ -85,6 +85,8 @@ class LocalBackend(Flows):
         self._log_limits = log_limits
         self._log: EventLog | MemoryLog = MemoryLog()
         self._committed_seq = 0
+        self._unstored = 0
+        """So many of the first events of this tick are known to be of nothing that is stored."""
         self._trouble: StorageStatus | None = None
         self.is_degraded = False
 
@@ -330,16 +332,23 @@ class LocalBackend(Flows):
 
     # -- the tick ------------------------------------------------------------------------------------------------------
 
-    @property
-    def owes_only_events(self) -> bool:  # type: ignore[override]
-        return self._journal.keeps_jobs and bool(self._events) and not self._is_dirty
+    def confirm_claims(self) -> bool:
+        if not self._journal.keeps_jobs or not self._events or self._is_dirty:
+            return False
+        self._claimed = []
+        self._serial_before = self._lease_serial
+        self._unstored = len(self._events)
+        return True
 
     @property
     def _is_dirty(self) -> bool:
         """Whether the file has to learn of this tick."""
-        return self._journal.is_dirty or (
-            self._journal.keeps_jobs and not UNCOMMITTED_EVENTS.issuperset(map(_event_name, self._events))
-        )
+        if self._journal.is_dirty:
+            return True
+        if not self._journal.keeps_jobs:
+            return False
+        unknown = itertools.islice(self._events, self._unstored, None)
+        return not UNCOMMITTED_EVENTS.issuperset(map(_event_name, unknown))
 
     def commit(self) -> None:
         """Make everything since the last commit durable, or roll it all back and raise StorageUnavailable."""
@@ -376,6 +385,7 @@ class LocalBackend(Flows):
         for clearing in self._clearings:
             clearing.look_at(self._events)
         self._events = []
+        self._unstored = 0
         self._claimed = []
         self._ended_leases = []
         self._serial_before = self._lease_serial
@@ -391,7 +401,7 @@ class LocalBackend(Flows):
         """The log has refused events that nothing depends on: try again with the next tick."""
         events = self._events
         self._end_tick()
-        self._events = events
+        self._events, self._unstored = events, len(events)
         self._degrade(error)
 
     def _take_back(self, appended: bool, error: Exception) -> None:
