@@ -38,6 +38,27 @@ async def test_a_timer_that_comes_late_sweeps_once_however_many_ticks_end_meanwh
     assert sweep.cancelled()
 
 
+async def test_what_is_done_on_time_does_not_count_as_long_as_the_server_had_been_idle(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seconds = 1000.0
+    monkeypatch.setattr("headrace.server.ticker.perf_counter", lambda: seconds)
+    clock = ManualClock()
+    home = EmbeddedEngine(None, clock)
+    await home.start()
+    run_now(home.engine.backend.insert_one("q", PushEntry(data=msgspec.Raw(b"\x01"), delay=60_000)))
+    home.engine.pull("q", Demand(), 90_000).send(None).resume = lambda claims: None
+    home.ticker.schedule()
+    await asyncio.sleep(0)
+    seconds += 60
+    clock.advance(60_000)
+    home.ticker._sweep()
+    text = await home.engine.figures.prometheus()
+    assert "bunqueue_pull_duration_seconds_count 1" in text
+    assert "bunqueue_pull_duration_seconds_sum 0.0" in text
+    await home.stop()
+
+
 class NotedOutlet:
     """A connection whose replies leave a note."""
 

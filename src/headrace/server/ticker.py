@@ -269,6 +269,8 @@ class Ticker:
 
     def _sweep(self) -> None:
         self._timer = None
+        if not self._is_scheduled:
+            self._began = perf_counter()  # what is due begins a tick of its own
         if not self._engine.backend.is_local:
             self._engine.run(self._sweep_later())
             return
