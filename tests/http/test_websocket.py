@@ -245,6 +245,25 @@ def test_what_was_not_read_for_a_while_is_answered_in_the_end(web: WebServer, ht
         assert b'"id":"n999"' in raw.until(b'"id":"n999"')
 
 
+def test_a_fault_does_not_cost_the_replies_to_what_was_asked_before_it(web: WebServer, queue: str) -> None:
+    with web.raw() as raw:
+        raw.send(HELLO)
+        assert b"101 Switching Protocols" in raw.head()
+        raw.send(masked({"cmd": "PUSH", "queue": queue, "data": 1, "reqId": "last"}) + b"\xff\xff\xff\xff")
+        assert b'"ok":true' in raw.until(b'"reqId":"last"}')
+        raw.until(b"\x88")
+        assert raw.is_ended()
+
+
+def test_a_client_that_goes_on_sending_is_told_why_it_is_hung_up_on(web: WebServer) -> None:
+    with web.raw() as raw:
+        raw.send(HELLO)
+        assert b"101 Switching Protocols" in raw.head()
+        raw.send(masked("x" * 3_000_000))
+        raw.until(b"\x88\x02" + (1009).to_bytes(2, "big"))
+        assert raw.is_ended()
+
+
 @pytest.mark.parametrize("depth", range(900, 1000, 5))
 async def test_deep_messages_are_answered_or_refused_and_the_connection_stays(talk: Talk, depth: int) -> None:
     await talk.socket.send('{"cmd":"PUSH","queue":"deep","data":' + "[" * depth + "]" * depth + "}")

@@ -136,6 +136,15 @@ class Raw:
             raise ConnectionError("the server closed the connection")
         self._buffer += chunk
 
+    def is_ended(self) -> bool:
+        """Whether the server ends it in order, without a reset; waits for it up to the timeout."""
+        try:
+            while chunk := self.socket.recv(1 << 16):
+                self._buffer += chunk
+        except OSError:
+            return False
+        return True
+
     def is_closed(self) -> bool:
         """Whether the server has closed; waits for it up to the timeout."""
         try:

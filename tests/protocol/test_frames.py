@@ -266,6 +266,20 @@ def test_who_goes_on_sending_behind_it_still_gets_every_reply(server: ServerProc
         client.ok("Obliterate", queue="large")
 
 
+def test_who_reads_slowly_is_not_cut_off_while_it_reads(server: ServerProcess) -> None:
+    with server.client(timeout=30) as client:
+        job_id = client.ok("PUSH", queue="slow", data="x" * 9 * MEGABYTE)["id"]
+        client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)
+        client.socket.sendall(_command("GetJob", id=job_id) + struct.pack(">I", 2**32 - 1))
+        unread = 9 * MEGABYTE
+        while chunk := client.socket.recv(65_536):
+            unread -= len(chunk)
+            time.sleep(0.02)  # a slow client: it takes three seconds in all
+        assert unread < 0
+    with server.client() as client:
+        client.ok("Obliterate", queue="slow")
+
+
 def test_who_never_closes_loses_its_jobs_all_the_same(server: ServerProcess) -> None:
     with server.client() as client, server.client() as other:
         job_id = client.ok("PUSH", queue="left", data=1)["id"]

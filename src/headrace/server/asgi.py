@@ -220,6 +220,10 @@ class AsgiConnection:
         if self.transport is not None:
             self.transport.close()
 
+    def hang_up(self) -> None:
+        if self.transport is not None:
+            self.transport.close()
+
     def abort(self) -> None:
         if self.transport is not None:
             self.transport.abort()

@@ -27,7 +27,7 @@ from headrace.errors import HeadraceError, StorageUnavailable
 from headrace.server.access import HEALTH_PATHS, Access
 from headrace.server.exchange import HeadTooLarge, Request, Response, TooLarge, TooSlow, encode_response, unsynced
 from headrace.server.httpsession import MAX_BODY_BYTES, HttpSession, Plain, Takeover
-from headrace.server.listener import FAREWELL_S, Listener, part
+from headrace.server.listener import FAREWELL_S, Listener, part, see_off
 from headrace.server.live import Hub
 from headrace.server.openapi import Description
 from headrace.server.pages import API_PAGE, DASHBOARD, Folder, Page, Report
@@ -40,8 +40,6 @@ from headrace.server.websocket import Sockets
 MAX_HEAD_BYTES: Final = 16 * 1024
 _BACKLOG_LIMIT: Final = 32
 _READ_BYTES: Final = 16 * 1024
-_LINGER_S: Final = 1.0
-"""How long a refused client may keep sending data, which is discarded."""
 
 PREFLIGHT: Final = (
     b"Access-Control-Allow-Methods: GET, POST, PUT, DELETE, OPTIONS\r\n"
@@ -325,17 +323,19 @@ class HttpConnection(asyncio.BufferedProtocol):
         if self.session.stream is not None:
             self._take_over(self.session.stream)
         elif self.session.is_closing or self._is_half_closed:
-            self._close_gently(transport)
+            if self._is_deaf:
+                self.hang_up()
+            else:
+                transport.close()
         elif not self._valve.is_open:
             self._set_reading()
 
-    def _close_gently(self, transport: asyncio.Transport) -> None:
-        """Closing with unread input would reset the connection, and the client might never see the response."""
-        if not self._is_deaf or not transport.can_write_eof():
-            transport.close()
-            return
-        transport.write_eof()
-        self.server.loop.call_later(_LINGER_S, transport.close)
+    def hang_up(self) -> None:
+        """Close behind what was written; a client that goes on sending gets a moment to read it."""
+        self._has_heard_all = True
+        if self.transport is not None:
+            self.transport = part(self.transport)
+            see_off(self, self.server.loop)
 
     def _take_over(self, begin: Callable[[HttpConnection], Takeover]) -> None:
         """All earlier responses have been sent: from now on the connection belongs to the stream."""

@@ -59,6 +59,9 @@ class Carrier(Outlet, Protocol):
     """Takes bytes (write, get_write_buffer_size, is_closing, close, abort) and gives them (pause_reading,
     resume_reading); None once it is closed."""
 
+    def hang_up(self) -> None:
+        """Close behind what was written, without losing it to a client that goes on sending."""
+
     def abort(self) -> None: ...
 
 

@@ -15,7 +15,7 @@ from headrace.server.session import Budget
 from headrace.server.ticker import Ticker
 
 FAREWELL_S: Final = 1.0
-"""How long a server that stops waits for a client to whom it owes nothing."""
+"""How long a client has to close a connection that has ended, once it has read what it was sent."""
 
 
 class Parted(asyncio.Transport):
@@ -55,6 +55,23 @@ def part(transport: asyncio.Transport) -> asyncio.Transport:
     transport.write_eof()
     transport.resume_reading()
     return Parted(transport)
+
+
+def see_off(connection: Guest, loop: asyncio.AbstractEventLoop, unread: int = 0) -> None:
+    """A client that was hung up on has a moment to close, and one more whenever it has read on; then it is left.
+
+    `unread` is what it had to read at the look before.
+    """
+
+    def look() -> None:
+        transport = connection.transport
+        left = 0 if transport is None else transport.get_write_buffer_size()
+        if left and left != unread:
+            see_off(connection, loop, left)
+        else:
+            connection.abort()
+
+    loop.call_later(FAREWELL_S, look)
 
 
 class Guest(Protocol):

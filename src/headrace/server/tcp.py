@@ -12,7 +12,7 @@ from typing import Final
 from headrace.config import Settings
 from headrace.engine.engine import Engine
 from headrace.errors import NotAuthenticated, Refused, StorageUnavailable
-from headrace.server.listener import FAREWELL_S, Listener, part
+from headrace.server.listener import Listener, part, see_off
 from headrace.server.session import MAX_BACKLOG, Session
 from headrace.server.ticker import Parcels, Release, Ticker
 from headrace.server.valve import Valve
@@ -186,7 +186,7 @@ class Connection(asyncio.Protocol):
             self.transport.close()
         else:
             self.close()
-            self._server.loop.call_later(FAREWELL_S, self.abort)
+            see_off(self, self._server.loop)
 
     def close(self) -> None:
         if self.transport is not None:

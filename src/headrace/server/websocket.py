@@ -53,6 +53,10 @@ _encode_json: Final = msgspec.json.Encoder().encode
 _pack: Final = msgpack.Encoder().encode
 
 
+class _TooBig(Exception):
+    """A message that exceeds MAX_MESSAGE_BYTES."""
+
+
 class Subscribed(Reply):
     subscribed: list[str]
 
@@ -160,6 +164,7 @@ class WebSocket:
         self._is_choked = False
         self._silent_beats = 0
         self._dropped = 0
+        self._last_code = 0
         self._writer: Callable[[Happening], bytes] = legacy_event
         self._parcels = Parcels(self._write)
         peers.add(self)
@@ -169,13 +174,11 @@ class WebSocket:
     # -- incoming ------------------------------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
+        if self.session.is_closing:
+            return
         self._silent_beats = 0
-        try:
-            self._wire.receive_data(data)
-        except ProtocolError:  # data after the end
-            self._end(_WRONG)
-        else:
-            self._read_on()
+        self._wire.receive_data(data)
+        self._read_on()
 
     def _read_on(self) -> None:
         """Process received messages, a limited number per turn of the loop, so that a flood does not hold up others."""
@@ -189,11 +192,13 @@ class WebSocket:
                     self._take_part(event)
                 elif isinstance(event, Ping):
                     self._write(self._wire.send(event.response()))
-                elif isinstance(event, CloseConnection):
+                elif isinstance(event, CloseConnection):  # from the client, or what wsproto makes of its fault
                     self._end(event.code)
+        except _TooBig:
+            self._end(_TOO_BIG)
         except (ProtocolError, ValueError):
             self._end(_WRONG)
-        self._valve.is_behind = read == MAX_PER_TURN
+        self._valve.is_behind = read == MAX_PER_TURN and not self.session.is_closing
         if self._valve.is_behind:
             self._connection.server.loop.call_soon(self._read_on)
         self._set_reading()
@@ -201,8 +206,8 @@ class WebSocket:
     def _take_part(self, part: Message[Any]) -> None:
         self._message += part.data.encode() if isinstance(part.data, str) else part.data
         if len(self._message) > MAX_MESSAGE_BYTES:
-            self._end(_TOO_BIG)
-        elif part.message_finished:
+            raise _TooBig
+        if part.message_finished:
             text, self._message = self._message, bytearray()
             self._receive(text)
 
@@ -275,7 +280,7 @@ class WebSocket:
             transport.abort()
             return
         transport.write(out)
-        if self.session.is_closing and not self._parcels:
+        if self.session.is_closing:
             self._end(_WRONG)
         elif not self._valve.is_open:
             self._set_reading()
@@ -324,10 +329,12 @@ class WebSocket:
         return self._valve.is_behind or self.session.is_busy
 
     def _end(self, code: int) -> None:
-        """Send a close frame and close."""
-        self._say_goodbye(code)
-        if self._connection.transport is not None:
-            self._connection.transport.close()
+        """Read no further. Behind the last reply that is owed, send a close frame with the first code, and close."""
+        self.session.is_closing = True
+        self._last_code = self._last_code or code
+        if not self._parcels and not self.session.owes_replies:
+            self._say_goodbye(self._last_code)
+            self._connection.hang_up()
 
     def _say_goodbye(self, code: int) -> None:
         transport = self._connection.transport
