@@ -337,6 +337,18 @@ class TestHandshake:
             assert b"101 Switching Protocols" in raw.head()
             assert b'"pong":true' in raw.until(b'"ok":true}')
 
+    async def test_however_many_follow_it_all_are_answered(self, web: WebServer) -> None:
+        with web.raw() as raw:
+            raw.send(HELLO + b"".join(masked({"cmd": "Ping", "pad": "x" * 1000, "reqId": n}) for n in range(300)))
+            assert b"101 Switching Protocols" in raw.head()
+            assert raw.until(b'"reqId":299}').count(b'"pong":true') == 300
+
+    async def test_a_refusal_reaches_a_client_that_has_sent_much_behind_its_upgrade(self, web: WebServer) -> None:
+        with web.raw() as raw:
+            raw.send(HELLO.replace(b"-Version: 13", b"-Version: 12") + b"x" * 3_000_000)
+            assert raw.answer().status == 400
+            assert raw.is_ended()
+
     async def test_a_stop_says_goodbye(self) -> None:
         web = WebServer(":memory:").start()
         async with connect(f"ws://127.0.0.1:{web.http_port}/ws") as socket:

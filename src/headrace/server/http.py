@@ -104,7 +104,9 @@ class HttpConnection(asyncio.BufferedProtocol):
             return
         if self._is_deaf or self.session.is_closing:
             if self._early is not None:  # data may follow an upgrade before it has been answered
-                self._early = (self._early + data)[:MAX_HEAD_BYTES]
+                self._early += data
+                self._valve.is_behind = True
+                self._set_reading()
             return
         if self._request is not None:
             self._unread_head += len(data)
@@ -341,10 +343,10 @@ class HttpConnection(asyncio.BufferedProtocol):
         """All earlier responses have been sent: from now on the connection belongs to the stream."""
         self.takeover = begin(self)
         early, self._early = self._early, None
+        self._valve.is_choked = self._valve.is_behind = False
+        self._set_reading()
         if early:
             self.takeover.data_received(early)
-        self._valve.is_choked = False
-        self._set_reading()
 
     def pause_writing(self) -> None:
         if self.takeover is not None:
