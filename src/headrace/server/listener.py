@@ -146,8 +146,7 @@ class Listener(Generic[G]):
             await asyncio.sleep(0.005)
         for connection in list(self._connections):
             connection.close()
-        quiet = {connection for connection in self._connections if _is_quiet(connection)}
-        self.loop.call_later(FAREWELL_S / 2, self._leave_the_silent, quiet)
+        self._leave_the_silent(set())
         while self._connections and not time_is_up.is_set():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         for connection in list(self._connections):
@@ -160,11 +159,11 @@ class Listener(Generic[G]):
                 connection.close()
 
     def _leave_the_silent(self, before: set[G]) -> None:
-        """A client has to say goodbye, too: one that has all its replies and does not read will not.
+        """A client has to say goodbye, too: one that does not read will not.
 
-        Whoever seemed so at the look before as well is left; a single look may come between two writes.
+        Whoever could be left at the look before as well is left; a single look may come between two writes.
         """
-        silent = {guest for guest in self._connections if _is_quiet(guest) or _has_arrived(guest.transport)}
+        silent = {connection for connection in self._connections if _can_be_left(connection)}
         for connection in silent & before:
             connection.abort()
         for connection in self._connections:
@@ -177,21 +176,19 @@ class Listener(Generic[G]):
         return self.ticker.is_busy or any(connection.is_busy for connection in self._connections)
 
 
-def _is_quiet(connection: Guest) -> bool:
-    """Whether the system has all replies and the client sends nothing: then they arrive without us, too.
+def _can_be_left(connection: Guest) -> bool:
+    """Whether its last replies reach the client without us.
 
-    If something came for a connection that is closed, the system would not deliver the rest.
+    They do if the system has them and the client sends nothing: if something came for a socket that is closed, the
+    system would drop the rest. And they have, read or not, if nothing is on its way any more.
     """
     transport = connection.transport
-    return isinstance(transport, Parted) and not transport.get_write_buffer_size() and not connection.still_sends
-
-
-def _has_arrived(transport: asyncio.Transport | None) -> bool:
-    """Whether the other side has received all that was sent, read or not."""
-    sock = transport.get_extra_info("socket") if transport is not None else None
-    if transport is None or sock is None or transport.get_write_buffer_size():
+    if transport is None or transport.get_write_buffer_size():
         return False
+    if isinstance(transport, Parted) and not connection.still_sends:
+        return True
+    sock = transport.get_extra_info("socket")
     try:
-        return not any(fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4)))
+        return sock is not None and not any(fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4)))
     except (OSError, ValueError):
         return False  # some systems cannot tell, or it is closed by now
