@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import pytest
@@ -52,6 +53,15 @@ def test_pulls_are_served_in_the_order_of_their_coming(parked: Parked) -> None:
     assert parked.order() == [third]
     assert first.is_over
     assert second.is_over
+
+
+def test_those_who_were_served_are_not_kept_until_their_deadlines(parked: Parked) -> None:
+    last = parked.pull("last", "other")
+    for n in range(20_000):
+        parked.pull(str(n))
+        parked.serve(["a"])
+    assert sum(isinstance(kept, Waiter) for kept in gc.get_objects()) < 5000
+    assert parked.waiters.expired(1000) == [last]
 
 
 def test_nobody_is_asked_behind_one_who_got_nothing(parked: Parked) -> None:

@@ -48,6 +48,7 @@ class Waiter:
             self.value = value
 
 
+_TIDY_AFTER: Final = 1024
 _FLOW_KEYS: Final = (":flow:", ":flow-change:")
 
 
@@ -66,6 +67,9 @@ class Waiters:
         self._pulls: dict[str, deque[Waiter]] = {}
         self._jobs: dict[str, list[Waiter]] = {}
         self._deadlines: list[tuple[int, int, Waiter]] = []
+        """A heap. May have entries of waiters that are over."""
+        self._most_deadlines = 0
+        """The number of entries above which such are looked for."""
         self._serial = itertools.count()
 
     def park_pull(self, queue: str, demand: Demand, deadline_mono: int) -> Waiter:
@@ -88,6 +92,10 @@ class Waiters:
 
     def _with_deadline(self, waiter: Waiter) -> Waiter:
         heapq.heappush(self._deadlines, (waiter.deadline_mono, next(self._serial), waiter))
+        if len(self._deadlines) > self._most_deadlines + _TIDY_AFTER:
+            self._deadlines = [entry for entry in self._deadlines if not entry[2].is_over]
+            heapq.heapify(self._deadlines)
+            self._most_deadlines = 2 * len(self._deadlines)
         self._alarm.ring_by(waiter.deadline_mono)
         return waiter
 
