@@ -7,6 +7,8 @@ import pytest
 from msgspec import Raw
 
 from headrace.backends.base import Ack
+from headrace.backends.local import slices
+from headrace.backends.local.slices import Breath, run_now
 from headrace.commands.jobs import PushEntry
 from headrace.errors import InvalidCommand, NotFound, Refused
 from headrace.model import CronEntry, Dedup, DlqFilter
@@ -112,6 +114,26 @@ class TestDependencies:
         rest = rig.push_many(*(spec(n, depends_on=[first]) for n in range(30)))
         rig.run()
         assert rig.pulled_ids() == rest
+
+    @pytest.mark.parametrize(
+        ("tie", "what"), [("depends_on", "Dependency"), ("parent_id", "Parent")], ids=["dependency", "parent"]
+    )
+    def test_a_long_batch_is_refused_as_a_whole_if_one_is_removed_meanwhile(
+        self, local_rig: Rig, monkeypatch: pytest.MonkeyPatch, tie: str, what: str
+    ) -> None:
+        monkeypatch.setattr(slices, "SLICE_SECONDS", -1)
+        rig, backend = local_rig, local_rig.backend
+        target = rig.push("other")
+        tied = spec(**{tie: [target] if tie == "depends_on" else target})
+        work = backend.insert("q", [*(spec(custom_id=str(n)) for n in range(1500)), tied])
+        while not backend._open_batches:
+            assert isinstance(work.send(None), Breath)
+        rig.cancel(target)
+        with pytest.raises(NotFound, match=rf"jobs\[1500\]: {what} job not found: {target}"):
+            run_now(work)
+        rig.settle()
+        assert rig.count() == {}
+        assert rig.push(custom_id="7") == "7"
 
 
 class TestParents:

@@ -53,7 +53,8 @@ class _Names:
         self.custom_ids: dict[str, Job] = {}
         self.keys: dict[str, KeyHolder] = {}
         self._may_stand_for_others = False
-        self.have_relatives = False
+        self.relatives: set[str] = set()
+        """Jobs that they depend on, and their parents."""
 
     def note(self, job: Job, spec: JobSpec) -> None:
         links = job.links
@@ -67,8 +68,9 @@ class _Names:
             self.keys[links.unique_key] = KeyHolder(job, None)
         if links.dedup is not None or getattr(spec, "id_ttl", None):
             self._may_stand_for_others = True
-        if links.parent_id is not None or links.depends_on:
-            self.have_relatives = True
+        self.relatives.update(links.depends_on)
+        if links.parent_id is not None and links.parent_id != LINK_LATER:
+            self.relatives.add(links.parent_id)
 
     def are_new(self, queue: Queue) -> bool:
         return (
@@ -164,6 +166,11 @@ class Intake(Store):
         self._journal.close_batch(first)
         self._closing_batches.append(first)
 
+    def _drop_batch(self, first: int, size: int) -> None:
+        """The rows are gone with the commit of this tick."""
+        self._journal.drop_batch(first, first + size - 1)
+        self._closing_batches.append(first)
+
     async def _insert_plain_staged(self, queue: Queue, specs: Sequence[JobSpec], now: int) -> list[str]:
         first = self._open_batch(len(specs))
         plain = (self._make_plain(queue, spec, now, seq, self.ids.at(now)) for seq, spec in enumerate(specs, first))
@@ -184,6 +191,11 @@ class Intake(Store):
                 yield job
 
         jobs, events = await self._stage(make_all(), now)
+        try:
+            self._check_relatives(names, specs, jobs[0].queue)
+        except NotFound:
+            self._drop_batch(first, len(jobs))
+            raise
         if names.are_new(jobs[0].queue) and self._jobs.keys().isdisjoint([job.id for job in jobs]):
             names.take(jobs[0].queue)
             self._take_in_all(jobs, events)
@@ -192,7 +204,7 @@ class Intake(Store):
             self._recall_ids(jobs[0].queue, specs, now)
             found = [self._admit_staged(job, spec, now) for job, spec in zip(jobs, specs, strict=True)]
             new = [job for job, known in zip(jobs, found, strict=True) if job is known]
-        if names.have_relatives:
+        if names.relatives:
             self._tie(new, now)
         self._close_batch(first, new)
         return [job.id for job in found]
@@ -225,8 +237,7 @@ class Intake(Store):
         try:
             self._check_new(nodes, now)  # once more: others may have taken ids in the meantime
         except Refused:
-            self._journal.drop_batch(first, first + len(jobs) - 1)
-            self._closing_batches.append(first)
+            self._drop_batch(first, len(jobs))
             raise
         for job, node in zip(jobs, nodes, strict=True):
             self._take_in(job, node.spec, now)
@@ -305,6 +316,17 @@ class Intake(Store):
                 self._check_replacement(spec, queue, awaited, keys, now)
             except (InvalidCommand, NotFound, Refused) as error:
                 raise type(error)(f"jobs[{i}]: {error}") from None
+
+    def _check_relatives(self, names: _Names, specs: Sequence[JobSpec], queue: Queue) -> None:
+        """`_check_family` for a staged batch, once more: others may have removed a job between two slices."""
+        near = names.custom_ids, queue.custom_ids, self._satisfied
+        if all(self._find(relative) or any(relative in ids for ids in near) for relative in names.relatives):
+            return
+        for i, spec in enumerate(specs):
+            try:
+                self._check_family(spec, queue, names.custom_ids.keys())
+            except NotFound as error:
+                raise NotFound(f"jobs[{i}]: {error}") from None
 
     def _check_family(self, spec: JobSpec, queue: Queue, in_batch: Set[str | None]) -> None:
         depends_on: list[str] = getattr(spec, "depends_on", [])
