@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from pathlib import Path
 
 import pytest
 
@@ -49,3 +50,14 @@ def test_who_only_stops_sending_is_still_answered(server: ServerProcess, client:
         with pytest.raises(ConnectionError):
             leaving.recv()
     assert counts(client, queue) == {"waiting": 3000 if how == "sliced" else 1}
+
+
+def test_a_connection_too_many_is_told_so_even_if_it_has_sent_much(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path / "headrace.db", "--max-connections", "1") as server, server.client() as first:
+        first.ok("Ping")
+        for _ in range(20):
+            with server.client() as other:
+                for _ in range(20):
+                    other.send("Ping", pad="x" * 5000)
+                assert other.recv() == {"ok": False, "error": "Too many connections"}
+        assert first.ok("Ping")["data"]["pong"] is True

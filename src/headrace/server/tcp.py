@@ -57,8 +57,9 @@ class Connection(asyncio.Protocol):
         if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         if server.is_full:
+            self.session.is_closing = True
             self.transport.write(encode_error(Refused("Too many connections"), b""))  # type: ignore[union-attr]
-            self.transport.close()  # type: ignore[union-attr]
+            self._hang_up()
         elif server.engine.tokens:
             self._stranger_timer = server.loop.call_later(AUTH_WITHIN_S, self._end_stranger)
 
