@@ -153,6 +153,24 @@ async def test_events_that_wait_for_the_disk_are_told_once(
     await home.stop()
 
 
+async def test_a_disk_that_refuses_at_the_end_does_not_keep_the_file_from_being_opened_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: object) -> None:
+        raise StorageUnavailable("the disk refuses")
+
+    home = EmbeddedEngine(tmp_path / "jobs.db")
+    await home.start()
+    run_now(home.engine.backend.pause("q"))
+    with monkeypatch.context() as full:
+        full.setattr(home.engine.backend._journal, "commit", refuse)  # type: ignore[union-attr]
+        await home.stop()
+    assert "could not be stored: the disk refuses" in caplog.text
+    again = EmbeddedEngine(tmp_path / "jobs.db")
+    await again.start()
+    await again.stop()
+
+
 def noted(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, notes: list[str], note: str) -> None:
     """Have a method leave a note when it is called."""
     method = getattr(owner, name)

@@ -113,9 +113,13 @@ class Engine:
             await asyncio.wait(self._tasks, timeout=_STOP_S)
         for task in list(self._tasks):
             task.cancel()
-        if not self.backend.is_degraded:
-            self.backend.commit()
-        await self.backend.close()
+        try:
+            if not self.backend.is_degraded:
+                self.backend.commit()
+        except StorageUnavailable as error:  # nobody was promised anything of it
+            log.error("the figures of the last moment could not be stored: %s", error)
+        finally:
+            await self.backend.close()
 
     def end_waiting(self) -> None:
         """The server stops: parked commands get an empty reply, and no further one is parked."""
