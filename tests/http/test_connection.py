@@ -35,6 +35,22 @@ def test_a_connection_serves_request_after_request(http: Http, queue: str) -> No
     assert http.ok("GET", f"/queues/{queue}/count")["count"] == 5
 
 
+@pytest.mark.parametrize("behind", [push("behind", 1), b"nonsense"], ids=["request", "nonsense"])
+def test_the_connection_ends_with_its_last_answer_whatever_comes_behind(web: WebServer, behind: bytes) -> None:
+    with web.raw() as raw, web.http() as http:
+        assert raw.ask(request("GET", "/ping", b"", "Connection: close") + behind).status == 200
+        assert raw.is_ended()
+        assert http.ok("GET", "/queues/behind/count")["count"] == 0
+
+
+def test_a_stream_begins_whatever_comes_behind_its_request(web: WebServer, http: Http, queue: str) -> None:
+    with web.raw() as raw:
+        raw.send(request("GET", f"/events/queues/{queue}") + request("GET", "/ping"))
+        raw.until(b'"connected":true')
+        http.ok("POST", f"/queues/{queue}/jobs", {"data": 1})
+        raw.until(b"event: job:pushed")
+
+
 def test_pipelined_requests_are_answered_in_order(web: WebServer, queue: str) -> None:
     with web.raw() as raw:
         raw.send(b"".join(push(queue, n) for n in range(200)) + request("GET", f"/queues/{queue}/count"))

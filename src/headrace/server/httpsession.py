@@ -117,8 +117,10 @@ class HttpSession(Driver[Request]):
         return sum([request.size for request in self.backlog])
 
     def receive(self, request: Request) -> None:
-        self.backlog.append(request)
-        self.work_off()
+        """Serve it when those before it are answered; behind the last response of a connection nothing is."""
+        if not self.is_closing:
+            self.backlog.append(request)
+            self.work_off()
 
     def work_off(self) -> None:
         while self.backlog and self._current is None and not self.is_closing and not self.is_choked:
