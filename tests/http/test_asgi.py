@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import threading
+import tracemalloc
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -210,3 +211,31 @@ async def test_streams_end_with_the_application() -> None:
         await asyncio.wait_for(socket.recv(), 5)
     assert stream.raw.is_closed()
     stream.close()
+
+
+async def test_the_body_of_a_request_with_a_wrong_token_is_not_kept() -> None:
+    home = EmbeddedEngine(None)
+    await home.start()
+    home.engine.tokens = [b"right"]
+    asgi, sent, left = AsgiApp(home), [], 60  # type: ignore[var-annotated]
+    megabyte = b" " * 2**20
+
+    async def receive() -> dict[str, Any]:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            await asyncio.Event().wait()  # as long as the client stays
+        return {"type": "http.request", "body": megabyte, "more_body": left > 0}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    headers = [(b"host", b"localhost"), (b"authorization", b"Bearer wrong"), (b"content-length", b"%d" % (60 << 20))]
+    tracemalloc.start()
+    await asgi({"type": "http", "method": "POST", "path": "/queues/q/jobs", "headers": headers}, receive, send)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert (sent[0]["status"], left) == (401, -1)
+    assert peak < 10 * 2**20
+    await asgi.close()
+    await home.stop()

@@ -299,7 +299,8 @@ async def _read_body(request: Request, receive: Receive) -> bool:
         if request.size > MAX_BODY_BYTES:
             request.refusal = TooLarge("Request body exceeds 64 MB")
             return True
-        request.body += body
+        if request.is_known:  # else it will be refused
+            request.body += body
         if not message.get("more_body"):
             return True
 
