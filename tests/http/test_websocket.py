@@ -264,6 +264,18 @@ def test_a_client_that_goes_on_sending_is_told_why_it_is_hung_up_on(web: WebServ
         assert raw.is_ended()
 
 
+def test_who_names_no_requests_gets_every_reply_in_its_turn(web: WebServer, queue: str) -> None:
+    with web.raw() as raw:
+        raw.send(HELLO)
+        assert b"101 Switching Protocols" in raw.head()
+        subscribe = {"cmd": "Subscribe", "events": ["job:pushed"]}
+        poll = {"cmd": "PULL", "queue": queue, "timeout": 300}
+        raw.send(masked(poll) + masked(subscribe) + b"\x81\x81" + bytes(4) + b"{" + masked({"cmd": "Ping"}))
+        replies = raw.until(b'"pong":true')
+        marks = [b'"job":null', b'"subscribed":["job:pushed"]', b"Invalid JSON", b'"pong":true']
+        assert sorted(marks, key=replies.index) == marks
+
+
 @pytest.mark.parametrize("depth", range(900, 1000, 5))
 async def test_deep_messages_are_answered_or_refused_and_the_connection_stays(talk: Talk, depth: int) -> None:
     await talk.socket.send('{"cmd":"PUSH","queue":"deep","data":' + "[" * depth + "]" * depth + "}")

@@ -68,8 +68,9 @@ class Carrier(Outlet, Protocol):
 class Takeover(Protocol):
     """What a connection has become: a stream of events, a WebSocket."""
 
-    only_listens: bool
-    """Whether it has never asked for anything but events."""
+    @property
+    def only_listens(self) -> bool:
+        """Whether it has never asked for anything but events."""
 
     @property
     def is_busy(self) -> bool:

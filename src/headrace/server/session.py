@@ -142,10 +142,6 @@ class Session(Driver[bytes | Raw]):
         """Run one command that came in another way (WebSocket)."""
         self._take_in([frame])
 
-    def answer(self, reply: Struct, req_id: bytes) -> None:
-        """Reply to something that is not a command of the protocol."""
-        self._answer(reply, req_id)
-
     def _take_in(self, frames: list[bytes]) -> None:
         if self.backlog:
             self.backlog.extend(frames)
@@ -237,11 +233,7 @@ class Session(Driver[bytes | Raw]):
         for done, frame in enumerate(frames):
             if self._must_wait():
                 return done
-            try:
-                req_id = bytes(decode_command(frame).req_id)
-            except Undecodable as error:
-                req_id = error.req_id
-            self._refuse(RateLimited(), req_id)
+            self._refuse(RateLimited(), bytes(self._decode(frame).req_id))
         return len(frames)
 
     def _decode_all(self, frames: list[bytes]) -> Sequence[Command[Any] | Undecodable]:

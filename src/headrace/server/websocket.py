@@ -11,19 +11,19 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
-from msgspec import msgpack
+from msgspec import Raw, msgpack
 from wsproto.connection import Connection, ConnectionState, ConnectionType
 from wsproto.events import BytesMessage, CloseConnection, Message, Ping, TextMessage
 from wsproto.utilities import ProtocolError
 
-from headrace.commands._base import ErrorReply, Reply
-from headrace.errors import HeadraceError, InvalidCommand, StorageUnavailable
+from headrace.commands._base import ABSENT, Command, Reply
+from headrace.errors import HeadraceError, StorageUnavailable
 from headrace.frames import Frames
 from headrace.model import EVENT_WORDS
 from headrace.server.access import subprotocols
@@ -36,6 +36,7 @@ from headrace.server.session import MAX_BACKLOG, Session
 from headrace.server.sse import check_patterns
 from headrace.server.ticker import Parcels, Release
 from headrace.server.valve import Valve
+from headrace.wire import Undecodable
 
 if TYPE_CHECKING:
     from headrace.server.httpsession import Carrier, HttpSession, Takeover
@@ -138,19 +139,61 @@ def _accept(request: Request) -> bytes:
 # -- one connection ----------------------------------------------------------------------------------------------------
 
 
+class _Wish(Command[Subscribed]):
+    """A Subscribe, or an Unsubscribe if not `is_more`."""
+
+    message: dict[str, Any]
+    is_more: bool
+
+
+class _JsonSession(Session):
+    """A session whose frames are JSON texts, and which knows two commands more."""
+
+    def __init__(self, *args: Any, choose: Callable[[_Wish], list[str]], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._choose = choose
+        self.has_asked = False
+        """Whether it was asked for anything but events."""
+
+    def _decode_all(self, frames: list[bytes]) -> Sequence[Command[Any] | Undecodable]:
+        return [self._decode(frame) for frame in frames]
+
+    def _decode(self, frame: bytes) -> Command[Any] | Undecodable:
+        try:
+            value = from_json(frame)
+            packed = _pack(value)
+        except (InvalidJson, RecursionError):
+            return Undecodable("Invalid JSON")
+        name = value.get("cmd") if isinstance(value, dict) else None
+        if name in ("Subscribe", "Unsubscribe"):
+            req_id = Raw(_pack(value["reqId"])) if "reqId" in value else ABSENT
+            return _Wish(message=value, is_more=name == "Subscribe", req_id=req_id)
+        self.has_asked = True
+        return super()._decode(packed)
+
+    def _start(self, command: Command[Any], key: bytes | Raw) -> None:
+        if not isinstance(command, _Wish):
+            super()._start(command, key)
+            return
+        try:
+            self._answer(Subscribed(subscribed=self._choose(command)), key)
+        except HeadraceError as error:
+            self._refuse(error, key)
+
+
 class WebSocket:
     """One client: a session of the protocol, and a listener of the hub."""
 
     def __init__(self, hub: Hub, connection: Carrier, queue: str | None, peers: set[WebSocket]) -> None:
         server = connection.server
         self.choice = Choice(queue)
-        self.only_listens = True
-        self.session = Session(
+        self.session = _JsonSession(
             server.engine,
             connection.session.address,
             stir=partial(server.ticker.stir, self),
             later=server.loop.call_soon,
             budget=server.new_budget(),
+            choose=self.choose,
         )
         self.session.is_authenticated = True  # the upgrade was
         self._hub = hub
@@ -208,34 +251,20 @@ class WebSocket:
         if len(self._message) > MAX_MESSAGE_BYTES:
             raise _TooBig
         if part.message_finished:
-            text, self._message = self._message, bytearray()
-            self._receive(text)
+            text, self._message = bytes(self._message), bytearray()
+            self.session.receive_frame(text)
 
-    def _receive(self, text: bytearray) -> None:
-        try:
-            value = from_json(text)
-            frame = _pack(value)
-        except (InvalidJson, RecursionError):
-            self.session.answer(ErrorReply.of(InvalidCommand("Invalid JSON")), b"")
-            return
-        name = value.get("cmd") if isinstance(value, dict) else None
-        if name in ("Subscribe", "Unsubscribe"):
-            self._choose(value, name)
-        else:
-            self.only_listens = False
-            self.session.receive_frame(frame)
+    @property
+    def only_listens(self) -> bool:
+        return not self.session.has_asked
 
-    def _choose(self, value: dict[str, Any], name: str) -> None:
-        req_id = _pack(value["reqId"]) if "reqId" in value else b""
-        try:
-            given = _patterns_of(value, is_required=name == "Subscribe")
-        except HeadraceError as error:
-            self.session.answer(ErrorReply.of(error), req_id)
-            return
+    def choose(self, wish: _Wish) -> list[str]:
+        """Change the selection as a Subscribe or Unsubscribe says; what is selected then."""
+        given = _patterns_of(wish.message, is_required=wish.is_more)
         had = set() if self._writer is legacy_event else self.choice.patterns - NOTHING
-        chosen = had | set(given) if name == "Subscribe" else had - set(given or had)
+        chosen = had | set(given) if wish.is_more else had - set(given or had)
         self._listen(frozenset(chosen))
-        self.session.answer(Subscribed(subscribed=sorted(chosen)), req_id)
+        return sorted(chosen)
 
     def _listen(self, patterns: frozenset[str]) -> None:
         self._hub.flush()  # what has happened is sent by the old selection
