@@ -1,9 +1,9 @@
 // One job: its life as a picture, what went in and came out, what went wrong, its log and its family.
 
 import * as api from "./api.js";
-import { gantt } from "./charts.js";
 import { h } from "./dom.js";
 import { age, clockTime, duration, exactTime, firstLine, nameOf } from "./format.js";
+import { gantt } from "./gantt.js";
 import { now } from "./live.js";
 import { attempt, badge, confirm, copyButton, paths, perform, queueLink, section, when } from "./parts.js";
 import { tree } from "./tree.js";

@@ -1,9 +1,9 @@
 // Workflows: the latest flows, and one of them as bars over time, rollbacks below what they take back.
 
 import * as api from "./api.js";
-import { gantt } from "./charts.js";
 import { h } from "./dom.js";
 import { duration, excerpt, firstLine } from "./format.js";
+import { gantt } from "./gantt.js";
 import { now } from "./live.js";
 import { badge, confirm, dialog, notice, perform, section, toast, when } from "./parts.js";
 
