@@ -126,7 +126,7 @@ def _row(queue: Judged, unit: str) -> list[Cell]:
         count_cell(row.dlq, "failed"),
         notation.rate(queue.in_per_sec, unit),
         notation.rate(queue.out_per_sec, unit),
-        Styled(notation.duration(queue.oldest_ms) if row.waiting else "", "red" if queue.trouble else ""),
+        Styled(notation.duration(queue.oldest_ms) if row.waiting else "", "red" if queue.is_late else ""),
     ]
 
 
