@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Locator, Page, Response, expect
 
-from tests.browser.conftest import DESKTOP, PHONE, OpenPage, Site, Watch
+from tests.browser.conftest import DESKTOP, PHONE, TABLET, OpenPage, Site, Watch
 from tests.http.test_asgi import Site as MountedSite
 from tests.wireclient import Client
 
@@ -258,7 +258,7 @@ PLACES = ["#/", "#/queues", "#/jobs", "#/failures", "#/schedules", "#/workers", 
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
+@pytest.mark.parametrize("size", [DESKTOP, TABLET, PHONE], ids=["desktop", "tablet", "phone"])
 def test_every_place_fits_the_screen_and_is_readable(
     size: dict[str, int], scheme: str, site: Site, client: Client, queue: str, open_page: OpenPage
 ) -> None:
