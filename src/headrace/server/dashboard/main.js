@@ -146,17 +146,26 @@ const fetchPage = (name) =>
 const draw = oncePerFrame(() => {
   ctx.width = content.clientWidth - parseFloat(getComputedStyle(content).paddingLeft) * 2;
   document.documentElement.classList.toggle("login", ctx.login);
-  if (ctx.login) show(content, login.view(ctx, signedIn));
-  else if (ctx.data && (!ctx.error || ctx.error.kind === "lost")) {
-    show(content, ctx.page.view(ctx.data, ctx));
-    document.title = `${ctx.page.title(ctx)} · Headrace`;
-  } else if (ctx.error) show(content, problem(ctx.error));
+  if (ctx.login) draws("Sign in", login.view(ctx, signedIn));
+  else if (ctx.data && (!ctx.error || ctx.error.kind === "lost"))
+    draws(ctx.page.title(ctx), ctx.page.view(ctx.data, ctx));
+  else if (ctx.error) {
+    const told = problem(ctx.error);
+    draws(told.querySelector("h2").textContent, told);
+  }
 });
+
+function draws(title, view) {
+  show(content, view);
+  document.title = `${title} · Headrace`;
+}
 
 async function signedIn() {
   live.disconnect();
   await load();
   drawBar();
+  // What was refused is replaced by what is typed next.
+  if (ctx.login) content.querySelector("input").select();
 }
 
 let isReported = null;
