@@ -34,15 +34,31 @@ def test_a_queue_is_paused_and_resumed_where_one_looks(
 def test_draining_asks_once_and_says_how_many(site: Site, client: Client, queue: str, open_page: OpenPage) -> None:
     push(client, queue, 12)
     page, _ = open_page(site, f"#/queue/{queue}")
-    page.get_by_role("button", name="Drain").click()
+    page.get_by_role("button", name="Remove waiting").click()
     question = page.get_by_role("dialog")
     expect(question).to_contain_text(f"Remove 12 waiting and delayed jobs of {queue}?")
     question.get_by_role("button", name="Keep").click()
     assert client.ok("Count", queue=queue)["count"] == 12
-    page.get_by_role("button", name="Drain").click()
+    page.get_by_role("button", name="Remove waiting").click()
     question.get_by_role("button", name="Remove 12 jobs").click()
     expect(page.locator(".toast")).to_contain_text("12")
     assert client.ok("Count", queue=queue)["count"] == 0
+
+
+def test_delayed_jobs_run_before_their_time_after_one_question(
+    site: Site, client: Client, queue: str, open_page: OpenPage
+) -> None:
+    push(client, queue, 4, delay=3_600_000)
+    page, _ = open_page(site, f"#/queue/{queue}")
+    page.get_by_role("button", name="Run 4 delayed now").click()
+    question = page.get_by_role("dialog")
+    expect(question).to_contain_text(f"Run 4 delayed jobs of {queue} now?")
+    question.get_by_role("button", name="Keep").click()
+    assert client.ok("GetJobCounts", queue=queue)["counts"]["delayed"] == 4
+    page.get_by_role("button", name="Run 4 delayed now").click()
+    question.get_by_role("button", name="Run 4 jobs").click()
+    expect(page.locator(".toast")).to_contain_text("4 jobs ready")
+    assert client.ok("GetJobCounts", queue=queue)["counts"]["waiting"] == 4
 
 
 def test_completed_jobs_are_cleaned_after_one_question(
@@ -54,7 +70,7 @@ def test_completed_jobs_are_cleaned_after_one_question(
         client.ok("ACK", id=pulled["job"]["id"], token=pulled.get("token"))
     page, _ = open_page(site, f"#/queue/{queue}?state=completed")
     expect(page.locator("tr[data-row]")).to_have_count(3)
-    page.get_by_role("button", name="Clean").click()
+    page.get_by_role("button", name="Remove completed").click()
     page.get_by_role("dialog").get_by_role("button", name="Remove 3 jobs").click()
     expect(page.locator("tr[data-row]")).to_have_count(0)
     assert client.ok("GetJobCounts", queue=queue)["counts"]["completed"] == 0
@@ -115,7 +131,8 @@ def test_a_delayed_job_is_promoted_and_a_waiting_one_cancelled(
     page.get_by_role("button", name="Run now").click()
     expect(page.locator("h1 .state")).to_contain_text("waiting")
     page.get_by_role("button", name="Cancel").click()
-    page.get_by_role("dialog").get_by_role("button", name="Cancel").click()
+    expect(page.get_by_role("dialog")).to_contain_text("Cancel the job welcome?")
+    page.get_by_role("dialog").get_by_role("button", name="Cancel job").click()
     expect(page.locator("h1")).to_contain_text(queue)
     assert client.ok("GetState", id=job_id)["state"] == "unknown"
 
