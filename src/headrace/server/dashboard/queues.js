@@ -78,7 +78,7 @@ export function queueTable(queues, ctx, unit) {
         h("th", { class: "n" }, `Out/${unit}`),
         h("th", { class: "n" }, "p95 wait"),
         h("th", { class: "n" }, "Running"),
-        h("th", { class: "n" }, "Failed today"),
+        h("th", { class: "n", title: "Since midnight UTC, or since the server started" }, "Failed today"),
         h("th", { class: "act" }, h("span", { class: "hidden" }, "Actions")),
       ),
     ),
