@@ -285,6 +285,26 @@ def test_a_lost_server_is_loud_and_its_return_is_silent(open_page: OpenPage, tmp
         site.kill()
 
 
+def test_a_place_that_is_first_opened_while_the_server_is_gone_fills_itself_later(
+    open_page: OpenPage, tmp_path: Path
+) -> None:
+    site = Site(tmp_path / "lost.db")
+    site.start()
+    try:
+        page, watch = open_page(site)
+        watch.allow("ERR_CONNECTION_REFUSED", "ERR_EMPTY_RESPONSE", "ERR_CONNECTION_RESET", "ERR_INCOMPLETE_CHUNKED")
+        expect(page.get_by_role("heading", name="No queues yet")).to_be_visible()
+        site.kill()
+        page.get_by_role("link", name="Schedules").click()  # its module was never fetched
+        expect(page.get_by_role("heading", name="No answer yet")).to_be_visible()
+        expect(page.locator("#lost")).to_be_visible()
+        site.start()
+        expect(page.get_by_role("heading", name="Nothing is scheduled")).to_be_visible()
+        page.close()  # a page that outlives its server complains about that
+    finally:
+        site.kill()
+
+
 def test_what_is_asked_of_a_server_that_is_gone_is_told_to_have_failed(open_page: OpenPage, tmp_path: Path) -> None:
     site = Site(tmp_path / "gone.db")
     site.start()

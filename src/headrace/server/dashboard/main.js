@@ -4,7 +4,7 @@
 // `ui` (state of the page that lives as long as the address), `redraw()` and `reload()`. To add a page: write its
 // module and add a line to PAGES.
 
-import { ApiError, hasReport, openReport, token } from "./api.js";
+import { ApiError, hasReport, openReport, overview, token } from "./api.js";
 import { h, oncePerFrame, show } from "./dom.js";
 import { clockTime } from "./format.js";
 import * as live from "./live.js";
@@ -103,7 +103,7 @@ async function load() {
   loading = true;
   const mine = ctx;
   try {
-    mine.page ??= await fetchPage(mine.name);
+    mine.page ??= await fetchPage(mine);
     mine.data = await mine.page.load(mine);
     mine.error = null;
     mine.login = false;
@@ -136,10 +136,18 @@ function considerLogin(mine, error) {
   drawBar();
 }
 
-const fetchPage = (name) =>
-  PAGES[name]().catch(() => {
+// A browser never asks again for a module that it did not get: only reloading helps, as soon as somebody answers.
+const fetchPage = (mine) =>
+  PAGES[mine.name]().catch(() => {
+    mine.unfetched = true;
     throw new ApiError("lost", "The server does not answer.");
   });
+
+const reloadIfAnswered = () =>
+  overview().then(
+    () => location.reload(),
+    () => {},
+  );
 
 // -- drawing -----------------------------------------------------------------------------------------------------
 
@@ -358,7 +366,7 @@ addEventListener("keydown", onKey);
 addEventListener("resize", () => draw());
 open();
 live.start(
-  () => (ctx.login || ctx.page?.still ? drawConnection() : load()),
+  () => (ctx.unfetched ? reloadIfAnswered() : ctx.login || ctx.page?.still ? drawConnection() : load()),
   () => {
     drawConnection();
     draw();
