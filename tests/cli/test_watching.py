@@ -76,8 +76,8 @@ def test_a_full_disk_is_told_with_1(offline: Cli, tmp_path: Path) -> None:
         assert ill.code == 1
         assert "nothing can be stored: " in ill.out
         sentence = offline.ok("top", "--once", *url).out.splitlines()[0]
-        assert sentence.startswith("✕ Nothing can be stored: ")
-        assert sentence.endswith(" by itself. Nothing is accepted until that is over.")
+        assert sentence.startswith("✕ Nothing is accepted. Storage is full: ")
+        assert sentence.endswith(" by itself.")
         (disk / "ballast").unlink()
         while offline("health", *url).code:
             assert time.monotonic() < deadline

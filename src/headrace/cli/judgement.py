@@ -96,9 +96,8 @@ def sentence(queues: list[Judged], overview: Overview, unit: str) -> Sentence:
     """One sentence of state, and a second one for the rest. `queues` come with the worst first."""
     storage = overview.storage
     if storage.disk_full or storage.error:
-        reason = notation.one_line(storage.error or "the disk is full").rstrip(".")
-        text = f"Nothing can be stored: {reason}. Nothing is accepted until that is over."
-        return Sentence("✕", text, "bold red")
+        reason = notation.one_line(storage.error or "The disk is full").rstrip(".")
+        return Sentence("✕", f"Nothing is accepted. {reason}.", "bold red")
     if not queues or not queues[0].trouble:
         return Sentence("✓", f"{_reassurance(queues)} {_summary(overview.stats)}", "green")
     worst = queues[0]

@@ -94,9 +94,8 @@ export function sentence(queues, { storage, stats }, unit, hour) {
     return say(
       "bad",
       "✕",
-      `Nothing could be stored for ${duration(Math.max(0, now() - storage.since))}: `,
-      (storage.error ?? "the disk is full").replace(/\.$/, ""),
-      ". Nothing is accepted until that is over.",
+      `Nothing has been accepted for ${duration(Math.max(0, now() - storage.since))}. `,
+      (storage.error ?? "The disk is full").replace(/\.?$/, "."),
     );
   }
   const troubled = queues.filter((queue) => queue.trouble).sort(worstFirst);
