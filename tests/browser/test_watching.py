@@ -40,7 +40,9 @@ def row(page: Page, text: str) -> Any:
 def test_an_empty_server_shows_the_lines_that_fill_it(open_page: OpenPage, tmp_path: Any) -> None:
     with Site(tmp_path / "empty.db") as empty:
         assert isinstance(empty, Site)
-        page, _ = open_page(empty)
+        page, _ = open_page(empty, "#/workers")
+        expect(page.locator(".notice pre")).to_have_text("headrace worker shop.jobs:app")
+        page.goto(empty.url())
         expect(page.get_by_role("heading", name="No queues yet")).to_be_visible()
         subprocess.run(["bash", "-c", page.locator("pre").inner_text()], check=True, timeout=60)
         expect(row(page, "mail")).to_be_visible()
@@ -252,6 +254,7 @@ def test_schedules_and_workers_are_listed(site: Site, client: Client, queue: str
     expect(row(page, queue)).to_contain_text("host-1, pid 7")
     page.get_by_role("link", name="Workflows").click()
     expect(page.get_by_role("heading", name="No workflow has run on this server")).to_be_visible()
+    expect(page.locator(".notice pre")).to_contain_text("flows.execute(")
 
 
 PLACES = ["#/", "#/queues", "#/jobs", "#/failures", "#/schedules", "#/workers", "#/workflows"]

@@ -37,8 +37,9 @@ function registered({ list: workers, stats }) {
         "p",
         {},
         "Workers of Headrace and of the official clients register by themselves when they start. ",
-        "Jobs can be pulled without registering, too; such pullers are not listed.",
+        "Jobs can be pulled without registering, too; such pullers are not listed. The tasks of an app are run by:",
       ),
+      h("pre", { class: "code" }, "headrace worker shop.jobs:app"),
     );
   }
   return [

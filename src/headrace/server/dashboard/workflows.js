@@ -24,6 +24,8 @@ function list(flows) {
       notice(
         "No workflow has run on this server",
         h("p", {}, "A run is drawn here as bars over time: attempts one below the other, compensation below them."),
+        h("p", {}, "Programs start one; docs/workflows.md has a whole order, from its steps to its rollbacks:"),
+        h("pre", { class: "code" }, 'await flows.execute(process_order, Order("o-1", 900), id="order-1")'),
       ),
     ];
   }
