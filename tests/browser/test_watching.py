@@ -234,6 +234,17 @@ def test_jobs_are_found_by_state_text_and_id(site: Site, client: Client, queue: 
     expect(rows).to_contain_text(["later"])
 
 
+def test_a_search_in_all_queues_does_not_pass_off_what_it_shows_as_all_there_is(
+    site: Site, client: Client, queue: str, open_page: OpenPage
+) -> None:
+    client.ok("PUSHB", queue=queue, jobs=[{"data": {"customer": f"{queue}-{n}"}} for n in range(120)])
+    page, _ = open_page(site, f"#/jobs?find={queue}-")
+    expect(page.locator("tr[data-row]")).to_have_count(50)
+    expect(page.locator("main")).to_contain_text("The newest 50 that match")
+    page.get_by_label("Search jobs").fill(f"{queue}-11")
+    expect(page.locator("main")).to_contain_text("11 found")
+
+
 def test_schedules_and_workers_are_listed(site: Site, client: Client, queue: str, open_page: OpenPage) -> None:
     client.ok("Cron", name=f"{queue}-nightly", queue=queue, schedule="0 3 * * *", data={})
     client.ok("RegisterWorker", name="mailer", queues=[queue], concurrency=5, hostname="host-1", pid=7)
