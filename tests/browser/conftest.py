@@ -21,6 +21,7 @@ from tests.serverprocess import ServerProcess
 from tests.wireclient import Client
 
 DESKTOP = {"width": 1280, "height": 900}
+TABLET = {"width": 1024, "height": 768}
 PHONE = {"width": 390, "height": 844}
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking"]
 

@@ -34,15 +34,31 @@ def test_a_queue_is_paused_and_resumed_where_one_looks(
 def test_draining_asks_once_and_says_how_many(site: Site, client: Client, queue: str, open_page: OpenPage) -> None:
     push(client, queue, 12)
     page, _ = open_page(site, f"#/queue/{queue}")
-    page.get_by_role("button", name="Drain").click()
+    page.get_by_role("button", name="Remove waiting").click()
     question = page.get_by_role("dialog")
     expect(question).to_contain_text(f"Remove 12 waiting and delayed jobs of {queue}?")
     question.get_by_role("button", name="Keep").click()
     assert client.ok("Count", queue=queue)["count"] == 12
-    page.get_by_role("button", name="Drain").click()
+    page.get_by_role("button", name="Remove waiting").click()
     question.get_by_role("button", name="Remove 12 jobs").click()
     expect(page.locator(".toast")).to_contain_text("12")
     assert client.ok("Count", queue=queue)["count"] == 0
+
+
+def test_delayed_jobs_run_before_their_time_after_one_question(
+    site: Site, client: Client, queue: str, open_page: OpenPage
+) -> None:
+    push(client, queue, 4, delay=3_600_000)
+    page, _ = open_page(site, f"#/queue/{queue}")
+    page.get_by_role("button", name="Run 4 delayed now").click()
+    question = page.get_by_role("dialog")
+    expect(question).to_contain_text(f"Run 4 delayed jobs of {queue} now?")
+    question.get_by_role("button", name="Keep").click()
+    assert client.ok("GetJobCounts", queue=queue)["counts"]["delayed"] == 4
+    page.get_by_role("button", name="Run 4 delayed now").click()
+    question.get_by_role("button", name="Run 4 jobs").click()
+    expect(page.locator(".toast")).to_contain_text("4 jobs ready")
+    assert client.ok("GetJobCounts", queue=queue)["counts"]["waiting"] == 4
 
 
 def test_completed_jobs_are_cleaned_after_one_question(
@@ -54,7 +70,7 @@ def test_completed_jobs_are_cleaned_after_one_question(
         client.ok("ACK", id=pulled["job"]["id"], token=pulled.get("token"))
     page, _ = open_page(site, f"#/queue/{queue}?state=completed")
     expect(page.locator("tr[data-row]")).to_have_count(3)
-    page.get_by_role("button", name="Clean").click()
+    page.get_by_role("button", name="Remove completed").click()
     page.get_by_role("dialog").get_by_role("button", name="Remove 3 jobs").click()
     expect(page.locator("tr[data-row]")).to_have_count(0)
     assert client.ok("GetJobCounts", queue=queue)["counts"]["completed"] == 0
@@ -115,7 +131,8 @@ def test_a_delayed_job_is_promoted_and_a_waiting_one_cancelled(
     page.get_by_role("button", name="Run now").click()
     expect(page.locator("h1 .state")).to_contain_text("waiting")
     page.get_by_role("button", name="Cancel").click()
-    page.get_by_role("dialog").get_by_role("button", name="Cancel").click()
+    expect(page.get_by_role("dialog")).to_contain_text("Cancel the job welcome?")
+    page.get_by_role("dialog").get_by_role("button", name="Cancel job").click()
     expect(page.locator("h1")).to_contain_text(queue)
     assert client.ok("GetState", id=job_id)["state"] == "unknown"
 
@@ -190,7 +207,8 @@ def test_signing_in_with_a_wrong_and_then_the_right_token(open_page: OpenPage, t
         page.get_by_label("Token").fill("wrong")
         page.keyboard.press("Enter")
         expect(page.get_by_role("alert").filter(has_text="did not accept")).to_be_visible()
-        page.get_by_label("Token").fill("open-sesame")
+        expect(page).to_have_title("Sign in · Headrace")
+        page.keyboard.type("open-sesame")  # over the refused one
         page.get_by_role("button", name="Sign in").click()
         expect(row(page, "secret-mail")).to_be_visible()
         page.reload()
@@ -263,6 +281,26 @@ def test_a_lost_server_is_loud_and_its_return_is_silent(open_page: OpenPage, tmp
         site.start()
         expect(strip).to_be_hidden()
         expect(row(page, "mail").locator("td[data-label=Waiting] .figure")).to_have_text("2")
+    finally:
+        site.kill()
+
+
+def test_a_place_that_is_first_opened_while_the_server_is_gone_fills_itself_later(
+    open_page: OpenPage, tmp_path: Path
+) -> None:
+    site = Site(tmp_path / "lost.db")
+    site.start()
+    try:
+        page, watch = open_page(site)
+        watch.allow("ERR_CONNECTION_REFUSED", "ERR_EMPTY_RESPONSE", "ERR_CONNECTION_RESET", "ERR_INCOMPLETE_CHUNKED")
+        expect(page.get_by_role("heading", name="No queues yet")).to_be_visible()
+        site.kill()
+        page.get_by_role("link", name="Schedules").click()  # its module was never fetched
+        expect(page.get_by_role("heading", name="No answer yet")).to_be_visible()
+        expect(page.locator("#lost")).to_be_visible()
+        site.start()
+        expect(page.get_by_role("heading", name="Nothing is scheduled")).to_be_visible()
+        page.close()  # a page that outlives its server complains about that
     finally:
         site.kill()
 
@@ -386,3 +424,4 @@ def test_a_job_that_is_gone_says_so(site: Site, open_page: OpenPage) -> None:
     watch.allow("404")
     page.goto(site.url("#/job/no-such-job"))
     expect(page.get_by_role("heading", name="Not found")).to_be_visible()
+    expect(page).to_have_title("Not found · Headrace")

@@ -8,7 +8,16 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page
 
-from headrace.commands.dashboard import first_line, signature_of
+from headrace.cli.judgement import judge
+from headrace.commands.dashboard import (
+    HistoryRates,
+    HistorySeries,
+    HistoryView,
+    QueueRow,
+    QueueSeries,
+    first_line,
+    signature_of,
+)
 from headrace.states import NEXT, WORDS, State, Verb
 from tests.browser.conftest import Site, watched_pages
 
@@ -54,6 +63,43 @@ def test_the_marks_of_an_axis_are_where_they_say(top: str, write: str, page: Pag
         assert value * 0.999 <= end <= max(value * 50, 2), value
         written = ask(page, "format", write, end / 2, "s")
         assert float(written.removesuffix(" ms")) == pytest.approx(end / 2), (value, written)
+
+
+# What a queue looks like, its last minute in three steps (jobs in, completed and failed per second), the verdict.
+JUDGED = [
+    ({}, [(1, 1, 0)] * 3, ""),
+    ({"waiting": 9, "oldest": 30_000}, [(1, 1, 0)] * 3, ""),
+    ({"waiting": 9, "oldest": 90_000}, [(0, 0, 0)] * 3, "stuck"),
+    ({"waiting": 9, "oldest": 90_000, "active": 2}, [(2, 1, 0)] * 3, "behind"),
+    ({"waiting": 9, "oldest": 90_000, "active": 2}, [(1, 2, 0)] * 3, "late"),
+    ({"waiting": 9, "oldest": 90_000, "paused": True}, [(1, 0, 1)] * 3, "paused"),
+    ({}, [(3, 0, 3)] * 3, "failing"),
+    ({}, [(3, 2, 1)] * 3, ""),
+    ({}, [(0.05, 0, 0.05), (0, 0, 0), (0.05, 0, 0.05)], ""),  # two jobs in all
+    ({}, [(0, 0, 0), (0, 0, 0), (0.15, 0.05, 0.15)], "failing"),
+    ({"waiting": 9, "oldest": 90_000, "active": 1}, [(3, 0, 3)] * 3, "failing"),
+    ({}, [(3, 0, 3)] * 3 + [(1, 1, 0)] * 3, ""),  # over
+]
+
+
+@pytest.mark.parametrize(("state", "steps", "trouble"), JUDGED)
+def test_page_and_terminal_judge_queues_by_the_same_rules(
+    state: dict[str, Any], steps: list[tuple[float, float, float]], trouble: str, page: Page
+) -> None:
+    pushed, out, failed = (list(values) for values in zip(*steps, strict=True))
+    shown = {"name": "q", "waiting": 0, "active": 0, "paused": False, "oldest": None, "in": 0, "out": 0} | state
+    script = """async ([row, series]) => {
+      const { judge } = await import("/assets/health.js");
+      return judge(row, { step: 20_000, queues: new Map([["q", series]]) }).trouble ?? "";
+    }"""
+    assert page.evaluate(script, [shown, {"in": pushed, "out": out, "failed": failed, "waiting": []}]) == trouble
+    row = QueueRow(
+        "q", shown["waiting"], 0, 0, shown["active"], 0, 0, shown["paused"], None, shown["oldest"], 0, 0, 0, None
+    )
+    series = HistorySeries(pushed, out, failed, [], [], [], [], [])
+    queues = {"q": QueueSeries(pushed, out, failed, [])}
+    history = HistoryView("1h", 20_000, 0, series, queues, {}, HistoryRates(0, 0, 0), 0)
+    assert judge(row, history).trouble == trouble
 
 
 ERRORS = [

@@ -43,6 +43,22 @@ def test_the_report_is_for_those_who_have_a_token(tmp_path: Path) -> None:
             assert "default-src 'none'" in answer.headers["content-security-policy"]
 
 
+@pytest.mark.parametrize("width", [1280, 1024, 390])
+def test_all_that_the_bar_may_hold_fits_the_screen(open_page: OpenPage, tmp_path: Path, width: int) -> None:
+    report = tmp_path / "report.html"
+    report.write_text(PAGE)
+    with Site(tmp_path / "shown.db", "--auth-tokens", "sesame", "--report", str(report)) as site:
+        assert isinstance(site, Site)
+        page, watch = open_page(site, viewport={"width": width, "height": 800})
+        watch.allow("401")
+        page.get_by_label("Token").fill("sesame")
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("link", name="Report")).to_be_visible()
+        expect(page.get_by_role("button", name="Sign out")).to_be_in_viewport(ratio=1)
+        assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+        page.close()
+
+
 @pytest.mark.parametrize("width", [1280, 400])
 def test_long_names_do_not_make_the_report_wider_than_the_page(browser: Browser, tmp_path: Path, width: int) -> None:
     at, name = datetime(2026, 3, 29, tzinfo=UTC), "x" * 256

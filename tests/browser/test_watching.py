@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Locator, Page, Response, expect
 
-from tests.browser.conftest import DESKTOP, PHONE, OpenPage, Site, Watch
+from tests.browser.conftest import DESKTOP, PHONE, TABLET, OpenPage, Site, Watch
 from tests.http.test_asgi import Site as MountedSite
 from tests.wireclient import Client
 
@@ -40,7 +40,9 @@ def row(page: Page, text: str) -> Any:
 def test_an_empty_server_shows_the_lines_that_fill_it(open_page: OpenPage, tmp_path: Any) -> None:
     with Site(tmp_path / "empty.db") as empty:
         assert isinstance(empty, Site)
-        page, _ = open_page(empty)
+        page, _ = open_page(empty, "#/workers")
+        expect(page.locator(".notice pre")).to_have_text("headrace worker shop.jobs:app")
+        page.goto(empty.url())
         expect(page.get_by_role("heading", name="No queues yet")).to_be_visible()
         subprocess.run(["bash", "-c", page.locator("pre").inner_text()], check=True, timeout=60)
         expect(row(page, "mail")).to_be_visible()
@@ -232,6 +234,17 @@ def test_jobs_are_found_by_state_text_and_id(site: Site, client: Client, queue: 
     expect(rows).to_contain_text(["later"])
 
 
+def test_a_search_in_all_queues_does_not_pass_off_what_it_shows_as_all_there_is(
+    site: Site, client: Client, queue: str, open_page: OpenPage
+) -> None:
+    client.ok("PUSHB", queue=queue, jobs=[{"data": {"customer": f"{queue}-{n}"}} for n in range(120)])
+    page, _ = open_page(site, f"#/jobs?find={queue}-")
+    expect(page.locator("tr[data-row]")).to_have_count(50)
+    expect(page.locator("main")).to_contain_text("The newest 50 that match")
+    page.get_by_label("Search jobs").fill(f"{queue}-11")
+    expect(page.locator("main")).to_contain_text("11 found")
+
+
 def test_schedules_and_workers_are_listed(site: Site, client: Client, queue: str, open_page: OpenPage) -> None:
     client.ok("Cron", name=f"{queue}-nightly", queue=queue, schedule="0 3 * * *", data={})
     client.ok("RegisterWorker", name="mailer", queues=[queue], concurrency=5, hostname="host-1", pid=7)
@@ -252,13 +265,14 @@ def test_schedules_and_workers_are_listed(site: Site, client: Client, queue: str
     expect(row(page, queue)).to_contain_text("host-1, pid 7")
     page.get_by_role("link", name="Workflows").click()
     expect(page.get_by_role("heading", name="No workflow has run on this server")).to_be_visible()
+    expect(page.locator(".notice pre")).to_contain_text("flows.execute(")
 
 
 PLACES = ["#/", "#/queues", "#/jobs", "#/failures", "#/schedules", "#/workers", "#/workflows"]
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
+@pytest.mark.parametrize("size", [DESKTOP, TABLET, PHONE], ids=["desktop", "tablet", "phone"])
 def test_every_place_fits_the_screen_and_is_readable(
     size: dict[str, int], scheme: str, site: Site, client: Client, queue: str, open_page: OpenPage
 ) -> None:

@@ -78,6 +78,9 @@ def test_a_flow_is_signalled_and_another_one_cancelled_from_its_page(site: Site,
         page.get_by_role("dialog").get_by_role("button", name="Cancel flow").click()
         expect(page.locator("h1")).to_contain_text("cancelled")
         expect(page.locator(".plan")).to_contain_text("rolled back")
+        expect(page.locator(".plan")).to_contain_text("cut short")
+        expect(page.locator(".plan")).not_to_contain_text("waits for its signal")
+        expect(page.locator(".error-text")).to_contain_text("The flow was cancelled")
     assert crew.ends["approve-1"]["approved"] == {"by": "ada"}
     assert isinstance(crew.ends["approve-2"], WorkflowCancelledError)
     assert saga.calls.count("undo reserve") == 1
@@ -101,11 +104,11 @@ def test_a_compensated_flow_is_drawn_with_its_rollbacks(site: Site, open_page: O
     assert texts[3:5] == ["ship", "ship"]
     assert texts[-1] == "↩ reserve"
     assert set(texts[5:7]) == {"↩ charge", "↩ pack"}
-    expect(page.locator(".error-text")).to_contain_text("ship failed")
+    expect(page.locator(".error-text")).to_contain_text("The step ship failed\nTraceback")
     expect(page.get_by_text("headrace flow retry shown-1")).to_be_visible()
     log = page.locator("section").filter(has=page.get_by_role("heading", name="Log"))
     expect(log.get_by_role("row").filter(has_text="reserve").first).to_contain_text("reserve done")
-    expect(log.get_by_role("row").filter(has_text="attempt-failed").first).to_contain_text("ValueError: ship failed")
+    expect(log.get_by_role("row").filter(has_text="attempt failed").first).to_contain_text("ValueError: ship failed")
 
 
 def test_long_names_of_steps_fit_a_phone_and_stay_clear_of_the_bars(site: Site, open_page: OpenPage) -> None:

@@ -279,6 +279,7 @@ def test_no_command_at_all_shows_the_help(offline: Cli) -> None:
         (("frobnicate",), "there is no command frobnicate"),
         (("queues", "pasue"), "there is no action pasue; did you mean pause?"),
         (("queues", "mail"), "(choose from "),
+        (("--url", "headrace://queue.example.com", "queues"), "--url stands before the command"),
     ],
 )
 def test_a_misspelled_command_is_answered_with_the_nearest(offline: Cli, words: tuple[str, ...], said: str) -> None:

@@ -76,8 +76,8 @@ def test_a_full_disk_is_told_with_1(offline: Cli, tmp_path: Path) -> None:
         assert ill.code == 1
         assert "nothing can be stored: " in ill.out
         sentence = offline.ok("top", "--once", *url).out.splitlines()[0]
-        assert sentence.startswith("✕ Nothing can be stored: ")
-        assert sentence.endswith(" by itself. Nothing is accepted until that is over.")
+        assert sentence.startswith("✕ Nothing is accepted. Storage is full: ")
+        assert sentence.endswith(" by itself.")
         (disk / "ballast").unlink()
         while offline("health", *url).code:
             assert time.monotonic() < deadline
@@ -142,7 +142,7 @@ def screen(terminal: Terminal) -> str:
     return re.sub(r"\x1b\[?[0-9;?]*$", "", re.split(r"\x1b\[H", terminal.raw)[-1])
 
 
-@pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.parametrize("columns", [60, 80, 120])
 def test_top_draws_fits_the_terminal_and_q_leaves(cli: Cli, client: Client, queue: str, columns: int) -> None:
     for n in range(40):
         push(client, f"{queue[:60]}-{n}")
@@ -168,6 +168,21 @@ def test_top_draws_fits_the_terminal_and_q_leaves(cli: Cli, client: Client, queu
     assert "\x1b[?25h" in terminal.raw
     for n in range(40):
         client.ok("Obliterate", queue=f"{queue[:60]}-{n}")
+
+
+def test_top_tells_the_whole_sentence_on_a_narrow_terminal(offline: Cli, tmp_path: Path) -> None:
+    with ServerProcess(tmp_path / "headrace.db") as server, server.client() as client:
+        long_ago = client.ok("Ping")["data"]["time"] - 900_000
+        for name in ("customer-newsletter", "weekly-statistics"):
+            client.ok("PUSH", queue=name, data=1, timestamp=long_ago)
+        url = f"headrace://127.0.0.1:{server.port}"
+        with offline.on_terminal("top", "--url", url, columns=60, rows=24) as terminal:
+            terminal.wait_for("q quits")
+            words = " ".join(terminal.text.split())
+            assert "customer-newsletter is stuck: 1 waiting, the oldest for 15 min, and no worker takes them." in words
+            assert "1 more queue needs a look." in words
+            terminal.type("q")
+            assert terminal.end() == 0
 
 
 def test_top_says_when_the_server_is_gone_and_goes_on_when_it_is_back(offline: Cli, tmp_path: Path) -> None:

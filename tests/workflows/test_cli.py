@@ -38,7 +38,7 @@ async def test_a_compensated_flow_is_shown_and_retried(server_url: str) -> None:
             "charge", "ship", "ship", "ship", "undo charge",
         ]  # fmt: skip
         assert "cli-order v1  failed" in shown
-        assert shown.splitlines()[-1] == "cause: step: ValueError: ship failed"
+        assert shown.splitlines()[-1] == "a step failed: ValueError: ship failed"
         story = json.loads((await flow_command(server_url, "show", "cli-1", "--json"))[1])
         assert [bar["outcome"] for bar in story["bars"]][-2:] == ["failed", "rolled-back"]
         assert "raise ValueError" in story["error"]["traceback"]
@@ -59,7 +59,7 @@ def test_a_flow_is_drawn_within_the_terminal(columns: int | None) -> None:
         Bar("reserve", "rollback", 7_400_000, 7_400_300, 1, "rolled-back"),
     ]
     lines = drawing(Timeline("o-1", "order", 1, FlowStatus.FAILED, 0, 7_400_300, [], bars, None, None), 0, columns)[1:]
-    assert all(outcome in line for outcome, line in zip(("completed", "failed", "rolled-back"), lines, strict=True))
+    assert all(outcome in line for outcome, line in zip(("completed", "failed", "rolled back"), lines, strict=True))
     assert " 2.1 h  #1 failed" in lines[1]
     if columns is None:
         assert lines[1].endswith(error.message)
@@ -73,8 +73,14 @@ def test_what_is_under_way_is_drawn_until_now() -> None:
     assert drawn[1:] == [
         f"  ask  |{'█'.ljust(40)}| 400 ms  completed",
         f"  ship |{'·' * 40}|    1 h  running",
-        "cause: cancel",
+        "it was cancelled",
     ]
+
+
+def test_a_wait_that_the_end_of_its_flow_cut_short_is_not_drawn_as_waiting() -> None:
+    bars = [Bar("approved", "step", 0, 35_000, outcome="waiting")]
+    ended = Timeline("o-1", "order", 1, FlowStatus.FAILED, 0, 35_000, [], bars, None, "timeout")
+    assert drawing(ended, 0)[1:] == [f"  approved |{'·' * 40}|   35 s  cut short", "it did not end in time"]
 
 
 async def test_flows_are_signalled_and_cancelled(server_url: str) -> None:

@@ -39,6 +39,12 @@ _COLUMNS: Final = (
     Column("AGE", is_number=True, spared=1),
     Column("TOOK", is_number=True, spared=2),
 )
+_CAUSES: Final = {
+    "step": "a step failed",
+    "timeout": "it did not end in time",
+    "cancel": "it was cancelled",
+    "complete": "all steps were done, but what runs on completion failed",
+}
 _STYLES: Final = {"running": "bright_blue", "compensating": "magenta", "cancelled": "bright_black"}
 _WIDTH: Final = 40
 _LEAST: Final = 10
@@ -205,7 +211,7 @@ def drawing(timeline: Timeline, now: float, columns: int | None = None) -> list[
     if timeline.cause is not None:
         error = timeline.error
         told = () if error is None else (error.type, error.message)
-        lines.append(": ".join(filter(None, ("cause", timeline.cause, *told))))
+        lines.append(": ".join(filter(None, (_CAUSES.get(timeline.cause, timeline.cause), *told))))
     return lines
 
 
@@ -214,8 +220,9 @@ def _label(bar: Bar) -> str:
 
 
 def _outcome(bar: Bar, until: float) -> str:
+    outcome = "cut short" if bar.outcome == "waiting" and bar.ended_at is not None else bar.outcome.replace("-", " ")
     took = notation.duration((bar.ended_at or until) - bar.began_at)
-    return f"{took:>6}  {f'#{bar.attempt} ' if bar.attempt else ''}{bar.outcome}"
+    return f"{took:>6}  {f'#{bar.attempt} ' if bar.attempt else ''}{outcome}"
 
 
 def _drawn(bar: Bar, began: float, until: float, scale: float, width: int) -> str:

@@ -111,6 +111,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         _parser(()).print_help(sys.stderr)
         return Exit.USAGE
     try:
+        flag = words[0].partition("=")[0]
+        if flag in ("--url", "--json"):  # argparse would take the URL for the command
+            usage = f"headrace COMMAND {flag}{' URL' * (flag == '--url')}"
+            raise advised(UsageError(f"{flag} stands before the command"), f"write it behind: {usage}")
         arguments = _parser(words[:1]).parse_args(words)
     except UsageError as error:
         return report(error, "--json" in words)

@@ -126,7 +126,7 @@ def _row(queue: Judged, unit: str) -> list[Cell]:
         count_cell(row.dlq, "failed"),
         notation.rate(queue.in_per_sec, unit),
         notation.rate(queue.out_per_sec, unit),
-        Styled(notation.duration(queue.oldest_ms) if row.waiting else "", "red" if queue.trouble else ""),
+        Styled(notation.duration(queue.oldest_ms) if row.waiting else "", "red" if queue.is_late else ""),
     ]
 
 
@@ -191,9 +191,11 @@ def _parts(picture: Picture, place: str, has_strip: bool) -> Iterator[Any]:
 
     width, height = console().size
     found = picture.overview.workers.workers[:_MAX_WORKERS]
-    room = max(1, height - _FRAME_LINES - (len(found) + 2 if found else 0) - has_strip)
     glyph, text, style = picture.sentence
-    yield Text(f"{glyph} {text}", style, overflow="ellipsis", no_wrap=True)
+    told = Text(text, style).wrap(console(), width - 2)  # what matters most is not cut
+    room = max(1, height - _FRAME_LINES - (len(found) + 2 if found else 0) - has_strip - (len(told) - 1))
+    for number, line in enumerate(told):
+        yield Text.assemble((f"{' ' if number else glyph} ", style), line, no_wrap=True)
     for name, bars, newest in _sparks(picture, max(10, width - 16)):
         yield Text.assemble((f"{name:4}", "bright_black"), (bars, "cyan"), f" {newest:>10}", no_wrap=True)
     yield ""
@@ -214,7 +216,7 @@ def _footer(picture: Picture, place: str, hidden: int) -> Any:
         f"{more}{notation.counted(stats.total, 'worker')}, {stats.active_jobs} of {stats.concurrency_slots} slots busy"
     )
     at = notation.clock_time(picture.overview.timestamp)[:-4]
-    return Text(f"{told}  {place}  {at}  q quits", "bright_black", overflow="ellipsis", no_wrap=True)
+    return Text(f"q quits  {at}  {told}  {place}", "bright_black", overflow="ellipsis", no_wrap=True)
 
 
 def _is_over(pressed: Callable[[float], str | None], seconds: float) -> bool:

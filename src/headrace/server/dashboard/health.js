@@ -8,12 +8,23 @@ import { queueLink } from "./parts.js";
 
 const RECENT_MS = 60_000;
 const LONG_WAIT_MS = 60_000;
+const FEWEST_FAILURES = 3;
+
+const newest = (values, step) =>
+  values.slice(-Math.max(1, Math.round(RECENT_MS / step))).filter((v) => v !== null && v !== undefined);
+const sum = (values) => values.reduce((total, v) => total + v, 0);
 
 /** Average of the newest steps. */
 export function recent(values, step) {
-  const known = values.slice(-Math.max(1, Math.round(RECENT_MS / step))).filter((v) => v !== null && v !== undefined);
-  return known.length ? known.reduce((sum, v) => sum + v, 0) / known.length : 0;
+  const known = newest(values, step);
+  return known.length ? sum(known) / known.length : 0;
 }
+
+// Not one job that fails now and then: as many as are completed, or more.
+const isFailing = (own, step) => {
+  const failed = sum(newest(own.failed, step));
+  return Math.round((failed * step) / 1000) >= FEWEST_FAILURES && failed >= sum(newest(own.out, step));
+};
 
 /** A row of the queue table with its last hour and what is wrong with it, if anything. */
 export function judge(row, hour) {
@@ -23,22 +34,32 @@ export function judge(row, hour) {
   const rates = steady
     ? { in: recent(own.in, hour.step), out: recent(own.out, hour.step) }
     : { in: row.in, out: row.out };
-  const late = row.waiting > 0 && row.oldest > LONG_WAIT_MS;
+  const isLate = !row.paused && row.waiting > 0 && row.oldest > LONG_WAIT_MS;
   const trouble = row.paused
     ? row.waiting
       ? "paused"
       : null
-    : late && row.active === 0 && !rates.out
-      ? "stuck"
-      : late && rates.in > rates.out
-        ? "behind"
-        : late
-          ? "late"
-          : null;
-  return { ...row, ...rates, oldest: row.waiting ? row.oldest : null, trouble, depths: own?.waiting ?? [] };
+    : own && isFailing(own, hour.step)
+      ? "failing"
+      : isLate && row.active === 0 && !rates.out
+        ? "stuck"
+        : isLate && rates.in > rates.out
+          ? "behind"
+          : isLate
+            ? "late"
+            : null;
+  return {
+    ...row,
+    ...rates,
+    failing: own ? recent(own.failed, hour.step) : 0,
+    oldest: row.waiting ? row.oldest : null,
+    isLate,
+    trouble,
+    depths: own?.waiting ?? [],
+  };
 }
 
-const GRAVITY = { stuck: 4, behind: 3, late: 2, paused: 1 };
+const GRAVITY = { failing: 5, stuck: 4, behind: 3, late: 2, paused: 1 };
 
 export const worstFirst = (a, b) =>
   (GRAVITY[b.trouble] ?? 0) - (GRAVITY[a.trouble] ?? 0) ||
@@ -48,6 +69,10 @@ export const worstFirst = (a, b) =>
   a.name.localeCompare(b.name);
 
 const SAY = {
+  failing: (q, unit) => [
+    queueLink(q.name),
+    ` is failing: ${rate(q.failing, unit)} failed, ${rate(q.out, unit)} completed.`,
+  ],
   stuck: (q) => [
     queueLink(q.name),
     ` is stuck: ${exactCount(q.waiting)} waiting, the oldest for ${duration(q.oldest)}, and no worker takes them.`,
@@ -63,18 +88,18 @@ const SAY = {
   paused: (q) => [queueLink(q.name), ` is paused with ${exactCount(q.waiting)} waiting.`],
 };
 
-/** One sentence of state, and a second one for the rest. */
-export function sentence(queues, { storage, stats }, unit) {
+/** One sentence of state, and a second one for the rest. Before the last hour is known, nobody is reassured. */
+export function sentence(queues, { storage, stats }, unit, hour) {
   if (storage && (storage.diskFull || storage.error)) {
     return say(
       "bad",
       "✕",
-      `Nothing could be stored for ${duration(Math.max(0, now() - storage.since))}: `,
-      (storage.error ?? "the disk is full").replace(/\.$/, ""),
-      ". Nothing is accepted until that is over.",
+      `Nothing has been accepted for ${duration(Math.max(0, now() - storage.since))}. `,
+      (storage.error ?? "The disk is full").replace(/\.?$/, "."),
     );
   }
   const troubled = queues.filter((queue) => queue.trouble).sort(worstFirst);
+  if (!troubled.length && !hour) return say("paused", "…", h("span", { class: "quiet" }, summary(stats)));
   if (!troubled.length)
     return say("good", "✓", h("strong", {}, reassurance(queues)), " ", h("span", { class: "quiet" }, summary(stats)));
   const [worst, ...others] = troubled;

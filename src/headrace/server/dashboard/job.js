@@ -1,9 +1,9 @@
 // One job: its life as a picture, what went in and came out, what went wrong, its log and its family.
 
 import * as api from "./api.js";
-import { gantt } from "./charts.js";
 import { h } from "./dom.js";
 import { age, clockTime, duration, exactTime, firstLine, nameOf } from "./format.js";
+import { gantt } from "./gantt.js";
 import { now } from "./live.js";
 import { attempt, badge, confirm, copyButton, paths, perform, queueLink, section, when } from "./parts.js";
 import { tree } from "./tree.js";
@@ -174,7 +174,9 @@ const VERBS = {
     style: "danger",
     run: (job) => api.removeFailed(job.queue, job.id),
     told: "It is removed",
-    ask: "It cannot be brought back.",
+    ask: (name) => `Remove the failed job ${name}?`,
+    sure: "Remove job",
+    detail: "It cannot be brought back.",
     leaves: true,
   },
   again: {
@@ -182,7 +184,9 @@ const VERBS = {
     key: true,
     run: (job) => api.retryCompleted(job.queue, job.id),
     told: "It runs again",
-    ask: "Its present result will be replaced.",
+    ask: (name) => `Run ${name} again?`,
+    sure: "Run again",
+    detail: "Its present result will be replaced.",
   },
   promote: { word: "Run now", style: "primary", run: (job) => api.promote(job.id), told: "It is ready" },
   cancel: {
@@ -190,7 +194,9 @@ const VERBS = {
     style: "danger",
     run: (job) => api.cancel(job.id),
     told: "It is cancelled",
-    ask: "The job is removed and will not run.",
+    ask: (name) => `Cancel the job ${name}?`,
+    sure: "Cancel job",
+    detail: "It is removed and will not run.",
     leaves: true,
   },
   stop: {
@@ -198,7 +204,9 @@ const VERBS = {
     style: "danger",
     run: (job) => api.cancelActive(job.id),
     told: "It is cancelled",
-    ask: "The job is removed. Its worker is told with its next heartbeat; what it has done so far is not undone.",
+    ask: (name) => `Cancel the job ${name} while it runs?`,
+    sure: "Cancel job",
+    detail: "It is removed. Its worker is told with its next heartbeat; what it has done so far is not undone.",
     leaves: true,
   },
   discard: { word: "Move to failures", run: (job) => api.discard(job.id), told: "It is among the failures" },
@@ -207,7 +215,7 @@ const VERBS = {
 const button = (name, job, ctx) => {
   const verb = VERBS[name];
   const onclick = async () => {
-    if (verb.ask && !(await confirm(`${verb.word}: 1 job, ${nameOf(job)}?`, verb.word, verb.ask))) return;
+    if (verb.ask && !(await confirm(verb.ask(nameOf(job)), verb.sure, verb.detail))) return;
     // The job is about to be gone: the page must not ask for it once more on its way out.
     ctx.leaving = verb.leaves;
     const done = await perform(() => verb.run(job), verb.told);
@@ -294,7 +302,7 @@ function facts(job) {
     job.startedAt && job.completedAt && ["Ran for", duration(job.completedAt - job.startedAt)],
     job.priority !== 0 && ["Priority", String(job.priority)],
     job.stallCount > 0 && ["Stalls", String(job.stallCount)],
-    job.customId && ["Custom id", h("code", {}, job.customId)],
+    job.customId && job.customId !== job.id && ["Custom id", h("code", {}, job.customId)],
     job.uniqueKey && ["Unique key", h("code", {}, job.uniqueKey)],
     job.groupId && ["Group", job.groupId],
     job.tags.length > 0 && ["Tags", job.tags.join(", ")],

@@ -29,7 +29,6 @@ export async function load(ctx) {
   const list = lists.flat().sort((a, b) => b.createdAt - a.createdAt);
   const data = {
     list: list.slice(0, SHOWN),
-    matched: list.length,
     names: rows.map((row) => row.name).sort(),
     find,
     queue,
@@ -78,12 +77,20 @@ export function view(data, ctx) {
       h(
         "p",
         { class: "quiet" },
-        find ? `${exactCount(data.matched)} found` : `The newest ${exactCount(list.length)}`,
+        counted(data),
         data.partial && ` of the ${MOST_QUEUES} busiest queues; choose a queue to see its own`,
         ".",
       ),
   ];
 }
+
+// Each queue was asked for as many as are shown: where there are that many, there may be any number.
+const counted = ({ find, list }) =>
+  !find
+    ? `The newest ${exactCount(list.length)}`
+    : list.length < SHOWN
+      ? `${exactCount(list.length)} found`
+      : `The newest ${SHOWN} that match`;
 
 function typed(ctx, text) {
   clearTimeout(ctx.ui.typing);

@@ -4,7 +4,7 @@
 // `ui` (state of the page that lives as long as the address), `redraw()` and `reload()`. To add a page: write its
 // module and add a line to PAGES.
 
-import { ApiError, hasReport, openReport, token } from "./api.js";
+import { ApiError, hasReport, openReport, overview, token } from "./api.js";
 import { h, oncePerFrame, show } from "./dom.js";
 import { clockTime } from "./format.js";
 import * as live from "./live.js";
@@ -103,7 +103,7 @@ async function load() {
   loading = true;
   const mine = ctx;
   try {
-    mine.page ??= await fetchPage(mine.name);
+    mine.page ??= await fetchPage(mine);
     mine.data = await mine.page.load(mine);
     mine.error = null;
     mine.login = false;
@@ -136,27 +136,44 @@ function considerLogin(mine, error) {
   drawBar();
 }
 
-const fetchPage = (name) =>
-  PAGES[name]().catch(() => {
+// A browser never asks again for a module that it did not get: only reloading helps, as soon as somebody answers.
+const fetchPage = (mine) =>
+  PAGES[mine.name]().catch(() => {
+    mine.unfetched = true;
     throw new ApiError("lost", "The server does not answer.");
   });
+
+const reloadIfAnswered = () =>
+  overview().then(
+    () => location.reload(),
+    () => {},
+  );
 
 // -- drawing -----------------------------------------------------------------------------------------------------
 
 const draw = oncePerFrame(() => {
   ctx.width = content.clientWidth - parseFloat(getComputedStyle(content).paddingLeft) * 2;
   document.documentElement.classList.toggle("login", ctx.login);
-  if (ctx.login) show(content, login.view(ctx, signedIn));
-  else if (ctx.data && (!ctx.error || ctx.error.kind === "lost")) {
-    show(content, ctx.page.view(ctx.data, ctx));
-    document.title = `${ctx.page.title(ctx)} · Headrace`;
-  } else if (ctx.error) show(content, problem(ctx.error));
+  if (ctx.login) draws("Sign in", login.view(ctx, signedIn));
+  else if (ctx.data && (!ctx.error || ctx.error.kind === "lost"))
+    draws(ctx.page.title(ctx), ctx.page.view(ctx.data, ctx));
+  else if (ctx.error) {
+    const told = problem(ctx.error);
+    draws(told.querySelector("h2").textContent, told);
+  }
 });
+
+function draws(title, view) {
+  show(content, view);
+  document.title = `${title} · Headrace`;
+}
 
 async function signedIn() {
   live.disconnect();
   await load();
   drawBar();
+  // What was refused is replaced by what is typed next.
+  if (ctx.login) content.querySelector("input").select();
 }
 
 let isReported = null;
@@ -349,7 +366,7 @@ addEventListener("keydown", onKey);
 addEventListener("resize", () => draw());
 open();
 live.start(
-  () => (ctx.login || ctx.page?.still ? drawConnection() : load()),
+  () => (ctx.unfetched ? reloadIfAnswered() : ctx.login || ctx.page?.still ? drawConnection() : load()),
   () => {
     drawConnection();
     draw();

@@ -25,7 +25,7 @@ export async function load(ctx) {
   if (!ctx.data) return firstLook(span, ctx);
   const [server, hour, times] = await Promise.all([api.overview(), hourOf(), windowOf(ctx, span)]);
   const failures = await latestFailures(ctx, server.stats.dlq);
-  return { queues: server.queues.map((row) => judge(row, hour)).sort(worstFirst), server, times, failures, span };
+  return { queues: server.queues.map((row) => judge(row, hour)).sort(worstFirst), server, hour, times, failures, span };
 }
 
 // The sentence and the table need one small answer; lines and failures follow.
@@ -35,6 +35,7 @@ async function firstLook(span, ctx) {
   return {
     queues: server.queues.map((row) => judge(row, null)).sort(worstFirst),
     server,
+    hour: null,
     times: NOT_YET,
     failures: null,
     span,
@@ -56,7 +57,7 @@ export function view(data, ctx) {
   const unit = rateUnit(Math.max(0, ...series.in, ...series.out));
   return [
     h("h1", { class: "hidden" }, "Overview"),
-    sentence(queues, server, unit),
+    sentence(queues, server, unit, data.hour),
     charts(data, ctx, unit),
     section(
       "Queues",

@@ -271,9 +271,9 @@ function rowAction(job, ctx) {
 
 function actions(queue, counts, ctx) {
   const unstarted = counts.waiting + counts.delayed;
-  const ask = (question, verb, work, detail) => async () => {
+  const ask = (question, verb, work, detail, told = (n) => `${jobs(n)} removed`) => async () => {
     if (!(await confirm(question, verb, detail))) return;
-    await perform(work, (n) => `${jobs(n)} removed`);
+    await perform(work, told);
     ctx.reload();
   };
   const name = queue.name;
@@ -303,15 +303,15 @@ function actions(queue, counts, ctx) {
         {
           type: "button",
           class: "small",
-          onclick: async () => {
-            await perform(
-              () => api.promoteAll(name),
-              (n) => `${jobs(n)} ready`,
-            );
-            ctx.reload();
-          },
+          onclick: ask(
+            `Run ${jobs(counts.delayed, "delayed")} of ${name} now?`,
+            `Run ${jobs(counts.delayed)}`,
+            () => api.promoteAll(name),
+            "They do not wait for their time or their next attempt any more. This cannot be undone.",
+            (n) => `${jobs(n)} ready`,
+          ),
         },
-        "Run delayed now",
+        `Run ${count(counts.delayed)} delayed now`,
       ),
     unstarted > 0 &&
       h(
@@ -323,10 +323,10 @@ function actions(queue, counts, ctx) {
             `Remove ${jobs(unstarted, "waiting and delayed")} of ${name}?`,
             `Remove ${jobs(unstarted)}`,
             () => api.drain(name),
-            "Running jobs continue; completed and failed ones stay.",
+            "They cannot be brought back. Running jobs continue; completed and failed ones stay.",
           ),
         },
-        "Drain",
+        "Remove waiting",
       ),
     counts.completed > 0 &&
       h(
@@ -338,9 +338,10 @@ function actions(queue, counts, ctx) {
             `Remove ${jobs(counts.completed, "completed")} of ${name}?`,
             `Remove ${jobs(counts.completed)}`,
             () => api.clean(name, "completed", counts.completed),
+            "Their results go with them and cannot be brought back.",
           ),
         },
-        "Clean",
+        "Remove completed",
       ),
     counts.failed > 0 &&
       h(
@@ -352,7 +353,7 @@ function actions(queue, counts, ctx) {
             `Remove ${jobs(counts.failed, "failed")} of ${name}?`,
             `Remove ${jobs(counts.failed)}`,
             () => api.purge(name),
-            "This cannot be undone.",
+            "They cannot be brought back.",
           ),
         },
         "Remove failed",
@@ -386,7 +387,7 @@ async function limits(queue, ctx) {
         h(
           "span",
           { class: "pair" },
-          h("input", { name: "running", type: "number", min: 0, required: true, value: limits.concurrencyLimit ?? "" }),
+          h("input", { name: "running", type: "number", min: 0, required: true, placeholder: "no limit", value: limits.concurrencyLimit ?? "" }),
           h("button", { type: "submit", class: "small" }, "Set"),
           clear(() => api.clearConcurrency(name), "Concurrency limit removed"),
         ),
@@ -412,6 +413,7 @@ async function limits(queue, ctx) {
             type: "number",
             min: 0,
             required: true,
+            placeholder: "no limit",
             value: limits.rateLimit?.max ?? "",
             "aria-label": "Jobs",
           }),

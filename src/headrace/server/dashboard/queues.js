@@ -78,7 +78,7 @@ export function queueTable(queues, ctx, unit) {
         h("th", { class: "n" }, `Out/${unit}`),
         h("th", { class: "n" }, "p95 wait"),
         h("th", { class: "n" }, "Running"),
-        h("th", { class: "n" }, "Failed today"),
+        h("th", { class: "n", title: "Since midnight UTC, or since the server started" }, "Failed today"),
         h("th", { class: "act" }, h("span", { class: "hidden" }, "Actions")),
       ),
     ),
@@ -102,7 +102,7 @@ function row(queue, ctx, unit) {
       { class: "main" },
       h("a", { class: "name", href: paths.queue(queue.name), "data-open": true, title: queue.name }, queue.name),
       queue.paused && h("span", { class: "mark-paused" }, badge("paused")),
-      queue.trouble && queue.trouble !== "paused" && h("span", { class: "tag warn" }, `! ${WORDS[queue.trouble]}`),
+      queue.trouble && queue.trouble !== "paused" && h("span", { class: `tag ${queue.trouble === "failing" ? "bad" : "warn"}` }, `! ${WORDS[queue.trouble]}`),
     ),
     h(
       "td",
@@ -112,7 +112,7 @@ function row(queue, ctx, unit) {
     ),
     h(
       "td",
-      { class: `n${queue.trouble && !queue.paused ? " warn" : ""}`, "data-label": "Oldest" },
+      { class: `n${queue.isLate ? " warn" : ""}`, "data-label": "Oldest" },
       live(queue.oldest, duration),
     ),
     h(
@@ -157,7 +157,7 @@ function row(queue, ctx, unit) {
   );
 }
 
-const WORDS = { stuck: "stuck", behind: "falling behind", late: "late" };
+const WORDS = { failing: "failing", stuck: "stuck", behind: "falling behind", late: "late" };
 
 export function pauseButton(queue, ctx) {
   const [act, word, told] = queue.paused ? [api.resume, "Resume", "runs again"] : [api.pause, "Pause", "is paused"];

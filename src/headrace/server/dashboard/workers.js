@@ -37,8 +37,9 @@ function registered({ list: workers, stats }) {
         "p",
         {},
         "Workers of Headrace and of the official clients register by themselves when they start. ",
-        "Jobs can be pulled without registering, too; such pullers are not listed.",
+        "Jobs can be pulled without registering, too; such pullers are not listed. The tasks of an app are run by:",
       ),
+      h("pre", { class: "code" }, "headrace worker shop.jobs:app"),
     );
   }
   return [
@@ -62,7 +63,7 @@ function registered({ list: workers, stats }) {
         h(
           "tr",
           {},
-          ["Worker", "Queues", "Running", "Done", "Failed", "Last seen", "Up since"].map((word, i) =>
+          ["Worker", "Queues", "Running", "Done", "Failed", "Last seen", "Started"].map((word, i) =>
             h("th", { class: i > 1 ? "n" : null }, word),
           ),
         ),
@@ -95,7 +96,7 @@ function registered({ list: workers, stats }) {
             h("td", { class: "n", "data-label": "Done" }, live(worker.processedJobs)),
             h("td", { class: `n${worker.failedJobs ? " bad" : ""}`, "data-label": "Failed" }, live(worker.failedJobs)),
             h("td", { class: "n", "data-label": "Last seen" }, when(worker.lastSeen)),
-            h("td", { class: "n", "data-label": "Up since" }, when(worker.registeredAt)),
+            h("td", { class: "n", "data-label": "Started" }, when(worker.registeredAt)),
           ),
         ),
       ),

@@ -1,9 +1,9 @@
 // Workflows: the latest flows, and one of them as bars over time, rollbacks below what they take back.
 
 import * as api from "./api.js";
-import { gantt } from "./charts.js";
 import { h } from "./dom.js";
 import { duration, excerpt, firstLine } from "./format.js";
+import { gantt } from "./gantt.js";
 import { now } from "./live.js";
 import { badge, confirm, dialog, notice, perform, section, toast, when } from "./parts.js";
 
@@ -24,6 +24,8 @@ function list(flows) {
       notice(
         "No workflow has run on this server",
         h("p", {}, "A run is drawn here as bars over time: attempts one below the other, compensation below them."),
+        h("p", {}, "Programs start one; docs/workflows.md has a whole order, from its steps to its rollbacks:"),
+        h("pre", { class: "code" }, 'await flows.execute(process_order, Order("o-1", 900), id="order-1")'),
       ),
     ];
   }
@@ -103,6 +105,9 @@ const STEPS = {
 };
 const AT_WORK = ["active", "▶", "at work"];
 const NOT_REACHED = ["paused", "·", "not reached"];
+const CUT_SHORT = ["paused", "·", "cut short"];
+// What a step was in the middle of when the flow ended: it is not any more.
+const UNFINISHED = new Set([STEPS["attempt-failed"], STEPS.sleeping, STEPS.waiting]);
 
 /** How each step of the plan stands: a map from its name to [look, glyph, words]. */
 export function standing(groups, entries, isRunning) {
@@ -111,7 +116,10 @@ export function standing(groups, entries, isRunning) {
   const isDone = (step) => found.get(step.name) === STEPS.completed;
   const atWork = isRunning ? groups.find((group) => !group.every(isDone)) : null;
   for (const group of groups) {
-    for (const step of group) if (!found.has(step.name)) found.set(step.name, group === atWork ? AT_WORK : NOT_REACHED);
+    for (const { name } of group) {
+      if (!found.has(name)) found.set(name, group === atWork ? AT_WORK : NOT_REACHED);
+      else if (!isRunning && UNFINISHED.has(found.get(name))) found.set(name, CUT_SHORT);
+    }
   }
   return found;
 }
@@ -189,6 +197,16 @@ async function signal(flow, name, ctx) {
   ]);
 }
 
+const CAUSES = {
+  step: ({ step }) => `The step ${step} failed`,
+  timeout: ({ at }, flow) => `The workflow did not end in time: it was stopped after ${duration(at - flow.createdAt)}`,
+  cancel: () => "The flow was cancelled",
+  complete: () => "All steps were done, but what runs on completion failed",
+};
+
+/** An id as a shell takes it. */
+const quoted = (id) => (/^[\w.,:~@/+-]+$/.test(id) ? id : `'${id.replaceAll("'", "'\\''")}'`);
+
 // -- the page --------------------------------------------------------------------------------------------------------
 
 function flowPage({ flow, steps }, ctx) {
@@ -214,7 +232,13 @@ function flowPage({ flow, steps }, ctx) {
       ].map(([word, value]) => h("div", {}, h("dt", {}, word), h("dd", {}, value))),
     ),
     (flow.status === "failed" || flow.status === "cancelled") &&
-      h("p", { class: "quiet" }, "To run it again from where it failed: ", h("code", {}, `headrace flow retry ${flow.id}`)),
+      h(
+        "p",
+        { class: "quiet" },
+        "To run it again: ",
+        h("code", {}, `headrace flow retry ${quoted(flow.id)}`),
+        ". What was done and not rolled back is kept.",
+      ),
     groups.length > 0 && section("Steps", null, graph(groups, looks)),
     section(
       "Timeline",
@@ -228,7 +252,7 @@ function flowPage({ flow, steps }, ctx) {
         h(
           "pre",
           { class: "code error-text" },
-          h("strong", {}, `${failure.body.cause}${failure.step ? ` ${failure.step}` : ""}`),
+          h("strong", {}, CAUSES[failure.body.cause]?.(failure, flow) ?? failure.body.cause),
           error ? `\n${error.traceback || `${error.type}: ${error.message ?? ""}`}` : "",
         ),
       ),
@@ -249,7 +273,7 @@ const line = (entry, flow) =>
     "tr",
     { key: String(entry.seq) },
     h("td", { class: "n" }, `+${duration(entry.at - flow.createdAt)}`),
-    h("td", { class: "kind" }, entry.kind),
+    h("td", { class: "kind" }, entry.kind.replace("-", " ")),
     h("td", { class: "step" }, entry.step ?? ""),
     h("td", { class: "told excerpt" }, told(entry)),
   );
