@@ -295,13 +295,35 @@ def test_a_job_that_is_claimed_slowly_for_a_client_that_is_gone_goes_back(server
         eventually(lambda: client.ok("GetState", id=job_id)["state"] == "waiting")
 
 
-def test_jobs_that_were_pushed_while_their_queue_was_obliterated_are_seen(rig: Rig, foreign: Foreign) -> None:
+@pytest.fixture
+def other(rig: Rig) -> Iterator[ValkeyBackend]:
+    """Another broker, which has seen the same queues."""
     rig.push()
-    foreign.client.srem(f"{foreign.prefix}:hr:queues", "q")
-    assert [summary.name for summary in rig.queues()] == []
-    rig.backend._know({"q"})
+    backend = ValkeyBackend(f"{shared_server().url}?prefix={rig.backend.url.prefix}", clock=rig.clock)
+    rig.wait(backend.open())
+    yield backend
+    rig.wait(backend.close())
+
+
+@pytest.mark.parametrize("is_listed", [False, True], ids=["", "listed meanwhile"])
+def test_a_job_pushed_to_a_queue_that_another_broker_obliterated_is_seen_within_a_round(
+    rig: Rig, other: ValkeyBackend, is_listed: bool
+) -> None:
+    rig.wait(other.obliterate("q"))
+    rig.push()
+    if is_listed:
+        assert rig.queues() == []
     rig.look_after()
-    assert [summary.name for summary in rig.queues()] == ["q"]
+    assert [(summary.name, summary.counts.waiting) for summary in rig.queues()] == [("q", 1)]
+
+
+def test_figures_of_a_queue_that_another_broker_obliterated_are_forgotten(rig: Rig, other: ValkeyBackend) -> None:
+    rig.run()
+    rig.wait(other.obliterate("q"))
+    assert "q" in rig.backend.queue_figures()
+    rig.look_after()
+    assert "q" not in rig.backend.queue_figures()
+    assert rig.backend.minute_metrics("q", "completed").count == 0
 
 
 class Beset(ValkeyBackend):

@@ -239,14 +239,15 @@ class Delivery(Settlement):
         await all_of(*map(self._look_after_queue, queues))
 
     async def _next_round(self) -> list[str]:
-        known = self._registered
-        try:
-            names = await self._queue_names()
-        except StorageUnavailable:
-            return sorted(known)  # the node that has the list may be away, and theirs be there
-        await self._enter_again(known - self._registered)
+        with suppress(StorageUnavailable):  # the node that has the list may be away, and theirs be there
+            await self._queue_names()
+        for queue in list(self._unlisted):
+            with suppress(StorageUnavailable):  # then the next round does it
+                if not await self._enter_again(queue):
+                    self._forget_figures(queue)
+                self._unlisted.discard(queue)
         self._counted = {name: counts for name, counts in self._counted.items() if name in self._registered}
-        return names
+        return sorted(self._registered)
 
     async def _look_after_queue(self, queue: str) -> None:
         await self._sweep_queue(queue)
@@ -256,11 +257,11 @@ class Delivery(Settlement):
             await self._fire_schedulers(queue)
         self._counted[queue] = await self.counts(queue)
 
-    async def _enter_again(self, left: set[str]) -> None:
-        """Queues that left the list: somebody obliterated them, maybe while jobs were pushed to them."""
-        for queue in left:
-            if any(msgspec.structs.astuple(await self.counts(queue))):
-                await self._register(queue)
+    async def _enter_again(self, queue: str) -> bool:
+        """A queue left the list: somebody obliterated it, maybe while jobs were pushed to it. Whether it is back."""
+        if any(msgspec.structs.astuple(await self.counts(queue))):
+            await self._register(queue)
+        return queue in self._registered
 
     async def counts(self, queue: str) -> Counts:
         raise NotImplementedError

@@ -67,6 +67,8 @@ class Store(Collection):
         """Queues that are in the list of all queues, as far as is known here."""
         self._marks: dict[str, list[str]] = {}
         """Those of them that a mark at the end of a job id stands for."""
+        self._unlisted: set[str] = set()
+        """Queues that another broker took from the list: the slow round sees whether they have jobs all the same."""
         self._places: dict[str, str] = {}
         """The queues of jobs that were handed out here and have not left these hands, as far as is known."""
         self._flow_homes: dict[str, str] = {}
@@ -195,6 +197,11 @@ class Store(Collection):
             figures = self._figures[queue] = QueueFigures()
         return figures
 
+    def _forget_figures(self, queue: str) -> None:
+        self._figures.pop(queue, None)
+        for kind in ("completed", "failed"):
+            self._minutes.pop((queue, kind), None)
+
     def _count(self, event: Event) -> None:
         figures, overall, totals = self._figures_of(event.queue), self._figures[""], self._totals
         if event.event == "pushed":
@@ -282,6 +289,7 @@ class Store(Collection):
         found = await self._server.call(self._keys.queues, "SMEMBERS", self._keys.queues)
         meanwhile = self._registered - before
         self._know({name.decode() for name in found} | meanwhile)
+        self._unlisted |= before - self._registered
         return sorted(self._registered)
 
     def _remember(self, job_id: str, queue: str) -> None:
