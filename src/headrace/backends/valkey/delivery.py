@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final
@@ -171,6 +172,15 @@ class Delivery(Settlement):
             await self._register(queue)
         return True
 
+    async def _withdraw_announcements(self) -> None:
+        """Take away what was announced of waits that are over, unless another broker has renewed it."""
+        now = self._clock.now_ms()
+        over = [(what, until) for what, until in self._waiting_until.items() if until <= now]
+        await all_of(*(self._call("announceWaiting", queue, field, "0") for (queue, field), _ in over))
+        for what, until in over:
+            if self._waiting_until.get(what) == until:
+                del self._waiting_until[what]
+
     async def _listen(self) -> None:
         """Hear from other brokers from now on."""
         raise NotImplementedError
@@ -231,7 +241,7 @@ class Delivery(Settlement):
         lost = map(self._give_back_lost, list(self._lost))
         slices = [names[start : start + _ROUND_SLICE] for start in range(0, len(names), _ROUND_SLICE)]
         looks = [self._look_after_slice(part, nth / len(slices)) for nth, part in enumerate(slices)]
-        await all_of(*lost, *looks, self._register_worker())
+        await all_of(*lost, *looks, self._register_worker(), self._withdraw_announcements())
 
     async def _look_after_slice(self, queues: list[str], share: float) -> None:
         """At its time, not when the slice before is done: that one may wait for a node that is away."""
@@ -282,17 +292,15 @@ class Delivery(Settlement):
             return
         self._next_registration = now + WORKER_TTL_MS // 2
         self._claimed_at = {queue: at for queue, at in self._claimed_at.items() if now - at < WORKER_TTL_MS}
-        self._waiting_until = {what: until for what, until in self._waiting_until.items() if until > now}
-        busy = list(self._claimed_at)
-        active = [sum(1 for job_id in self._holders if self._places.get(job_id) == queue) for queue in busy]
+        active = Counter(map(self._places.get, self._holders))
+        shown = {"addr": socket.gethostname(), "pid": os.getpid(), "startedAt": self._epoch}
         commands = []
-        for queue, count in zip(busy, active, strict=True):
-            shown = {"addr": socket.gethostname(), "pid": os.getpid(), "startedAt": self._epoch, "activeJobs": count}
+        for queue in self._claimed_at:
+            shown["activeJobs"] = active[queue]
             key = f"{self._keys.of(queue)}:w:{self.broker}"
             commands.append((key, ("SET", key, msgspec.json.encode(shown), "PX", WORKER_TTL_MS)))
         with suppress(StorageUnavailable):  # out of memory, too
             await self._server.call_many(commands)
-
     async def _unregister_worker(self) -> None:
         keys = [f"{self._keys.of(queue)}:w:{self.broker}" for queue in self._claimed_at]
         await self._server.call_many([(key, ("DEL", key)) for key in keys])

@@ -260,11 +260,16 @@ do
     wake(queue)
   end)
 
-  -- Until when somebody waits at a broker: for jobs (hrParked) or for the end of one (hrAwaited). Whether other programs
-  -- have been at the queue, which then has to be looked after.
+  -- Until when somebody waits at a broker: for jobs (hrParked) or for the end of one (hrAwaited). A note that is over goes
+  -- when nobody has a later one: it may be all there is of a queue. Whether other programs have been at the queue, which
+  -- then has to be looked after.
   verb('announceWaiting', 'field untilMs', function(queue, args)
-    local known = tonumber(meta(queue)[args[2]] or '') or 0
-    if tonumber(args[3]) > known then call('HSET', queue.p .. ':meta', args[2], args[3]) end
+    local known, ends = tonumber(meta(queue)[args[2]] or '') or 0, tonumber(args[3])
+    if ends > known then
+      call('HSET', queue.k.meta, args[2], args[3])
+    elseif known <= NOW then
+      call('HDEL', queue.k.meta, args[2])
+    end
     return { call('EXISTS', queue.p .. ':id', queue.p .. ':schedulers') }
   end)
 
