@@ -25,6 +25,7 @@ from headrace.backends.valkey.delivery import ROUND_CALLS
 from headrace.backends.valkey.keys import mark
 from headrace.client.queue import Queue
 from headrace.clock import ManualClock
+from headrace.commands.workers import RegisterWorker
 from headrace.connect import open_client
 from headrace.engine.crons import Crons
 from headrace.engine.engine import Engine
@@ -400,6 +401,38 @@ def scheduler(rig: Rig) -> Crons:
 async def fire_due(crons: Crons) -> None:
     for run in crons.due_runs():
         await run
+
+
+class TestSchedulesForWorkersOnly:
+    """Each broker knows the workers that are connected to it."""
+
+    @pytest.fixture
+    def brokers(self, rig: Rig) -> list[Crons]:
+        """The second one has a worker."""
+        brokers = [scheduler(rig), scheduler(rig)]
+        rig.wait(brokers[0].upsert(cron("a", "q", skip_if_no_worker=True)))
+        for broker in brokers:
+            rig.wait(broker.start())
+        brokers[1]._workers.register(RegisterWorker(name="w", queues=["q"]))
+        rig.clock.advance(1000)
+        return brokers
+
+    def test_a_slot_is_left_to_a_broker_that_has_a_worker(self, rig: Rig, brokers: list[Crons]) -> None:
+        for _ in range(3):
+            for broker in brokers:
+                rig.wait(fire_due(broker))
+            rig.clock.advance(1000)
+        assert [entry.executions for entry in rig.crons()] == [3]
+        assert rig.counts("q").waiting == 3
+
+    def test_a_slot_that_nobody_ran_is_skipped_a_second_later(self, rig: Rig, brokers: list[Crons]) -> None:
+        (before,) = rig.crons()
+        for waited, skipped in ((0, 0), (999, 0), (1, 1)):
+            rig.clock.advance(waited)
+            rig.wait(fire_due(brokers[0]))
+            (entry,) = rig.crons()
+            assert (entry.next_run, entry.executions) == (before.next_run + skipped * 1000, 0)
+        assert rig.counts("q").waiting == 0
 
 
 async def test_a_schedule_whose_node_is_away_holds_up_no_timer(
