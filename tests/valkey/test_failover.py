@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,47 @@ def test_brokers_go_on_with_the_replica_and_nothing_replicated_is_lost(cluster: 
         assert (counts["completed"], counts["active"], counts["waiting"]) == (20, 1, 0)
         cluster.nodes[0].start()  # the old primary comes back as a replica, and nobody notices
         assert client.ok("PUSH", queue=queue, data="later")["id"]
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("is_dead", [False, True], ids=["cut off", "dead"])
+def test_a_node_that_others_did_without_is_done_without(cluster: ValkeyCluster, is_dead: bool) -> None:
+    """It is the only one that the URL names, and the first that is asked. Cut off it tells of the old primaries, says
+    CLUSTERDOWN of its own slots, and hears nothing of what is published elsewhere."""
+    lost, other = queue_of_primary(0), queue_of_primary(1)
+    url = f"valkey+cluster://127.0.0.1:{cluster.nodes[0].port}"
+    with ExitStack() as stack:
+        brokers = [stack.enter_context(ServerProcess(":memory:", "--backend", url)) for _ in range(2)]
+        here, there = (stack.enter_context(broker.client(timeout=60)) for broker in brokers)
+        job_id = here.ok("PUSH", queue=other, data=1)["id"]
+        held = there.ok("PULL", queue=other, owner="w", lockTtl=100_000)
+        here.ok("PULL", queue=lost, timeout=1)  # both listen from now on
+        there.ok("PULL", queue=lost, timeout=1)
+        if is_dead:
+            cluster.nodes[0].kill()
+        else:
+            cluster.cut_off(cluster.nodes[0])
+        eventually(lambda: cluster.nodes[3].client().info("replication")["role"] == "master", 30)
+        push_until_taken(here, lost)
+        eventually(lambda: subscribers(cluster.nodes[1:]) == len(brokers), 30)
+        here.send("WaitJob", id=job_id, timeout=50_000)
+        eventually(lambda: cluster.nodes[1].client().hexists(f"glide:{{{other}}}:meta", "hrAwaited"))
+        there.ok("ACK", id=job_id, token=held["token"], result=3)
+        began = time.monotonic()
+        assert here.recv()["result"] == 3
+        assert time.monotonic() - began < 25
+
+
+def subscribers(nodes: list[ValkeyServer]) -> int:
+    """How many hear what is published at these nodes."""
+    return sum(node.client().pubsub_numsub("glide:hr:ended")[0][1] for node in nodes)
+
+
+def test_a_pull_waits_at_a_broker_that_began_to_listen_after_a_node_had_died(cluster: ValkeyCluster) -> None:
+    with ServerProcess(":memory:", "--backend", cluster.url) as broker, broker.client(timeout=60) as client:
+        cluster.nodes[0].kill()
+        push_until_taken(client, queue_of_primary(0))
+        assert client.ok("PULL", queue=queue_of_primary(1), timeout=1)["job"] is None
 
 
 def has_slot_of(node: ValkeyServer, key: str) -> bool:

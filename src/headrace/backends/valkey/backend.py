@@ -99,7 +99,7 @@ class ValkeyBackend(Refused):
             lambda: self.on_wake(),
         )
         channels = [self._keys.wake, self._keys.ended, self._keys.flow_changes]
-        self._wakes = Wakes(self.url, channels, self._hear, self._hear_all)
+        self._wakes = Wakes(self.url, self._server.addresses, channels, self._hear, self._hear_all)
 
     async def wait_for_server(self, patience_s: float = PATIENCE_S) -> None:
         """Return when `open` will find a server that can be worked with. Raise what prevents that, if waiting for it to

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, Protocol, TypeVar
 
 from headrace.backends.valkey.connection import Answered, Argument, Connection, ServerError, is_lasting
-from headrace.backends.valkey.url import ValkeyUrl
+from headrace.backends.valkey.url import Address, ValkeyUrl
 from headrace.errors import StorageUnavailable
 
 PATIENCE_S: Final = 60.0
@@ -28,6 +28,9 @@ class Transport(Protocol):
     async def close(self) -> None: ...
 
     def primaries(self) -> list[Connection]: ...
+
+    def addresses(self) -> list[Address]:
+        """Where they are."""
 
     async def refresh(self) -> None:
         """Find out which nodes there are now; it raises if there is nobody to ask."""
@@ -67,6 +70,9 @@ class Standalone:
 
     def primaries(self) -> list[Connection]:
         return [self._connection]
+
+    def addresses(self) -> list[Address]:
+        return [self._url.hosts[0]]
 
     async def refresh(self) -> None:
         """There is one, if it is there."""
@@ -163,6 +169,12 @@ async def all_of(*works: Awaitable[T]) -> list[T]:
             raise outcome
         outcomes.append(outcome)
     return outcomes
+
+
+def look_at_outcome(shared: asyncio.Task[None]) -> None:
+    """Nobody may be left who waits for it: that it failed is no bug then, and not to be logged as one."""
+    if not shared.cancelled():
+        shared.exception()
 
 
 async def answer(work: Awaitable[Any]) -> Any:
