@@ -28,6 +28,14 @@ def cluster(tmp_path: Path) -> Iterator[ValkeyCluster]:
         cluster.stop()
 
 
+@pytest.fixture
+def partial(cluster: ValkeyCluster) -> ValkeyCluster:
+    """A cluster that goes on with the slots it has."""
+    for node in cluster.nodes:
+        node.client().config_set("cluster-require-full-coverage", "no")
+    return cluster
+
+
 def queue_of_primary(number: int) -> str:
     first, last = SLOTS[number]
     names = (f"queue{n}" for n in range(100))
@@ -145,22 +153,20 @@ def test_a_push_is_answered_while_the_slot_of_its_queue_moves(cluster: ValkeyClu
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(("away", "there"), [(1, 2), (2, 1)])
 def test_queues_of_other_primaries_are_looked_after_while_one_is_away(
-    cluster: ValkeyCluster, away: int, there: int
+    partial: ValkeyCluster, away: int, there: int
 ) -> None:
     """A broker dies while it holds a job: another one finds that in its slow round, which also drops old jobs."""
-    for node in cluster.nodes:
-        node.client().config_set("cluster-require-full-coverage", "no")
     queue = queue_of_primary(there)
-    dying = ServerProcess(":memory:", "--backend", cluster.url).start()
+    dying = ServerProcess(":memory:", "--backend", partial.url).start()
     with (
-        ServerProcess(":memory:", "--backend", cluster.url, "--max-completed-jobs", "1") as broker,
+        ServerProcess(":memory:", "--backend", partial.url, "--max-completed-jobs", "1") as broker,
         broker.client() as client,
         dying.client() as worker,
     ):
         client.ok("PUSH", queue=queue_of_primary(away), data=0)
         for n in range(4):
             client.ok("PUSH", queue=queue, data=n)
-        cluster.nodes[away].kill()
+        partial.nodes[away].kill()
         done = worker.ok("PULLB", queue=queue, count=3, owner="w")
         worker.ok("ACKB", ids=[job["id"] for job in done["jobs"]], tokens=done["tokens"])
         assert worker.ok("PULL", queue=queue, owner="w", lockTtl=100)["job"]
@@ -171,3 +177,50 @@ def test_queues_of_other_primaries_are_looked_after_while_one_is_away(
             return (counts["waiting"], counts["active"], counts["completed"]) == (1, 0, 1)
 
         eventually(is_looked_after, 30)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(("prefix", "away"), [("glide", 1), ("g4", 2)], ids=["list of queues", "all lists"])
+def test_what_there_is_can_be_listed_while_a_primary_is_away(partial: ValkeyCluster, prefix: str, away: int) -> None:
+    """With these prefixes, the node that is away has the list of queues, or those of schedules and webhooks as well."""
+    queues = sorted(queue_of_primary(n) for n in range(3))
+    url = f"{partial.url}?prefix={prefix}"
+    with ServerProcess(":memory:", "--backend", url) as broker, broker.client(timeout=60) as client:
+        for queue in queues:
+            client.ok("PUSH", queue=queue, data=1)
+            client.ok("Pause", queue=queue)
+            client.ok("Cron", name=f"every-{queue}", queue=queue, data=1, repeatEvery=10_000_000)
+        client.ok("AddWebhook", url="http://192.0.2.1/", events=["job.completed"])
+        eventually(lambda: client.ok("Stats")["stats"]["waiting"] == 3)
+        partial.nodes[away].kill()
+        for _ in range(2):
+            listed = client.ok("ListQueues")["queues"]
+            assert [(one["name"], one["waiting"], one["paused"]) for one in listed] == [
+                (name, 1, True) for name in queues
+            ]
+            crons = client.ok("CronList")["crons"]
+            assert sorted(cron["queue"] for cron in crons) == queues
+            assert len(client.ok("ListWebhooks")["data"]["webhooks"]) == 1
+            assert client.ok("DashboardOverview")["data"]["totalQueues"] == 3
+            assert (
+                f'bunqueue_queue_jobs_waiting{{queue="{queue_of_primary(away)}"}} 1'
+                in client.ok("Prometheus")["data"]["metrics"]
+            )
+        lost = f"127.0.0.1:{partial.nodes[away].port}"
+        assert lost in client.error("GetJobCounts", queue=queue_of_primary(away))
+        assert lost in client.error("CronGet", name=f"every-{queue_of_primary(away)}") or prefix == "glide"
+
+
+@pytest.mark.timeout(120)
+def test_schedules_of_other_brokers_are_learned_while_a_primary_is_away(partial: ValkeyCluster) -> None:
+    queue = queue_of_primary(2)
+    dying = ServerProcess(":memory:", "--backend", partial.url).start()
+    with ServerProcess(":memory:", "--backend", partial.url) as broker, broker.client(timeout=60) as client:
+        with dying.client(timeout=60) as other:
+            other.ok("Cron", name="away", queue=queue_of_primary(1), data=1, repeatEvery=10_000_000)
+            client.ok("PUSH", queue=queue, data=0)  # so that it is known: the list of queues will be away, too
+            eventually(lambda: client.ok("CronList")["crons"])
+            partial.nodes[1].kill()
+            other.ok("Cron", name="there", queue=queue, data=1, repeatEvery=1500)
+            dying.kill()
+        eventually(lambda: client.ok("GetJobCounts", queue=queue)["counts"]["waiting"] > 1, 30)

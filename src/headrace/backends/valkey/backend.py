@@ -16,6 +16,7 @@ from headrace.backends.base import Counts, Outcome, StorageStatus
 from headrace.backends.local.eventlog import LogLimits, MemoryLog, Roll, decode_events
 from headrace.backends.valkey.hashes import from_fields
 from headrace.backends.valkey.library import check_rights, ensure_libraries, is_own_glidemq
+from headrace.backends.valkey.queries import as_counts
 from headrace.backends.valkey.refused import Refused
 from headrace.backends.valkey.streams import Streams
 from headrace.backends.valkey.transport import PATIENCE_S, Standalone, Transport, all_of, answer, patiently
@@ -323,7 +324,7 @@ class ValkeyBackend(Refused):
 
     def total_counts(self) -> Counts:
         """As the slow round last saw them."""
-        return Counts(*map(sum, zip(*map(msgspec.structs.astuple, self._counted.values()), strict=True)))
+        return as_counts([*map(sum, zip(*self._counted.values(), strict=True))])
 
     def oldest_waiting_ms(self, queue: str) -> float | None:
         return None

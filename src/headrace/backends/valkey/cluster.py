@@ -2,9 +2,9 @@
 
 The slot map is read from any node that answers and read again when a node says that a slot has moved (MOVED, ASK),
 cannot be reached, or refuses because the cluster is changing. Nodes may disagree, because one of them was cut off from
-the others: who knows of a move is asked first, who refuses is asked last, and who was right is asked again. Connections to nodes without slots are closed. A call is
-retried only if the node refused it, or could not be reached and another one has its slots now: one whose reply was lost
-may have been carried out.
+the others: who knows of a move is asked first, who refuses is asked last, and who was right is asked again. Connections
+to nodes without slots are closed. A call is retried only if the node refused it, or could not be reached and another
+one has its slots now: one whose reply was lost may have been carried out.
 """
 
 from __future__ import annotations
@@ -50,6 +50,9 @@ class Cluster:
 
     def addresses(self) -> list[Address]:
         return list(dict.fromkeys(address for _, _, address in self._slots)) or list(self._url.hosts)
+
+    def is_away(self, key: str) -> bool:
+        return self._node(self._address_of(key)).is_away
 
     def reader(self, key: str) -> Connection:
         return Connection(self._url, *self._address_of(key))
@@ -135,7 +138,8 @@ class Cluster:
         raise StorageUnavailable(f"no node of the cluster answers: {problem}") from problem
 
     async def _let_go_departed(self) -> None:
-        """Close connections to nodes without slots, but for the source; those that still have to answer somebody are left for next time."""
+        """Close connections to nodes without slots, but for the source of the map; those that still have to answer
+        somebody are left for next time."""
         wanted = {*self.addresses(), self._source}
         for connections in (self._nodes, self._syncing):
             for address in [one for one, node in connections.items() if one not in wanted and node.is_idle]:

@@ -256,7 +256,7 @@ class Delivery(Settlement):
                 if not await self._enter_again(queue):
                     self._forget_figures(queue)
                 self._unlisted.discard(queue)
-        self._counted = {name: counts for name, counts in self._counted.items() if name in self._registered}
+        self._counted = {name: counted for name, counted in self._counted.items() if name in self._registered}
         return sorted(self._registered)
 
     async def _look_after_queue(self, queue: str) -> None:
@@ -265,13 +265,17 @@ class Delivery(Settlement):
         with suppress(StorageUnavailable):  # out of memory, which what is done besides makes room for
             await self._cap_events([queue])
             await self._fire_schedulers(queue)
-        self._counted[queue] = await self.counts(queue)
+        self._counted[queue] = await self._count_jobs(queue)
 
     async def _enter_again(self, queue: str) -> bool:
         """A queue left the list: somebody obliterated it, maybe while jobs were pushed to it. Whether it is back."""
         if any(msgspec.structs.astuple(await self.counts(queue))):
             await self._register(queue)
         return queue in self._registered
+
+    async def _count_jobs(self, queue: str) -> list[int]:
+        """What the function `counts` says of a queue."""
+        return list((await self._call("counts", queue))[0])
 
     async def counts(self, queue: str) -> Counts:
         raise NotImplementedError
@@ -301,6 +305,7 @@ class Delivery(Settlement):
             commands.append((key, ("SET", key, msgspec.json.encode(shown), "PX", WORKER_TTL_MS)))
         with suppress(StorageUnavailable):  # out of memory, too
             await self._server.call_many(commands)
+
     async def _unregister_worker(self) -> None:
         keys = [f"{self._keys.of(queue)}:w:{self.broker}" for queue in self._claimed_at]
         await self._server.call_many([(key, ("DEL", key)) for key in keys])

@@ -35,6 +35,9 @@ class Transport(Protocol):
     async def refresh(self) -> None:
         """Find out which nodes there are now; it raises if there is nobody to ask."""
 
+    def is_away(self, key: str) -> bool:
+        """Whether the node that has `key` could not be reached the last time."""
+
     def reader(self, key: str) -> Connection:
         """A connection of its own to where `key` is, for calls that block."""
 
@@ -77,6 +80,9 @@ class Standalone:
     async def refresh(self) -> None:
         """There is one, if it is there."""
         await self.open()
+
+    def is_away(self, key: str) -> bool:
+        return self._connection.is_away
 
     def reader(self, key: str) -> Connection:
         return Connection(self._url, *self._url.hosts[0])
