@@ -29,6 +29,8 @@ RECLAIM_IDLE_MS: Final = 30_000
 WORKER_TTL_MS: Final = 30_000
 """For how long a broker stands among the workers of a queue after its last sign of life."""
 _MAX_STALLS: Final = 1
+_RECLAIMS: Final = 20
+"""Calls for what dead Node workers of a queue had: a round sees two thousand of its pending jobs."""
 _SILENCE_MS: Final = 30_000
 """When a plain job that is held without a lease is looked at: the default of StallConfig."""
 ROUND_CALLS: Final = 10
@@ -211,10 +213,13 @@ class Delivery(Settlement):
     async def _sweep_queue(self, queue: str) -> int:
         """Do what time demands of a queue; how many ids of removed jobs were forgotten with it."""
         (gone,) = await self._call("sweep", queue, repr(self._rng()))
+        await self._after_sweep(queue, gone)
+        return len(gone)
+
+    async def _after_sweep(self, queue: str, gone: list[bytes]) -> None:
         self.on_wake()  # what was done is told at once, also while other queues wait for a node that is away
         if gone:
             await self._forget_places(queue, [job_id.decode() for job_id in gone])
-        return len(gone)
 
     async def _forget_places(self, queue: str, gone: list[str]) -> None:
         """Jobs with chosen ids were removed: their lookup keys may go, unless a new job has the id by now."""
@@ -260,12 +265,17 @@ class Delivery(Settlement):
         return sorted(self._registered)
 
     async def _look_after_queue(self, queue: str) -> None:
-        await self._sweep_queue(queue)
-        await self._reclaim(queue)
+        limits = (str(RECLAIM_IDLE_MS), str(_MAX_STALLS))
+        reply = await self._call("lookAfter", queue, repr(self._rng()), *limits)
+        gone, cursor, schedulers, self._counted[queue] = reply
+        await self._after_sweep(queue, gone)
+        for _ in range(_RECLAIMS):
+            if cursor == b"0-0":
+                break
+            (cursor,) = await self._call("reclaim", queue, *limits, cursor)
         with suppress(StorageUnavailable):  # out of memory, which what is done besides makes room for
             await self._cap_events([queue])
-            await self._fire_schedulers(queue)
-        self._counted[queue] = await self._count_jobs(queue)
+            await self._fire_schedulers(queue, schedulers)
 
     async def _enter_again(self, queue: str) -> bool:
         """A queue left the list: somebody obliterated it, maybe while jobs were pushed to it. Whether it is back."""
@@ -280,10 +290,9 @@ class Delivery(Settlement):
     async def counts(self, queue: str) -> Counts:
         raise NotImplementedError
 
-    async def _fire_schedulers(self, queue: str) -> None:
+    async def _fire_schedulers(self, queue: str, entries: list[bytes]) -> None:
         """Schedules that Node processes wrote: whoever is first fires them, Node workers or we."""
-        key, now = f"{self._keys.of(queue)}:schedulers", self._clock.now_ms()
-        entries = await self._server.call(key, "HGETALL", key)
+        now = self._clock.now_ms()
         for name, text in zip(entries[::2], entries[1::2], strict=True):
             fire = firing(name, text, now)
             if fire is not None:
@@ -309,14 +318,6 @@ class Delivery(Settlement):
     async def _unregister_worker(self) -> None:
         keys = [f"{self._keys.of(queue)}:w:{self.broker}" for queue in self._claimed_at]
         await self._server.call_many([(key, ("DEL", key)) for key in keys])
-
-    async def _reclaim(self, queue: str) -> None:
-        cursor: Any = "0-0"
-        for _ in range(20):
-            reply = await self._call("reclaim", queue, str(RECLAIM_IDLE_MS), str(_MAX_STALLS), cursor)
-            cursor = reply[0]
-            if cursor == b"0-0":
-                return
 
 
 def _group(demand: GroupDemand) -> bytes:

@@ -426,9 +426,7 @@ do
 
   -- -- counts -------------------------------------------------------------------------------------------------------------
 
-  verb('counts', '', function(queue)
-    promote_due(queue)
-    flush()
+  local function count_jobs(queue)
     local p = queue.p
     local done, pending = pcall(call, 'XPENDING', p .. ':stream', GROUP)
     local in_stream = done and type(pending) == 'table' and tonumber(pending[1]) or 0
@@ -436,18 +434,31 @@ do
     local listed = 0 -- those without a time: the others of a priority are delayed
     for _, band in ipairs(bands(queue)) do listed = listed + call('ZCOUNT', p .. ':scheduled', str(band), str(band)) end
     return {
-      {
-        call('XLEN', p .. ':stream') - in_stream + call('LLEN', p .. ':lifo') + call('LLEN', p .. ':priority') + call('ZCARD', p .. ':hr:ready') + listed + groups.parked_count(queue),
-        call('ZCARD', p .. ':scheduled') - listed + call('ZCARD', p .. ':hr:delayed'),
-        in_stream + (tonumber(call('GET', p .. ':list-active')) or 0),
-        call('ZCARD', p .. ':completed'),
-        call('ZCARD', p .. ':failed'),
-        call('SCARD', p .. ':hr:blocked'),
-        prioritized + listed,
-        meta(queue).paused == '1' and 1 or 0,
-        meta(queue).hrHold and 0 or tonumber(meta(queue).globalConcurrency) or -1,
-      },
+      call('XLEN', p .. ':stream') - in_stream + call('LLEN', p .. ':lifo') + call('LLEN', p .. ':priority') + call('ZCARD', p .. ':hr:ready') + listed + groups.parked_count(queue),
+      call('ZCARD', p .. ':scheduled') - listed + call('ZCARD', p .. ':hr:delayed'),
+      in_stream + (tonumber(call('GET', p .. ':list-active')) or 0),
+      call('ZCARD', p .. ':completed'),
+      call('ZCARD', p .. ':failed'),
+      call('SCARD', p .. ':hr:blocked'),
+      prioritized + listed,
+      meta(queue).paused == '1' and 1 or 0,
+      meta(queue).hrHold and 0 or tonumber(meta(queue).globalConcurrency) or -1,
     }
+  end
+
+  verb('counts', '', function(queue)
+    promote_due(queue)
+    flush()
+    return { count_jobs(queue) }
+  end)
+
+  -- Everything that the slow round wants of a queue, since most have nothing to do: `sweep`, `reclaim` up to its first
+  -- cursor, the schedules that Node wrote, `counts`.
+  verb('lookAfter', 'luck idleMs maxStalls', function(queue, args)
+    local gone = sweep(queue, tonumber(args[2]))
+    local cursor = reclaim(queue, args[3], tonumber(args[4]), '0-0')
+    flush()
+    return { gone, cursor, call('HGETALL', queue.p .. ':schedulers'), count_jobs(queue) }
   end)
 
   verb('sketch', 'id*', function(queue, args)
