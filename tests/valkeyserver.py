@@ -98,6 +98,8 @@ class ValkeyCluster:
             str(free_port()),
             "--repl-diskless-sync-delay",
             "0",
+            "--enable-debug-command",
+            "local",
         )
 
     @property
@@ -133,6 +135,11 @@ class ValkeyCluster:
     def _info(node: ValkeyServer) -> str:
         info = node.client().execute_command("CLUSTER INFO")
         return info if isinstance(info, str) else "\n".join(f"{k}:{v}" for k, v in info.items())
+
+    @staticmethod
+    def cut_off(node: ValkeyServer) -> None:
+        """Let the node hear nothing of the others any more, though clients reach it."""
+        node.client().execute_command("DEBUG", "DROP-CLUSTER-PACKET-FILTER", "-2")
 
     def flush(self) -> None:
         for node in self.nodes:

@@ -25,6 +25,7 @@ from headrace.backends.valkey.delivery import ROUND_CALLS
 from headrace.backends.valkey.keys import mark
 from headrace.client.queue import Queue
 from headrace.clock import ManualClock
+from headrace.commands.workers import RegisterWorker
 from headrace.connect import open_client
 from headrace.engine.crons import Crons
 from headrace.engine.engine import Engine
@@ -295,13 +296,35 @@ def test_a_job_that_is_claimed_slowly_for_a_client_that_is_gone_goes_back(server
         eventually(lambda: client.ok("GetState", id=job_id)["state"] == "waiting")
 
 
-def test_jobs_that_were_pushed_while_their_queue_was_obliterated_are_seen(rig: Rig, foreign: Foreign) -> None:
+@pytest.fixture
+def other(rig: Rig) -> Iterator[ValkeyBackend]:
+    """Another broker, which has seen the same queues."""
     rig.push()
-    foreign.client.srem(f"{foreign.prefix}:hr:queues", "q")
-    assert [summary.name for summary in rig.queues()] == []
-    rig.backend._know({"q"})
+    backend = ValkeyBackend(f"{shared_server().url}?prefix={rig.backend.url.prefix}", clock=rig.clock)
+    rig.wait(backend.open())
+    yield backend
+    rig.wait(backend.close())
+
+
+@pytest.mark.parametrize("is_listed", [False, True], ids=["", "listed meanwhile"])
+def test_a_job_pushed_to_a_queue_that_another_broker_obliterated_is_seen_within_a_round(
+    rig: Rig, other: ValkeyBackend, is_listed: bool
+) -> None:
+    rig.wait(other.obliterate("q"))
+    rig.push()
+    if is_listed:
+        assert rig.queues() == []
     rig.look_after()
-    assert [summary.name for summary in rig.queues()] == ["q"]
+    assert [(summary.name, summary.counts.waiting) for summary in rig.queues()] == [("q", 1)]
+
+
+def test_figures_of_a_queue_that_another_broker_obliterated_are_forgotten(rig: Rig, other: ValkeyBackend) -> None:
+    rig.run()
+    rig.wait(other.obliterate("q"))
+    assert "q" in rig.backend.queue_figures()
+    rig.look_after()
+    assert "q" not in rig.backend.queue_figures()
+    assert rig.backend.minute_metrics("q", "completed").count == 0
 
 
 class Beset(ValkeyBackend):
@@ -378,6 +401,38 @@ def scheduler(rig: Rig) -> Crons:
 async def fire_due(crons: Crons) -> None:
     for run in crons.due_runs():
         await run
+
+
+class TestSchedulesForWorkersOnly:
+    """Each broker knows the workers that are connected to it."""
+
+    @pytest.fixture
+    def brokers(self, rig: Rig) -> list[Crons]:
+        """The second one has a worker."""
+        brokers = [scheduler(rig), scheduler(rig)]
+        rig.wait(brokers[0].upsert(cron("a", "q", skip_if_no_worker=True)))
+        for broker in brokers:
+            rig.wait(broker.start())
+        brokers[1]._workers.register(RegisterWorker(name="w", queues=["q"]))
+        rig.clock.advance(1000)
+        return brokers
+
+    def test_a_slot_is_left_to_a_broker_that_has_a_worker(self, rig: Rig, brokers: list[Crons]) -> None:
+        for _ in range(3):
+            for broker in brokers:
+                rig.wait(fire_due(broker))
+            rig.clock.advance(1000)
+        assert [entry.executions for entry in rig.crons()] == [3]
+        assert rig.counts("q").waiting == 3
+
+    def test_a_slot_that_nobody_ran_is_skipped_a_second_later(self, rig: Rig, brokers: list[Crons]) -> None:
+        (before,) = rig.crons()
+        for waited, skipped in ((0, 0), (999, 0), (1, 1)):
+            rig.clock.advance(waited)
+            rig.wait(fire_due(brokers[0]))
+            (entry,) = rig.crons()
+            assert (entry.next_run, entry.executions) == (before.next_run + skipped * 1000, 0)
+        assert rig.counts("q").waiting == 0
 
 
 async def test_a_schedule_whose_node_is_away_holds_up_no_timer(

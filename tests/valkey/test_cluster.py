@@ -15,7 +15,7 @@ from headrace.backends.valkey.url import parse_url
 from headrace.client.events import QueueEvents
 from headrace.client.queue import Queue
 from headrace.connect import open_client
-from headrace.errors import NotSupported, StorageUnavailable
+from headrace.errors import Conflict, NotFound, NotSupported, StorageUnavailable
 from headrace.events import Events, event
 from headrace.model import FlowStatus
 from tests.conformance import test_claim, test_finish, test_insert, test_leases, test_records, test_retry
@@ -166,6 +166,26 @@ def test_a_child_whose_parent_is_out_of_reach_ends_all_the_same(rig: Rig) -> Non
         own = f"{queue}:{held.id}"
         rig.complete([Ack(own, held.token)])
         assert rig.state(own) == "completed"
+
+
+def test_an_id_that_no_job_got_is_forgotten(rig: Rig) -> None:
+    """Which queue an id leads to is noted before the jobs are stored, in another slot."""
+    rig.push("q", custom_id="first", unique_key="k")
+    assert rig.push("q", custom_id="second", unique_key="k") == "first"
+    with pytest.raises(NotFound, match="Dependency job not found"):
+        rig.push("q", custom_id="third", depends_on=["nowhere"])
+    with pytest.raises(NotSupported, match="workflows across queues in a cluster"):
+        rig.start_flow("f", "order", "wf", [], [FlowPush("wf.steps", spec(flow_id="f", custom_id="fourth"))])
+    rig.start_flow("g", "order", "wf", [], [])
+    with pytest.raises(Conflict):
+        rig.advance_flow("g", 7, None, [], [FlowPush("wf", spec(flow_id="g", custom_id="fifth"))], None)
+    rig.look_after()
+    keys = [key for node in shared_cluster().nodes for key in node.client().keys(f"{rig.backend.url.prefix}:*")]
+    assert [key for key in keys if ":hr:queue-of:" in key] == [f"{rig.backend.url.prefix}:hr:queue-of:first"]
+    assert not [key for key in keys if key.endswith(":hr:gone")]
+    assert [key for key in keys if ":fr:" in key] == [rig.backend._keys.flow_registry("g")]
+    assert [summary.name for summary in rig.queues()] == ["q", "wf"]
+    assert rig.state("first") == "waiting"
 
 
 async def test_a_node_that_has_left_is_not_asked_and_let_go(members: Cluster) -> None:

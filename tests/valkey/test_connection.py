@@ -103,7 +103,8 @@ async def test_news_are_heard_again_after_a_server_that_was_loading_its_data(mon
     loading = Loading()
     server = await asyncio.start_server(loading.serve, "127.0.0.1")
     port = server.sockets[0].getsockname()[1]
-    news = wakes.Wakes(parse_url(f"valkey://127.0.0.1:{port}"), ["news"], lambda *_: None, lambda: None)
+    url = parse_url(f"valkey://127.0.0.1:{port}")
+    news = wakes.Wakes(url, lambda: url.hosts, ["news"], lambda *_: None, lambda: None)
     await news.open()
     await until(lambda: loading.refused)
     before = loading.subscribed

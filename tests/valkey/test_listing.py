@@ -6,6 +6,8 @@ import asyncio
 
 import pytest
 
+from headrace.backends.base import QueueSummary
+from headrace.engine.engine import Engine
 from headrace.engine.history import History
 from headrace.model import DlqFilter
 from tests.conformance.rig import Rig, spec, unpack
@@ -67,3 +69,18 @@ def test_a_queue_may_be_obliterated_while_the_history_is_sampled(rig: Rig) -> No
         await sampling
 
     rig.wait(sample_meanwhile())
+
+
+def test_a_queue_may_be_forgotten_while_the_metrics_are_written(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    for queue in ("a", "b"):
+        rig.push(queue)
+    summarize = rig.backend._summary
+
+    async def summarize_and_forget(queue: str) -> QueueSummary:
+        summary: QueueSummary = await summarize(queue)
+        rig.backend._forget_figures(queue)
+        return summary
+
+    monkeypatch.setattr(rig.backend, "_summary", summarize_and_forget)
+    text = rig.wait(Engine(rig.backend, rig.clock).figures.prometheus())
+    assert 'bunqueue_queue_jobs_waiting{queue="a"} 1' in text

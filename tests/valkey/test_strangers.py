@@ -272,6 +272,33 @@ class TestGrowth:
         assert rig.pull() == rig.pull(group=IN_TURN) == []
         assert foreign.client.keys(f"{foreign.prefix}:*") == []
 
+    @pytest.mark.parametrize("is_used", [False, True], ids=["never used", "obliterated"])
+    def test_who_waited_at_a_queue_that_is_not_there_leaves_nothing(
+        self, rig: Rig, foreign: Foreign, is_used: bool
+    ) -> None:
+        if is_used:
+            rig.push()
+        rig.announce_waiting("q", 1000)
+        if is_used:
+            rig.obliterate("q")
+        rig.look_after()
+        assert foreign.client.exists(foreign.key("meta"))
+        rig.clock.advance(3_600_000)
+        rig.look_after()
+        assert not foreign.client.exists(foreign.key("meta"))
+
+    def test_what_another_broker_announced_stays_when_nobody_waits_here_any_more(
+        self, rig: Rig, foreign: Foreign
+    ) -> None:
+        rig.announce_waiting("q", 1000)
+        rig.clock.advance(60_000)
+        later = str(rig.clock.now_ms() + 1)
+        foreign.client.hset(foreign.key("meta"), "hrParked", later)
+        rig.look_after()
+        assert foreign.client.hget(foreign.key("meta"), "hrParked") == later
+        rig.announce_waiting("q", 1000)
+        assert foreign.client.hget(foreign.key("meta"), "hrParked") > later
+
     def test_very_many_dead_letters_beyond_the_kept_number_go_by_and_by(self, rig: Rig, foreign: Foreign) -> None:
         rig.set_dlq_config("q", DlqConfig(max_entries=10))
         for n in range(2500):

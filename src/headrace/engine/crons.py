@@ -53,7 +53,8 @@ class Crons:
         self._running: set[str] = set()
         self._missed: set[str] = set()
         self._grace_ms = 0 if backend.is_local else RETRY_MS
-        """A run that is a little late may be in progress at another broker: it was not missed."""
+        """A run that is a little late may be in progress at another broker, or left to one that has a worker for it: it
+        was not missed."""
         self._recent: dict[str, deque[Run]] = {}
 
     async def start(self) -> None:
@@ -176,6 +177,8 @@ class Crons:
             return None
         following = self._following(entry, now)
         skipped = entry.skip_if_no_worker and not self._workers.any_for_queue(entry.queue)
+        if skipped and now < entry.next_run + self._grace_ms:
+            return entry.next_run + self._grace_ms  # a broker knows its own workers only: another one may run it
         advanced = structs.replace(
             entry,
             last_slot=entry.next_run,

@@ -239,7 +239,8 @@ class Figures:
         meaning = "How long the oldest waiting job has been ready; 0 when none waits"
         text.per_queue("gauge", "bunqueue_queue_oldest_waiting_seconds", meaning, labels, ages)
         figures = self._backend.queue_figures()
-        self._write_queue_figures(text, labels, [figures[queue.name] for queue in shown])
+        # One that was just obliterated, here or by another broker, has none any more.
+        self._write_queue_figures(text, labels, [figures.get(queue.name) or QueueFigures() for queue in shown])
 
     @staticmethod
     def _write_queue_figures(text: _Text, labels: list[str], rows: list[QueueFigures]) -> None:

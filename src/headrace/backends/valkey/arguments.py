@@ -213,6 +213,10 @@ FUNCTIONS: Final[dict[str, tuple[str, str]]] = {
     "insertPlain": ("PlainJob*", "Store jobs that have nothing but a name and a payload."),
     "limits": ("", "Rate and concurrency limit, and whether they hold now."),
     "log": ("id line", "Append a log line."),
+    "lookAfter": (
+        "luck idleMs maxStalls",
+        "What the slow round asks of a queue: `sweep`, `reclaim` up to the first cursor, schedules of Node, `counts`.",
+    ),
     "moveToWait": ("id token", "Give back, promote or revive a job."),
     "moveToWaitingChildren": ("id token", "Step back until the children are done."),
     "obliterate": ("count", "Forget an emptied queue; if jobs came meanwhile, its settings only. Whether it is gone."),

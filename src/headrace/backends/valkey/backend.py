@@ -16,6 +16,7 @@ from headrace.backends.base import Counts, Outcome, StorageStatus
 from headrace.backends.local.eventlog import LogLimits, MemoryLog, Roll, decode_events
 from headrace.backends.valkey.hashes import from_fields
 from headrace.backends.valkey.library import check_rights, ensure_libraries, is_own_glidemq
+from headrace.backends.valkey.queries import as_counts
 from headrace.backends.valkey.refused import Refused
 from headrace.backends.valkey.streams import Streams
 from headrace.backends.valkey.transport import PATIENCE_S, Standalone, Transport, all_of, answer, patiently
@@ -99,7 +100,7 @@ class ValkeyBackend(Refused):
             lambda: self.on_wake(),
         )
         channels = [self._keys.wake, self._keys.ended, self._keys.flow_changes]
-        self._wakes = Wakes(self.url, channels, self._hear, self._hear_all)
+        self._wakes = Wakes(self.url, self._server.addresses, channels, self._hear, self._hear_all)
 
     async def wait_for_server(self, patience_s: float = PATIENCE_S) -> None:
         """Return when `open` will find a server that can be worked with. Raise what prevents that, if waiting for it to
@@ -323,7 +324,7 @@ class ValkeyBackend(Refused):
 
     def total_counts(self) -> Counts:
         """As the slow round last saw them."""
-        return Counts(*map(sum, zip(*map(msgspec.structs.astuple, self._counted.values()), strict=True)))
+        return as_counts([*map(sum, zip(*self._counted.values(), strict=True))])
 
     def oldest_waiting_ms(self, queue: str) -> float | None:
         return None

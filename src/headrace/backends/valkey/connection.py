@@ -180,6 +180,11 @@ class Connection:
         self._watch = loop.call_later(self._url.timeout_s, self._check_progress, pipe, pipe.answered)
 
     @property
+    def is_away(self) -> bool:
+        """Whether it could not be reached the last time somebody tried."""
+        return self._failures > 0
+
+    @property
     def is_idle(self) -> bool:
         """Whether nobody waits for an answer or for the connection."""
         is_opening = self._opening is not None and not self._opening.done()

@@ -160,10 +160,8 @@ class Control(Delivery):
             self._know(self._registered - {queue})
             self._dues.pop(queue, None)
             await self._server.call(self._keys.queues, "SREM", self._keys.queues, queue)
-            await self._enter_again({queue})
-        self._figures.pop(queue, None)
-        for kind in ("completed", "failed"):
-            self._minutes.pop((queue, kind), None)
+            await self._enter_again(queue)
+        self._forget_figures(queue)
 
     async def clean(self, queue: str, grace_ms: float, state: str | None, limit: int) -> list[str]:
         before = self._clock.now_ms() - grace_ms

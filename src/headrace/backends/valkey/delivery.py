@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final
@@ -28,6 +29,8 @@ RECLAIM_IDLE_MS: Final = 30_000
 WORKER_TTL_MS: Final = 30_000
 """For how long a broker stands among the workers of a queue after its last sign of life."""
 _MAX_STALLS: Final = 1
+_RECLAIMS: Final = 20
+"""Calls for what dead Node workers of a queue had: a round sees two thousand of its pending jobs."""
 _SILENCE_MS: Final = 30_000
 """When a plain job that is held without a lease is looked at: the default of StallConfig."""
 ROUND_CALLS: Final = 10
@@ -171,6 +174,15 @@ class Delivery(Settlement):
             await self._register(queue)
         return True
 
+    async def _withdraw_announcements(self) -> None:
+        """Take away what was announced of waits that are over, unless another broker has renewed it."""
+        now = self._clock.now_ms()
+        over = [(what, until) for what, until in self._waiting_until.items() if until <= now]
+        await all_of(*(self._call("announceWaiting", queue, field, "0") for (queue, field), _ in over))
+        for what, until in over:
+            if self._waiting_until.get(what) == until:
+                del self._waiting_until[what]
+
     async def _listen(self) -> None:
         """Hear from other brokers from now on."""
         raise NotImplementedError
@@ -201,10 +213,13 @@ class Delivery(Settlement):
     async def _sweep_queue(self, queue: str) -> int:
         """Do what time demands of a queue; how many ids of removed jobs were forgotten with it."""
         (gone,) = await self._call("sweep", queue, repr(self._rng()))
+        await self._after_sweep(queue, gone)
+        return len(gone)
+
+    async def _after_sweep(self, queue: str, gone: list[bytes]) -> None:
         self.on_wake()  # what was done is told at once, also while other queues wait for a node that is away
         if gone:
             await self._forget_places(queue, [job_id.decode() for job_id in gone])
-        return len(gone)
 
     async def _forget_places(self, queue: str, gone: list[str]) -> None:
         """Jobs with chosen ids were removed: their lookup keys may go, unless a new job has the id by now."""
@@ -231,7 +246,7 @@ class Delivery(Settlement):
         lost = map(self._give_back_lost, list(self._lost))
         slices = [names[start : start + _ROUND_SLICE] for start in range(0, len(names), _ROUND_SLICE)]
         looks = [self._look_after_slice(part, nth / len(slices)) for nth, part in enumerate(slices)]
-        await all_of(*lost, *looks, self._register_worker())
+        await all_of(*lost, *looks, self._register_worker(), self._withdraw_announcements())
 
     async def _look_after_slice(self, queues: list[str], share: float) -> None:
         """At its time, not when the slice before is done: that one may wait for a node that is away."""
@@ -239,36 +254,45 @@ class Delivery(Settlement):
         await all_of(*map(self._look_after_queue, queues))
 
     async def _next_round(self) -> list[str]:
-        known = self._registered
-        try:
-            names = await self._queue_names()
-        except StorageUnavailable:
-            return sorted(known)  # the node that has the list may be away, and theirs be there
-        await self._enter_again(known - self._registered)
-        self._counted = {name: counts for name, counts in self._counted.items() if name in self._registered}
-        return names
+        with suppress(StorageUnavailable):  # the node that has the list may be away, and theirs be there
+            await self._queue_names()
+        for queue in list(self._unlisted):
+            with suppress(StorageUnavailable):  # then the next round does it
+                if not await self._enter_again(queue):
+                    self._forget_figures(queue)
+                self._unlisted.discard(queue)
+        self._counted = {name: counted for name, counted in self._counted.items() if name in self._registered}
+        return sorted(self._registered)
 
     async def _look_after_queue(self, queue: str) -> None:
-        await self._sweep_queue(queue)
-        await self._reclaim(queue)
+        limits = (str(RECLAIM_IDLE_MS), str(_MAX_STALLS))
+        reply = await self._call("lookAfter", queue, repr(self._rng()), *limits)
+        gone, cursor, schedulers, self._counted[queue] = reply
+        await self._after_sweep(queue, gone)
+        for _ in range(_RECLAIMS):
+            if cursor == b"0-0":
+                break
+            (cursor,) = await self._call("reclaim", queue, *limits, cursor)
         with suppress(StorageUnavailable):  # out of memory, which what is done besides makes room for
             await self._cap_events([queue])
-            await self._fire_schedulers(queue)
-        self._counted[queue] = await self.counts(queue)
+            await self._fire_schedulers(queue, schedulers)
 
-    async def _enter_again(self, left: set[str]) -> None:
-        """Queues that left the list: somebody obliterated them, maybe while jobs were pushed to them."""
-        for queue in left:
-            if any(msgspec.structs.astuple(await self.counts(queue))):
-                await self._register(queue)
+    async def _enter_again(self, queue: str) -> bool:
+        """A queue left the list: somebody obliterated it, maybe while jobs were pushed to it. Whether it is back."""
+        if any(msgspec.structs.astuple(await self.counts(queue))):
+            await self._register(queue)
+        return queue in self._registered
+
+    async def _count_jobs(self, queue: str) -> list[int]:
+        """What the function `counts` says of a queue."""
+        return list((await self._call("counts", queue))[0])
 
     async def counts(self, queue: str) -> Counts:
         raise NotImplementedError
 
-    async def _fire_schedulers(self, queue: str) -> None:
+    async def _fire_schedulers(self, queue: str, entries: list[bytes]) -> None:
         """Schedules that Node processes wrote: whoever is first fires them, Node workers or we."""
-        key, now = f"{self._keys.of(queue)}:schedulers", self._clock.now_ms()
-        entries = await self._server.call(key, "HGETALL", key)
+        now = self._clock.now_ms()
         for name, text in zip(entries[::2], entries[1::2], strict=True):
             fire = firing(name, text, now)
             if fire is not None:
@@ -281,12 +305,11 @@ class Delivery(Settlement):
             return
         self._next_registration = now + WORKER_TTL_MS // 2
         self._claimed_at = {queue: at for queue, at in self._claimed_at.items() if now - at < WORKER_TTL_MS}
-        self._waiting_until = {what: until for what, until in self._waiting_until.items() if until > now}
-        busy = list(self._claimed_at)
-        active = [sum(1 for job_id in self._holders if self._places.get(job_id) == queue) for queue in busy]
+        active = Counter(map(self._places.get, self._holders))
+        shown = {"addr": socket.gethostname(), "pid": os.getpid(), "startedAt": self._epoch}
         commands = []
-        for queue, count in zip(busy, active, strict=True):
-            shown = {"addr": socket.gethostname(), "pid": os.getpid(), "startedAt": self._epoch, "activeJobs": count}
+        for queue in self._claimed_at:
+            shown["activeJobs"] = active[queue]
             key = f"{self._keys.of(queue)}:w:{self.broker}"
             commands.append((key, ("SET", key, msgspec.json.encode(shown), "PX", WORKER_TTL_MS)))
         with suppress(StorageUnavailable):  # out of memory, too
@@ -295,14 +318,6 @@ class Delivery(Settlement):
     async def _unregister_worker(self) -> None:
         keys = [f"{self._keys.of(queue)}:w:{self.broker}" for queue in self._claimed_at]
         await self._server.call_many([(key, ("DEL", key)) for key in keys])
-
-    async def _reclaim(self, queue: str) -> None:
-        cursor: Any = "0-0"
-        for _ in range(20):
-            reply = await self._call("reclaim", queue, str(RECLAIM_IDLE_MS), str(_MAX_STALLS), cursor)
-            cursor = reply[0]
-            if cursor == b"0-0":
-                return
 
 
 def _group(demand: GroupDemand) -> bytes:

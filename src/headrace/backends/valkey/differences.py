@@ -29,6 +29,8 @@ DIFFERENT: Final[dict[str, str]] = {
     "completed jobs": "the number kept is per queue and not over all queues",
     "ended workflows": "the number kept is per workflow and not over all of them",
     "figures": "totals, minutes and durations are those of one broker; counts by state are those of all",
+    "workers": "each broker lists those that are connected to it; a run of a schedule with `skipIfNoWorker` is skipped "
+    "when a second later no broker that has a worker for it has pushed its job",
     "events": "each broker numbers and logs what it did itself; who listens also hears what other brokers and Node "
     "processes did to these queues (pushed, progress, completed, failed, removed, stalled), of up to 1,000 queues at a "
     "time; after more events at once than a stream keeps comes a `gap`",

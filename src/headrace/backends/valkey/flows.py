@@ -7,7 +7,8 @@ deleted it) every queue that has flows is searched.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, Final
 
 import msgspec
@@ -59,6 +60,7 @@ class Flows(Records):
     async def start_flow(
         self, flow_id: str, workflow: str, queue: str, steps: Sequence[NewStep], jobs: Sequence[FlowPush]
     ) -> tuple[Flow, bool]:
+        queues = await self._queues_of(queue, jobs)
         noted = msgspec.json.encode(Registered(flow_id, workflow, queue))
         known = await self._known_in_cluster(flow_id, noted) if self._server.is_cluster else None
         if known is not None:
@@ -67,11 +69,10 @@ class Flows(Records):
         await self._register_flow_queue(queue)
         self._note_home(flow_id, queue)
         now = self._clock.now_ms()
-        queues = await self._queues_of(queue, jobs)
-        args = flat(FlowStarting(flow_id, workflow, mark(queue), registry, noted, len(steps)))
-        args += _entries(steps, now) + await self._jobs_of(queues, jobs, now)
+        args = flat(FlowStarting(flow_id, workflow, mark(queue), registry, noted, len(steps))) + _entries(steps, now)
         options = await self._options_of(queues, jobs)
-        record, home = await self._call("startFlow", queue, *args, **options, now=now)
+        async with self._jobs_of(queues, jobs, now) as records:
+            record, home = await self._call("startFlow", queue, *args, *records, **options, now=now)
         self._note_home(flow_id, home.decode() or queue)
         return _flow_of(flow_id, self._flow_homes[flow_id], record), not home
 
@@ -94,25 +95,30 @@ class Flows(Records):
         acks = [] if ack is None else await self._ack_of(queues, ack)
         word = None if status is None else status.value
         args = flat(FlowAdvancing(flow_id, revision, word, int(ack is not None), len(steps), len(drop), len(stop)))
-        args += [*acks, *_entries(steps, now), *drop, *stop, *await self._jobs_of(queues, jobs, now)]
+        args += [*acks, *_entries(steps, now), *drop, *stop]
         options = await self._options_of(queues, jobs)
-        (record,) = await self._call("advanceFlow", queue, *args, **options, now=now)
+        async with self._jobs_of(queues, jobs, now) as records:
+            (record,) = await self._call("advanceFlow", queue, *args, *records, **options, now=now)
         if ack is not None:
             self._let_go(ack.id)
         return _flow_of(flow_id, queue, record)
 
     async def _options_of(self, queues: Sequence[str], jobs: Sequence[FlowPush]) -> dict[str, Any]:
         """How the call is made: with which other queues, and whether it waits for the disk."""
-        if len(queues) > 1 and self._server.is_cluster:
-            refuse("workflows across queues in a cluster")
+        self._check_slots(queues)
         return {"others": queues[1:], "is_synced": await self._promises([push.spec for push in jobs])}
 
     async def _queues_of(self, queue: str, jobs: Sequence[FlowPush]) -> list[str]:
         """The queue of the flow, then those of its jobs."""
         queues = list(dict.fromkeys([queue, *(push.queue for push in jobs)]))
+        self._check_slots(queues)
         for name in queues:
             await self._register(name)
         return queues
+
+    def _check_slots(self, queues: Sequence[str]) -> None:
+        if len(queues) > 1 and self._server.is_cluster:
+            refuse("workflows across queues in a cluster")
 
     async def _ack_of(self, queues: list[str], ack: Ack) -> list[Text]:
         """The job that made the step; one that cannot be found is looked for in the flow's queue, and refused there."""
@@ -123,15 +129,16 @@ class Flows(Records):
         value, raw = (b"", b"") if ack.result is None else to_fields(ack.result, "Result")
         return flat(Completion(queues.index(home) + 1, own_id, ack.token or None, value, raw, ack.remove))
 
-    async def _jobs_of(self, queues: Sequence[str], jobs: Sequence[FlowPush], now: int) -> list[Text]:
+    @asynccontextmanager
+    async def _jobs_of(self, queues: Sequence[str], jobs: Sequence[FlowPush], now: int) -> AsyncIterator[list[Text]]:
+        """The records of these jobs, for the call that stores them. In a cluster all of them are in the first queue."""
         args: list[Text] = []
-        chosen = {name: custom_ids(push.spec for push in jobs if push.queue == name) for name in queues}
-        free = {name: await self._free_ids(name, ids) for name, ids in chosen.items()}
-        for push in jobs:
-            record = await self._new_job(push.queue, push.spec, now, free[push.queue], [])
-            record.queue = queues.index(push.queue) + 1
-            args += flat(record)
-        return args
+        async with self._chosen_ids(queues[0], custom_ids(push.spec for push in jobs)) as free:
+            for push in jobs:
+                record = await self._new_job(push.queue, push.spec, now, free, [])
+                record.queue = queues.index(push.queue) + 1
+                args += flat(record)
+            yield args
 
     # -- where flows are -----------------------------------------------------------------------------------------------
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Final
 
 import msgspec
@@ -20,6 +21,7 @@ from headrace.backends.valkey.library import function_of
 from headrace.backends.valkey.store import Store, raise_refusal
 from headrace.backends.valkey.transport import Transport
 from headrace.clock import Clock
+from headrace.errors import HeadraceError, StorageUnavailable
 from headrace.ids import IdSource
 from headrace.model import (
     DEFAULT_SETTINGS,
@@ -123,14 +125,14 @@ class Intake(Store):
     async def _insert_rich(self, queue: str, specs: Sequence[JobSpec], mode: str = "jobs") -> list[str]:
         is_synced = await self._promises(specs)
         now = self._clock.now_ms()
-        free = await self._free_ids(queue, custom_ids(specs))
         args: list[Text] = [mode]
         others: list[str] = []
-        for spec in specs:
-            args += flat(await self._new_job(queue, spec, now, free, others))
-        reply = await self._call(
-            "insert", queue, *args, others=self._same_slot(queue, others), is_synced=is_synced, now=now
-        )
+        async with self._chosen_ids(queue, custom_ids(specs)) as free:
+            for spec in specs:
+                args += flat(await self._new_job(queue, spec, now, free, others))
+            reply = await self._call(
+                "insert", queue, *args, others=self._same_slot(queue, others), is_synced=is_synced, now=now
+            )
         return [job_id.decode() for job_id in reply[0]]
 
     async def insert_family(self, nodes: Sequence[FamilyNode]) -> list[Raw]:
@@ -143,17 +145,17 @@ class Intake(Store):
             await self._register(queue)
         now = self._clock.now_ms()
         homes = {node.id: node.queue for node in nodes}
-        free = await self._free_ids(queues[0], list(homes))
         args: list[Text] = ["flow"]
-        for node in nodes:
-            record = await self._new_job(node.queue, node.spec, now, frozenset(), [], homes=homes)
-            record.id, record.queue = node.id, queues.index(node.queue) + 1
-            extra = msgspec.msgpack.decode(record.extra, type=Extra)
-            extra.birth, extra.is_id_free = self.ids.at(now), node.id in free
-            extra.lookup = None if self._server.is_cluster else self._keys.lookup(node.id)
-            record.extra = pack(extra)
-            args += flat(record)
-        await self._call("insert", queues[0], *args, others=others, is_synced=is_synced, now=now)
+        async with self._chosen_ids(queues[0], list(homes)) as free:
+            for node in nodes:
+                record = await self._new_job(node.queue, node.spec, now, frozenset(), [], homes=homes)
+                record.id, record.queue = node.id, queues.index(node.queue) + 1
+                extra = msgspec.msgpack.decode(record.extra, type=Extra)
+                extra.birth, extra.is_id_free = self.ids.at(now), node.id in free
+                extra.lookup = None if self._server.is_cluster else self._keys.lookup(node.id)
+                record.extra = pack(extra)
+                args += flat(record)
+            await self._call("insert", queues[0], *args, others=others, is_synced=is_synced, now=now)
         jobs = [await self._read(node.queue, node.id) for node in nodes]
         return [show(job) for job in jobs if job is not None]
 
@@ -241,11 +243,22 @@ class Intake(Store):
 
     # -- chosen ids ----------------------------------------------------------------------------------------------------
 
+    @asynccontextmanager
+    async def _chosen_ids(self, queue: str, wanted: Sequence[str]) -> AsyncIterator[frozenset[str]]:
+        """In a cluster: which chosen ids may become job ids, for the call that stores the jobs. Those that no job of
+        another queue has; they are noted as ours, and given up if the call fails. On one server the function that
+        stores the jobs does that by itself."""
+        free = await self._free_ids(queue, wanted) if wanted and self._server.is_cluster else frozenset()
+        try:
+            yield free
+        except HeadraceError:
+            if free:
+                key = f"{self._keys.of(queue)}:hr:gone"
+                with suppress(StorageUnavailable):
+                    await self._server.call(key, "SADD", key, *free)
+            raise
+
     async def _free_ids(self, queue: str, wanted: Sequence[str]) -> frozenset[str]:
-        """In a cluster: which chosen ids may become job ids. Those that no job of another queue has; they are noted as
-        ours. On one server the function that stores the jobs does that by itself."""
-        if not wanted or not self._server.is_cluster:
-            return frozenset()
         keys = [self._keys.lookup(custom_id) for custom_id in wanted]
         noted = await self._server.call_many([(key, ("SET", key, queue, "NX", "GET")) for key in keys])
         free = set()

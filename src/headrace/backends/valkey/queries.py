@@ -24,6 +24,7 @@ from headrace.backends.base import (
 from headrace.backends.listing import REPLY_ROOM
 from headrace.backends.valkey.control import STATES, Control
 from headrace.backends.valkey.hashes import Buried, Sketch, StoredJob, letter, read_sketch, show_brief, show_whole
+from headrace.backends.valkey.transport import all_of
 from headrace.errors import NotFound, ReplyTooLarge
 from headrace.model import DAY_MS, DlqFilter
 
@@ -34,6 +35,7 @@ _ENTRIES_AT_ONCE: Final = 5000
 _JOBS_AT_ONCE: Final = 100
 """Each may carry a megabyte, and its result another."""
 _KEYS_AT_ONCE: Final = 1000
+_QUEUES_AT_ONCE: Final = 100
 _SKETCHED_AT_ONCE: Final = 500
 _RANK_LENGTH: Final = 60
 
@@ -177,7 +179,7 @@ class Queries(Control):
         return [job for job in jobs if not (only_prioritized and job.state == "waiting" and job.priority <= 0)]
 
     async def counts(self, queue: str) -> Counts:
-        return _as_counts((await self._call("counts", queue))[0])
+        return as_counts(await self._count_jobs(queue))
 
     async def counts_per_priority(self, queue: str) -> dict[str, int]:
         counts: dict[str, int] = {}
@@ -186,14 +188,19 @@ class Queries(Control):
         return counts
 
     async def queues(self) -> list[QueueSummary]:
-        return [await self._summary(name) for name in await self._queue_names()]
+        names = await self._or_last_seen(self._keys.queues, self._queue_names, sorted(self._registered))
+        found: list[QueueSummary] = []
+        for start in range(0, len(names), _QUEUES_AT_ONCE):
+            found += await all_of(*map(self._summary, names[start : start + _QUEUES_AT_ONCE]))
+        return found
 
     async def _summary(self, name: str) -> QueueSummary:
-        found = (await self._call("counts", name))[0]
+        count, seen = partial(self._count_jobs, name), self._counted.get(name)
+        found = await self._or_last_seen(self._keys.meta(name), count, seen)
         figures = self._figures_of(name)
         failed_today = figures.failed_on_day if figures.day == self._clock.now_ms() // DAY_MS else 0
         concurrency = None if found[8] < 0 else int(found[8])
-        return QueueSummary(name, _as_counts(found), bool(found[7]), concurrency, failed_today)
+        return QueueSummary(name, as_counts(found), bool(found[7]), concurrency, failed_today)
 
     # -- children ------------------------------------------------------------------------------------------------------
 
@@ -303,10 +310,9 @@ def _job_of(entry: Any) -> str:
     return str(fields[fields.index(b"jobId") + 1].decode())
 
 
-def _as_counts(n: Sequence[int]) -> Counts:
-    return Counts(
-        waiting=n[0], delayed=n[1], active=n[2], completed=n[3], failed=n[4], waiting_children=n[5], prioritized=n[6]
-    )
+def as_counts(counted: Sequence[int]) -> Counts:
+    """Of what the function `counts` says, which has more behind them."""
+    return Counts(*counted[: len(Counts.__struct_fields__)])
 
 
 def _burial(job: StoredJob) -> Buried:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -11,7 +12,7 @@ from headrace.backends.valkey.arguments import Text, flat
 from headrace.backends.valkey.control import check_log_line
 from headrace.backends.valkey.hashes import to_fields
 from headrace.backends.valkey.queries import Queries
-from headrace.backends.valkey.transport import Command
+from headrace.backends.valkey.transport import Command, all_of
 from headrace.errors import InvalidCommand
 from headrace.model import CronEntry, JobSpec, Log, Webhook
 from headrace.views import encode, with_entries
@@ -90,13 +91,28 @@ class Records(Queries):
 
     async def cron(self, name: str) -> CronEntry | None:
         queue = await self._cron_home(name)
-        return None if queue is None else (await self._read_crons([(name, queue)]))[0]
+        return None if queue is None else await self._read_cron(name, queue)
 
     async def crons(self) -> list[CronEntry]:
+        seen = self._schedules or {}
+        homes = None if self._schedules is None else {name: entry.queue for name, entry in seen.items()}
+        places = list((await self._or_last_seen(self._keys.crons, self._cron_homes, homes)).items())
+        if self._server.is_cluster:
+            entries = await all_of(*(self._cron_or_last_seen(*place, seen) for place in places))
+        else:
+            entries = await self._read_crons(places)
+        self._schedules = {entry.name: entry for entry in entries if entry is not None}
+        return sorted(self._schedules.values(), key=lambda entry: (entry.created_at, entry.name))
+
+    async def _cron_homes(self) -> dict[str, str]:
         flat = await self._server.call(self._keys.crons, "HGETALL", self._keys.crons)
-        places = [(name.decode(), queue.decode()) for name, queue in zip(flat[::2], flat[1::2], strict=True)]
-        entries = [entry for entry in await self._read_crons(places) if entry is not None]
-        return sorted(entries, key=lambda entry: (entry.created_at, entry.name))
+        return {name.decode(): queue.decode() for name, queue in zip(flat[::2], flat[1::2], strict=True)}
+
+    async def _cron_or_last_seen(self, name: str, queue: str, seen: dict[str, CronEntry]) -> CronEntry | None:
+        return await self._or_last_seen(self._cron_key(queue), partial(self._read_cron, name, queue), seen.get(name))
+
+    async def _read_cron(self, name: str, queue: str) -> CronEntry | None:
+        return (await self._read_crons([(name, queue)]))[0]
 
     async def _read_crons(self, places: Sequence[tuple[str, str]]) -> list[CronEntry | None]:
         asked: list[tuple[str, Command]] = []
@@ -136,8 +152,8 @@ class Records(Queries):
 
     async def webhooks(self) -> list[Webhook]:
         key = self._keys.webhooks
-        found = [_decode_webhook(blob) for blob in await self._server.call(key, "HVALS", key)]
-        return sorted(found, key=lambda webhook: (webhook.created_at, webhook.id))
+        self._webhooks = await self._or_last_seen(key, partial(self._server.call, key, "HVALS", key), self._webhooks)
+        return sorted(map(_decode_webhook, self._webhooks), key=lambda webhook: (webhook.created_at, webhook.id))
 
     async def update_webhook(self, webhook: Webhook) -> bool:
         key = self._keys.webhooks

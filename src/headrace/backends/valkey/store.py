@@ -11,13 +11,13 @@ Rules:
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Sequence
-from typing import Any, Final
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final, TypeVar
 
 import msgspec
 from msgspec import Struct
 
-from headrace.backends.base import DURATION_BUCKETS, METRICS_MINUTES, Counts, QueueFigures, Totals
+from headrace.backends.base import DURATION_BUCKETS, METRICS_MINUTES, QueueFigures, Totals
 from headrace.backends.collection import Collection
 from headrace.backends.valkey.arguments import Text
 from headrace.backends.valkey.hashes import StoredJob, read_hash
@@ -25,9 +25,11 @@ from headrace.backends.valkey.keys import Keys, mark, mark_of
 from headrace.backends.valkey.library import function_of
 from headrace.backends.valkey.transport import FunctionMissing, Transport
 from headrace.clock import Alarm, Clock
-from headrace.errors import NotFound, error_of
+from headrace.errors import NotFound, StorageUnavailable, error_of
 from headrace.ids import IdSource
-from headrace.model import DAY_MS, Event
+from headrace.model import DAY_MS, CronEntry, Event
+
+T = TypeVar("T")
 
 _LEAVING: Final = frozenset(("completed", "failed", "stalled", "released", "delayed", "waiting-children", "removed"))
 _MAX_PLACES: Final = 200_000
@@ -67,6 +69,8 @@ class Store(Collection):
         """Queues that are in the list of all queues, as far as is known here."""
         self._marks: dict[str, list[str]] = {}
         """Those of them that a mark at the end of a job id stands for."""
+        self._unlisted: set[str] = set()
+        """Queues that another broker took from the list: the slow round sees whether they have jobs all the same."""
         self._places: dict[str, str] = {}
         """The queues of jobs that were handed out here and have not left these hands, as far as is known."""
         self._flow_homes: dict[str, str] = {}
@@ -88,8 +92,12 @@ class Store(Collection):
         self._waiting_until: dict[tuple[str, str], int] = {}
         """Until when other brokers know that somebody waits here, by queue and by what for."""
         self._totals = Totals()
-        self._counted: dict[str, Counts] = {}
-        """Jobs of each queue by state, as the slow round last saw them."""
+        self._counted: dict[str, list[int]] = {}
+        """What `counts` said of each queue when the slow round last came by."""
+        self._schedules: dict[str, CronEntry] | None = None
+        """As they were when all of them were last read, by name."""
+        self._webhooks: list[bytes] | None = None
+        """As they were last read."""
         self._round: list[str] = []
         self._unretired: set[str] = set()
         """Queues that may have more completed jobs than are kept, as far as is known here."""
@@ -195,6 +203,11 @@ class Store(Collection):
             figures = self._figures[queue] = QueueFigures()
         return figures
 
+    def _forget_figures(self, queue: str) -> None:
+        self._figures.pop(queue, None)
+        for kind in ("completed", "failed"):
+            self._minutes.pop((queue, kind), None)
+
     def _count(self, event: Event) -> None:
         figures, overall, totals = self._figures_of(event.queue), self._figures[""], self._totals
         if event.event == "pushed":
@@ -246,6 +259,24 @@ class Store(Collection):
         if len(minutes) > METRICS_MINUTES:
             del minutes[next(iter(minutes))]
 
+    # -- nodes that are away -------------------------------------------------------------------------------------------
+
+    async def _or_last_seen(self, key: str, read: Callable[[], Awaitable[T]], seen: T | None) -> T:
+        """What is read or, while the node of a cluster that has the key is away and others are there, what was last
+        seen of it; upkeep calls that node every second, so nobody else need wait for it.
+
+        For lists of what there is: an error would hide the rest, and a gap would look as if these were gone.
+        """
+        if seen is None or not self._server.is_cluster:
+            return await read()
+        try:
+            if not self._server.is_away(key):
+                return await read()
+        except StorageUnavailable:
+            pass
+        await self._server.refresh()  # raises if nobody is there
+        return seen
+
     # -- which queue ---------------------------------------------------------------------------------------------------
 
     async def _register(self, queue: str) -> None:
@@ -282,6 +313,7 @@ class Store(Collection):
         found = await self._server.call(self._keys.queues, "SMEMBERS", self._keys.queues)
         meanwhile = self._registered - before
         self._know({name.decode() for name in found} | meanwhile)
+        self._unlisted |= before - self._registered
         return sorted(self._registered)
 
     def _remember(self, job_id: str, queue: str) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, Protocol, TypeVar
 
 from headrace.backends.valkey.connection import Answered, Argument, Connection, ServerError, is_lasting
-from headrace.backends.valkey.url import ValkeyUrl
+from headrace.backends.valkey.url import Address, ValkeyUrl
 from headrace.errors import StorageUnavailable
 
 PATIENCE_S: Final = 60.0
@@ -29,8 +29,14 @@ class Transport(Protocol):
 
     def primaries(self) -> list[Connection]: ...
 
+    def addresses(self) -> list[Address]:
+        """Where they are."""
+
     async def refresh(self) -> None:
         """Find out which nodes there are now; it raises if there is nobody to ask."""
+
+    def is_away(self, key: str) -> bool:
+        """Whether the node that has `key` could not be reached the last time."""
 
     def reader(self, key: str) -> Connection:
         """A connection of its own to where `key` is, for calls that block."""
@@ -68,9 +74,15 @@ class Standalone:
     def primaries(self) -> list[Connection]:
         return [self._connection]
 
+    def addresses(self) -> list[Address]:
+        return [self._url.hosts[0]]
+
     async def refresh(self) -> None:
         """There is one, if it is there."""
         await self.open()
+
+    def is_away(self, key: str) -> bool:
+        return self._connection.is_away
 
     def reader(self, key: str) -> Connection:
         return Connection(self._url, *self._url.hosts[0])
@@ -163,6 +175,12 @@ async def all_of(*works: Awaitable[T]) -> list[T]:
             raise outcome
         outcomes.append(outcome)
     return outcomes
+
+
+def look_at_outcome(shared: asyncio.Task[None]) -> None:
+    """Nobody may be left who waits for it: that it failed is no bug then, and not to be logged as one."""
+    if not shared.cancelled():
+        shared.exception()
 
 
 async def answer(work: Awaitable[Any]) -> Any:

@@ -27,9 +27,11 @@ DEFAULT_PORT: Final = 6379
 MIN_EVENTS: Final = 100
 MAX_EVENTS: Final = 10_000_000
 
+Address = tuple[str, int]
+
 
 class ValkeyUrl(Struct, frozen=True):
-    hosts: tuple[tuple[str, int], ...]
+    hosts: tuple[Address, ...]
     username: str | None = None
     password: str | None = None
     db: int = 0

@@ -7,14 +7,13 @@ every second (`look_after`), so a lost message costs time and never a job.
 from __future__ import annotations
 
 import asyncio
-import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
 from headrace.backends.valkey.connection import Connection
-from headrace.backends.valkey.transport import answer
-from headrace.backends.valkey.url import ValkeyUrl
+from headrace.backends.valkey.transport import answer, look_at_outcome
+from headrace.backends.valkey.url import Address, ValkeyUrl
 from headrace.errors import StorageUnavailable
 
 _PING_EVERY_S: Final = 5.0
@@ -24,58 +23,86 @@ Heard = Callable[[bytes, bytes], None]
 
 
 class Wakes:
-    def __init__(self, url: ValkeyUrl, channels: list[str], heard: Heard, mended: Callable[[], None]) -> None:
+    """`addresses` are those of the nodes there are: any node of a cluster passes on what is published."""
+
+    def __init__(
+        self,
+        url: ValkeyUrl,
+        addresses: Callable[[], Sequence[Address]],
+        channels: list[str],
+        heard: Heard,
+        mended: Callable[[], None],
+    ) -> None:
         self._url = url
-        self._hosts = itertools.cycle(url.hosts)
-        self._connection = self._new_connection()
+        self._addresses = addresses
         self._channels = channels
         self._heard = heard
         self._mended = mended
+        self._connection: Connection | None = None
+        self._opening: asyncio.Task[None] | None = None
         self._task: asyncio.Task[None] | None = None
-
-    def _new_connection(self) -> Connection:
-        """To the next of the given hosts: any node of a cluster passes on what is published."""
-        return Connection(self._url, *next(self._hosts), on_push=self._take)
 
     async def open(self) -> None:
         """Listen from now on. Who only adds jobs never does: the server need not tell them of each."""
         if self._task is None:
-            await answer(self._connection.call("SUBSCRIBE", *self._channels))
+            if self._opening is None or self._opening.done():
+                self._opening = asyncio.create_task(self._subscribe())
+                self._opening.add_done_callback(look_at_outcome)
+            await asyncio.shield(self._opening)
             self._task = self._task or asyncio.create_task(self._keep())
 
     async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._task
-        await self._connection.close()
+        for task in filter(None, (self._opening, self._task)):
+            task.cancel()
+            with suppress(asyncio.CancelledError, StorageUnavailable):
+                await task
+        if self._connection is not None:
+            await self._connection.close()
 
     def _take(self, message: list[Any]) -> None:
         self._heard(message[1], message[2])
 
+    async def _subscribe(self) -> None:
+        """At the first node that accepts it; the one that had the connection before is asked last."""
+        before, problem = self._connection, StorageUnavailable("Valkey has no nodes")
+        left = None if before is None else (before.host, before.port)
+        for address in sorted(self._addresses(), key=lambda address: address == left):
+            if self._connection is not None:
+                await self._connection.close()
+            self._connection = Connection(self._url, *address, on_push=self._take)
+            try:
+                await answer(self._connection.call("SUBSCRIBE", *self._channels))
+                return
+            except StorageUnavailable as error:
+                problem = error
+        raise problem
+
     async def _keep(self) -> None:
         while True:
-            try:
-                await asyncio.wait_for(self._connection.lost(), _PING_EVERY_S)
-            except TimeoutError:
-                await self._ping()
-                continue
-            await self._subscribe_again()
+            if await self._is_over():
+                await self._subscribe_again()
 
-    async def _ping(self) -> None:
+    async def _is_over(self) -> bool:
+        """Whether the connection broke or its node has left the cluster, which is looked at now and then."""
+        assert self._connection is not None
         try:
-            await answer(self._connection.call("PING"))  # a server that loads its data refuses
-        except StorageUnavailable:
-            await self._subscribe_again()
+            await asyncio.wait_for(self._connection.lost(), _PING_EVERY_S)
+        except TimeoutError:
+            if (self._connection.host, self._connection.port) not in self._addresses():
+                return True  # cut off from the others, maybe: then it hears nothing of what they publish
+            try:
+                await answer(self._connection.call("PING"))  # a server that loads its data refuses
+            except StorageUnavailable:
+                return True
+            return False
+        return True
 
     async def _subscribe_again(self) -> None:
         while True:
             try:
-                await answer(self._connection.call("SUBSCRIBE", *self._channels))
+                await self._subscribe()
             except StorageUnavailable:
                 await asyncio.sleep(_PAUSE_S)
-                await self._connection.close()
-                self._connection = self._new_connection()
             else:
                 self._mended()
                 return

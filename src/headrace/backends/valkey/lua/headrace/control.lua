@@ -260,11 +260,16 @@ do
     wake(queue)
   end)
 
-  -- Until when somebody waits at a broker: for jobs (hrParked) or for the end of one (hrAwaited). Whether other programs
-  -- have been at the queue, which then has to be looked after.
+  -- Until when somebody waits at a broker: for jobs (hrParked) or for the end of one (hrAwaited). A note that is over goes
+  -- when nobody has a later one: it may be all there is of a queue. Whether other programs have been at the queue, which
+  -- then has to be looked after.
   verb('announceWaiting', 'field untilMs', function(queue, args)
-    local known = tonumber(meta(queue)[args[2]] or '') or 0
-    if tonumber(args[3]) > known then call('HSET', queue.p .. ':meta', args[2], args[3]) end
+    local known, ends = tonumber(meta(queue)[args[2]] or '') or 0, tonumber(args[3])
+    if ends > known then
+      call('HSET', queue.k.meta, args[2], args[3])
+    elseif known <= NOW then
+      call('HDEL', queue.k.meta, args[2])
+    end
     return { call('EXISTS', queue.p .. ':id', queue.p .. ':schedulers') }
   end)
 
@@ -421,9 +426,7 @@ do
 
   -- -- counts -------------------------------------------------------------------------------------------------------------
 
-  verb('counts', '', function(queue)
-    promote_due(queue)
-    flush()
+  local function count_jobs(queue)
     local p = queue.p
     local done, pending = pcall(call, 'XPENDING', p .. ':stream', GROUP)
     local in_stream = done and type(pending) == 'table' and tonumber(pending[1]) or 0
@@ -431,18 +434,31 @@ do
     local listed = 0 -- those without a time: the others of a priority are delayed
     for _, band in ipairs(bands(queue)) do listed = listed + call('ZCOUNT', p .. ':scheduled', str(band), str(band)) end
     return {
-      {
-        call('XLEN', p .. ':stream') - in_stream + call('LLEN', p .. ':lifo') + call('LLEN', p .. ':priority') + call('ZCARD', p .. ':hr:ready') + listed + groups.parked_count(queue),
-        call('ZCARD', p .. ':scheduled') - listed + call('ZCARD', p .. ':hr:delayed'),
-        in_stream + (tonumber(call('GET', p .. ':list-active')) or 0),
-        call('ZCARD', p .. ':completed'),
-        call('ZCARD', p .. ':failed'),
-        call('SCARD', p .. ':hr:blocked'),
-        prioritized + listed,
-        meta(queue).paused == '1' and 1 or 0,
-        meta(queue).hrHold and 0 or tonumber(meta(queue).globalConcurrency) or -1,
-      },
+      call('XLEN', p .. ':stream') - in_stream + call('LLEN', p .. ':lifo') + call('LLEN', p .. ':priority') + call('ZCARD', p .. ':hr:ready') + listed + groups.parked_count(queue),
+      call('ZCARD', p .. ':scheduled') - listed + call('ZCARD', p .. ':hr:delayed'),
+      in_stream + (tonumber(call('GET', p .. ':list-active')) or 0),
+      call('ZCARD', p .. ':completed'),
+      call('ZCARD', p .. ':failed'),
+      call('SCARD', p .. ':hr:blocked'),
+      prioritized + listed,
+      meta(queue).paused == '1' and 1 or 0,
+      meta(queue).hrHold and 0 or tonumber(meta(queue).globalConcurrency) or -1,
     }
+  end
+
+  verb('counts', '', function(queue)
+    promote_due(queue)
+    flush()
+    return { count_jobs(queue) }
+  end)
+
+  -- Everything that the slow round wants of a queue, since most have nothing to do: `sweep`, `reclaim` up to its first
+  -- cursor, the schedules that Node wrote, `counts`.
+  verb('lookAfter', 'luck idleMs maxStalls', function(queue, args)
+    local gone = sweep(queue, tonumber(args[2]))
+    local cursor = reclaim(queue, args[3], tonumber(args[4]), '0-0')
+    flush()
+    return { gone, cursor, call('HGETALL', queue.p .. ':schedulers'), count_jobs(queue) }
   end)
 
   verb('sketch', 'id*', function(queue, args)

@@ -262,12 +262,19 @@ do
     new.id = chosen
   end
 
+  -- In a cluster the client has noted which queue the id leads to. If no job has it after all, that is to be forgotten.
+  local function give_up_id(new)
+    local chosen = new.extra.customId or new.id
+    if new.extra.isIdFree and not find(new.queue, chosen) then call('SADD', new.queue.p .. ':hr:gone', chosen) end
+  end
+
   -- Store one job, or give the one that its id or key already stands for.
   local function admit(new)
     local extra = new.extra
     if extra then
       local known = used_job(new) or known_job(new)
       if known then
+        give_up_id(new)
         tell('duplicated', known)
         return known, false
       end

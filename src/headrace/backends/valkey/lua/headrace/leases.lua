@@ -1,7 +1,7 @@
 -- How jobs come back unfinished: given back, not renewed in time, timed out or left behind by a dead worker; and what else
 -- time does to a queue.
 
-local back_to_waiting
+local back_to_waiting, sweep, reclaim
 do
   -- -- giving back --------------------------------------------------------------------------------------------------------
 
@@ -188,19 +188,23 @@ do
   end
 
   -- Do what time demands of one queue; the ids whose lookup keys may go.
-  local function sweep(queue, args)
-    local luck = tonumber(args[2])
-    promote_due(queue)
-    groups.promote_rate_limited(queue)
-    tend_active(queue, luck)
-    tend_dead_letters(queue)
+  function sweep(queue, luck)
     expire_rate_limit(queue)
-    flush()
-    next_due(queue)
-    return { call('SRANDMEMBER', queue.p .. ':hr:gone', 1000) }
+    local k, p = queue.k, queue.p
+    if call('EXISTS', k.scheduled, k.delayed, k.active, k.ratelimited, p .. ':hr:burials') > 0 then
+      promote_due(queue)
+      groups.promote_rate_limited(queue)
+      tend_active(queue, luck)
+      tend_dead_letters(queue)
+      flush()
+      next_due(queue)
+    end
+    return call('SRANDMEMBER', queue.p .. ':hr:gone', 1000)
   end
 
-  verb('sweep', 'luck', sweep)
+  verb('sweep', 'luck', function(queue, args)
+    return { sweep(queue, tonumber(args[2])) }
+  end)
 
   -- Whether the entry is one that somebody took to work on its job.
   local function is_taken(job)
@@ -228,11 +232,9 @@ do
 
   -- Jobs that somebody else (a Node worker) took and gave no sign of life: through the stream's pending entries, following
   -- the cursor.
-  local function reclaim(queue, args)
-    local idle, most, cursor = args[2], tonumber(args[3]), args[4]
+  function reclaim(queue, idle, most, cursor)
     local reply = redis.pcall('XAUTOCLAIM', queue.p .. ':stream', GROUP, CONSUMER, idle, cursor, 'COUNT', 100)
-    if reply.err then return { '0-0', 0 } end
-    local touched = 0
+    if reply.err then return '0-0' end
     for _, entry in ipairs(reply[2]) do
       local job = job_of(queue, entry)
       if not is_taken(job) then
@@ -240,12 +242,13 @@ do
       elseif is_leased(job, entry) then
         if not call('ZSCORE', queue.k.active, job.id) then watch(job) end -- the call that leased it broke off
       elseif NOW - number(job, 'lastActive') >= (settings(job).lockDuration or tonumber(idle)) then
-        touched = touched + 1
         take_back(job, entry, most)
       end
     end
-    return { reply[1], touched }
+    return reply[1]
   end
 
-  verb('reclaim', 'idleMs maxStalls cursor', reclaim)
+  verb('reclaim', 'idleMs maxStalls cursor', function(queue, args)
+    return { reclaim(queue, args[2], tonumber(args[3]), args[4]) }
+  end)
 end
