@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import subprocess
+import sys
 import threading
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
@@ -786,3 +790,75 @@ def test_the_sync_facade_works_without_a_loop(url: str) -> None:
             if seen or deadline.wait(0.01):
                 break
     assert seen == [(True, "t1")]
+
+
+def test_threads_that_enter_the_sync_facade_share_it_until_the_last_one_leaves(url: str) -> None:
+    events = Events(url)
+    events.on(echo)(lambda ctx: ctx.data)
+    all_inside, first_has_left = threading.Barrier(8), threading.Event()
+
+    def ask(number: int) -> list[Any]:
+        with events.sync() as sync:  # all at once: one of them starts it, and the others wait for that
+            before = sync.emit(echo, number, timeout=10)
+            all_inside.wait(10)
+            if number:
+                assert first_has_left.wait(10)
+                return [before, sync.emit(echo, number, timeout=10)]
+        first_has_left.set()
+        return [before]
+
+    for _ in range(2):  # when all have left it can be entered again
+        with ThreadPoolExecutor(8) as pool:
+            answers = list(pool.map(ask, range(8)))
+        assert answers == [[0], *([number, number] for number in range(1, 8))]
+        assert events.loop is None
+        first_has_left.clear()
+    assert not [thread for thread in threading.enumerate() if thread.name == "headrace-background"]
+
+
+def test_a_handler_that_enters_the_sync_facade_does_not_keep_it_from_ending(memory: str) -> None:
+    events = Events(memory)
+    begun, leaving, seen = threading.Event(), threading.Event(), []
+
+    @events.on(placed)
+    def handle(ctx: EventContext[Order]) -> None:
+        begun.set()
+        assert leaving.wait(10)
+        with events.sync() as sync, contextlib.suppress(ProviderStoppedError):
+            while True:  # until the end that waits for this handler has begun
+                sync.emit(placed, Order("inner"), delay="1h")
+        seen.append(ctx.data.id)
+
+    with events.sync() as sync:
+        sync.emit(placed, Order("outer"))
+        assert begun.wait(10)
+        leaving.set()
+    assert seen == ["outer"]
+
+
+FORKING = """
+import os
+from headrace.events import Events, event
+events, echo = Events("memory://"), event("echo", int, int)
+events.on(echo)(lambda ctx: ctx.data)
+with events.sync() as sync:
+    print(sync.emit(echo, 7, timeout=10), flush=True)
+    if os.fork() == 0:
+        for ask in (lambda: sync.emit(echo, 8), events.sync().__enter__):
+            try:
+                ask()
+            except RuntimeError as error:
+                print(error, flush=True)
+        os._exit(0)
+    print("the child ended with", os.wait()[1])
+"""
+
+
+def test_a_forked_child_of_a_sync_facade_is_told_to_enter_it_itself() -> None:
+    """It would wait for ever for a thread that only its parent has."""
+    command = [sys.executable, "-W", "ignore:This process:DeprecationWarning", "-c", FORKING]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+    told = (
+        "what is entered before a fork keeps its thread in the parent process: enter it after the fork, in each process"
+    )
+    assert done.stdout.splitlines() == ["7", told, told, "the child ended with 0"]
