@@ -241,6 +241,46 @@ async def test_a_thread_enqueues_with_the_sync_face(app: Headrace) -> None:
         assert await asyncio.to_thread(script) == [3, 7, 11, 15]
 
 
+async def test_a_task_of_another_app_is_refused_by_the_sync_face_and_in_flows(app: Headrace) -> None:
+    """Its jobs would be where no worker knows them, and their handles would ask where they are not."""
+    other = Headrace("memory://elsewhere")
+
+    @app.task()
+    def here() -> None: ...
+
+    @other.task()
+    def there(n: int) -> None: ...
+
+    sync = app.sync()
+    for enqueue in (
+        lambda: sync.enqueue(there, 1),
+        lambda: sync.enqueue(there.options(priority=1), 1),
+        lambda: sync.enqueue_many(there, [(1,)]),
+        lambda: sync.schedule(there, datetime.now(UTC), 1),
+        lambda: sync.enqueue_flow(Flow(here.s(), [there.s(1)])),
+    ):
+        with pytest.raises(InvalidCommand, match="'there' is a task of another app, that of memory://elsewhere"):
+            await asyncio.to_thread(enqueue)
+    with pytest.raises(InvalidCommand, match="another app"):
+        await app.enqueue_flow(Flow(here.s(), [Flow(here.s(), [there.s(1)])]))
+    with pytest.raises(InvalidCommand, match=r"is no task: give what @app\.task\(\) has made"):
+        await asyncio.to_thread(sync.enqueue, here.function)  # type: ignore[arg-type]
+    assert await app.queue().count() == 0
+    await other.close()
+
+
+async def test_apps_of_one_url_may_enqueue_the_tasks_of_each_other(make_app: MakeApp) -> None:
+    web, jobs = make_app(), make_app()
+
+    @jobs.task()
+    def add(a: int, b: int) -> int:
+        return a + b
+
+    async with jobs.worker():
+        job = await asyncio.to_thread(web.sync().enqueue, add, 1, 2)
+        assert await asyncio.to_thread(job.result, 10) == 3
+
+
 async def test_declarations_that_cannot_work_are_refused(app: Headrace) -> None:
     @app.task(name="taken")
     def first() -> None: ...

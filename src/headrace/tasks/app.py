@@ -69,14 +69,15 @@ class Flow(Struct, frozen=True):
     on_failure: OnFailure = "fail"
     options: Options = {}
 
-    def plan(self) -> FlowJob:
+    def plan(self, app: Headrace) -> FlowJob:
         task = self.call.task
+        _check_own(app, task)
         return FlowJob(
             queue=task.queue,
             name=task.name,
             data=self.call.data(),
             options={**task.app.options, **task.job_options, **self.options},
-            children=[(child if isinstance(child, Flow) else Flow(child)).plan() for child in self.children],
+            children=[(child if isinstance(child, Flow) else Flow(child)).plan(app) for child in self.children],
             on_failure=self.on_failure,
         )
 
@@ -262,7 +263,7 @@ class Headrace(AsyncShell):
 
     async def enqueue_flow(self, flow: Flow) -> FlowTree[Job[Any]]:
         """Add a tree of calls atomically; a parent runs when its children have ended."""
-        return await self.flows.add(flow.plan())
+        return await self.flows.add(flow.plan(self))
 
     def events(self, queue: str | None = None) -> QueueEvents:
         """`async with app.events("emails") as events: async for event in events: ...`"""
@@ -357,6 +358,14 @@ class Headrace(AsyncShell):
         return await self._middleware[at](context, lambda: self._through(context, task, run, at + 1))
 
 
+def _check_own(app: Headrace, task: AnyTask) -> None:
+    """Refuse a task whose jobs live elsewhere: here no worker would know them, and their handles would ask there."""
+    if task.app.client is not app.client:
+        from headrace.notation import place
+
+        raise InvalidCommand(f"{task.name!r} is a task of another app, that of {place(task.app.url)}: enqueue it there")
+
+
 async def _closed(closing: Future[None] | None) -> None:
     if closing is not None:
         await asyncio.wrap_future(closing)
@@ -389,7 +398,7 @@ class SyncHeadrace(SyncShell):
 
     def enqueue(self, task: Task[P, Any, T] | Call[P, T], *args: P.args, **kwargs: P.kwargs) -> SyncJob[T]:
         """Add a job for a task, or for `task.options(...)`."""
-        call = task if isinstance(task, Call) else Call(task, {})
+        call = self._call_of(task)
         job: SyncJob[T] = call.job(SyncJob, self.call(call.push(args, kwargs)).id)
         return job
 
@@ -397,12 +406,19 @@ class SyncHeadrace(SyncShell):
         self, task: Task[P, Any, T] | Call[P, T], calls: Iterable[tuple[Any, ...] | Mapping[str, Any]]
     ) -> list[SyncJob[T]]:
         """Add many jobs in few commands: a tuple of positional or a dict of keyword arguments for each."""
-        call = task if isinstance(task, Call) else Call(task, {})
+        call = self._call_of(task)
         return [call.job(SyncJob, job_id) for push in call.pushes(calls) for job_id in self.call(push).ids]
 
     def schedule(self, task: Task[P, Any, T], at: datetime, /, *args: P.args, **kwargs: P.kwargs) -> SyncJob[T]:
         """Add a job that runs at this time, a timezone-aware datetime."""
         return self.enqueue(task.options(at=at), *args, **kwargs)
+
+    def _call_of(self, task: Task[P, Any, T] | Call[P, T]) -> Call[P, T]:
+        if not isinstance(task, Task | Call):
+            raise InvalidCommand(f"{task!r} is no task: give what @app.task() has made of a function")
+        call = task if isinstance(task, Call) else Call(task, {})
+        _check_own(self._app, call.task)
+        return call
 
     def queue(self, name: str | None = None) -> SyncQueue:
         """A queue by its name, or the default one of the app. No command is sent yet."""
@@ -415,7 +431,7 @@ class SyncHeadrace(SyncShell):
 
     def enqueue_flow(self, flow: Flow) -> FlowTree[SyncJob[Any]]:
         """Add a tree of calls atomically; a parent runs when its children have ended."""
-        return self.flows.add(flow.plan())
+        return self.flows.add(flow.plan(self._app))
 
     def queues(self) -> list[QueueLine]:
         """All queues, with their figures."""
