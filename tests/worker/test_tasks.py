@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from functools import partial
-from typing import Any
+from typing import Any, TypedDict, Unpack
+from uuid import UUID
 
 import msgspec
 import pydantic
@@ -308,9 +309,80 @@ async def test_declarations_that_cannot_work_are_refused(app: Headrace) -> None:
         @app.task()
         def fifth(value: Local) -> None: ...
 
-    for no_function in (partial(print, "x"), Colour.RED):
+    for no_function in (partial(print, "x"), Colour.RED, classmethod(print)):
         with pytest.raises(InvalidCommand, match="is no function: write one that calls it"):
             app.task()(no_function)  # type: ignore[call-overload]
+    assert app.tasks.keys() == {"taken"}
+
+
+class Mixed(enum.Enum):
+    WORD = "word"
+    NUMBER = 1
+
+
+class Setting(TypedDict, total=False):
+    colour: Colour
+
+
+def test_an_annotation_that_nothing_can_be_converted_to_is_refused_where_it_is_written() -> None:
+    """Every job would become a dead letter, far away from what is wrong."""
+    app = Headrace("memory://")
+
+    def models(value: Basket | Item) -> None: ...
+    def texts(value: str | UUID = "") -> None: ...
+    def inside(value: list[dict[str, Order | Receipt]]) -> None: ...
+    def mixed(*value: Mixed) -> None: ...
+
+    for function in (models, texts, inside, mixed):
+        with pytest.raises(
+            InvalidCommand, match=rf"argument 'value' of .*{function.__name__} cannot be read.*one type"
+        ):
+            app.task()(function)
+    assert not app.tasks
+
+
+def test_generators_methods_and_scheduled_tasks_with_arguments_are_refused_where_they_are_written() -> None:
+    app = Headrace("memory://")
+
+    def lines() -> Iterable[int]:
+        yield 1
+
+    async def pages() -> AsyncIterator[int]:
+        yield 1
+
+    for generator in (lines, pages):
+        with pytest.raises(InvalidCommand, match="is a generator, and calling one runs none of its code"):
+            app.task()(generator)
+
+    class Shop:
+        def pack(self, n: int) -> int:
+            return n
+
+    with pytest.raises(InvalidCommand, match=r"Shop\.pack is a method"):
+        app.task()(Shop.pack)
+    with pytest.raises(InvalidCommand, match=r"a schedule gives no arguments, and its task needs some: .*'n'"):
+        app.cron(every=60)(Shop().pack)
+    assert not app.tasks
+    assert app.task()(Shop().pack)(4) == 4
+
+
+def test_an_option_that_cannot_be_read_is_refused_where_it_is_written() -> None:
+    app = Headrace("memory://")
+    with pytest.raises(InvalidCommand, match="unknown job option 'retries'; there are: at, "):
+        app.task(retries=3)  # type: ignore[call-arg]
+    with pytest.raises(InvalidCommand, match="timeout 'soon' is not understood"):
+        app.cron(every=60, timeout="soon")
+    with pytest.raises(InvalidCommand, match=r"unknown job option 'token'.*belong into connection="):
+        Headrace("memory://", token="secret")  # type: ignore[call-arg]
+
+
+async def test_keyword_arguments_may_be_declared_as_a_typed_dict(app: Headrace) -> None:
+    @app.task()
+    async def paint(**setting: Unpack[Setting]) -> str:
+        return type(setting["colour"]).__name__
+
+    async with app.worker():
+        assert await (await paint.enqueue(colour=Colour.RED)).result(timeout=10) == "Colour"
 
 
 # -- the context -------------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ Creating an app does not connect; `async with app` (or the first call) does.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Future
@@ -25,7 +26,7 @@ from headrace.client.client import Client
 from headrace.client.events import QueueEvents
 from headrace.client.flow import FlowJob, FlowProducer, FlowTree, OnFailure, SyncFlowProducer
 from headrace.client.job import Job, SyncJob
-from headrace.client.options import Options, RateLimit
+from headrace.client.options import Options, RateLimit, wire_options
 from headrace.client.queue import Queue, SyncQueue
 from headrace.client.verbs import AsyncShell, SyncShell
 from headrace.connect import chosen_url, open_client, release_client
@@ -116,6 +117,8 @@ class Headrace(AsyncShell):
     ) -> None:
         """Without a URL that of HEADRACE_URL counts, else a server on this machine. `options` are those of every job,
         `connection` those of the connection (see docs/client.md)."""
+        unknown = options.keys() - Options.__annotations__
+        _check_options(options, "; those of the connection belong into connection={...}" if unknown else "")
         self.url = chosen_url(url)
         self._connection = dict(connection or {})
         super().__init__(open_client(self.url, **self._connection))
@@ -195,9 +198,16 @@ class Headrace(AsyncShell):
         if bare:
             raise InvalidCommand("write @app.task() with parentheses, even if there is nothing in them")
 
+        _check_options(options)
+
         def make(function: Callable[..., Any]) -> AnyTask:
-            if not hasattr(function, "__qualname__"):
+            if not callable(function) or not hasattr(function, "__qualname__"):
                 raise InvalidCommand(f"{function!r} is no function: write one that calls it, and make that a task")
+            if _is_method(function):
+                raise InvalidCommand(
+                    f"{function.__qualname__} is a method, and a worker has no object to call it on: write a function, "
+                    "or make the method of an object a task, as in app.task()(shop.pack)"
+                )
             chosen = queue or self.default_queue
             task: AnyTask = Task(self, function, name or function.__name__, chosen, options, run_in)
             if task.run_in == "process":
@@ -233,6 +243,11 @@ class Headrace(AsyncShell):
 
         def make(function: Callable[..., Any]) -> AnyTask:
             task = decorate(function)
+            try:
+                task.arguments.bind((), {})
+            except InvalidCommand as error:
+                del self.tasks[task.name]
+                raise InvalidCommand(f"a schedule gives no arguments, and its task needs some: {error}") from None
             self.schedules[task.name] = Schedule(task.name, task, cron, every, tz, catch_up, overlap)
             return task
 
@@ -356,6 +371,20 @@ class Headrace(AsyncShell):
         if at == len(self._middleware):
             return await run(task)
         return await self._middleware[at](context, lambda: self._through(context, task, run, at + 1))
+
+
+def _check_options(options: Options, hint: str = "") -> None:
+    """Refuse what can be told without a server, where it is written and not where the first job is added."""
+    try:
+        wire_options(options, lambda: 0)
+    except InvalidCommand as error:
+        raise InvalidCommand(f"{error}{hint}") from None
+
+
+def _is_method(function: Callable[..., Any]) -> bool:
+    """Whether this is a function in the body of a class that wants the object, or the class, first."""
+    first = next(iter(inspect.signature(function).parameters), None)
+    return first in ("self", "cls") and "." in function.__qualname__.rpartition("<locals>.")[2]
 
 
 def _check_own(app: Headrace, task: AnyTask) -> None:
