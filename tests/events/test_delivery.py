@@ -765,6 +765,19 @@ async def test_a_handler_that_comes_as_everything_stops_holds_nothing(memory: st
     assert client.is_closed
 
 
+async def test_an_emission_that_failed_as_everything_stops_keeps_nothing_from_ending(memory: str) -> None:
+    events = Events(memory)
+    events.on(placed)(lambda ctx: None)
+    before = asyncio.all_tasks()
+    async with events:
+        client = events.provider.client
+        refused = events.emit(placed, Order(), delay="soon")
+    assert client.is_closed
+    assert asyncio.all_tasks() == before
+    with pytest.raises(InvalidCommand, match="'soon' is not understood"):
+        await refused
+
+
 # -- threads -----------------------------------------------------------------------------------------------------------
 
 
