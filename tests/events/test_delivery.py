@@ -849,6 +849,19 @@ def test_a_handler_that_enters_the_sync_facade_does_not_keep_it_from_ending(memo
     assert seen == ["outer"]
 
 
+async def test_an_emission_from_another_loop_is_refused_instead_of_never_answered(events: Events) -> None:
+    events.on(echo)(lambda ctx: ctx.data)
+
+    async def ask() -> Any:
+        return await events.emit(echo, 1, timeout=5)
+
+    async with events:
+        with pytest.raises(RuntimeError, match=r"on another loop; from here use events\.sync\(\)"):
+            await asyncio.to_thread(asyncio.run, ask())
+        assert await asyncio.to_thread(events.sync().emit, echo, 2) == 2
+        assert await ask() == 1
+
+
 FORKING = """
 import os
 from headrace.events import Events, event

@@ -263,7 +263,7 @@ class Events:
     ) -> EventSubscription[Any]:
         """Emit an event. Awaiting it gives the answer or, without a result type, confirms that it is stored."""
         known = self._known(definition)
-        _check_loop()
+        self._check_loop()
         payload = known.encode_data(data)
         if key is None and known.key is not None:
             key = known.key(data)
@@ -332,7 +332,18 @@ class Events:
         """The same for threads: `with events.sync() as e: e.emit(...)`."""
         return SyncEvents(self)
 
+    def _check_loop(self) -> None:
+        """What waits for an answer is woken on the loop where events were started: elsewhere it would not wake up."""
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            raise RuntimeError("emit was called where no loop runs; in threads use events.sync().emit(...)") from None
+        if self.loop is not None and self.loop is not loop:
+            raise RuntimeError("events were started on another loop; from here use events.sync().emit(...) in a thread")
+
     def _known(self, definition: AnyEvent | str) -> AnyEvent:
+        if not isinstance(definition, str | EventDefinition):
+            raise InvalidCommand(f"{definition!r} is no event: define one with event(...), and write @events.on(it)")
         name = definition if isinstance(definition, str) else definition.name
         if self.registry is not None:
             return self.registry[name]
@@ -367,13 +378,6 @@ async def _run_hook(hook: Callable[..., Any] | None, *told: Any) -> None:
             await found
     except Exception:
         log.exception("a hook of an event handler failed")
-
-
-def _check_loop() -> None:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        raise RuntimeError("emit was called where no loop runs; in threads use events.sync().emit(...)") from None
 
 
 class SyncEvents(SyncFacade[Events]):
