@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
@@ -776,6 +777,24 @@ async def test_an_emission_that_failed_as_everything_stops_keeps_nothing_from_en
     assert asyncio.all_tasks() == before
     with pytest.raises(InvalidCommand, match="'soon' is not understood"):
         await refused
+
+
+def test_a_handler_that_is_a_generator_is_refused(memory: str) -> None:
+    """Its event would be taken for handled, and none of its code would have run."""
+
+    def lines(ctx: EventContext[Order]) -> Iterator[str]:
+        yield ctx.data.id
+
+    async def pages(ctx: EventContext[Order]) -> AsyncIterator[str]:
+        yield ctx.data.id
+
+    events = Events(memory)
+    for handler in (lines, pages):
+        with pytest.raises(InvalidCommand, match=f"{handler.__name__} is a generator"):
+            events.on(placed)(handler)
+    with pytest.raises(InvalidCommand, match=r"lines at .* is no event: .* write @events\.on\(it\)"):
+        events.on(lines)  # type: ignore[arg-type]
+    assert events.handlers(placed) == 0
 
 
 # -- threads -----------------------------------------------------------------------------------------------------------

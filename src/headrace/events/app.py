@@ -35,7 +35,7 @@ from headrace.events.schedules import ScheduleInfo
 from headrace.events.subscription import EventSubscription
 from headrace.facade import SyncFacade
 from headrace.propagation import PropagationMeta, Retry, capture, restored
-from headrace.worker.context import JobContext
+from headrace.worker.context import JobContext, place_of
 
 D = TypeVar("D")
 R = TypeVar("R")
@@ -177,7 +177,8 @@ class Events:
             raise InvalidCommand(f"group {group!r}: use letters, digits, dashes and underscores")
 
         def register(handler: H) -> H:
-            is_sync = not inspect.iscoroutinefunction(handler) if sync is None else sync
+            place = place_of(handler, None)
+            is_sync = place == "thread" if sync is None else sync
             key = (known.name, group)
             if key in self._consumers:
                 raise InvalidCommand(f"event {known.name!r} has a handler of group {group or 'default'} here already")
