@@ -30,7 +30,7 @@ async def test_an_app_that_was_left_refuses_to_be_asked(tmp_path: Path) -> None:
     app = Headrace(f"sqlite:///{tmp_path}/jobs.db")
     async with app:
         pass
-    with pytest.raises(ClientClosed):
+    with pytest.raises(ClientClosed, match="entering its app opens it again"):
         await app.queue("q").add("job")
 
 
