@@ -169,7 +169,7 @@ class CommandTimeout(ClientError, TimeoutError):
 class ClientClosed(ClientError):
     code = "client_closed"
 
-    def __init__(self, message: str = "The client is closed") -> None:
+    def __init__(self, message: str = "The client is closed; entering its app opens it again") -> None:
         super().__init__(message)
 
 

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import subprocess
+import sys
 import threading
 from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
@@ -761,6 +766,37 @@ async def test_a_handler_that_comes_as_everything_stops_holds_nothing(memory: st
     assert client.is_closed
 
 
+async def test_an_emission_that_failed_as_everything_stops_keeps_nothing_from_ending(memory: str) -> None:
+    events = Events(memory)
+    events.on(placed)(lambda ctx: None)
+    before = asyncio.all_tasks()
+    async with events:
+        client = events.provider.client
+        refused = events.emit(placed, Order(), delay="soon")
+    assert client.is_closed
+    assert asyncio.all_tasks() == before
+    with pytest.raises(InvalidCommand, match="'soon' is not understood"):
+        await refused
+
+
+def test_a_handler_that_is_a_generator_is_refused(memory: str) -> None:
+    """Its event would be taken for handled, and none of its code would have run."""
+
+    def lines(ctx: EventContext[Order]) -> Iterator[str]:
+        yield ctx.data.id
+
+    async def pages(ctx: EventContext[Order]) -> AsyncIterator[str]:
+        yield ctx.data.id
+
+    events = Events(memory)
+    for handler in (lines, pages):
+        with pytest.raises(InvalidCommand, match=f"{handler.__name__} is a generator"):
+            events.on(placed)(handler)
+    with pytest.raises(InvalidCommand, match=r"lines at .* is no event: .* write @events\.on\(it\)"):
+        events.on(lines)  # type: ignore[arg-type]
+    assert events.handlers(placed) == 0
+
+
 # -- threads -----------------------------------------------------------------------------------------------------------
 
 
@@ -786,3 +822,88 @@ def test_the_sync_facade_works_without_a_loop(url: str) -> None:
             if seen or deadline.wait(0.01):
                 break
     assert seen == [(True, "t1")]
+
+
+def test_threads_that_enter_the_sync_facade_share_it_until_the_last_one_leaves(url: str) -> None:
+    events = Events(url)
+    events.on(echo)(lambda ctx: ctx.data)
+    all_inside, first_has_left = threading.Barrier(8), threading.Event()
+
+    def ask(number: int) -> list[Any]:
+        with events.sync() as sync:  # all at once: one of them starts it, and the others wait for that
+            before = sync.emit(echo, number, timeout=10)
+            all_inside.wait(10)
+            if number:
+                assert first_has_left.wait(10)
+                return [before, sync.emit(echo, number, timeout=10)]
+        first_has_left.set()
+        return [before]
+
+    for _ in range(2):  # when all have left it can be entered again
+        with ThreadPoolExecutor(8) as pool:
+            answers = list(pool.map(ask, range(8)))
+        assert answers == [[0], *([number, number] for number in range(1, 8))]
+        assert events.loop is None
+        first_has_left.clear()
+    assert not [thread for thread in threading.enumerate() if thread.name == "headrace-background"]
+
+
+def test_a_handler_that_enters_the_sync_facade_does_not_keep_it_from_ending(memory: str) -> None:
+    events = Events(memory)
+    begun, leaving, seen = threading.Event(), threading.Event(), []
+
+    @events.on(placed)
+    def handle(ctx: EventContext[Order]) -> None:
+        begun.set()
+        assert leaving.wait(10)
+        with events.sync() as sync, contextlib.suppress(ProviderStoppedError):
+            while True:  # until the end that waits for this handler has begun
+                sync.emit(placed, Order("inner"), delay="1h")
+        seen.append(ctx.data.id)
+
+    with events.sync() as sync:
+        sync.emit(placed, Order("outer"))
+        assert begun.wait(10)
+        leaving.set()
+    assert seen == ["outer"]
+
+
+async def test_an_emission_from_another_loop_is_refused_instead_of_never_answered(events: Events) -> None:
+    events.on(echo)(lambda ctx: ctx.data)
+
+    async def ask() -> Any:
+        return await events.emit(echo, 1, timeout=5)
+
+    async with events:
+        with pytest.raises(RuntimeError, match=r"on another loop; from here use events\.sync\(\)"):
+            await asyncio.to_thread(asyncio.run, ask())
+        assert await asyncio.to_thread(events.sync().emit, echo, 2) == 2
+        assert await ask() == 1
+
+
+FORKING = """
+import os
+from headrace.events import Events, event
+events, echo = Events("memory://"), event("echo", int, int)
+events.on(echo)(lambda ctx: ctx.data)
+with events.sync() as sync:
+    print(sync.emit(echo, 7, timeout=10), flush=True)
+    if os.fork() == 0:
+        for ask in (lambda: sync.emit(echo, 8), events.sync().__enter__):
+            try:
+                ask()
+            except RuntimeError as error:
+                print(error, flush=True)
+        os._exit(0)
+    print("the child ended with", os.wait()[1])
+"""
+
+
+def test_a_forked_child_of_a_sync_facade_is_told_to_enter_it_itself() -> None:
+    """It would wait for ever for a thread that only its parent has."""
+    command = [sys.executable, "-W", "ignore:This process:DeprecationWarning", "-c", FORKING]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+    told = (
+        "what is entered before a fork keeps its thread in the parent process: enter it after the fork, in each process"
+    )
+    assert done.stdout.splitlines() == ["7", told, told, "the child ended with 0"]

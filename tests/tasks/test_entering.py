@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 import threading
 import time
@@ -11,6 +12,9 @@ from pathlib import Path
 import pytest
 
 from headrace import Headrace
+from headrace.backends.local.index import Queue as LocalQueue
+from headrace.client.job import decode_job
+from headrace.commands.jobs import Acknowledge, PullBatch
 from headrace.errors import ClientClosed, StorageUnavailable
 
 
@@ -26,7 +30,7 @@ async def test_an_app_that_was_left_refuses_to_be_asked(tmp_path: Path) -> None:
     app = Headrace(f"sqlite:///{tmp_path}/jobs.db")
     async with app:
         pass
-    with pytest.raises(ClientClosed):
+    with pytest.raises(ClientClosed, match="entering its app opens it again"):
         await app.queue("q").add("job")
 
 
@@ -136,3 +140,29 @@ async def test_a_worker_of_an_app_that_was_left_says_so(tmp_path: Path) -> None:
     async with asyncio.timeout(10):
         with pytest.raises(ClientClosed):
             await app.worker().run(handle_signals=False)
+
+
+async def test_an_app_that_was_left_holds_none_of_its_jobs_in_memory(tmp_path: Path) -> None:
+    """Jobs are not seen by the garbage collector: what refers to them in a circle would stay for ever."""
+    app = Headrace(f"sqlite:///{tmp_path}/jobs.db")
+    held: list[int] = []
+    for _ in range(2):
+        async with app:
+            queue = app.queue("left-behind")
+            await queue.add_many([("plain", n) for n in range(10)])
+            await queue.add("late", delay="1h")
+            await queue.add("keyed", dedup="key", job_id="mine")
+            await queue.add("grouped", group="g")
+            await (await queue.add("dead")).discard()
+            pull = PullBatch(queue=queue.name, count=2, owner="worker", detach=True)
+            pulled = await app.call(pull)
+            await app.call(Acknowledge(id=decode_job(pulled.jobs[0]).id, token=pulled.tokens[0]))
+            held.append(_queues_in_memory(queue.name))
+        gc.collect()
+        held.append(_queues_in_memory(queue.name))
+    assert held == [1, 0, 1, 0]
+
+
+def _queues_in_memory(name: str) -> int:
+    """A job refers to its queue, so none is left when no queue is."""
+    return sum(isinstance(found, LocalQueue) and found.name == name for found in gc.get_objects())

@@ -80,3 +80,10 @@ def thread_time() -> float:
 
 @app.cron("30 2 * * *", tz="Europe/Berlin", queue="reports", overlap=True)
 async def nightly() -> None: ...
+
+
+@app.task(queue="sweeping")
+async def sweep() -> None:
+    """Empties its own queue, with the job that does so in it."""
+    await app.queue("sweeping").obliterate()
+    await send.enqueue("swept@example.com")

@@ -14,7 +14,7 @@ from headrace import Backoff, Dedup, Flow, Headrace, JobFailed, JobTimeout
 from headrace.errors import HeadraceError
 from headrace.testing.bench import AppBench
 from tests.testing import shop
-from tests.testing.shop import Order, for_ever, nightly, pack, pid, place, send, slow, thread_time
+from tests.testing.shop import Order, for_ever, nightly, pack, pid, place, send, slow, sweep, thread_time
 
 
 @pytest.fixture
@@ -113,6 +113,15 @@ async def test_process_and_thread_tasks_leave_nothing_behind(headrace_app: AppBe
     with pytest.raises(ProcessLookupError):
         os.kill(int(child), 0)
     assert set(threading.enumerate()) == before
+
+
+async def test_a_job_that_is_removed_while_it_runs_does_not_end_the_drain(
+    headrace_app: AppBench, caplog: pytest.LogCaptureFixture
+) -> None:
+    job = await sweep.enqueue()
+    assert [(run.name, run.error) for run in await headrace_app.drain()] == [("sweep", None), ("send", None)]
+    assert await job.state() == "unknown"
+    assert f"the outcome of job {job.id} was too late" in caplog.text
 
 
 async def test_an_unknown_task_is_a_dead_letter_as_in_production(headrace_app: AppBench) -> None:

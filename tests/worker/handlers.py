@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import time
 from contextvars import ContextVar
@@ -84,3 +85,11 @@ def slow(marks: str) -> None:
         with Path(marks).open("a") as file:
             file.write(f"{os.getpid()}\n")
         time.sleep(0.02)
+
+
+@app.task(run_in="process")
+def run_program(marks: str) -> None:
+    """Waits for a program that takes a minute, and tells the numbers of both processes."""
+    with subprocess.Popen(["sleep", "60"]) as program:
+        Path(marks).write_text(f"{os.getpid()}\n{program.pid}\n")
+        program.wait()

@@ -86,7 +86,14 @@ async def test_a_process_over_its_time_is_killed(process_app: Headrace, tmp_path
 
 
 def _is_gone(marks: Path) -> bool:
-    return all(not psutil.pid_exists(int(pid)) for pid in set(lines(marks)))
+    return not any(_lives(int(pid)) for pid in set(lines(marks)))
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 async def test_a_timeout_of_the_handlers_own_is_a_plain_failure(app: Headrace) -> None:
@@ -188,6 +195,21 @@ async def test_a_cancelled_job_in_a_process_is_killed(process_app: Headrace, tmp
         await until(lambda: len(lines(marks)) > 2)
         assert await job.cancel(force=True)
         await until(lambda: _is_gone(marks))
+
+
+async def test_a_program_that_a_job_in_a_process_has_started_is_killed_with_it(
+    process_app: Headrace, tmp_path: Path
+) -> None:
+    """It would go on beside the next attempt, or after the worker has given the job back."""
+    cancelled, given_back = tmp_path / "cancelled", tmp_path / "given back"
+    async with process_app.worker(lease=0.6, drain=0):
+        job = await handlers.run_program.enqueue(str(cancelled))
+        await until(lambda: len(lines(cancelled)) == 2)
+        assert await job.cancel(force=True)
+        await until(lambda: _is_gone(cancelled))
+        await handlers.run_program.enqueue(str(given_back))
+        await until(lambda: len(lines(given_back)) == 2)
+    await until(lambda: _is_gone(given_back))
 
 
 async def test_a_job_cancelled_out_of_a_batch_leaves_the_others_running(app: Headrace, queue: str) -> None:

@@ -237,7 +237,7 @@ def test_check_shows_the_tasks_without_a_server() -> None:
         ("nowhere:app", "cannot import 'nowhere'"),
         ("tests.worker.program:application", "is not a Headrace app; it has tests.worker.program:app"),
         ("tests.worker.steps:app", "is not a Headrace app"),
-        ("empty:app", "empty:app has no tasks"),
+        ("empty:app", "empty:app has no tasks: decorate functions with @app.task(), and name a module that imports"),
         ("empty.py:app", "write a module, not a file: empty:app"),
         ("/srv/shop/empty.py", "write a module, not a file: empty:app"),
     ],

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from functools import partial
-from typing import Any
+from typing import Any, TypedDict, Unpack
+from uuid import UUID
 
 import msgspec
 import pydantic
@@ -241,6 +242,46 @@ async def test_a_thread_enqueues_with_the_sync_face(app: Headrace) -> None:
         assert await asyncio.to_thread(script) == [3, 7, 11, 15]
 
 
+async def test_a_task_of_another_app_is_refused_by_the_sync_face_and_in_flows(app: Headrace) -> None:
+    """Its jobs would be where no worker knows them, and their handles would ask where they are not."""
+    other = Headrace("memory://elsewhere")
+
+    @app.task()
+    def here() -> None: ...
+
+    @other.task()
+    def there(n: int) -> None: ...
+
+    sync = app.sync()
+    for enqueue in (
+        lambda: sync.enqueue(there, 1),
+        lambda: sync.enqueue(there.options(priority=1), 1),
+        lambda: sync.enqueue_many(there, [(1,)]),
+        lambda: sync.schedule(there, datetime.now(UTC), 1),
+        lambda: sync.enqueue_flow(Flow(here.s(), [there.s(1)])),
+    ):
+        with pytest.raises(InvalidCommand, match="'there' is a task of another app, that of memory://elsewhere"):
+            await asyncio.to_thread(enqueue)
+    with pytest.raises(InvalidCommand, match="another app"):
+        await app.enqueue_flow(Flow(here.s(), [Flow(here.s(), [there.s(1)])]))
+    with pytest.raises(InvalidCommand, match=r"is no task: give what @app\.task\(\) has made"):
+        await asyncio.to_thread(sync.enqueue, here.function)  # type: ignore[arg-type]
+    assert await app.queue().count() == 0
+    await other.close()
+
+
+async def test_apps_of_one_url_may_enqueue_the_tasks_of_each_other(make_app: MakeApp) -> None:
+    web, jobs = make_app(), make_app()
+
+    @jobs.task()
+    def add(a: int, b: int) -> int:
+        return a + b
+
+    async with jobs.worker():
+        job = await asyncio.to_thread(web.sync().enqueue, add, 1, 2)
+        assert await asyncio.to_thread(job.result, 10) == 3
+
+
 async def test_declarations_that_cannot_work_are_refused(app: Headrace) -> None:
     @app.task(name="taken")
     def first() -> None: ...
@@ -268,9 +309,80 @@ async def test_declarations_that_cannot_work_are_refused(app: Headrace) -> None:
         @app.task()
         def fifth(value: Local) -> None: ...
 
-    for no_function in (partial(print, "x"), Colour.RED):
+    for no_function in (partial(print, "x"), Colour.RED, classmethod(print)):
         with pytest.raises(InvalidCommand, match="is no function: write one that calls it"):
             app.task()(no_function)  # type: ignore[call-overload]
+    assert app.tasks.keys() == {"taken"}
+
+
+class Mixed(enum.Enum):
+    WORD = "word"
+    NUMBER = 1
+
+
+class Setting(TypedDict, total=False):
+    colour: Colour
+
+
+def test_an_annotation_that_nothing_can_be_converted_to_is_refused_where_it_is_written() -> None:
+    """Every job would become a dead letter, far away from what is wrong."""
+    app = Headrace("memory://")
+
+    def models(value: Basket | Item) -> None: ...
+    def texts(value: str | UUID = "") -> None: ...
+    def inside(value: list[dict[str, Order | Receipt]]) -> None: ...
+    def mixed(*value: Mixed) -> None: ...
+
+    for function in (models, texts, inside, mixed):
+        with pytest.raises(
+            InvalidCommand, match=rf"argument 'value' of .*{function.__name__} cannot be read.*one type"
+        ):
+            app.task()(function)
+    assert not app.tasks
+
+
+def test_generators_methods_and_scheduled_tasks_with_arguments_are_refused_where_they_are_written() -> None:
+    app = Headrace("memory://")
+
+    def lines() -> Iterable[int]:
+        yield 1
+
+    async def pages() -> AsyncIterator[int]:
+        yield 1
+
+    for generator in (lines, pages):
+        with pytest.raises(InvalidCommand, match="is a generator, and calling one runs none of its code"):
+            app.task()(generator)
+
+    class Shop:
+        def pack(self, n: int) -> int:
+            return n
+
+    with pytest.raises(InvalidCommand, match=r"Shop\.pack is a method"):
+        app.task()(Shop.pack)
+    with pytest.raises(InvalidCommand, match=r"a schedule gives no arguments, and its task needs some: .*'n'"):
+        app.cron(every=60)(Shop().pack)
+    assert not app.tasks
+    assert app.task()(Shop().pack)(4) == 4
+
+
+def test_an_option_that_cannot_be_read_is_refused_where_it_is_written() -> None:
+    app = Headrace("memory://")
+    with pytest.raises(InvalidCommand, match="unknown job option 'retries'; there are: at, "):
+        app.task(retries=3)  # type: ignore[call-arg]
+    with pytest.raises(InvalidCommand, match="timeout 'soon' is not understood"):
+        app.cron(every=60, timeout="soon")
+    with pytest.raises(InvalidCommand, match=r"unknown job option 'token'.*belong into connection="):
+        Headrace("memory://", token="secret")  # type: ignore[call-arg]
+
+
+async def test_keyword_arguments_may_be_declared_as_a_typed_dict(app: Headrace) -> None:
+    @app.task()
+    async def paint(**setting: Unpack[Setting]) -> str:
+        return type(setting["colour"]).__name__
+
+    async with app.worker():
+        assert await (await paint.enqueue(colour=Colour.RED)).result(timeout=10) == "Colour"
 
 
 # -- the context -------------------------------------------------------------------------------------------------------

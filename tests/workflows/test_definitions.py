@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -218,6 +219,20 @@ def test_ew_189_code_that_lacks_a_step_is_refused() -> None:
 def test_code_that_is_none_is_refused_before_anything_runs(code: Any) -> None:
     with pytest.raises(InvalidCommand, match="'a'"):
         Workflows("memory://").register_definition_consumer(workflow("order").step(a).build(), {"a": code})
+
+
+def test_code_that_is_a_generator_is_refused_before_anything_runs() -> None:
+    """A rollback of that kind was taken for done, and none of its code had run."""
+
+    async def undo(ctx: Any) -> AsyncIterator[None]:
+        yield
+
+    definition = workflow("order").step(a).build()
+    for code in ({"a": undo}, {"a": (handler, undo)}):
+        with pytest.raises(InvalidCommand, match="undo is a generator, and calling one runs none of its code"):
+            Workflows("memory://").register_definition_consumer(definition, code)
+    with pytest.raises(InvalidCommand, match="undo is a generator"):
+        Workflows("memory://").register_definition_consumer(definition, {"a": handler}, on_error=undo)
 
 
 def test_the_same_workflow_is_implemented_once() -> None:

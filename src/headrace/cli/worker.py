@@ -76,7 +76,9 @@ def run(arguments: argparse.Namespace) -> int:
         show(app, queues)
         return 0
     if not app.tasks:
-        raise UsageError(f"{arguments.app} has no tasks: decorate functions with @app.task()")
+        raise UsageError(
+            f"{arguments.app} has no tasks: decorate functions with @app.task(), and name a module that imports them"
+        )
     return work(app, queues, arguments)
 
 

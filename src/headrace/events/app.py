@@ -35,7 +35,7 @@ from headrace.events.schedules import ScheduleInfo
 from headrace.events.subscription import EventSubscription
 from headrace.facade import SyncFacade
 from headrace.propagation import PropagationMeta, Retry, capture, restored
-from headrace.worker.context import JobContext
+from headrace.worker.context import JobContext, place_of
 
 D = TypeVar("D")
 R = TypeVar("R")
@@ -177,7 +177,8 @@ class Events:
             raise InvalidCommand(f"group {group!r}: use letters, digits, dashes and underscores")
 
         def register(handler: H) -> H:
-            is_sync = not inspect.iscoroutinefunction(handler) if sync is None else sync
+            place = place_of(handler, None)
+            is_sync = place == "thread" if sync is None else sync
             key = (known.name, group)
             if key in self._consumers:
                 raise InvalidCommand(f"event {known.name!r} has a handler of group {group or 'default'} here already")
@@ -263,7 +264,7 @@ class Events:
     ) -> EventSubscription[Any]:
         """Emit an event. Awaiting it gives the answer or, without a result type, confirms that it is stored."""
         known = self._known(definition)
-        _check_loop()
+        self._check_loop()
         payload = known.encode_data(data)
         if key is None and known.key is not None:
             key = known.key(data)
@@ -332,7 +333,18 @@ class Events:
         """The same for threads: `with events.sync() as e: e.emit(...)`."""
         return SyncEvents(self)
 
+    def _check_loop(self) -> None:
+        """What waits for an answer is woken on the loop where events were started: elsewhere it would not wake up."""
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            raise RuntimeError("emit was called where no loop runs; in threads use events.sync().emit(...)") from None
+        if self.loop is not None and self.loop is not loop:
+            raise RuntimeError("events were started on another loop; from here use events.sync().emit(...) in a thread")
+
     def _known(self, definition: AnyEvent | str) -> AnyEvent:
+        if not isinstance(definition, str | EventDefinition):
+            raise InvalidCommand(f"{definition!r} is no event: define one with event(...), and write @events.on(it)")
         name = definition if isinstance(definition, str) else definition.name
         if self.registry is not None:
             return self.registry[name]
@@ -367,13 +379,6 @@ async def _run_hook(hook: Callable[..., Any] | None, *told: Any) -> None:
             await found
     except Exception:
         log.exception("a hook of an event handler failed")
-
-
-def _check_loop() -> None:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        raise RuntimeError("emit was called where no loop runs; in threads use events.sync().emit(...)") from None
 
 
 class SyncEvents(SyncFacade[Events]):

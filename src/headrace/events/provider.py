@@ -127,11 +127,9 @@ class EventProvider:
     async def _abort_enqueuing(self) -> None:
         under_way, self._enqueuing = self._enqueuing, {}
         for task, reject in under_way.items():
-            task.cancel()
-            reject(ProviderStoppedError("EventProvider is stopping"))
-        for task in under_way:
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+            if task.cancel():  # else it has ended already, and its own outcome is told in a moment
+                reject(ProviderStoppedError("EventProvider is stopping"))
+        await asyncio.gather(*under_way, return_exceptions=True)
 
     async def _sweep(self) -> None:
         while True:

@@ -11,6 +11,7 @@ Creating an app does not connect; `async with app` (or the first call) does.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Future
@@ -25,7 +26,7 @@ from headrace.client.client import Client
 from headrace.client.events import QueueEvents
 from headrace.client.flow import FlowJob, FlowProducer, FlowTree, OnFailure, SyncFlowProducer
 from headrace.client.job import Job, SyncJob
-from headrace.client.options import Options, RateLimit
+from headrace.client.options import Options, RateLimit, wire_options
 from headrace.client.queue import Queue, SyncQueue
 from headrace.client.verbs import AsyncShell, SyncShell
 from headrace.connect import chosen_url, open_client, release_client
@@ -69,14 +70,15 @@ class Flow(Struct, frozen=True):
     on_failure: OnFailure = "fail"
     options: Options = {}
 
-    def plan(self) -> FlowJob:
+    def plan(self, app: Headrace) -> FlowJob:
         task = self.call.task
+        _check_own(app, task)
         return FlowJob(
             queue=task.queue,
             name=task.name,
             data=self.call.data(),
             options={**task.app.options, **task.job_options, **self.options},
-            children=[(child if isinstance(child, Flow) else Flow(child)).plan() for child in self.children],
+            children=[(child if isinstance(child, Flow) else Flow(child)).plan(app) for child in self.children],
             on_failure=self.on_failure,
         )
 
@@ -115,6 +117,8 @@ class Headrace(AsyncShell):
     ) -> None:
         """Without a URL that of HEADRACE_URL counts, else a server on this machine. `options` are those of every job,
         `connection` those of the connection (see docs/client.md)."""
+        unknown = options.keys() - Options.__annotations__
+        _check_options(options, "; those of the connection belong into connection={...}" if unknown else "")
         self.url = chosen_url(url)
         self._connection = dict(connection or {})
         super().__init__(open_client(self.url, **self._connection))
@@ -194,9 +198,16 @@ class Headrace(AsyncShell):
         if bare:
             raise InvalidCommand("write @app.task() with parentheses, even if there is nothing in them")
 
+        _check_options(options)
+
         def make(function: Callable[..., Any]) -> AnyTask:
-            if not hasattr(function, "__qualname__"):
+            if not callable(function) or not hasattr(function, "__qualname__"):
                 raise InvalidCommand(f"{function!r} is no function: write one that calls it, and make that a task")
+            if _is_method(function):
+                raise InvalidCommand(
+                    f"{function.__qualname__} is a method, and a worker has no object to call it on: write a function, "
+                    "or make the method of an object a task, as in app.task()(shop.pack)"
+                )
             chosen = queue or self.default_queue
             task: AnyTask = Task(self, function, name or function.__name__, chosen, options, run_in)
             if task.run_in == "process":
@@ -232,6 +243,11 @@ class Headrace(AsyncShell):
 
         def make(function: Callable[..., Any]) -> AnyTask:
             task = decorate(function)
+            try:
+                task.arguments.bind((), {})
+            except InvalidCommand as error:
+                del self.tasks[task.name]
+                raise InvalidCommand(f"a schedule gives no arguments, and its task needs some: {error}") from None
             self.schedules[task.name] = Schedule(task.name, task, cron, every, tz, catch_up, overlap)
             return task
 
@@ -262,7 +278,7 @@ class Headrace(AsyncShell):
 
     async def enqueue_flow(self, flow: Flow) -> FlowTree[Job[Any]]:
         """Add a tree of calls atomically; a parent runs when its children have ended."""
-        return await self.flows.add(flow.plan())
+        return await self.flows.add(flow.plan(self))
 
     def events(self, queue: str | None = None) -> QueueEvents:
         """`async with app.events("emails") as events: async for event in events: ...`"""
@@ -357,6 +373,28 @@ class Headrace(AsyncShell):
         return await self._middleware[at](context, lambda: self._through(context, task, run, at + 1))
 
 
+def _check_options(options: Options, hint: str = "") -> None:
+    """Refuse what can be told without a server, where it is written and not where the first job is added."""
+    try:
+        wire_options(options, lambda: 0)
+    except InvalidCommand as error:
+        raise InvalidCommand(f"{error}{hint}") from None
+
+
+def _is_method(function: Callable[..., Any]) -> bool:
+    """Whether this is a function in the body of a class that wants the object, or the class, first."""
+    first = next(iter(inspect.signature(function).parameters), None)
+    return first in ("self", "cls") and "." in function.__qualname__.rpartition("<locals>.")[2]
+
+
+def _check_own(app: Headrace, task: AnyTask) -> None:
+    """Refuse a task whose jobs live elsewhere: here no worker would know them, and their handles would ask there."""
+    if task.app.client is not app.client:
+        from headrace.notation import place
+
+        raise InvalidCommand(f"{task.name!r} is a task of another app, that of {place(task.app.url)}: enqueue it there")
+
+
 async def _closed(closing: Future[None] | None) -> None:
     if closing is not None:
         await asyncio.wrap_future(closing)
@@ -389,7 +427,7 @@ class SyncHeadrace(SyncShell):
 
     def enqueue(self, task: Task[P, Any, T] | Call[P, T], *args: P.args, **kwargs: P.kwargs) -> SyncJob[T]:
         """Add a job for a task, or for `task.options(...)`."""
-        call = task if isinstance(task, Call) else Call(task, {})
+        call = self._call_of(task)
         job: SyncJob[T] = call.job(SyncJob, self.call(call.push(args, kwargs)).id)
         return job
 
@@ -397,12 +435,19 @@ class SyncHeadrace(SyncShell):
         self, task: Task[P, Any, T] | Call[P, T], calls: Iterable[tuple[Any, ...] | Mapping[str, Any]]
     ) -> list[SyncJob[T]]:
         """Add many jobs in few commands: a tuple of positional or a dict of keyword arguments for each."""
-        call = task if isinstance(task, Call) else Call(task, {})
+        call = self._call_of(task)
         return [call.job(SyncJob, job_id) for push in call.pushes(calls) for job_id in self.call(push).ids]
 
     def schedule(self, task: Task[P, Any, T], at: datetime, /, *args: P.args, **kwargs: P.kwargs) -> SyncJob[T]:
         """Add a job that runs at this time, a timezone-aware datetime."""
         return self.enqueue(task.options(at=at), *args, **kwargs)
+
+    def _call_of(self, task: Task[P, Any, T] | Call[P, T]) -> Call[P, T]:
+        if not isinstance(task, Task | Call):
+            raise InvalidCommand(f"{task!r} is no task: give what @app.task() has made of a function")
+        call = task if isinstance(task, Call) else Call(task, {})
+        _check_own(self._app, call.task)
+        return call
 
     def queue(self, name: str | None = None) -> SyncQueue:
         """A queue by its name, or the default one of the app. No command is sent yet."""
@@ -415,7 +460,7 @@ class SyncHeadrace(SyncShell):
 
     def enqueue_flow(self, flow: Flow) -> FlowTree[SyncJob[Any]]:
         """Add a tree of calls atomically; a parent runs when its children have ended."""
-        return self.flows.add(flow.plan())
+        return self.flows.add(flow.plan(self._app))
 
     def queues(self) -> list[QueueLine]:
         """All queues, with their figures."""

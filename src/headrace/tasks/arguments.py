@@ -43,13 +43,27 @@ class Arguments:
         )
         parameters = [p for name, p in signature.parameters.items() if name != self.context_name]
         self._signature = signature.replace(parameters=parameters)
-        self._types = {p.name: hints.get(p.name, Any) for p in parameters}
+        self._types = {p.name: _held_by(p, hints.get(p.name, Any)) for p in parameters}
+        for name, wanted in self._types.items():
+            self._check_readable(name, wanted)
         self._returns = hints.get("return", Any)
         self._context_at = _place(signature, self.context_name)
         is_plain = all(p.kind in _POSITIONAL for p in parameters)
         required = sum(p.default is p.empty for p in parameters)
         self._counts = range(required, len(parameters) + 1) if is_plain else range(0)
         """How many arguments a call without keywords may have, where nothing else has to be looked at."""
+
+    def _check_readable(self, name: str, wanted: Any) -> None:
+        """Refuse a type that nothing can be converted to: every job would become a dead letter."""
+        try:
+            msgspec.msgpack.Decoder(wanted)
+        except (NameError, AttributeError):
+            pass  # it names types that are defined further down: that may be known when a job comes
+        except TypeError as error:
+            raise InvalidCommand(
+                f"argument {name!r} of {self._name} cannot be read from data: {error}. Annotate it with one type, or "
+                "not at all: then the task gets plain values"
+            ) from None
 
     def _bound(self, args: Sequence[Any], kwargs: dict[str, Any]) -> inspect.BoundArguments:
         if not kwargs and len(args) in self._counts:
@@ -90,14 +104,8 @@ class Arguments:
         return bound
 
     def _convert(self, name: str, value: Any) -> Any:
-        kind = self._signature.parameters[name].kind
-        wanted: Any = self._types[name]
-        if kind is inspect.Parameter.VAR_POSITIONAL:
-            wanted = list[wanted]
-        elif kind is inspect.Parameter.VAR_KEYWORD:
-            wanted = dict[str, wanted]
         try:
-            return converted(value, wanted)
+            return converted(value, self._types[name])
         except (msgspec.ValidationError, ValueError, TypeError) as error:
             raise ArgumentMismatch(f"argument {name!r} of {self._name}: {error}") from None
 
@@ -123,6 +131,15 @@ def _place(signature: inspect.Signature, name: str | None) -> int | None:
     """Where a parameter stands among the positional ones; None when it is given by keyword, or there is none."""
     positional = [p.name for p in signature.parameters.values() if p.kind in _POSITIONAL]
     return positional.index(name) if name in positional else None
+
+
+def _held_by(parameter: inspect.Parameter, hint: Any) -> Any:
+    """The type of what a parameter holds: all that is left over, in the case of *args and **kwargs."""
+    if typing.get_origin(hint) is typing.Unpack:
+        return typing.get_args(hint)[0]
+    if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+        return list[hint]
+    return dict[str, hint] if parameter.kind is inspect.Parameter.VAR_KEYWORD else hint
 
 
 def _list(value: Any) -> list[Any] | tuple[Any, ...]:

@@ -90,43 +90,43 @@ class Call(Generic[P, T]):
     """A task together with options for its next jobs."""
 
     def __init__(self, task: Task[P, Any, T], options: Options) -> None:
-        self._task = task
+        self.task = task
         self._options = {**task.app.options, **task.job_options, **options}
 
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[T]:
         """Add a job that calls the function with these arguments."""
-        job: Job[T] = self.job(Job, (await self._task.app.call(self.push(args, kwargs))).id)
+        job: Job[T] = self.job(Job, (await self.task.app.call(self.push(args, kwargs))).id)
         return job
 
     async def enqueue_many(self, calls: Iterable[tuple[Any, ...] | Mapping[str, Any]]) -> list[Job[T]]:
         """Add many jobs in few commands: a tuple of positional or a dict of keyword arguments for each."""
         jobs: list[Job[T]] = []
         for push in self.pushes(calls):
-            jobs += [self.job(Job, job_id) for job_id in (await self._task.app.call(push)).ids]
+            jobs += [self.job(Job, job_id) for job_id in (await self.task.app.call(push)).ids]
         return jobs
 
     def pushes(self, calls: Iterable[tuple[Any, ...] | Mapping[str, Any]]) -> Iterator[commands.jobs.PushBatch]:
         """The commands that add many."""
         for entries in batches(map(self._entry, calls), size_of_entry):
-            yield commands.jobs.PushBatch(queue=self._task.queue, jobs=entries)
+            yield commands.jobs.PushBatch(queue=self.task.queue, jobs=entries)
 
     def push(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> commands.jobs.Push:
         """The command that adds the job."""
-        task = self._task
+        task = self.task
         data = task.arguments.encode(args, kwargs, task.app.envelope(task))
         return commands.jobs.Push(
             queue=task.queue, name=task.name, data=data, **wire_options(self._options, task.app.client.clock.now_ms)
         )
 
     def job(self, kind: Any, job_id: str) -> Any:
-        task = self._task
+        task = self.task
         return kind(task.app.client, job_id, task.queue, task.name, task.arguments.result)
 
     def _entry(self, call: tuple[Any, ...] | Mapping[str, Any]) -> commands.jobs.PushEntry:
         if not isinstance(call, tuple | list | Mapping):
             raise InvalidCommand(f"the arguments of a call are a tuple or a dict, not {call!r}: write ({call!r},)")
         args, kwargs = ((), dict(call)) if isinstance(call, Mapping) else (tuple(call), {})
-        task = self._task
+        task = self.task
         data = task.arguments.encode(args, kwargs, task.app.envelope(task))
         return commands.jobs.PushEntry(
             name=task.name, data=data, **wire_options(self._options, task.app.client.clock.now_ms)

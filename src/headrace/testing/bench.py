@@ -25,13 +25,14 @@ from headrace.commands.families import PushFamily
 from headrace.commands.jobs import JobOptions, PullBatch, Push, PushBatch
 from headrace.durations import Duration, milliseconds
 from headrace.embedded import EmbeddedEngine, LocalPeer
-from headrace.errors import HeadraceError, JobTimeout
+from headrace.errors import HeadraceError, JobTimeout, LeaseLost, NotFound
 from headrace.server.ticker import Ticker
 from headrace.tasks.app import Headrace
 from headrace.tasks.task import AnyTask
 from headrace.tasks.worker import TaskWorker
 from headrace.worker.attendant import Holding
 from headrace.worker.context import JobContext
+from headrace.worker.worker import log
 
 T = TypeVar("T")
 
@@ -218,7 +219,10 @@ class Drainer(TaskWorker):
     async def _run_one(self, holding: Holding) -> Run:
         context = JobContext(holding.info, self._tell, self.state)
         await asyncio.create_task(self._process_one(holding, context))
-        await self._client.ask(_outcome_of(holding))
+        try:
+            await self._client.ask(_outcome_of(holding))
+        except (NotFound, LeaseLost) as error:  # it was cancelled or taken away while it ran: as with a worker
+            log.warning("the outcome of job %s was too late: %s", holding.info.id, error)
         info = holding.info
         return Run(info.id, info.queue, info.name, context.attempt, self._errors.pop(info.id, None))
 

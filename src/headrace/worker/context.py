@@ -27,12 +27,14 @@ RunIn = Literal["loop", "thread", "process"]
 def place_of(function: Any, run_in: RunIn | None) -> RunIn:
     """Where a function runs: where it is told to, else a coroutine function on the loop and any other in a thread."""
     is_async = inspect.iscoroutinefunction(function)
+    name = getattr(function, "__name__", function)
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise InvalidCommand(f"{name} is a generator, and calling one runs none of its code: return a list instead")
     if run_in is None:
         return "loop" if is_async else "thread"
     if run_in not in get_args(RunIn):
         raise InvalidCommand(f"run_in is 'loop', 'thread' or 'process', not {run_in!r}")
     if is_async and run_in != "loop":
-        name = getattr(function, "__name__", function)
         raise InvalidCommand(f"{name}: an async function runs on the loop, not in a {run_in}")
     return run_in
 

@@ -2,7 +2,7 @@
 
 A child is started with `spawn`, imports the function by its name, and runs one job at a time. Both sides exchange
 encoded data, as over any other wire: nothing is pickled. A child is replaced after `max_jobs` jobs, and when it was
-killed or died.
+killed or died. It leads a group of processes, and the programs that its job has started are killed with it.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
 from multiprocessing.util import Finalize
 from typing import Any, Final, Literal
 
@@ -109,7 +110,7 @@ class Child:
         self._process.start()
         theirs.close()
         # A worker that ends without a stop has to kill it: multiprocessing would ask it to end, and wait.
-        Finalize(self, self._process.kill, exitpriority=0)
+        Finalize(self, _kill_group, args=(self._process,), exitpriority=0)
         self.jobs = 0
         self.is_free = True
         """Whether it waits for a call: what it says otherwise belongs to the last one."""
@@ -163,7 +164,7 @@ class Child:
 
     def kill(self) -> None:
         """Its pipe ends with it: whoever waits for an answer learns so."""
-        self._process.kill()
+        _kill_group(self._process)
         self._process.join(5)
 
     def stop(self) -> None:
@@ -172,6 +173,14 @@ class Child:
         self._process.join(2)
         if self._process.is_alive():
             self.kill()
+
+
+def _kill_group(process: SpawnProcess) -> None:
+    """Kill a child and what it has started: that would go on with the job while somebody else begins it again."""
+    if process.pid is not None and process.is_alive():  # as long as nobody has waited for it, its number is its own
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # it has not come to make a group of its own
+            os.killpg(process.pid, signal.SIGKILL)
+        process.kill()
 
 
 class Children:
@@ -249,6 +258,7 @@ def _serve(pipe: Connection) -> None:
     # children. A handler, because what is ignored would be ignored by the programs that a job starts, too.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _left_to_worker)
+    os.setpgrp()
     threading.Thread(target=_end_with_parent, name="headrace-parent", daemon=True).start()
     while (call := _next_call(pipe)) is not None:
         pipe.send_bytes(_BEGUN)
@@ -276,7 +286,7 @@ def _end_with_parent() -> None:
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
-        os._exit(1)
+        os.killpg(os.getpid(), signal.SIGKILL)
 
 
 def _next_call(pipe: Connection) -> Call | None:

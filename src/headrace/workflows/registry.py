@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from headrace.errors import InvalidCommand, StepNotFoundError
+from headrace.worker.context import place_of
 from headrace.workflows.definition import MARK, WorkflowDefinition, check_step_name
 
 StepHandler = Callable[..., Any]
@@ -115,6 +116,8 @@ class Implementation:
             ]
             if wrong:
                 raise InvalidCommand(f"the code of step {name!r} of workflow {definition.name!r} is none: {wrong[0]!r}")
+        for code in (*(code for roles in found.values() for code in roles.values()), on_complete, on_error):
+            place_of(code, None)  # a rollback that is a generator would be taken for done without having run
         steps = {name: RegisteredStep(found[name]["execute"], found[name].get("rollback")) for name in wanted}
         return cls(definition, steps, on_complete, on_error)
 

@@ -329,6 +329,10 @@ class LocalBackend(Flows):
     async def close(self) -> None:
         self._log.close()
         self._journal.close()
+        # By hand, for jobs are not seen by the garbage collector: a program may open and close its file often.
+        for queue in self._queues.values():
+            queue.clear()
+        self._wheel.clear()
 
     # -- the tick ------------------------------------------------------------------------------------------------------
 

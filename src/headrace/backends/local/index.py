@@ -283,6 +283,13 @@ class LeaseWheel:
         if job.lease is not None and job.lease.bucket is not None:
             job.lease.bucket.jobs.pop(job.seq, None)
 
+    def clear(self) -> None:
+        """Break the cycles between leases and buckets by hand, as `Queue.clear` does."""
+        for bucket in self._buckets.values():
+            bucket.jobs.clear()
+        self._buckets.clear()
+        self._heap.clear()
+
     def next_due(self) -> int | None:
         while self._heap and not self._buckets[self._heap[0]].jobs:
             del self._buckets[heapq.heappop(self._heap)]
