@@ -20,8 +20,8 @@ from tests.wireclient import Client
 SHARING = (
     ("tests/pipeline/test_cluster.py", "tests/pipeline/test_redrive.py", "tests/pipeline/test_source.py",
      "tests/pipeline/test_two_lakes.py"),
-    ("tests/pipeline/test_commands.py", "tests/pipeline/test_second_opinion.py", "tests/pipeline/test_silver.py"),
-    ("tests/pipeline/test_odd_lakes.py", "tests/pipeline/test_gold.py"),
+    ("tests/pipeline/test_commands.py", "tests/pipeline/test_second_opinion.py", "tests/pipeline/test_silver.py",
+     "tests/pipeline/test_odd_lakes.py", "tests/pipeline/test_gold.py"),
 )  # fmt: skip
 # What takes longest begins first, or one worker would still be at it when the others have nothing left to do.
 LONGEST = (

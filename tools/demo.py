@@ -29,8 +29,6 @@ from headrace.workflows import Retry, StepContext, Workflows, step, workflow
 
 FOLDER = Path("demo")
 PROMISED_MS = 200
-SMALL = ("--conf", "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
-"""For half a minute of events: Java would take longer to make its code fast than to run it."""
 SLOTS = {"mail": 4, "image": 2, "report": 1, "housekeeping": 1}
 """The queues of the shop, and how many jobs of each run at once."""
 TELL_EVERY_S = 5.0
@@ -197,7 +195,7 @@ def main() -> None:
         say("the pipeline: events, jobs, facts")
         lake = ("--lake", str(FOLDER / "lake"))
         source = ("--url", server.url, "--sla", str(PROMISED_MS))
-        subprocess.run(headrace("pipeline", "run", *lake, *source, *SMALL), check=True)
+        subprocess.run(headrace("pipeline", "run", *lake, *source), check=True)
         subprocess.run(headrace("pipeline", "report", *lake, "--out", str(FOLDER / "report.html")), check=True)
     finally:
         server.stop()

@@ -10,14 +10,12 @@ from pathlib import Path
 
 import pyspark
 
+from headrace.pipeline.session import QUICK_JAVA
 from tests.ports import free_port
 from tests.scale import scaled
 from tests.waiting import eventually
 
 LIMIT_S = scaled(150, 600)
-HASTE = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseSerialGC"
-"""For Java that lives for seconds: compile little, collect simply. The cache for compiled code has its usual size; with
-the first option alone it has a fifth of it, which Spark fills, and then Java throws code away and compiles it again."""
 
 
 class Cluster:
@@ -35,7 +33,7 @@ class Cluster:
     def _start(self, name: str, *command: str) -> None:
         spark_class = Path(pyspark.__file__).parent / "bin" / "spark-class"
         environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_DAEMON_MEMORY": "256m"}
-        environment["JDK_JAVA_OPTIONS"] = HASTE
+        environment["JDK_JAVA_OPTIONS"] = QUICK_JAVA
         log = (self._folder / f"{name}.log").open("wb")
         arguments = [str(spark_class), *command, "--host", "127.0.0.1", "--webui-port", str(free_port())]
         self._processes.append(
@@ -72,7 +70,7 @@ class Cluster:
         ):  # fmt: skip
             command += ["--conf", setting]
         log = (self._folder / "driver.log").open("ab")
-        environment = {**os.environ, "JDK_JAVA_OPTIONS": HASTE}
+        environment = {**os.environ, "JDK_JAVA_OPTIONS": QUICK_JAVA}
         return subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
 
     def run(self, *arguments: str) -> None:

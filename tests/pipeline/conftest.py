@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from headrace.pipeline.lake import Lake
-from tests.pipeline.cluster import HASTE
 from tests.pipeline.history import Story, rig_at, seal
 from tests.scale import IS_FULL, scaled
 
@@ -18,17 +17,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from headrace.pipeline.runs import FactsSummary
-
-
-_FOR_FEW_ROWS = {
-    "spark.sql.shuffle.partitions": "2",
-    "spark.sql.adaptive.enabled": "false",
-    "spark.sql.codegen.wholeStage": "false",
-    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-    "spark.driver.extraJavaOptions": HASTE,
-}
-"""With a handful of rows, planning anew and compiling cost more than they save. The tests that start `headrace
-pipeline` as a process run with the defaults, and so does everything at full scale."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -41,14 +29,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """Two cores; a task may be tried three times (local[2] alone would not try again)."""
+    """Two cores; a task may be tried three times (local[2] alone would not try again). At full scale with the settings
+    for many rows, else with those for few."""
     from headrace.pipeline.session import start_session
 
     settings = {
         "spark.driver.memory": f"{scaled(1, 3)}g",
         "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
     }
-    session = start_session("tests", master="local[2,3]", settings=settings | ({} if IS_FULL else _FOR_FEW_ROWS))
+    session = start_session("tests", master="local[2,3]", settings=settings, is_quick=not IS_FULL)
     yield session
     session.stop()
 

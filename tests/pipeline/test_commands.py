@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import shutil
@@ -18,10 +19,11 @@ import pytest
 
 from headrace import notation
 from headrace.backends.local.segments import Sealed, rewrite_manifest
-from headrace.cli.pipeline import _essence
+from headrace.cli.pipeline import _essence, _has_few_events, prepare
 from headrace.errors import HeadraceError
 from headrace.pipeline import charts
 from headrace.pipeline.lake import Lake, LakeBusy, Pointer
+from headrace.pipeline.session import FEW_EVENTS
 from headrace.pipeline.status import status_of
 from tests.cli.terminal import Cli, warmed_up
 from tests.pipeline.conftest import Chronicle
@@ -164,11 +166,38 @@ def test_the_status_counts_what_comes_behind_a_log_that_was_taken_back(tmp_path:
 
 
 def lake_that_read_20_events(tmp_path: Path) -> Lake:
+    return lake_that_read(20, tmp_path)
+
+
+def lake_that_read(events: int, tmp_path: Path) -> Lake:
     lake = Lake(tmp_path / "lake")
-    for name, text in (("commits", "v1\n{}"), ("offsets", 'v1\n{}\n{"0":{"epoch":1,"seq":20}}')):
+    offset = json.dumps({"0": {"epoch": 1, "seq": events}})
+    for name, text in (("commits", "v1\n{}"), ("offsets", f"v1\n{{}}\n{offset}")):
         (lake.checkpoint / name).mkdir(parents=True)
         (lake.checkpoint / name / "0").write_text(text)
     return lake
+
+
+@pytest.mark.parametrize(
+    ("read", "newest", "arguments", "is_quick"),
+    [
+        (20, 18, ("run",), True),
+        (FEW_EVENTS + 1, 18, ("run",), False),
+        (20, FEW_EVENTS + 1, ("run",), False),
+        (20, FEW_EVENTS + 1, ("facts",), True),
+        (20, 18, ("ingest", "--continuous", "1"), False),
+    ],
+)
+def test_spark_is_started_for_few_events_only_where_no_more_can_come(
+    read: int, newest: int, arguments: tuple[str, ...], is_quick: bool, tmp_path: Path
+) -> None:
+    lake, shard = lake_that_read(read, tmp_path), tmp_path / "log" / "shard=0"
+    shard.mkdir(parents=True)
+    rewrite_manifest(shard, [Sealed(1, newest, newest, 0, 0, 0, 100, 100, 1)])
+    source = ("--capture", str(tmp_path / "log")) if arguments[0] != "facts" else ()
+    parser = argparse.ArgumentParser()
+    prepare(parser)
+    assert _has_few_events(parser.parse_args([*arguments, *source, "--lake", str(lake.root)])) == is_quick
 
 
 def test_a_log_that_ends_before_what_was_read_of_it_is_another_one(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from headrace.pipeline.session import QUICK_JAVA
 from tests.examples import pages
-from tests.pipeline.cluster import HASTE
 from tests.protocol.steps import bury, complete, push
 from tests.scale import scaled
 from tests.serverprocess import ServerProcess
@@ -39,4 +39,4 @@ def test_the_page_can_be_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def environment(server: ServerProcess) -> dict[str, str]:
     path = f"{pages.ENVIRONMENT}{os.pathsep}{os.environ['PATH']}"
     url = f"headrace://127.0.0.1:{server.port}"
-    return {**os.environ, "PATH": path, "HEADRACE_URL": url, "JDK_JAVA_OPTIONS": HASTE}
+    return {**os.environ, "PATH": path, "HEADRACE_URL": url, "JDK_JAVA_OPTIONS": QUICK_JAVA}

@@ -23,6 +23,7 @@ from headrace.errors import HeadraceError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from headrace.pipeline.eventsource import Position
     from headrace.pipeline.lake import Lake
     from headrace.pipeline.runs import FactsSummary, IngestSummary
 
@@ -174,7 +175,8 @@ def _session(arguments: argparse.Namespace, *checks: Callable[[argparse.Namespac
     settings = dict(pair.split("=", 1) for pair in arguments.conf)
     # The dates of a lake are those of UTC, whatever anybody sets.
     settings["spark.sql.session.timeZone"] = "UTC"
-    spark = start_session("headrace pipeline", master=arguments.master, settings=settings)
+    is_quick = _has_few_events(arguments)
+    spark = start_session("headrace pipeline", master=arguments.master, settings=settings, is_quick=is_quick)
     _say(f"Spark {spark.version} is ready")
     try:
         yield spark
@@ -187,11 +189,27 @@ def _session(arguments: argparse.Namespace, *checks: Callable[[argparse.Namespac
         spark.stop()
 
 
+def _has_few_events(arguments: argparse.Namespace) -> bool:
+    """Whether there are few in the lake and in its source, all in all."""
+    from headrace.pipeline.session import FEW_EVENTS
+    from headrace.pipeline.status import ingested
+
+    if "table" in arguments or getattr(arguments, "continuous", None):
+        return False  # nobody knows how many rows it has, or how many events are still to come
+    ends = [ingested(_lake(arguments)), *([_newest(arguments)] if "capture" in arguments else [])]
+    return max(end.seq for end in ends) <= FEW_EVENTS
+
+
 def _check_source(arguments: argparse.Namespace) -> None:
+    _newest(arguments)
+
+
+def _newest(arguments: argparse.Namespace) -> Position:
+    """How far the events go that can be ingested."""
     from headrace.pipeline.eventsource import open_source
     from headrace.pipeline.options import Options
 
-    open_source(Options.parse(_source(arguments)), _PATIENCE_S).newest()
+    return open_source(Options.parse(_source(arguments)), _PATIENCE_S).newest()
 
 
 def _check_server(arguments: argparse.Namespace) -> None:
