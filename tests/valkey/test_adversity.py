@@ -527,10 +527,10 @@ class TestManyQueues:
             monkeypatch.setattr(delivery, "asyncio", SimpleNamespace(sleep=sleep))
             looking = asyncio.create_task(rig.backend.look_after())
             await until(lambda: len(rig.backend._counted) >= 20)
-            first = sum("_sweep" in text for text in many)
+            first = sum("_lookAfter" in text for text in many)
             is_time.set()
             await looking
-            return [first, sum("_sweep" in text for text in many)]
+            return [first, sum("_lookAfter" in text for text in many)]
 
         assert rig.wait(look()) == [20, self.COUNT // ROUND_CALLS + 1]
 

@@ -12,6 +12,7 @@ from headrace.backends.valkey import wakes
 from headrace.backends.valkey.connection import Connection, Unreachable
 from headrace.backends.valkey.url import parse_url
 from headrace.errors import StorageUnavailable
+from tests.valkeyserver import shared_server
 from tests.waiting import until
 
 SECONDS = 0.4
@@ -112,3 +113,17 @@ async def test_news_are_heard_again_after_a_server_that_was_loading_its_data(mon
     await until(lambda: loading.subscribed > before)
     await news.close()
     server.close()
+
+
+async def test_whoever_begins_to_wait_while_news_are_subscribed_to_shares_the_subscription() -> None:
+    """Somebody in every turn of the loop: also in the one between the answer and who asked for it."""
+    url = parse_url(shared_server().url)
+    news = wakes.Wakes(url, lambda: url.hosts, ["news"], lambda *_: None, lambda: None)
+    waiting = [asyncio.create_task(news.open())]
+    while not waiting[0].done():
+        waiting.append(asyncio.create_task(news.open()))
+        await asyncio.sleep(0)
+    subscribed = news._connection
+    await asyncio.gather(*waiting)
+    assert news._connection is subscribed
+    await news.close()

@@ -46,10 +46,13 @@ class Wakes:
         """Listen from now on. Who only adds jobs never does: the server need not tell them of each."""
         if self._task is None:
             if self._opening is None or self._opening.done():
-                self._opening = asyncio.create_task(self._subscribe())
+                self._opening = asyncio.create_task(self._begin())
                 self._opening.add_done_callback(look_at_outcome)
             await asyncio.shield(self._opening)
-            self._task = self._task or asyncio.create_task(self._keep())
+
+    async def _begin(self) -> None:
+        await self._subscribe()
+        self._task = asyncio.create_task(self._keep())
 
     async def close(self) -> None:
         for task in filter(None, (self._opening, self._task)):
