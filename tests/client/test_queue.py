@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 
@@ -281,9 +282,10 @@ async def test_stall_settings_change_field_by_field(q: Any) -> None:
         await q.set_stalls(speed=1)
 
 
-async def test_schedules_are_made_listed_and_removed(q: Any) -> None:
+@pytest.mark.parametrize("tz", ["Europe/Berlin", ZoneInfo("Europe/Berlin")], ids=["name", "zone"])
+async def test_schedules_are_made_listed_and_removed(q: Any, tz: Any) -> None:
     name = f"nightly-{q.name}"
-    made = await q.schedule(name, {"x": 1}, cron="0 3 * * *", tz="Europe/Berlin", priority=2)
+    made = await q.schedule(name, {"x": 1}, cron="0 3 * * *", tz=tz, priority=2)
     assert (made.name, made.queue, made.schedule, made.timezone) == (name, q.name, "0 3 * * *", "Europe/Berlin")
     every = await q.schedule(f"often-{q.name}", every="5m", job_name="tick")
     assert every.repeat_every == 300_000

@@ -21,7 +21,7 @@ report = event("report.due", Order)
 async def test_ew_109_122_123_schedules_are_stored_with_their_pattern_on_the_queue_of_the_event(events: Events) -> None:
     async with events:
         nightly = await events.schedule_event(
-            report, "nightly", cron="0 2 * * *", tz="Europe/Rome", payload=Order("r", 2)
+            report, "nightly", cron="0 2 * * *", tz=ZoneInfo("Europe/Rome"), payload=Order("r", 2)
         )
         often = await events.schedule_event(report, "often", every=90, payload=Order())
         assert (nightly.cron, nightly.tz, nightly.every_ms) == ("0 2 * * *", "Europe/Rome", None)

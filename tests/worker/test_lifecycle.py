@@ -242,9 +242,10 @@ def test_check_shows_the_tasks_without_a_server() -> None:
         ("/srv/shop/empty.py", "write a module, not a file: empty:app"),
     ],
 )
-def test_what_is_no_app_is_refused_with_a_hint(place: str, says: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("flags", [(), ("--check",)], ids=["run", "check"])
+def test_what_is_no_app_is_refused_with_a_hint(place: str, says: str, flags: tuple[str, ...], tmp_path: Path) -> None:
     (tmp_path / "empty.py").write_text("from headrace import Headrace\napp = Headrace('memory://')\n")
-    refused = _worker_command(place, cwd=tmp_path if place.startswith("empty") else ROOT)
+    refused = _worker_command(place, *flags, cwd=tmp_path if place.startswith("empty") else ROOT)
     assert refused.returncode == 2
     assert says in refused.stderr
     assert "Traceback" not in refused.stderr

@@ -15,6 +15,7 @@ from decimal import Decimal
 from functools import partial
 from typing import Any, TypedDict, Unpack
 from uuid import UUID
+from zoneinfo import ZoneInfo
 
 import msgspec
 import pydantic
@@ -505,7 +506,7 @@ async def test_schedules_are_entered_by_workers_and_keep_their_phase(app: Headra
     async def tick(ctx: JobContext) -> None:
         runs.append(ctx.info.max_attempts)
 
-    @app.cron("30 2 * * *", tz="Europe/Berlin", name="nightly")
+    @app.cron("30 2 * * *", tz=ZoneInfo("Europe/Berlin"), name="nightly")
     def at_night() -> None: ...
 
     for _ in range(2):

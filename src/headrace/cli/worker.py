@@ -72,13 +72,13 @@ def run(arguments: argparse.Namespace) -> int:
         return Supervisor(arguments.processes).run()
     app = load_app(arguments.app)
     queues = _queues(app, arguments)
-    if arguments.check:
-        show(app, queues)
-        return 0
     if not app.tasks:
         raise UsageError(
             f"{arguments.app} has no tasks: decorate functions with @app.task(), and name a module that imports them"
         )
+    if arguments.check:
+        show(app, queues)
+        return 0
     return work(app, queues, arguments)
 
 

@@ -17,6 +17,8 @@ from headrace.durations import Duration, milliseconds
 from headrace.errors import InvalidCommand, NotFound
 
 if TYPE_CHECKING:
+    from zoneinfo import ZoneInfo
+
     from headrace.backends.base import DeadLetter, DlqStats
     from headrace.model import DlqConfig, StallConfig
 
@@ -238,7 +240,7 @@ class QueueVerbs(Shell, Generic[JobType]):
         *,
         cron: str | None = None,
         every: Duration | None = None,
-        tz: str | None = None,
+        tz: str | ZoneInfo | None = None,
         job_name: str | None = None,
         limit: int | None = None,
         overlap: bool = False,
@@ -264,7 +266,7 @@ class QueueVerbs(Shell, Generic[JobType]):
             data=encode_payload(data),
             schedule=cron,
             repeat_every=None if every is None else milliseconds(every, "every"),
-            timezone=tz,
+            timezone=None if tz is None else str(tz),
             job_name=job_name or name,
             priority=priority,
             max_limit=limit,

@@ -20,7 +20,7 @@ import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Protocol, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, Unpack, overload
 
 from headrace.client.payloads import decode_payload
 from headrace.connect import open_client, release_client
@@ -36,6 +36,9 @@ from headrace.events.subscription import EventSubscription
 from headrace.facade import SyncFacade
 from headrace.propagation import PropagationMeta, Retry, capture, restored
 from headrace.worker.context import JobContext, place_of
+
+if TYPE_CHECKING:
+    from zoneinfo import ZoneInfo
 
 D = TypeVar("D")
 R = TypeVar("R")
@@ -302,7 +305,7 @@ class Events:
         *,
         cron: str | None = None,
         every: Duration | None = None,
-        tz: str | None = None,
+        tz: str | ZoneInfo | None = None,
         payload: D | None = None,
         catch_up: bool = False,
     ) -> ScheduleInfo:
@@ -313,7 +316,7 @@ class Events:
             schedule_id,
             cron=cron,
             every=every,
-            tz=tz,
+            tz=None if tz is None else str(tz),
             payload=known.encode_data(payload),
             meta=self._meta(None),
             catch_up=catch_up,

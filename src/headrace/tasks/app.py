@@ -37,6 +37,8 @@ from headrace.worker.context import JobContext, RunIn
 from headrace.worker.failures import UnrecoverableError
 
 if TYPE_CHECKING:
+    from zoneinfo import ZoneInfo
+
     from headrace.commands.queues import QueueLine
     from headrace.tasks.worker import TaskWorker
 
@@ -228,7 +230,7 @@ class Headrace(AsyncShell):
         cron: str | None = None,
         *,
         every: Duration | None = None,
-        tz: str | None = None,
+        tz: str | ZoneInfo | None = None,
         name: str | None = None,
         catch_up: bool = False,
         overlap: bool = False,
@@ -248,7 +250,8 @@ class Headrace(AsyncShell):
             except InvalidCommand as error:
                 del self.tasks[task.name]
                 raise InvalidCommand(f"a schedule gives no arguments, and its task needs some: {error}") from None
-            self.schedules[task.name] = Schedule(task.name, task, cron, every, tz, catch_up, overlap)
+            zone = None if tz is None else str(tz)
+            self.schedules[task.name] = Schedule(task.name, task, cron, every, zone, catch_up, overlap)
             return task
 
         return TaskDecorator(make)
