@@ -260,7 +260,9 @@ def test_a_check_shows_the_queues_that_are_meant_and_names_one_without_tasks(off
     ],
 )
 def test_a_check_shows_no_secrets(offline: Cli, url: str) -> None:
-    (offline.folder / "shop.py").write_text(f"from headrace import Headrace\napp = Headrace({url!r})\n")
+    (offline.folder / "shop.py").write_text(
+        f"from headrace import Headrace\napp = Headrace({url!r})\n\n\n@app.task()\ndef send() -> None: ...\n"
+    )
     shown = offline.ok("worker", "shop:app", "--check").out
     assert "//host:6" in shown
     assert "secret" not in shown
