@@ -22,6 +22,7 @@ from tests.integration.eventfolder import read_log
 from soak.accounts import Account, Flows, Watch, account_of_log, wait_for_quiet
 from soak.faults import FAULTS, Planned, plan
 from soak.ledger import Push, Start, Tally, read
+from soak.pulse import Pulse
 from soak.stage import Settings, Stage
 from soak.verdict import Evidence, Line, Side, executions, judge, table, targets_of
 
@@ -84,7 +85,7 @@ class Soak:
     def run(self) -> list[Line]:
         with Stage(self._settings) as stage:
             planned = self._plan(stage)
-            with Watch(stage) as watch:
+            with Watch(stage) as watch, Pulse(stage.note):
                 self._under_load(stage, planned)
                 stage.end_load()
                 flows = {side: Flows(stage.url_of(side), self._starts(side)) for side in SIDES}

@@ -37,6 +37,8 @@ KEPT_LETTERS: Final = 300
 CAPTURE_SEGMENT_MS: Final = 5_000
 TICK_SECONDS: Final = (1, 2)
 """The pause between runs of each schedule."""
+MACHINE: Final = "machine"
+"""The target of what hits everything at once."""
 _PATIENCE_S: Final = 60.0
 
 
@@ -55,7 +57,7 @@ class Settings(Struct, frozen=True):
 
 
 class Incident(Struct):
-    """A fault that was made: what it hit, and from when until when it lasted."""
+    """A fault, made here or met: what it hit, and from when until when it lasted."""
 
     fault: str
     target: str
@@ -283,6 +285,11 @@ class Stage:
         yield
         noted.ended = time.time()
         self._ledger.write(noted)
+
+    def note(self, incident: Incident) -> None:
+        """One that nobody here made."""
+        self.incidents.append(incident)
+        self._ledger.write(incident)
 
     def look_for_deaths(self) -> None:
         """Whatever is not there any more ended by itself: faults bring back what they kill."""

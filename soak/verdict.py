@@ -21,7 +21,7 @@ from headrace.workflows.timeline import Timeline
 from soak.accounts import Account
 from soak.ledger import Push, Run, Start, read
 from soak.load import STEPS
-from soak.stage import TICK_SECONDS, Incident
+from soak.stage import MACHINE, TICK_SECONDS, Incident
 
 SHOWN: Final = 5
 """Breaches of a promise that are printed."""
@@ -87,7 +87,7 @@ class Evidence:
 def targets_of(side: str) -> tuple[str, ...]:
     """How the names of what belongs to a side begin."""
     shared = ("server", "way to server", "disk") if side == "local" else ("broker", "way to broker", "valkey")
-    return (side, *shared)
+    return (side, MACHINE, *shared)
 
 
 def executions(path: Path, incidents: Sequence[Incident]) -> list[Execution]:
@@ -197,13 +197,14 @@ def _told(one: Execution, another: Execution) -> str:
 
 
 def _is_excused(side: Side, one: Execution, another: Execution, lease: float) -> bool:
-    return any(
-        # A job may have been held for a while before its handler began.
-        (_is_restart(each, "server") and each.ended >= one.began - lease)
-        or (each.ended >= one.began and (each.pid == one.pid or each.ended - each.began > lease / 2))
-        for each in side.incidents
-        if each.began <= another.began
-    )
+    return any(_explains(each, one, lease) for each in side.incidents if each.began <= another.began)
+
+
+def _explains(incident: Incident, one: Execution, lease: float) -> bool:
+    is_long = incident.ended - incident.began > lease / 2
+    if _is_restart(incident, "server") or (is_long and incident.target == MACHINE):
+        return incident.ended >= one.began - lease  # it may have been held for a while before its handler began
+    return incident.ended >= one.began and (is_long or incident.pid == one.pid)
 
 
 def _is_restart(incident: Incident, *targets: str) -> bool:

@@ -112,6 +112,9 @@ class TestJobs:
             (Incident("cut", "way to server", 1.5, 2), False),
             (Incident("freeze", "server", 1.5, 2), False),
             (Incident("freeze", "server", 1.5, 1.5 + LEASE), True),
+            (Incident("standstill", "machine", 1.5, 2), False),
+            (Incident("standstill", "machine", 0.5 - LEASE, 0.5), True),  # it may have been held since before
+            (Incident("standstill", "machine", -9 - LEASE, -9), False),
         ],
     )
     def test_a_repeat_needs_a_cause_between_the_two(self, incident: Incident | None, is_kept: bool) -> None:
