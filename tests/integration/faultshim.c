@@ -1,5 +1,5 @@
-/* Makes a disk fail on demand: preloaded into a server, it refuses writes or syncs of files whose path contains
- * FAULT_PATH for as long as the file FAULT_TRIGGER exists. The trigger's text names the calls: "write", "sync", or both;
+/* Makes a disk fail on demand: preloaded into a server, it refuses reads, writes or syncs of files whose path contains
+ * FAULT_PATH for as long as the file FAULT_TRIGGER exists. The trigger's text names the calls: "read", "write", "sync";
  * "slow" lets every other sync take 40 ms instead, "hold" lets none end; "count" writes a dot beside the trigger for each
  * sync; "die" writes the first half and kills the process there.
  */
@@ -14,6 +14,8 @@
 #include <sys/types.h>
 #include <unistd.h>
 
+#define REAL(name, type) ((type)dlsym(RTLD_NEXT, name))
+
 static int fails(int fd, const char *call)
 {
     const char *pattern = getenv("FAULT_PATH"), *trigger = getenv("FAULT_TRIGGER");
@@ -25,7 +27,7 @@ static int fails(int fd, const char *call)
         errno = kept;
         return 0;
     }
-    ssize_t length = read(asked, calls, sizeof calls - 1);
+    ssize_t length = REAL("read", ssize_t(*)(int, void *, size_t))(asked, calls, sizeof calls - 1);
     close(asked);
     snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
     ssize_t size = readlink(link, path, sizeof path - 1);
@@ -61,7 +63,15 @@ static void dawdle(int fd)
         note();
 }
 
-#define REAL(name, type) ((type)dlsym(RTLD_NEXT, name))
+ssize_t read(int fd, void *into, size_t size)
+{
+    return fails(fd, "read") ? -1 : REAL("read", ssize_t(*)(int, void *, size_t))(fd, into, size);
+}
+
+ssize_t pread64(int fd, void *into, size_t size, off64_t at)
+{
+    return fails(fd, "read") ? -1 : REAL("pread64", ssize_t(*)(int, void *, size_t, off64_t))(fd, into, size, at);
+}
 
 ssize_t write(int fd, const void *from, size_t size)
 {

@@ -220,6 +220,37 @@ class TestInputOutputErrors:
             self.check_what_remains(client, a, b)
         self.check_log(tmp_path / "eio.db", a)
 
+    def test_a_disk_that_cannot_even_be_read_loses_nothing_and_all_is_as_before_when_it_can(
+        self, tmp_path: Path
+    ) -> None:
+        faults = FaultyCalls(tmp_path, "gone.db-wal")
+        with ServerProcess(tmp_path / "gone.db", env=faults.env) as server, server.client() as client:
+            for number in range(4):
+                client.ok("PUSH", queue=QUEUE, data={"n": number}, backoff=600_000)
+            pulled = [client.ok("PULL", queue=QUEUE, owner="w") for _ in range(3)]
+            (a, b, c) = [{"id": reply["job"]["id"], "token": reply["token"]} for reply in pulled]
+            totals = client.ok("Metrics")["metrics"]
+            faults.fail("read", "write")
+            for command, arguments in (
+                ("ACK", {**a, "result": 1}),
+                ("FAIL", {**b, "error": "broke"}),
+                ("Pause", {"queue": QUEUE}),
+                ("PUSH", {"queue": QUEUE, "data": {"n": 50}}),
+            ):
+                assert client.error(command, **arguments).startswith("Storage error"), command
+            faults.fail("read")
+            time.sleep(1.5)
+            assert storage(client)["error"].startswith("Storage error")
+            faults.heal()
+            wait_until_healthy(client)
+            self.check_nothing_happened(client, totals)
+            self.repeat_what_was_refused(client, a, b, c)
+            server.kill()
+            server.start()
+            with server.client() as again:
+                self.check_what_remains(again, a, b)
+            self.check_log(tmp_path / "gone.db", a)
+
     @staticmethod
     def check_nothing_happened(client: Client, totals: dict[str, Any]) -> None:
         counts = client.ok("GetJobCounts", queue=QUEUE)["counts"]

@@ -18,8 +18,9 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
+import apsw
 import msgspec
 
 from headrace.backends.base import SegmentInfo, StorageStatus
@@ -59,6 +60,15 @@ _EVENTS_AT_ONCE: Final = 10_000
 _event_name: Final = attrgetter("event")
 
 
+class _Unread(NamedTuple):
+    """What a failed tick had touched, until it is read back from the file."""
+
+    jobs: list[int]
+    leases: dict[int, tuple[Lease, int | None]]
+    """Those that the tick had ended, with the begin of the work."""
+    queues: list[str]
+
+
 class LocalBackend(Flows):
     is_local: Final[Literal[True]] = True
 
@@ -88,6 +98,7 @@ class LocalBackend(Flows):
         self._unstored = 0
         """So many of the first events of this tick are known to be of nothing that is stored."""
         self._trouble: StorageStatus | None = None
+        self._unread: _Unread | None = None
         self.is_degraded = False
 
     # -- opening -------------------------------------------------------------------------------------------------------
@@ -422,21 +433,30 @@ class LocalBackend(Flows):
             self._detach(job)
         # Only now: detaching a job ends its lease, if the tick had not ended it before.
         leases = {seq: (held, began) for seq, held, began in self._ended_leases if held.serial <= self._serial_before}
-        for job_again in self._reload_jobs(sorted(touched)):
-            if job_again.seq in leases:
-                self._hold_again(job_again, *leases[job_again.seq])
-            elif job_again.state is State.WAITING_CHILDREN:
-                self._wait_again_for_children(job_again)
-        self._order_finished()
-        self._logged = self._journal.logged_jobs()
-        self._reload_small(list(self._touched_queues))
+        self._unread = _Unread(sorted(touched), leases, list(self._touched_queues))
+        with suppress(StorageUnavailable):  # a disk that cannot even be read: the probe tries again
+            self._read_back()
         self._end_tick()
         self._degrade(error)
 
-    def _reload_jobs(self, seqs: Iterable[int]) -> list[Job]:
-        stored = (seq for seq in seqs if not self._is_staged(seq))
-        rows = [row for seq in stored if (row := self._journal.row(seq)) is not None]
-        return [job for row in rows if (job := self._load_row(row)) is not None]
+    def _read_back(self) -> None:
+        """Take what the failed tick had touched from the file again; StorageUnavailable leaves all of it for later."""
+        if self._unread is None:
+            return
+        seqs, leases, queues = self._unread
+        try:
+            rows = self._journal.rows_of(seq for seq in seqs if not self._is_staged(seq))
+            self._logged = self._journal.logged_jobs()
+            self._reload_small(queues)
+        except (apsw.Error, OSError) as error:
+            raise StorageUnavailable(describe(error)) from error
+        self._unread = None
+        for job in [job for row in rows if (job := self._load_row(row)) is not None]:
+            if job.seq in leases:
+                self._hold_again(job, *leases[job.seq])
+            elif job.state is State.WAITING_CHILDREN:
+                self._wait_again_for_children(job)
+        self._order_finished()
 
     def _is_staged(self, seq: int) -> bool:
         return any(first <= seq <= last for first, last in self._open_batches.items())
@@ -489,6 +509,7 @@ class LocalBackend(Flows):
         try:
             self._journal.probe()
             self._log.probe()
+            self._read_back()
         except (StorageUnavailable, OSError):
             return False
         self._trouble = None

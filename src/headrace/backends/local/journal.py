@@ -18,7 +18,7 @@ import os
 import re
 import struct
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
@@ -699,7 +699,11 @@ class Journal:
                 first, last, finished = next(completions, _NO_COMPLETION)
             yield row if row[0] < first else _completed_row(row, finished)
 
-    def row(self, seq: int) -> Row | None:
+    def rows_of(self, seqs: Iterable[int]) -> list[Row]:
+        """The stored jobs among those numbers."""
+        return [row for seq in seqs if (row := self._row(seq)) is not None]
+
+    def _row(self, seq: int) -> Row | None:
         row = next(self.db.execute(f"SELECT {_COLUMNS}, {_SIZE} FROM job WHERE seq=?", (seq,)), None)
         sql = "SELECT first, last, finished FROM completion WHERE last >= ? ORDER BY last LIMIT 1"
         first, _, finished = next(self.db.execute(sql, (seq,)), _NO_COMPLETION)
