@@ -592,8 +592,9 @@ def _settings(quick: int, full: int) -> settings:
     )
 
 
-# Ten thousand commits are ten thousand waits for the disk and for one's turn: minutes where the machine is shared.
-pytestmark = pytest.mark.timeout(600)
+# Tens of thousands of commits wait for the disk and for their turn: minutes, and more of them in the full counts, where the
+# machine is shared.
+pytestmark = pytest.mark.timeout(scaled(600, 1_800))
 
 TestSqlite = Machine.TestCase
 TestSqlite.settings = _settings(200, 1000)
