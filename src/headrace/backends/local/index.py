@@ -151,11 +151,13 @@ class ReadyOrder:
     def live(self) -> Iterator[Job]:
         """Waiting jobs, each once, in no particular order beyond FIFO jobs by time."""
         if not self._heap:
-            yield from (job for job in self._fifo if job.state is State.WAITING)
-            return
+            return (job for job in self._fifo if job.state is _WAITING)
+        return self._live_of_both()
+
+    def _live_of_both(self) -> Iterator[Job]:
         seen = set()
         for job in itertools.chain(self._fifo, (entry[5] for entry in self._heap)):
-            if job.state is State.WAITING and job.seq not in seen:
+            if job.state is _WAITING and job.seq not in seen:
                 seen.add(job.seq)
                 yield job
 
