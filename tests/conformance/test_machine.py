@@ -592,8 +592,8 @@ def _settings(quick: int, full: int) -> settings:
     )
 
 
-# Tens of thousands of commits wait for the disk and for their turn: minutes, and more of them in the full counts, where the
-# machine is shared.
+# Tens of thousands of commits wait for the disk and for their turn: minutes where the machine is shared, and several
+# times as many with the full counts.
 pytestmark = pytest.mark.timeout(scaled(600, 1_800))
 
 TestSqlite = Machine.TestCase
