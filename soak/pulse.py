@@ -21,10 +21,9 @@ class Pulse:
         self._tell = tell
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._beat, daemon=True)
-        self._last = 0.0
+        self._last = float("inf")  # no beat yet: nothing to be late after
 
     def __enter__(self) -> Pulse:
-        self._last = time.time()
         self._thread.start()
         return self
 

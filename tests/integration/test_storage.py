@@ -186,10 +186,7 @@ class TestInputOutputErrors:
         self, server: ServerProcess, faults: FaultyCalls, tmp_path: Path
     ) -> None:
         with server.client() as client:
-            for number in range(4):
-                client.ok("PUSH", queue=QUEUE, data={"n": number}, backoff=600_000)
-            pulled = [client.ok("PULL", queue=QUEUE, owner="w") for _ in range(3)]
-            (a, b, c) = [{"id": reply["job"]["id"], "token": reply["token"]} for reply in pulled]
+            a, b, c = self.hand_out_three_of_four(client)
             totals = client.ok("Metrics")["metrics"]
             faults.fail("write")
             client.socket.sendall(
@@ -214,21 +211,14 @@ class TestInputOutputErrors:
             faults.heal()
             wait_until_healthy(client)
             self.repeat_what_was_refused(client, a, b, c)
-        server.kill()
-        server.start()
-        with server.client() as client:
-            self.check_what_remains(client, a, b)
-        self.check_log(tmp_path / "eio.db", a)
+        self.check_after_a_kill(server, tmp_path / "eio.db", a, b)
 
     def test_a_disk_that_cannot_even_be_read_loses_nothing_and_all_is_as_before_when_it_can(
         self, tmp_path: Path
     ) -> None:
         faults = FaultyCalls(tmp_path, "gone.db-wal")
         with ServerProcess(tmp_path / "gone.db", env=faults.env) as server, server.client() as client:
-            for number in range(4):
-                client.ok("PUSH", queue=QUEUE, data={"n": number}, backoff=600_000)
-            pulled = [client.ok("PULL", queue=QUEUE, owner="w") for _ in range(3)]
-            (a, b, c) = [{"id": reply["job"]["id"], "token": reply["token"]} for reply in pulled]
+            a, b, c = self.hand_out_three_of_four(client)
             totals = client.ok("Metrics")["metrics"]
             faults.fail("read", "write")
             for command, arguments in (
@@ -245,11 +235,15 @@ class TestInputOutputErrors:
             wait_until_healthy(client)
             self.check_nothing_happened(client, totals)
             self.repeat_what_was_refused(client, a, b, c)
-            server.kill()
-            server.start()
-            with server.client() as again:
-                self.check_what_remains(again, a, b)
-            self.check_log(tmp_path / "gone.db", a)
+            self.check_after_a_kill(server, tmp_path / "gone.db", a, b)
+
+    @staticmethod
+    def hand_out_three_of_four(client: Client) -> list[dict[str, Any]]:
+        """What their worker has to show with each of the three."""
+        for number in range(4):
+            client.ok("PUSH", queue=QUEUE, data={"n": number}, backoff=600_000)
+        pulled = [client.ok("PULL", queue=QUEUE, owner="w") for _ in range(3)]
+        return [{"id": reply["job"]["id"], "token": reply["token"]} for reply in pulled]
 
     @staticmethod
     def check_nothing_happened(client: Client, totals: dict[str, Any]) -> None:
@@ -272,6 +266,13 @@ class TestInputOutputErrors:
         client.ok("PUSHB", queue=QUEUE, jobs=[{"data": {"n": 50}}, {"data": {"n": 51}}])
         assert stored_numbers(client) == [0, 1, 2, 3, 50, 51]
         assert client.ok("GetJob", id=b["id"])["job"]["attempts"] == 1
+
+    def check_after_a_kill(self, server: ServerProcess, data_path: Path, a: dict[str, Any], b: dict[str, Any]) -> None:
+        server.kill()
+        server.start()
+        with server.client() as client:
+            self.check_what_remains(client, a, b)
+        self.check_log(data_path, a)
 
     @staticmethod
     def check_what_remains(client: Client, a: dict[str, Any], b: dict[str, Any]) -> None:

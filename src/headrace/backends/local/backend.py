@@ -20,7 +20,6 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
-import apsw
 import msgspec
 
 from headrace.backends.base import SegmentInfo, StorageStatus
@@ -444,12 +443,10 @@ class LocalBackend(Flows):
         if self._unread is None:
             return
         seqs, leases, queues = self._unread
-        try:
+        with self._journal.reading():
             rows = self._journal.rows_of(seq for seq in seqs if not self._is_staged(seq))
             self._logged = self._journal.logged_jobs()
             self._reload_small(queues)
-        except (apsw.Error, OSError) as error:
-            raise StorageUnavailable(describe(error)) from error
         self._unread = None
         for job in [job for row in rows if (job := self._load_row(row)) is not None]:
             if job.seq in leases:

@@ -665,6 +665,14 @@ class Journal:
     # -- reading -------------------------------------------------------------------------------------------------------
 
     @contextmanager
+    def reading(self) -> Iterator[None]:
+        """What the disk refuses is StorageUnavailable."""
+        try:
+            yield
+        except (apsw.Error, OSError) as error:
+            raise StorageUnavailable(describe(error)) from error
+
+    @contextmanager
     def recovering(self) -> Iterator[None]:
         """Report anything that SQLite cannot read while loading as damage, naming the file."""
         try:
