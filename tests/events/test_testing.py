@@ -13,10 +13,13 @@ from headrace.errors import (
     InvalidCommand,
     PayloadError,
     ProviderStoppedError,
+    RemoteError,
 )
 from headrace.events import EventContext, Events
 from headrace.events.testing import TestEventProvider
+from headrace.propagation import Retry
 from tests.events.conftest import Order, Verdict, check, echo, placed
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -78,12 +81,12 @@ async def test_ew_054_time_passes_when_the_test_says_so(events: Events, provider
     seen: list[Any] = []
     events.on(placed)(lambda ctx: seen.append(ctx.data.id))
     async with events:
-        delayed = events.emit(placed, Order("later"), delay=60)
+        events.emit(placed, Order("later"), delay=60)
         now = events.emit(placed, Order("now"))
         assert not now.is_settled
         assert provider.pending_count == 2
         await provider.advance(59)
-        assert (seen, delayed.is_settled) == (["now"], False)
+        assert (seen, provider.pending_count) == (["now"], 1)
         await provider.advance(1)
         assert (seen, provider.pending_count) == (["now", "later"], 0)
         gone = events.emit(echo, 1, delay=5, key="k")
@@ -133,7 +136,37 @@ async def test_checks_hooks_and_context_work_as_in_production(events: Events) ->
 
     async with events:
         assert await events.emit(check, Order()) == Verdict(ok=True)
-        with pytest.raises(PayloadError):
+        with pytest.raises(RemoteError, match="PayloadError"):
             await events.emit(check, Order(total=0))
         with pytest.raises(PayloadError):
             events.emit(check, {"id": 1})
+
+
+@pytest.mark.parametrize("where", ["here", "in production"])
+async def test_an_emitter_hears_here_what_it_hears_in_production(
+    where: str, provider: TestEventProvider, caplog: pytest.LogCaptureFixture
+) -> None:
+    make = {"provider": provider.for_client} if where == "here" else {"default_retry": Retry(1)}
+    events = Events("memory://emitters", **make)
+
+    @events.on(check)
+    async def answer(ctx: EventContext[Order]) -> Verdict:
+        if not ctx.data.total:
+            raise ValueError("no total")
+        return Verdict(ok=True)
+
+    @events.on(placed)
+    async def fail(ctx: EventContext[Order]) -> None:
+        raise ValueError("no room")
+
+    async with events:
+        first = events.emit(check, Order(), key="k")
+        assert [await first, await events.emit(check, Order(), key="k")] == [Verdict(ok=True)] * 2
+        for key in (None, "failed", "failed"):
+            with pytest.raises(RemoteError, match="no total") as caught:
+                await events.emit(check, Order(total=0), key=key)
+            assert (caught.value.type_name, caught.value.attempt) == ("ValueError", 1)
+        assert await events.emit(placed, Order(), delay=60, key="later") is None
+        assert await events.cancel(placed, "later") is True
+        assert await events.emit(placed, Order()) is None
+        await until(lambda: "no room" in caplog.text)

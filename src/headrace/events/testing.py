@@ -3,8 +3,9 @@
     provider = TestEventProvider()
     events = Events(provider=provider.for_client)
 
-Handlers run as in production (validation, context, hooks), in the background and once: no retries. An event without a
-handler, or with a key that was emitted before, is answered with None. Delayed events wait for `advance`.
+Handlers run as in production (validation, context, hooks), in the background and once: no retries. Emitters hear what
+they would hear there, except that a question without a handler is answered with None. Delayed events wait for
+`advance`.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from headrace.events.message import EmitOptions, EventMessage, ScheduledMessage,
 from headrace.events.provider import MessageHandler
 from headrace.events.schedules import ScheduleInfo, check_schedule
 from headrace.events.subscription import EventSubscription
-from headrace.propagation import PropagationMeta
+from headrace.propagation import ErrorReport, PropagationMeta
 from headrace.schedules import parse_schedule
 from headrace.worker.context import JobContext, RunIn
 
@@ -70,8 +71,8 @@ class TestEventProvider:
         self._handlers: dict[str, dict[str | None, MessageHandler]] = {}
         self._due: list[tuple[float, int, Callable[[], object]]] = []
         self._order = itertools.count()
-        self._waiting: dict[EventSubscription[Any], tuple[str, str | None]] = {}
-        self._keys: set[tuple[str, str]] = set()
+        self._unhandled: dict[EventSubscription[Any], tuple[str, str | None]] = {}
+        self._keys: dict[tuple[str, str], EventSubscription[Any]] = {}
         self._schedules: dict[tuple[str, str], ScheduleInfo] = {}
         self._running: set[asyncio.Task[None]] = set()
 
@@ -100,7 +101,7 @@ class TestEventProvider:
     @property
     def pending_count(self) -> int:
         """Events that were emitted and have not been handled."""
-        return len(self._waiting)
+        return len(self._unhandled)
 
     # -- time ----------------------------------------------------------------------------------------------------------
 
@@ -130,7 +131,7 @@ class TestEventProvider:
     async def stop(self) -> None:
         self.is_started = False
         await self.settle()
-        for subscription in list(self._waiting):
+        for subscription in list(self._unhandled):
             self._settle(subscription, ProviderStoppedError("TestEventProvider is stopping"))
         self._due.clear()
         self._keys.clear()
@@ -156,13 +157,15 @@ class TestEventProvider:
         )
         subscription: EventSubscription[Any] = EventSubscription(message.subscription_id, message.event_id)
         key = given.idempotency_key
-        self._waiting[subscription] = (event_name, key)
-        if key is not None and (event_name, key) in self._keys:
-            asyncio.get_running_loop().call_soon(self._settle, subscription, None)
-            return subscription
-        if key is not None:
-            self._keys.add((event_name, key))
-        self._plan(message, given, subscription)
+        self._unhandled[subscription] = (event_name, key)
+        soon = asyncio.get_running_loop().call_soon
+        if not given.expects_result:
+            soon(subscription.resolve, None)  # it is stored, so to speak
+        first = subscription if key is None else self._keys.setdefault((event_name, key), subscription)
+        if first is subscription:
+            self._plan(message, given, subscription)
+        else:
+            first.add_done_callback(lambda done: soon(self._settle, subscription, _outcome(done)))
         return subscription
 
     def _plan(self, message: EventMessage, options: EmitOptions, subscription: EventSubscription[Any]) -> None:
@@ -187,7 +190,7 @@ class TestEventProvider:
     async def _deliver(self, message: EventMessage, subscription: EventSubscription[Any] | None) -> None:
         """Call all handlers in order; the default group, else the first, answers."""
         await asyncio.sleep(0)
-        if subscription is not None and subscription not in self._waiting:
+        if subscription is not None and subscription not in self._unhandled:
             return  # cancelled meanwhile
         groups = sorted(self._handlers.get(message.event_name, {}).items(), key=lambda known: known[0] is not None)
         answers: list[Any] = []
@@ -197,14 +200,14 @@ class TestEventProvider:
                 place: Any = _Place()
                 answers.append(await handler(message, context, place))
             except Exception as error:
-                if answers:  # nobody else is told of it
+                if answers or subscription is None or subscription.is_settled:  # nobody else is told of it
                     log.exception("a handler of %s failed (event %s)", message.event_name, message.event_id)
-                answers.append(error)
+                answers.append(ErrorReport.of(error, attempt=1).rebuild())
         if subscription is not None:
             self._settle(subscription, answers[0] if answers else None)
 
     def _settle(self, subscription: EventSubscription[Any], outcome: Any) -> None:
-        if self._waiting.pop(subscription, None) is None:
+        if self._unhandled.pop(subscription, None) is None:
             return
         if isinstance(outcome, Exception):
             subscription.reject(outcome)
@@ -221,11 +224,11 @@ class TestEventProvider:
         return len(emitted)
 
     async def cancel(self, event_name: str, key: str) -> bool:
-        found = [one for one, of in self._waiting.items() if of == (event_name, key)]
+        found = [one for one, of in self._unhandled.items() if of == (event_name, key)]
         for subscription in found:
             self._settle(subscription, EventCancelledError("Event cancelled"))
         if found:
-            self._keys.discard((event_name, key))
+            self._keys.pop((event_name, key), None)
         return bool(found)
 
     async def subscribe(self, event_name: str, handler: MessageHandler, *, group: str | None = None, **_: Any) -> None:
@@ -271,3 +274,10 @@ class TestEventProvider:
 
     async def get_schedules(self, event_name: str) -> list[ScheduleInfo]:
         return [info for (name, _), info in self._schedules.items() if name == event_name]
+
+
+def _outcome(done: EventSubscription[Any]) -> Any:
+    try:
+        return done.result()
+    except Exception as error:
+        return error
