@@ -12,6 +12,7 @@ from pydantic import BaseModel
 
 from headrace.errors import InvalidCommand, PayloadError, RemoteError, UnknownEventError
 from headrace.events import Emitter, EventContext, EventRegistry, Events, event
+from headrace.propagation import Retry
 from tests.events.conftest import Order, Verdict, check, placed
 from tests.waiting import until
 
@@ -147,6 +148,35 @@ async def test_ew_042_hooks_run_after_success_and_after_failure(events: Events) 
         with pytest.raises(RemoteError, match="ValueError: negative"):
             await emitter.emit(check, Order(total=-1))
     assert seen == [("success", {"ok": True}), ("error", "negative")]
+
+
+async def test_hooks_are_told_of_every_failure_and_not_of_a_handler_that_is_stopped(url: str) -> None:
+    seen: list[str] = []
+    failed: list[str] = []
+
+    class Metrics:
+        def on_job_failed(self, event_name: str, job_id: str, error: BaseException) -> None:
+            failed.append(type(error).__name__)
+
+    events = Events(url, metrics=Metrics(), default_retry=Retry(1))
+    errors: dict[str, type[BaseException]] = {"exit": SystemExit, "cancel": asyncio.CancelledError}
+    begun = asyncio.Event()
+
+    @events.on(check, on_error=lambda ctx, error: seen.append(type(error).__name__), drain=0)
+    async def handle(ctx: EventContext[Order]) -> Verdict:
+        if ctx.data.id in errors:
+            raise errors[ctx.data.id]
+        begun.set()
+        await asyncio.sleep(60)
+        raise AssertionError
+
+    async with events:
+        for name in errors:
+            with pytest.raises(RemoteError):
+                await events.emit(check, Order(name))
+        events.emit(check, Order("slow"))
+        await begun.wait()
+    assert seen == failed == ["SystemExit", "CancelledError"]
 
 
 async def test_what_a_hook_raises_is_logged_and_changes_nothing(

@@ -238,8 +238,9 @@ class Events:
                 run_in: Any = "thread" if consumer.is_sync else "loop"
                 found = await worker.run_in_place(run_in, partial(consumer.handler, context))
                 result = consumer.definition.check_result(found)
-            except Exception as error:
-                await _run_hook(consumer.on_error, context, error)
+            except BaseException as error:
+                if worker.has_failed(job, error):
+                    await _run_hook(consumer.on_error, context, error)
                 raise
             await _run_hook(consumer.on_success, context, result)
             return result

@@ -72,6 +72,10 @@ class EventWorker(Worker):
     async def run_in_place(self, run_in: RunIn, call: Callable[[], Any]) -> Any:
         return await self._in_place(run_in, call)
 
+    def has_failed(self, context: JobContext, error: BaseException) -> bool:
+        """Whether a handler failed, be it by sys.exit() or a CancelledError of its own: not if we have stopped it."""
+        return not isinstance(error, KeyboardInterrupt | GeneratorExit) and not self._has_stopped(context, error)
+
 
 class QueueManager:
     """The queues of events and the workers on them."""
@@ -188,8 +192,9 @@ class QueueManager:
         began = time.perf_counter()
         try:
             result = await handler(context, worker)
-        except Exception as error:
-            self._hooks.tell("on_job_failed", event_name, context.id, error)
+        except BaseException as error:
+            if worker.has_failed(context, error):
+                self._hooks.tell("on_job_failed", event_name, context.id, error)
             raise
         self._hooks.tell("on_job_completed", event_name, context.id, (time.perf_counter() - began) * 1000)
         return result

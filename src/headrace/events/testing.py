@@ -59,6 +59,9 @@ class _Place:
         found = await asyncio.to_thread(call) if run_in == "thread" else call()
         return await found if inspect.isawaitable(found) else found
 
+    def has_failed(self, context: JobContext, error: BaseException) -> bool:
+        return isinstance(error, Exception)
+
 
 class TestEventProvider:
     __test__ = False  # its name is no test of pytest's
