@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 from dataclasses import dataclass
 from typing import Any, TypedDict
@@ -10,7 +11,7 @@ from typing import Any, TypedDict
 import pytest
 from pydantic import BaseModel
 
-from headrace.errors import InvalidCommand, PayloadError, RemoteError, UnknownEventError
+from headrace.errors import InvalidCommand, PayloadError, ProviderStoppedError, RemoteError, UnknownEventError
 from headrace.events import Emitter, EventContext, EventRegistry, Events, event
 from headrace.propagation import Retry
 from tests.events.conftest import Order, Verdict, check, placed
@@ -74,6 +75,28 @@ async def test_ew_035_failing_handlers_are_told_together_and_a_new_start_tries_a
     fails = False
     await events.start()
     assert len(events.provider.queues._workers) == 2
+
+
+async def test_a_start_that_is_cancelled_or_stopped_half_way_leaves_nothing_behind(url: str) -> None:
+    complaints: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: complaints.append(context))
+    for n in range(30):
+        events = Events(url)
+        events.on(check)(lambda ctx: Verdict(ok=True))
+        starting = asyncio.create_task(events.__aenter__())
+        await asyncio.sleep(n / 5000)
+        if n % 2:
+            starting.cancel()
+        else:
+            await events.stop()
+        await asyncio.gather(starting, return_exceptions=True)
+        await events.stop()
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+        if not starting.cancelled() and (error := starting.exception()) is not None:
+            assert isinstance(error, ProviderStoppedError)
+    del events, starting
+    gc.collect()
+    assert complaints == []
 
 
 async def test_ew_037_a_late_handler_that_fails_reaches_the_callback(

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, Unpack, overloa
 from headrace.client.payloads import decode_payload
 from headrace.connect import open_client, release_client
 from headrace.durations import Duration
-from headrace.errors import InvalidCommand
+from headrace.errors import InvalidCommand, ProviderStoppedError
 from headrace.events.context import EventContext, context_of, current_cause, set_cause
 from headrace.events.definitions import AnyEvent, EventCatalogue, EventDefinition
 from headrace.events.message import Emission, EmitOptions, EventMessage
@@ -122,7 +122,13 @@ class Events:
             await asyncio.shield(self._stopping)
         if self._starting is None or self._starting.done():
             self._starting = asyncio.ensure_future(self._start())
-        await asyncio.shield(self._starting)
+        starting = self._starting
+        try:
+            await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            if starting.cancelled():
+                raise ProviderStoppedError("events were stopped while they were started") from None
+            raise
 
     async def _start(self) -> None:
         self.loop = asyncio.get_running_loop()
@@ -147,9 +153,10 @@ class Events:
     async def _stop(self, provider: EventProvider) -> None:
         """The provider is ours until its end: handlers that emit meanwhile must not make another one."""
         try:
-            for task in self._late:
+            beginning = [*self._late, *filter(None, (self._starting,))]
+            for task in beginning:
                 task.cancel()
-            await asyncio.gather(*self._late, return_exceptions=True)
+            await asyncio.gather(*beginning, return_exceptions=True)
             await provider.stop()
             if (closing := release_client(provider.client)) is not None:
                 await asyncio.wrap_future(closing)

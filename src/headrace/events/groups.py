@@ -66,7 +66,11 @@ class GroupRegistry:
     async def start(self) -> None:
         listening: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._listener = asyncio.ensure_future(self._listen(listening))
-        await listening
+        try:
+            await listening
+        except BaseException:
+            await self.stop()
+            raise
 
     def of(self, event_name: str) -> tuple[Subscriber, ...]:
         """The groups of an event, the default one first, then in the order in which they joined."""
