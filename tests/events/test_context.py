@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from headrace.errors import RemoteError
+from headrace.errors import InvalidCommand, RemoteError
 from headrace.events import EventContext, Events, current_meta, event, propagate
 from tests.events.conftest import Order, check, echo, placed
 from tests.waiting import until
@@ -147,3 +147,12 @@ async def test_emissions_merge_default_meta_below_what_is_current(memory: str) -
         with propagate(tenant="t1"):
             await events.emit(echo, 1)
     assert seen == [{"service": "shop", "tenant": "t1"}]
+
+
+async def test_a_context_that_cannot_travel_is_refused_by_its_name(memory: str) -> None:
+    async with Events(memory) as events:
+        with propagate(request=object()):
+            with pytest.raises(InvalidCommand, match="the context of an event"):
+                events.emit(echo, 1)
+            with pytest.raises(InvalidCommand, match="the context of an event"):
+                await events.schedule_event(echo, "s", every=60, payload=1)

@@ -9,6 +9,7 @@ import threading
 import time
 from pathlib import Path
 from typing import Any, TypedDict
+from uuid import UUID
 
 import msgspec
 import psutil
@@ -577,6 +578,22 @@ async def test_a_key_of_the_context_that_log_records_have_of_their_own_breaks_no
         with propagate(name="ada", message="hi", args=1):
             handle = await flows.execute(saga.definition, None)
         assert await handle.result(10) == {"a": "a done"}
+
+
+@pytest.mark.parametrize("remembered", [0, 256])
+async def test_the_context_of_a_flow_is_the_same_wherever_its_steps_run(make_flows: MakeFlows, remembered: int) -> None:
+    """A provider that remembers nothing reads it as one in another process does."""
+    saga = Saga(define("a"))
+    flows = make_flows(max_flow_states=remembered)
+    saga.join(flows)
+    user = UUID(int=7)
+    async with flows:
+        with propagate(user=user, roles={"admin"}, account=6_500_000_000):
+            await (await flows.execute(saga.definition, None)).result(10)
+        assert saga.contexts["a"].meta == {"user": str(user), "roles": ["admin"], "account": 6_500_000_000}
+        for strange in (object(), 2**64):
+            with propagate(user=strange), pytest.raises(InvalidCommand, match="the context of a flow"):
+                await flows.execute(saga.definition, None)
 
 
 async def test_who_waits_long_asks_less_and_less_and_hears_at_once(

@@ -22,14 +22,13 @@ from msgspec import UNSET, Raw
 
 from headrace.client.client import Client
 from headrace.client.options import Options
-from headrace.client.payloads import decode_payload, encode_payload
 from headrace.client.queue import Queue
 from headrace.commands.monitoring import Ping
 from headrace.durations import Duration, positive_seconds, seconds
 from headrace.errors import HeadraceError, NotFound, PayloadError, ProviderStoppedError
 from headrace.events.completion import CompletionTracker
 from headrace.events.groups import GroupRegistry, Subscriber, subscriber
-from headrace.events.message import EmitOptions, EventMessage, check_key, encode_message, message_of
+from headrace.events.message import EmitOptions, EventMessage, carried_meta, check_key, encode_message, message_of
 from headrace.events.queues import EventWorker, QueueManager
 from headrace.events.receipts import Receipts
 from headrace.events.schedules import ScheduledEventManager, ScheduleInfo
@@ -408,7 +407,7 @@ def _message(event_name: str, payload: Raw, meta: PropagationMeta | None, option
         event_id=str(uuid4()),
         event_name=event_name,
         payload=payload,
-        meta=decode_payload(encode_payload(dict(meta))) if meta else {},
+        meta=carried_meta(meta),
         subscription_id=str(uuid4()),
         causation_id=options.causation_id or UNSET,
         timestamp=float(int(time.time() * 1000)),

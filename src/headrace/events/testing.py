@@ -29,7 +29,7 @@ from headrace.client.payloads import decode_payload, encode_payload
 from headrace.durations import Duration, milliseconds, positive_seconds, seconds
 from headrace.errors import EventCancelledError, EventTimeoutError, ProviderStoppedError
 from headrace.events.definitions import AnyEvent
-from headrace.events.message import EmitOptions, EventMessage, ScheduledMessage, check_key
+from headrace.events.message import EmitOptions, EventMessage, ScheduledMessage, carried_meta, check_key
 from headrace.events.provider import MessageHandler
 from headrace.events.schedules import ScheduleInfo, check_schedule
 from headrace.events.subscription import EventSubscription
@@ -153,7 +153,7 @@ class TestEventProvider:
             event_id=str(uuid4()),
             event_name=event_name,
             payload=payload,
-            meta=dict(meta or {}),
+            meta=carried_meta(meta),
             subscription_id=str(uuid4()),
             causation_id=given.causation_id or UNSET,
             timestamp=self.now_ms,
@@ -255,7 +255,7 @@ class TestEventProvider:
         message = ScheduledMessage(
             event_name=event_name,
             payload=schedule["payload"],
-            meta=schedule.get("meta") or {},
+            meta=carried_meta(schedule.get("meta")),
             schedule_id=schedule_id,
         )
         self._plan_run(info, message)

@@ -41,7 +41,7 @@ from headrace.workflows.definition import WorkflowDefinition
 from headrace.workflows.handle import FlowHandle
 from headrace.workflows.ledger import REMEMBERED_FLOWS, FlowMetrics, Ledger, entry_of, record_of
 from headrace.workflows.machine import Decision, News, Run, begin
-from headrace.workflows.plan import Body, Entry, ExecuteOptions, Plan, Policy, check_plan, plan_of
+from headrace.workflows.plan import Body, Entry, ExecuteOptions, Plan, Policy, carried_meta, check_plan, plan_of
 from headrace.workflows.registry import Implementation, StepRegistry
 from headrace.workflows.runner import FlowWorker
 from headrace.workflows.sync import SyncWorkflows
@@ -313,7 +313,7 @@ class Workflows:
         given = encoded(data, definition.data, f"data of workflow {definition.name!r}")
         plan = self._plan(definition, options)
         meta = options.get("meta")
-        carried = dict(capture() if meta is None else meta)
+        carried = carried_meta(capture() if meta is None else meta)
         if not carried:
             self._log.debug("workflow %s starts without a context to carry", definition.name)
         started = Entry("started", body=Body(plan=plan, data=given, meta=carried or None))
