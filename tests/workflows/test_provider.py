@@ -453,6 +453,28 @@ async def test_neighbours_that_fill_the_log_together_fail_the_flow_too(
     assert len([call for call in saga.calls if call.startswith("undo")]) == 2
 
 
+async def test_a_step_that_is_tried_often_does_not_fill_the_log_with_tracebacks(make_flows: MakeFlows) -> None:
+    """They would take the room of the results, and all of them are read for every further attempt."""
+    tried = step("tried", retry=Retry(100, backoff="fixed", delay=0.001))
+    definition, flows = workflow("often").step(tried).build(), make_flows()
+
+    async def attempt(ctx: StepContext[Any]) -> int:
+        if ctx.attempt < 100:
+            raise ValueError("not yet\n" * 2000)
+        return ctx.attempt
+
+    flows.register_definition_consumer(definition, {"tried": attempt})
+    async with flows:
+        handle = await flows.execute(definition, None, timeout=0)
+        assert await handle.result(60) == {"tried": 100}
+        log = [entry async for entry in handle.events()]
+        size = sum(len(step.body) for step in (await flows.look(handle.id)).steps)
+    errors = [entry.body.error for entry in log if entry.kind == "attempt-failed" and entry.body.error is not None]
+    assert (len(errors), size < 1.5 * 1024 * 1024) == (99, True)
+    assert all("not yet" in error.message for error in errors)
+    assert ("not yet" in errors[0].traceback, errors[-1].traceback) == (True, "")
+
+
 async def test_a_signal_for_which_the_log_has_no_room_is_refused(
     make_flows: MakeFlows, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,6 +15,7 @@ from typing import Final, Protocol
 
 import msgspec
 from msgspec import Raw, Struct
+from msgspec.structs import replace
 
 from headrace.client.client import Client
 from headrace.client.payloads import encode_payload
@@ -34,12 +35,15 @@ from headrace.model import Flow, FlowStatus, FlowStep
 from headrace.propagation import ErrorReport
 from headrace.worker.context import JobContext
 from headrace.workflows.context import check_room
-from headrace.workflows.machine import Decision, News, Run, Signalled, StepDone, StepLost, decide
+from headrace.workflows.machine import AttemptFailed, Decision, News, Run, Signalled, StepDone, StepLost, decide
 from headrace.workflows.plan import NO_RESULT, Entry, FlowJob, Plan, Policy, decode_body, encode_body, job_id, job_name
 from headrace.workflows.tree import steps_queue
 
 REMEMBERED_FLOWS: Final = 256
 _REMEMBERED_BYTES: Final = 65_536
+_STORY_BYTES: Final = 1024 * 1024
+"""So long may a log be that attempts which are followed by others are written into it with their tracebacks: a step may
+be tried a thousand times, and whoever works on a flow reads all of its log."""
 _PATIENCE: Final = 60.0
 """Seconds for which a change is tried again while the store cannot be reached or others are always faster."""
 _RECLAIM: Final = 1.0
@@ -228,6 +232,8 @@ def _decided(record: Record, news: News) -> Decision:
             check_room(record.size, 2 * len(news.payload), f"payload of signal {news.name!r}")
         except PayloadError as error:
             return Decision(refusal=str(error))
+    elif isinstance(news, AttemptFailed) and news.body.error is not None and record.size > _STORY_BYTES:
+        news = replace(news, body=replace(news.body, error=replace(news.body.error, traceback="")))
     return decide(record.run, news)
 
 

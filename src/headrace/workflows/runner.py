@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, Final
 
+from msgspec.structs import replace
+
 from headrace.client.client import Client
 from headrace.client.payloads import decode_payload
 from headrace.commands.control import MoveToDelayed
@@ -211,7 +213,7 @@ class FlowWorker(Worker):
             report = ErrorReport.of(error, step=work.step or None, attempt=number)
             is_last = number >= policy_of(run.plan, work.role, work.step).attempts or stalls > run.plan.max_stalls
             if not is_last and not is_final(error):
-                failed = AttemptFailed(work.step, number, _with_error(told, report))
+                failed = AttemptFailed(work.step, number, replace(told, error=report))
                 if await self._wants_another(work, failed):
                     raise
             self._log.warning("flow %s: %s %s failed for good: %s", work.flow, work.role, work.step, error)
@@ -383,10 +385,6 @@ class FlowWorker(Worker):
 def _attempt(job: JobContext) -> int:
     """Which try of the handler this is; stalls of workers are none."""
     return max(1, job.info.attempts - job.info.stall_count + 1)
-
-
-def _with_error(told: Body, report: ErrorReport) -> Body:
-    return Body(worker=told.worker, began=told.began, error=report)
 
 
 def _lost_news(work: Work) -> News:
