@@ -182,13 +182,17 @@ async def test_a_caller_whose_clock_is_wrong_waits_for_its_flow_all_the_same(
         assert await handle.result(10) == {"go": 1}
 
 
-async def test_who_cannot_decide_leaves_a_wish_for_the_workers(server_url: str) -> None:
-    saga = Saga(workflow("wished").step(step("a")).wait("go").step(step("b")).build())
+async def test_who_cannot_decide_leaves_a_wish_for_the_workers(
+    server_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    saga = Saga(workflow("wished").step(step("a")).wait("go", int).step(step("b")).build())
     flows = Workflows(server_url)
     saga.join(flows)
     async with flows:
         good, bad = [await flows.execute(saga.definition, None) for _ in range(2)]
         await flows.client.ask(FlowSignal(id=good.id, name="nonsense"))
+        await flows.client.ask(FlowSignal(id=good.id, name="go", payload=Raw(b"\xa2no")))
+        await eventually(lambda: "payload of signal 'go'" in caplog.text)
         await flows.client.ask(FlowSignal(id=good.id, name="go", payload=Raw(b"\x07")))
         assert (await good.result(20))["go"] == 7
         await flows.client.ask(FlowCancel(id=bad.id, reason="enough"))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from headrace.errors import WorkflowError, WorkflowTimeoutError
+from headrace.errors import PayloadError, WorkflowError, WorkflowTimeoutError
 from headrace.worker.failures import UnrecoverableError
 from headrace.workflows import FlowStatus, StepContext, WorkflowRollbackError, step, workflow
 from headrace.workflows.testing import run_workflow
@@ -112,3 +112,5 @@ async def test_a_rehearsal_refuses_what_a_real_flow_refuses() -> None:
     assert seen == [[1]]
     assert report.status is FlowStatus.FAILED
     assert "result of 'kinds': Expected `int`, got `str` at $" in str(report.error)
+    with pytest.raises(PayloadError, match="payload of signal 'go'"):
+        await run_workflow(workflow("waits").wait("go", int).build(), signals={"go": "no number"})

@@ -48,6 +48,13 @@ def encoded(value: Any, wanted: Any, what: str, already: int = 0) -> Raw:
     return found
 
 
+def signal_payload(definition: WorkflowDefinition[Any, Any] | None, name: str, payload: Any) -> Raw:
+    """The payload of a signal as it is written, if it is what the flow waits for: a second one would be refused."""
+    step = None if definition is None or payload is None else definition.steps.get(name)
+    wanted = Any if step is None or step.kind != "wait" else step.result
+    return encoded(payload, wanted, f"payload of signal {name!r}")
+
+
 def check_room(already: int, more: int, what: str) -> None:
     """Refuse what would make a log too large that has so many bytes already."""
     if already + more > MOST_LOG_BYTES:

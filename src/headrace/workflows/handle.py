@@ -11,7 +11,7 @@ from headrace.commands.flows import FlowFound
 from headrace.durations import Duration, seconds
 from headrace.errors import JobTimeout, NotFound, Refused, WorkflowError, WorkflowTimeoutError
 from headrace.model import FlowStatus
-from headrace.workflows.context import encoded, fitted
+from headrace.workflows.context import fitted, signal_payload
 from headrace.workflows.definition import WorkflowDefinition
 from headrace.workflows.failures import failure_of
 from headrace.workflows.ledger import entry_of, record_of
@@ -66,10 +66,13 @@ class FlowHandle(Generic[R]):
         if run.status is not FlowStatus.COMPLETED:
             raise failure_of(self.id, run)
         value = decode_payload(run.result)
-        definition = self._definition or self._provider.definition_of(run.plan.workflow, run.plan.version)
+        definition = self._definition or self._implemented(run)
         if definition is None or value is None:
             return value  # type: ignore[no-any-return]
         return fitted(value, definition.result, f"result of {definition.name!r}")  # type: ignore[no-any-return]
+
+    def _implemented(self, run: Run) -> WorkflowDefinition[Any, Any] | None:
+        return self._provider.definition_of(run.plan.workflow, run.plan.version)
 
     async def events(self) -> AsyncIterator[Entry]:
         """The entries of its log, past and future, until it has ended."""
@@ -98,7 +101,8 @@ class FlowHandle(Generic[R]):
 
     async def signal(self, name: str, payload: Any = None) -> None:
         """Send it a signal that it waits for, or will wait for. Refused if it never will, or already has it."""
-        given = encoded(payload, Any, f"payload of signal {name!r}")
+        definition = self._definition or self._implemented(record_of(await self._provider.look(self.id)).run)
+        given = signal_payload(definition, name, payload)
         decision = await self._provider.carry_out(self.id, Signalled(name, given))
         if not decision.entries:
             raise Refused(f"Flow {self.id} does not take the signal: {decision.refusal}")

@@ -22,13 +22,21 @@ from msgspec.structs import replace
 from headrace.client.client import Client
 from headrace.client.payloads import decode_payload
 from headrace.commands.control import MoveToDelayed
-from headrace.errors import ClientError, HeadraceError, LeaseLost, NotFound, StalledError, StorageUnavailable
+from headrace.errors import (
+    ClientError,
+    HeadraceError,
+    LeaseLost,
+    NotFound,
+    PayloadError,
+    StalledError,
+    StorageUnavailable,
+)
 from headrace.hooks import Hooks
 from headrace.propagation import ErrorReport, capture, is_stall, log_fields, restored
 from headrace.worker.context import SETTLED, JobContext
 from headrace.worker.failures import JobCancelled, UnrecoverableError, is_final
 from headrace.worker.worker import Worker
-from headrace.workflows.context import FlowLogger, Results, StepContext, encoded, fitted
+from headrace.workflows.context import FlowLogger, Results, StepContext, encoded, fitted, signal_payload
 from headrace.workflows.failures import failure_of
 from headrace.workflows.ledger import NEWEST, Ledger, Record, Work, decode_work, policy_of
 from headrace.workflows.machine import (
@@ -288,7 +296,14 @@ class FlowWorker(Worker):
         return await self._settle(job, work, Cancelled(work.reason, work.compensate))
 
     async def _run_signal(self, job: JobContext, work: Work) -> Any:
-        return await self._settle(job, work, Signalled(work.step, work.payload))
+        code = self._code(await self._run(work))
+        try:
+            definition = None if code is None else code.definition
+            given = signal_payload(definition, work.step, decode_payload(work.payload))
+        except PayloadError as error:
+            self._log.warning("flow %s does not take what was wished: %s", work.flow, error)
+            return None
+        return await self._settle(job, work, Signalled(work.step, given))
 
     # -- running code --------------------------------------------------------------------------------------------------
 

@@ -615,6 +615,9 @@ class WorkflowContract:
             await eventually(lambda: _has(flows, late, "waiting"))
             with pytest.raises(Refused, match="no signal 'other'"):
                 await late.signal("other")
+            for handle in (late, await flows.get_handle(late.id)):
+                with pytest.raises(PayloadError, match="payload of signal 'approved'"):
+                    await handle.signal("approved", "perhaps")
             await late.signal("approved", False)
             assert (await late.result(10))["approved"] is False
             with pytest.raises(Refused):

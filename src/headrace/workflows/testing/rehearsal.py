@@ -16,13 +16,13 @@ from typing import Any, Final
 
 from msgspec import Raw, Struct
 
-from headrace.client.payloads import decode_payload, encode_payload
+from headrace.client.payloads import decode_payload
 from headrace.errors import WorkflowError
 from headrace.model import FlowStatus
 from headrace.propagation import ErrorReport
 from headrace.worker.failures import UnrecoverableError, is_final
 from headrace.workflows import machine
-from headrace.workflows.context import FlowLogger, Results, StepContext, encoded, fitted
+from headrace.workflows.context import FlowLogger, Results, StepContext, encoded, fitted, signal_payload
 from headrace.workflows.definition import Step, WorkflowDefinition
 from headrace.workflows.failures import failure_of
 from headrace.workflows.ledger import policy_of
@@ -100,7 +100,9 @@ class _Rehearsal:
     async def play(self, signals: Mapping[str, Any]) -> None:
         self._carry_out(machine.begin(Entry("started", body=Body(plan=self._plan, data=self._data))))
         for name, payload in signals.items():
-            decision = machine.decide(self._run, machine.Signalled(name, encode_payload(payload)))
+            decision = machine.decide(
+                self._run, machine.Signalled(name, signal_payload(self._definition, name, payload))
+            )
             if not decision.entries:
                 raise WorkflowError(f"the workflow does not take the signal: {decision.refusal}")
             self._carry_out(decision)
