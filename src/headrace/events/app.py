@@ -397,8 +397,6 @@ class SyncEvents(SyncFacade[Events]):
 
     def emit(self, definition: EventDefinition[D, R], data: D, **options: Unpack[Emission]) -> R:
         """Emit an event and wait for its answer, or until it is stored."""
-        options["meta"] = self._hosted._meta(options.get("meta"))
-        options.setdefault("causation_id", current_cause())
 
         async def emitted() -> R:
             subscription: EventSubscription[R] = self._hosted.emit(definition, data, **options)
