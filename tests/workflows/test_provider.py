@@ -410,7 +410,11 @@ async def test_what_the_store_would_refuse_half_way_is_refused_at_the_beginning(
         for text, definition in impossible.items():
             with pytest.raises(InvalidCommand, match=text):
                 await flows.execute(definition, None)
-        for option, text in ({"on_timeout": "cancle"}, "cancle.*onTimeout"), ({"priority": "high"}, "priority"):
+        for option, text in (
+            ({"on_timeout": "cancle"}, "cancle.*onTimeout"),
+            ({"priority": "high"}, "priority"),
+            ({"timeout": "365d"}, "longer than a year; 0 is no timeout"),  # and a stall is added
+        ):
             with pytest.raises(InvalidCommand, match=text):
                 await flows.execute(define("a"), None, **option)  # type: ignore[arg-type]
         await flows.execute(workflow("w").step(step("a"), step("b", retry=Retry(996))).build(), None)

@@ -91,6 +91,8 @@ def check_plan(plan: Plan) -> None:
         _decode_plan(encode_body(plan))
     except msgspec.MsgspecError as error:
         raise InvalidCommand(f"workflow {plan.workflow!r} cannot be started like this: {error}") from None
+    if plan.timeout > YEAR_MS and plan.on_timeout == "cancel":
+        raise InvalidCommand(f"workflow {plan.workflow!r} may not take longer than a year; 0 is no timeout")
     for group in plan.groups:
         if len(group) > MOST_PARALLEL:
             raise InvalidCommand(f"workflow {plan.workflow!r} has a group of more than {MOST_PARALLEL} steps")
