@@ -14,6 +14,7 @@ from uuid import UUID
 import msgspec
 import psutil
 import pytest
+from pydantic import BaseModel
 
 from headrace.client.options import RateLimit
 from headrace.client.queue import Queue
@@ -703,6 +704,10 @@ class _Fare(msgspec.Struct):
     price: int
 
 
+class _Booking(BaseModel):
+    seats: list[int]
+
+
 class _Seat(TypedDict):
     row: int
 
@@ -716,6 +721,11 @@ async def test_types_of_data_and_results_may_be_typed_dicts() -> None:
         assert await (await flows.execute(ride, {"row": 7})).result(10) == {"row": 7}
         with pytest.raises(PayloadError, match=r"data of workflow 'ride': Expected `int`, got `str` at \$\.row"):
             await flows.execute(ride, {"row": "seven"})  # type: ignore[typeddict-item]
+        booked: Any = workflow("booked", data=_Booking).step(seat).build()
+        with pytest.raises(
+            PayloadError, match=r"data of workflow 'booked': Input should be .* integer at \$\.seats\.0"
+        ):
+            await flows.execute(booked, {"seats": ["x"]})
 
 
 async def test_an_object_whose_fields_are_wrong_is_refused_where_it_is_given() -> None:

@@ -12,19 +12,17 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final, Generic, TypeVar, overload
 
-import msgspec
 from msgspec import Raw
 
 from headrace.client.payloads import decode_payload, encode_payload
 from headrace.durations import Duration, seconds
-from headrace.errors import InvalidCommand, PayloadError, UnknownEventError
-from headrace.tasks.arguments import converted
+from headrace.errors import InvalidCommand, UnknownEventError
+from headrace.tasks.arguments import fitted
 
 D = TypeVar("D")
 R = TypeVar("R")
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_\-.]{1,200}")
-_AT: Final = re.compile(r" - at `(.*)`$")
 
 
 @dataclass(frozen=True)
@@ -54,7 +52,7 @@ class EventDefinition(Generic[D, R]):
         return encoded
 
     def read_data(self, value: Any) -> D:
-        return _read(value, self.data_type, f"data of event {self.name}")  # type: ignore[no-any-return]
+        return fitted(value, self.data_type, f"data of event {self.name}")  # type: ignore[no-any-return]
 
     def check_result(self, value: Any) -> Any:
         """What a handler returned, if it may. Fire-and-forget events have no answer: theirs is dropped."""
@@ -66,25 +64,7 @@ class EventDefinition(Generic[D, R]):
 
     def read_result(self, value: Any) -> R:
         wanted = self.result_type if self.expects_result else Any
-        return _read(value, wanted, f"result of event {self.name}")  # type: ignore[no-any-return]
-
-
-def _read(value: Any, wanted: Any, what: str) -> Any:
-    try:
-        return converted(value, wanted)
-    except (msgspec.ValidationError, ValueError, TypeError) as error:
-        raise PayloadError(what, *_place(error)) from None
-
-
-def _place(error: Exception) -> tuple[str, str]:
-    """Path and reason, out of the errors of msgspec and pydantic."""
-    faults = getattr(error.__cause__ or error, "errors", None)
-    if faults is not None:
-        first = faults()[0]
-        return ".".join(("$", *map(str, first["loc"]))), str(first["msg"])
-    text = str(error)
-    found = _AT.search(text)
-    return (found[1], text[: found.start()]) if found else ("$", text)
+        return fitted(value, wanted, f"result of event {self.name}")  # type: ignore[no-any-return]
 
 
 @overload

@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Raw
 
 from headrace.client.payloads import decode_payload, encode_payload
-from headrace.errors import InvalidCommand
+from headrace.errors import InvalidCommand, PayloadError
 from headrace.worker.context import JobContext
 
 _PARTS: Final = ("args", "kwargs")
@@ -166,6 +166,24 @@ def _type_hints(function: Callable[..., Any]) -> dict[str, Any]:
 
 def converted(value: Any, wanted: Any) -> Any:
     return value if wanted is Any else msgspec.convert(value, wanted, strict=False, dec_hook=_foreign)
+
+
+def fitted(value: Any, wanted: Any, what: str) -> Any:
+    """The same for what is read somewhere else than in a signature: PayloadError says where it does not fit."""
+    try:
+        return converted(value, wanted)
+    except (msgspec.ValidationError, ValueError, TypeError) as error:
+        raise PayloadError(what, *_fault(error)) from None
+
+
+def _fault(error: Exception) -> tuple[str, str]:
+    """Path and reason, out of the errors of msgspec and pydantic."""
+    faults = getattr(error.__cause__ or error, "errors", None)
+    if faults is not None:
+        first = faults()[0]
+        return ".".join(("$", *map(str, first["loc"]))), str(first["msg"])
+    reason, is_told, path = str(error).rpartition(" - at `")
+    return (path.removesuffix("`"), reason) if is_told else ("$", path)
 
 
 def _foreign(wanted: Any, value: Any) -> Any:

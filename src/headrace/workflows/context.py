@@ -7,14 +7,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
-import msgspec
 from msgspec import Raw
 
 from headrace.client.payloads import decode_payload, encode_payload
 from headrace.errors import InvalidCommand, PayloadError, WorkflowError
 from headrace.model import MAX_DATA_BYTES
 from headrace.propagation import PropagationMeta
-from headrace.tasks.arguments import converted
+from headrace.tasks.arguments import fitted
 from headrace.worker.context import JobContext
 from headrace.workflows.definition import Step, WorkflowDefinition
 from headrace.workflows.plan import Body
@@ -24,15 +23,6 @@ T = TypeVar("T")
 
 MOST_LOG_BYTES: Final = 24 * 1024 * 1024
 """Less than half of what one reply can hold: the result of a flow may be all its results once more."""
-
-
-def fitted(value: Any, wanted: Any, what: str) -> Any:
-    """What was read as the type that was declared for it. PayloadError says where it does not fit."""
-    try:
-        return converted(value, wanted)
-    except (msgspec.ValidationError, ValueError, TypeError) as error:
-        reason, _, path = str(error).partition(" - at ")
-        raise PayloadError(what, path.strip("`") or "$", reason) from None
 
 
 def encoded(value: Any, wanted: Any, what: str, already: int = 0) -> Raw:

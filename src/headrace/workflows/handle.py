@@ -11,7 +11,8 @@ from headrace.commands.flows import FlowFound
 from headrace.durations import Duration, seconds
 from headrace.errors import JobTimeout, NotFound, Refused, WorkflowError, WorkflowTimeoutError
 from headrace.model import FlowStatus
-from headrace.workflows.context import fitted, signal_payload
+from headrace.tasks.arguments import fitted
+from headrace.workflows.context import signal_payload
 from headrace.workflows.definition import WorkflowDefinition
 from headrace.workflows.failures import failure_of
 from headrace.workflows.ledger import entry_of, record_of

@@ -33,10 +33,11 @@ from headrace.errors import (
 )
 from headrace.hooks import Hooks
 from headrace.propagation import ErrorReport, capture, is_stall, log_fields, restored
+from headrace.tasks.arguments import fitted
 from headrace.worker.context import SETTLED, JobContext
 from headrace.worker.failures import JobCancelled, UnrecoverableError, is_final
 from headrace.worker.worker import Worker
-from headrace.workflows.context import FlowLogger, Results, StepContext, encoded, fitted, signal_payload
+from headrace.workflows.context import FlowLogger, Results, StepContext, encoded, signal_payload
 from headrace.workflows.failures import failure_of
 from headrace.workflows.ledger import NEWEST, Ledger, Record, Work, decode_work, policy_of
 from headrace.workflows.machine import (

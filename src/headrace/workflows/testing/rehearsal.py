@@ -20,9 +20,10 @@ from headrace.client.payloads import decode_payload
 from headrace.errors import WorkflowError
 from headrace.model import FlowStatus
 from headrace.propagation import ErrorReport
+from headrace.tasks.arguments import fitted
 from headrace.worker.failures import UnrecoverableError, is_final
 from headrace.workflows import machine
-from headrace.workflows.context import FlowLogger, Results, StepContext, encoded, fitted, signal_payload
+from headrace.workflows.context import FlowLogger, Results, StepContext, encoded, signal_payload
 from headrace.workflows.definition import Step, WorkflowDefinition
 from headrace.workflows.failures import failure_of
 from headrace.workflows.ledger import policy_of
