@@ -97,8 +97,8 @@ def message_of(info: JobInfo) -> EventMessage:
 
 def check_key(key: str | None) -> None:
     """Refuse an idempotency key that no job could have as its id."""
-    if key is not None and (not key or ":" in key):
-        raise InvalidCommand(f"idempotency key {key!r}: give one without ':'")
+    if key is not None and (not isinstance(key, str) or not key or ":" in key):
+        raise InvalidCommand(f"idempotency key {key!r}: give a text without ':'")
 
 
 class Emission(TypedDict, total=False):
