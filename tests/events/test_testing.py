@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -77,6 +78,22 @@ async def test_ew_051_053_keys_run_once_and_stopping_rejects_who_waits(
             await subscription
 
 
+async def test_stopping_does_not_wait_for_what_is_not_due(events: Events) -> None:
+    asked = asyncio.Event()
+
+    @events.on(check)
+    async def ask_later(ctx: EventContext[Order]) -> Any:
+        later = ctx.emit(echo, 1, delay=60)
+        asked.set()
+        return await later
+
+    async with asyncio.timeout(10), events:
+        waiting = events.emit(check, Order())
+        await asked.wait()
+    with pytest.raises(RemoteError, match="stopping"):
+        await waiting
+
+
 async def test_ew_054_time_passes_when_the_test_says_so(events: Events, provider: TestEventProvider) -> None:
     seen: list[Any] = []
     events.on(placed)(lambda ctx: seen.append(ctx.data.id))
@@ -117,6 +134,8 @@ async def test_schedules_fire_by_the_virtual_clock(events: Events, provider: Tes
 async def test_what_production_refuses_is_refused_here_too(events: Events, caplog: pytest.LogCaptureFixture) -> None:
     events.on(echo)(lambda ctx: "fine")
     events.on(echo, group="later")(lambda ctx: 1 / 0)
+    with pytest.raises(ProviderStoppedError, match="not started"):
+        events.emit(echo, 1)
     async with events:
         for key in ("a:b", ""):
             with pytest.raises(InvalidCommand, match="key"):

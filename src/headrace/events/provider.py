@@ -37,6 +37,7 @@ from headrace.propagation import PropagationMeta, Retry
 from headrace.worker.context import JobContext
 from headrace.worker.failures import JobCancelled
 
+NOT_STARTED: Final = "events are not started: use `async with events:` or `await events.start()`"
 DEFAULT_TIMEOUT_MS: Final = 30_000
 SWEEP_SECONDS: Final = 60.0
 SWEEP_LIMIT: Final = 1000
@@ -155,7 +156,7 @@ class EventProvider:
     ) -> EventSubscription[Any]:
         """Emit an event; the subscription settles with the reply, or with None when it is stored."""
         if not self.is_started:
-            raise ProviderStoppedError("events are not started: use `async with events:` or `await events.start()`")
+            raise ProviderStoppedError(NOT_STARTED)
         message = _message(event_name, payload, meta, options)
         subscription: EventSubscription[Any] = EventSubscription(message.subscription_id, message.event_id)
         if options.expects_result:

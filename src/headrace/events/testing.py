@@ -15,7 +15,7 @@ import heapq
 import inspect
 import itertools
 import logging
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -30,7 +30,7 @@ from headrace.durations import Duration, milliseconds, positive_seconds, seconds
 from headrace.errors import EventCancelledError, EventTimeoutError, ProviderStoppedError
 from headrace.events.definitions import AnyEvent
 from headrace.events.message import EmitOptions, EventMessage, ScheduledMessage, carried_meta, check_key
-from headrace.events.provider import MessageHandler
+from headrace.events.provider import NOT_STARTED, MessageHandler
 from headrace.events.schedules import ScheduleInfo, check_schedule
 from headrace.events.subscription import EventSubscription
 from headrace.propagation import ErrorReport, PropagationMeta
@@ -77,7 +77,7 @@ class TestEventProvider:
         self._unhandled: dict[EventSubscription[Any], tuple[str, str | None]] = {}
         self._keys: dict[tuple[str, str], EventSubscription[Any]] = {}
         self._schedules: dict[tuple[str, str], ScheduleInfo] = {}
-        self._running: set[asyncio.Task[None]] = set()
+        self._running: dict[asyncio.Task[None], EventSubscription[Any] | None] = {}
 
     def for_client(self, client: Client) -> Any:
         """What `Events(provider=...)` calls."""
@@ -133,9 +133,12 @@ class TestEventProvider:
 
     async def stop(self) -> None:
         self.is_started = False
+        # Those whose events are not due yet come first: a handler may be waiting for one, and would never end.
+        handled = set(self._running.values())
+        for subscription, (name, key) in list(self._unhandled.items()):
+            if self._keys.get((name, key or ""), subscription) not in handled:
+                self._settle(subscription, ProviderStoppedError("TestEventProvider is stopping"))
         await self.settle()
-        for subscription in list(self._unhandled):
-            self._settle(subscription, ProviderStoppedError("TestEventProvider is stopping"))
         self._due.clear()
         self._keys.clear()
         self._handlers.clear()
@@ -146,6 +149,8 @@ class TestEventProvider:
     def emit(
         self, event_name: str, payload: Raw, meta: PropagationMeta | None = None, options: EmitOptions | None = None
     ) -> EventSubscription[Any]:
+        if not self.is_started:
+            raise ProviderStoppedError(NOT_STARTED)
         given = options or EmitOptions()
         check_key(given.idempotency_key)
         self.emitted.append(Emitted(event_name, decode_payload(payload), dict(meta or {}), given))
@@ -183,12 +188,9 @@ class TestEventProvider:
             self._at(self.now_ms + limit * 1000, partial(self._settle, subscription, late))
 
     def _spawn_delivery(self, message: EventMessage, subscription: EventSubscription[Any] | None) -> None:
-        self._spawn(self._deliver(message, subscription))
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.ensure_future(work)
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
+        task = asyncio.ensure_future(self._deliver(message, subscription))
+        self._running[task] = subscription
+        task.add_done_callback(self._running.pop)
 
     async def _deliver(self, message: EventMessage, subscription: EventSubscription[Any] | None) -> None:
         """Call all handlers in order; the default group, else the first, answers."""
