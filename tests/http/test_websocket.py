@@ -298,6 +298,11 @@ class TestHandshake:
         headers = {"Upgrade": "websocket", "Connection": "Upgrade", "Sec-WebSocket-Version": "13"}
         assert http.call("GET", "/ws", headers={**headers, "Sec-WebSocket-Key": "short"}).status == 400
 
+    async def test_a_client_of_another_version_is_told_ours(self, http: Http) -> None:
+        answer = http.call("GET", "/ws", headers={**UPGRADE, "Sec-WebSocket-Version": "8"})
+        assert (answer.status, answer.error) == (426, "WebSocket version must be 13")
+        assert (answer.headers["sec-websocket-version"], answer.headers["upgrade"]) == ("13", "websocket")
+
     async def test_tokens_open_it(self, guarded: WebServer) -> None:
         url = f"ws://127.0.0.1:{guarded.http_port}/ws"
         with pytest.raises(InvalidStatus) as refused:
@@ -358,7 +363,7 @@ class TestHandshake:
     async def test_a_refusal_reaches_a_client_that_has_sent_much_behind_its_upgrade(self, web: WebServer) -> None:
         with web.raw() as raw:
             raw.send(HELLO.replace(b"-Version: 13", b"-Version: 12") + b"x" * 3_000_000)
-            assert raw.answer().status == 400
+            assert raw.answer().status == 426
             assert raw.is_ended()
 
     async def test_a_stop_says_goodbye(self) -> None:

@@ -24,7 +24,7 @@ _REASONS: Final = {
     101: b"Switching Protocols",
     200: b"OK", 204: b"No Content", 304: b"Not Modified", 400: b"Bad Request", 401: b"Unauthorized",
     403: b"Forbidden", 404: b"Not Found", 405: b"Method Not Allowed", 408: b"Request Timeout", 409: b"Conflict",
-    413: b"Content Too Large", 415: b"Unsupported Media Type", 429: b"Too Many Requests",
+    413: b"Content Too Large", 415: b"Unsupported Media Type", 426: b"Upgrade Required", 429: b"Too Many Requests",
     431: b"Request Header Fields Too Large", 500: b"Internal Server Error", 501: b"Not Implemented",
     503: b"Service Unavailable",
 }  # fmt: skip
@@ -152,6 +152,8 @@ def error_response(error: HeadraceError, status: int | None = None) -> Response:
         response.headers += b"Allow: " + ", ".join(error.allowed).encode() + b"\r\n"
     if response.status == 401:
         response.headers += b"WWW-Authenticate: Bearer\r\n"
+    if response.status == 426:
+        response.headers += b"Sec-WebSocket-Version: 13\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
     return response
 
 

@@ -120,13 +120,20 @@ class Sockets:
         return Response(101, headers=headers, begins=begin)
 
 
+class _OtherVersion(HeadraceError):
+    code = "other_version"
+    status = 426
+
+
 def _accept(request: Request) -> bytes:
     headers = request.headers
     is_upgrade = (
         headers.get(b"upgrade", b"").lower() == b"websocket" and b"upgrade" in headers.get(b"connection", b"").lower()
     )
-    if not is_upgrade or headers.get(b"sec-websocket-version") != b"13":
+    if not is_upgrade:
         raise BadRequest("WebSocket upgrade failed")
+    if headers.get(b"sec-websocket-version") != b"13":
+        raise _OtherVersion("WebSocket version must be 13")
     key = headers.get(b"sec-websocket-key", b"")
     try:
         if len(base64.b64decode(key, validate=True)) != 16:
