@@ -356,6 +356,14 @@ await check('worker options removeOnComplete and removeOnFail are applied', asyn
   same(await queue.getFailedCount(), 0, 'failed');
 });
 
+await check('a worker with a lock of several days gets its jobs', async () => {
+  const name = queueName('days');
+  const queue = openQueue(name);
+  openWorker(name, async () => 'done', { lockDuration: 5 * 86_400_000 });
+  const { id } = await queue.add('long', {});
+  await eventually(async () => (await queue.getJobState(id)) === 'completed', 'completed');
+});
+
 await check('jobs without locks are processed too', async () => {
   const name = queueName('lockless');
   const queue = openQueue(name);
