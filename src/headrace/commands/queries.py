@@ -130,11 +130,16 @@ class GetResult(Command[JobResult], tag="GetResult"):
         return JobResult(id=self.id, result=UNSET if result is None else Raw(result))
 
 
+def _states(given: str | list[str] | None) -> list[str] | None:
+    """The states to list: an empty list or name stands for all of them, as no list does."""
+    return [given] if isinstance(given, str) and given else given or None
+
+
 @command(
     JobList, category="Query", flags=Flag.BULK, http="GET /queues/{queue}/jobs/list alias=status:state,states:state"
 )
 class GetJobs(Command[JobList], tag="GetJobs"):
-    """Jobs of a queue in order of creation, a page at a time. Several states give the union.
+    """Jobs of a queue in order of creation, a page at a time. Several states give the union, none gives all jobs.
 
     With `brief` each is shown as GetJob shows it with `brief`: large payloads do not fill the reply.
     """
@@ -147,7 +152,7 @@ class GetJobs(Command[JobList], tag="GetJobs"):
     brief: bool = False
 
     async def run(self, engine: Engine, peer: Peer) -> JobList:
-        states = [self.state] if isinstance(self.state, str) else self.state
+        states = _states(self.state)
         jobs = await engine.backend.jobs(self.queue, states, self.offset, self.limit, self.asc, self.brief)
         return JobList(jobs=jobs)
 
@@ -176,7 +181,7 @@ class SearchJobs(Command[JobsFound], tag="SearchJobs"):
     brief: bool = False
 
     async def run(self, engine: Engine, peer: Peer) -> JobsFound:
-        states = [self.state] if isinstance(self.state, str) else self.state
+        states = _states(self.state)
         page = await engine.backend.search(self.queue, self.text, states, self.limit, self.cursor, self.brief)
         return JobsFound(jobs=page.jobs, examined=page.examined, cursor=page.cursor)
 

@@ -131,6 +131,7 @@ await check('getJobs lists every state and getJobCounts agrees', async () => {
     'a list of states is a union, each job once',
   );
   same((await queue.getJobsAsync({ end: -1 })).length, 8, 'no state means all');
+  same((await queue.getJobsAsync({ state: [], end: -1 })).length, 8, 'and so does an empty list');
   const expected = {
     waiting: 3, prioritized: 1, active: 1, completed: 1, failed: 1, delayed: 1, paused: 0, 'waiting-children': 1,
   };
