@@ -59,7 +59,7 @@ class TestWhichStatesAllowWhat:
 
     def test_move_to_delayed(self, rig: Rig, state: str) -> None:
         job_id = job_in(rig, state)
-        if state in ("waiting", "active"):
+        if state in ("waiting", "delayed", "active"):
             rig.move_to_delayed(job_id, 500, None)
             job = rig.look(job_id)
             assert (job["state"], job["attempts"]) == ("delayed", 0)

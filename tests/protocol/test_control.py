@@ -155,28 +155,29 @@ def test_promote_makes_a_delayed_job_ready_now(client: Client, queue: str) -> No
     assert take_plain(client, queue)["id"] == job_id
 
 
-def test_move_to_delayed_puts_off_active_and_waiting_jobs(client: Client, queue: str) -> None:
+def test_move_to_delayed_puts_off_active_waiting_and_delayed_jobs(client: Client, queue: str) -> None:
     active = push(client, queue)
     _, token = take(client, queue)
-    waiting = push(client, queue)
+    waiting, delayed = push(client, queue), push(client, queue, delay=1_000)
     assert client.error("MoveToDelayed", id=active, delay=1) == f"Lock token required for job {active}"
     error = client.error("MoveToDelayed", id=active, delay=1, token="x")
     assert error == f"Invalid or expired lock token for job {active}"
     assert client.call("MoveToDelayed", id=active, delay=60_000, token=token) == OK
     assert client.call("MoveToDelayed", id=waiting, delay=60_000) == OK
-    assert counts(client, queue) == {"delayed": 2}
+    assert client.call("MoveToDelayed", id=delayed, delay=60_000) == OK
+    assert counts(client, queue) == {"delayed": 3}
+    assert job_of(client, delayed)["runAt"] >= job_of(client, waiting)["runAt"]
     check_job(job_of(client, active), queried=True, attempts=0, startedAt=None)
     assert client.call("ACK", id=active, token=token) == NOT_APPLIED
 
 
 def test_move_to_delayed_is_refused_in_other_states(client: Client, queue: str) -> None:
     done, failed, nobody = _ended(client, queue)
-    delayed = push(client, queue, delay=60_000)
-    for job_id, word in ((done, "completed"), (failed, "failed"), (delayed, "delayed")):
+    for job_id, word in ((done, "completed"), (failed, "failed")):
         error = client.error("MoveToDelayed", id=job_id, delay=1)
         assert error == f"Job is not active (current state: {word})"
     assert client.error("MoveToDelayed", id=nobody, delay=1) == "Job not found"
-    assert client.error("MoveToDelayed", id=delayed, delay=-1) == "delay must be at least 0"
+    assert client.error("MoveToDelayed", id=done, delay=-1) == "delay must be at least 0"
 
 
 def test_change_delay_counts_from_now(client: Client, queue: str) -> None:

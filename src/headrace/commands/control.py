@@ -115,7 +115,7 @@ class Promote(Command[Ok], tag="Promote"):
     errors=(*_NOT_ACTIVE, *TOKEN_ERRORS),
 )
 class MoveToDelayed(Command[Ok], tag="MoveToDelayed"):
-    """Delay an active or waiting job by `delay` ms. Counts no attempt; an active job loses its lease."""
+    """Delay an active, waiting or delayed job by `delay` ms. Counts no attempt; an active job loses its lease."""
 
     id: JobId
     delay: DelayMs

@@ -151,7 +151,7 @@ class Control(Delivery):
 
     async def move_to_delayed(self, job_id: str, delay_ms: float, token: str | None) -> None:
         job = self._get(job_id)
-        if job.state not in (State.ACTIVE, State.WAITING):
+        if job.state not in (State.ACTIVE, State.WAITING, State.DELAYED):
             raise Refused(f"Job is not active (current state: {job.state.word})")
         self._check_token(job, token)
         self._delay(job, delay_ms)

@@ -86,12 +86,12 @@ do
     return { promoted }
   end)
 
-  -- Put a job off. `change` also takes delayed jobs and has texts of its own.
+  -- Put a job off. `change` has texts of its own.
   verb('delay', 'mode id delayMs token', function(queue, args)
     local is_change, wait = args[2] == 'change', tonumber(args[4])
     local job = get(queue, args[3], is_change and 'Job not found or cannot change delay' or nil)
     local state = word(job)
-    if state ~= 'active' and state ~= 'waiting' and not (is_change and state == 'delayed') then
+    if state ~= 'active' and state ~= 'waiting' and state ~= 'delayed' then
       refuse('refused', is_change and 'Job not found or cannot change delay' or 'Job is not active (current state: ' .. state .. ')')
     end
     check_token(job, args[5])
