@@ -59,6 +59,7 @@ NEXT: Final[dict[State, dict[Verb, State]]] = {
         Verb.CLAIM: State.ACTIVE,
         Verb.COMPLETE: State.COMPLETED,
         Verb.DELAY: State.DELAYED,
+        Verb.BLOCK: State.WAITING_CHILDREN,
         Verb.EXPIRE: State.REMOVED,
     },
     State.DELAYED: {
@@ -66,6 +67,7 @@ NEXT: Final[dict[State, dict[Verb, State]]] = {
         Verb.COMPLETE: State.COMPLETED,
         Verb.DELAY: State.DELAYED,
         Verb.PROMOTE: State.WAITING,
+        Verb.BLOCK: State.WAITING_CHILDREN,
     },
     State.ACTIVE: {
         **_LEAVING,

@@ -181,6 +181,7 @@ TICKS: dict[str, Callable[[World], object]] = {
         "insert", "q", [spec(custom_id=f"o{n}", id_ttl=1000) for n in range(70)]
     ),
     "push a child": lambda w: w.go("insert_one", "q", spec(parent_id="parent")),
+    "push a child of a job that has not begun": lambda w: w.go("insert_one", "q", spec(parent_id="waiting")),
     "new generation of a completed job": lambda w: w.go("insert_one", "q", spec("2", custom_id="done")),
     "new generation of a dead letter": lambda w: w.go("insert_one", "q", spec("2", custom_id="dead")),
     "replace the owner of a key": lambda w: w.go("insert_one", "q", spec(unique_key="k", dedup=Dedup(replace=True))),

@@ -182,11 +182,33 @@ class TestParents:
         assert [job["id"] for job in jobs] == ["a", "b"]
         assert jobs[0]["data"] == 1
 
-    def test_pushing_a_child_tells_its_parent(self, rig: Rig) -> None:
+    @pytest.mark.parametrize("delay", [0, 500])
+    def test_a_parent_that_has_not_begun_waits_for_a_child_that_is_pushed_later(self, rig: Rig, delay: int) -> None:
+        parent = rig.push("parents", delay=delay)
+        children = [rig.push(parent_id=parent), rig.push(parent_id=parent)]
+        job = rig.look(parent)
+        assert (job["childrenIds"], job["dependsOn"], job["state"]) == (children, children, "waiting-children")
+        rig.advance(500)
+        rig.run(result=1)
+        assert rig.pull("parents") == []
+        rig.run(result=2)
+        assert rig.take("parents").id == parent
+        assert len(rig.children_values(parent)) == 2
+
+    def test_a_parent_at_work_does_not_wait_for_a_child_that_is_pushed_meanwhile(self, rig: Rig) -> None:
         parent = rig.push("parents")
+        held = rig.take("parents")
         child = rig.push(parent_id=parent)
         assert rig.look(parent)["childrenIds"] == [child]
-        assert rig.state(parent) == "waiting"
+        rig.ack(held)
+        assert rig.state(parent) == "completed"
+
+    def test_a_child_that_waits_for_its_parent_is_not_waited_for(self, rig: Rig) -> None:
+        parent = rig.push("parents")
+        child = rig.push(parent_id=parent, depends_on=[parent])
+        assert (rig.state(parent), rig.state(child)) == ("waiting", "waiting-children")
+        rig.run("parents")
+        assert rig.state(child) == "waiting"
 
     def test_a_blocked_parent_waits_for_a_whole_batch_of_children(self, local_rig: Rig) -> None:
         local_rig.push("others", custom_id="first")

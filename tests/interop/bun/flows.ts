@@ -241,14 +241,18 @@ await check('removeUnprocessedChildren removes what has not run', async () => {
   same(states.sort(), ['completed', 'unknown'], 'the finished child stays, the other is gone');
 });
 
-await check('a job added with a parent is linked to it', async () => {
+await check('a job added with a parent is linked to it, and the parent waits for it', async () => {
   const name = queueName('late-child');
   const queue = openQueue(name);
-  const parent = await queue.add('parent', {}, { delay: 60_000 });
+  const parent = await queue.add('parent', {});
   const child = await queue.add('child', { own: 1 }, { parent: { id: parent.id, queue: name } });
   const stored = (await queue.getJob(child.id))!;
   same(stored.opts.parent, { id: parent.id, queue: name }, 'parent of the child');
   holds((stored.data as { own: number }).own === 1, 'own data');
+  same(await parent.getState(), 'waiting-children', 'parent');
+  same(await completeNext(queue, handWorker(name), 'done'), child.id, 'the child runs first');
+  same(await parent.getState(), 'waiting', 'parent behind it');
+  same(await parent.getChildrenValues(), { [`${name}:${child.id}`]: 'done' }, 'what it finds');
 });
 
 await check('an active job can go back to wait for children', async () => {

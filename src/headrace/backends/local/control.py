@@ -196,20 +196,10 @@ class Control(Delivery):
             raise Refused("Job is not active")
         self._check_token(job, token)
         now = self._clock.now_ms()
-        links, history = job.own_links(), job.remember()
-        children = [child for child in map(self._find, links.children_ids) if child is not None]
-        for dependency in list(history.pending):  # of an earlier life, in which it failed before they were settled
-            self._drop_dependency(job, dependency)
+        children = [child for child in map(self._find, job.own_links().children_ids) if child is not None]
         pending = [child.id for child in children if child.state is not State.COMPLETED]
-        history.pending = set(pending)
-        links.depends_on = list(dict.fromkeys([*links.depends_on, *pending]))
-        for child_id in pending:
-            self._dependents.setdefault(child_id, []).append(job)
-        self._move(job, Verb.BLOCK)
+        self._await_children(job, pending, now)
         job.started = None
-        self._note(job, "waiting-children", now)
-        self._journal.touch(job)
-        self._emit(EventName.WAITING_CHILDREN, job, now)
         self._hear_of_failures(pending, now)
         if children:
             # Without children yet it waits for the first one to be pushed; with all of them done it may go on.

@@ -46,6 +46,11 @@ def _custom_id(spec: JobSpec) -> str | None:
     return custom_id
 
 
+def _pending_of(job: Job) -> Set[str]:
+    """The ids that it waits for."""
+    return frozenset() if job.history is None else job.history.pending
+
+
 class _Names:
     """The ids and keys of a batch: if none of them is taken, its jobs take them all at once in the last tick."""
 
@@ -609,7 +614,7 @@ class Intake(Store):
             if parent_id is not None and parent_id != LINK_LATER and job.id not in named:
                 families.setdefault(parent_id, []).append(job)
         for parent_id, children in families.items():
-            self._adopt(parent_id, children)
+            self._adopt(parent_id, children, now)
 
     def _await_dependencies(self, job: Job, now: int) -> None:
         links, history = job.links, job.history
@@ -642,24 +647,49 @@ class Intake(Store):
         """Apply the failure policy of a child to everything that waits for it: see Settlement."""
         raise NotImplementedError
 
-    def _adopt(self, parent_id: str, children: Sequence[Job]) -> None:
+    def _adopt(self, parent_id: str, children: Sequence[Job], now: int) -> None:
+        """Add children to their parent. One that has not begun waits for them, unless they wait for it."""
         parent = self._find(parent_id)
         if parent is None:
             return
-        links, history = parent.own_links(), parent.history
+        links = parent.own_links()
         known = set(links.children_ids)
         strangers = [child.id for child in children if child.id not in known]
         links.children_ids += strangers
-        awaited: list[str] = []
-        if parent.state is State.WAITING_CHILDREN and history is not None:
-            known = history.pending.union(links.depends_on)
-            awaited = [child.id for child in children if child.id not in known and child.state is not State.COMPLETED]
-            links.depends_on += awaited
-            history.pending.update(awaited)
-            for child_id in awaited:
-                self._dependents.setdefault(child_id, []).append(parent)
-        if strangers or awaited:
+        if strangers:
             self._journal.touch(parent)
+        if parent.state not in (State.WAITING, State.DELAYED, State.WAITING_CHILDREN):
+            return
+        known = set(links.depends_on).union(_pending_of(parent))
+        open_children = [child for child in children if child.id not in known and child.state is not State.COMPLETED]
+        awaited = [child.id for child in open_children if parent_id not in _pending_of(child)]
+        if awaited:
+            self._await_children(parent, awaited, now)
+
+    def _await_children(self, parent: Job, children: Sequence[str], now: int) -> None:
+        """Block a parent, unless it is, until these jobs are done, too."""
+        links, history = parent.own_links(), parent.remember()
+        if parent.state is not State.WAITING_CHILDREN:
+            for dependency in list(history.pending):  # of an earlier life, in which it failed before they were settled
+                self._drop_dependency(parent, dependency)
+            self._move(parent, Verb.BLOCK)
+            self._note(parent, parent.state.word, now)
+            self._emit(EventName.WAITING_CHILDREN, parent, now)
+        links.depends_on = list(dict.fromkeys([*links.depends_on, *children]))
+        history.pending.update(children)
+        for child_id in children:
+            self._dependents.setdefault(child_id, []).append(parent)
+        self._journal.touch(parent)
+
+    def _drop_dependency(self, parent: Job, dependency: str) -> None:
+        if parent.history is not None:
+            parent.history.pending.discard(dependency)
+        waiting = self._dependents.get(dependency)
+        if waiting is not None and parent in waiting:
+            waiting.remove(parent)
+            if not waiting:
+                del self._dependents[dependency]
+        self._journal.touch(parent)
 
     def _unblock(self, job: Job, now: int, *, quiet: bool = False) -> None:
         """Nothing is left to wait for: the job waits for a worker, or for its time."""

@@ -34,8 +34,9 @@ class Records(Queries):
             raise Refused(f"Child job {child_id} already belongs to parent {links.parent_id}")
         links.parent_id = parent_id
         self._write_parent_into_data(child, parent)
-        self._adopt(parent_id, [child])
-        self._hear_of_failures([child_id], self._clock.now_ms())
+        now = self._clock.now_ms()
+        self._adopt(parent_id, [child], now)
+        self._hear_of_failures([child_id], now)
 
     def _write_parent_into_data(self, child: Job, parent: Job) -> None:
         """The one verb that edits a payload: flow clients read the parent from the data."""

@@ -647,16 +647,6 @@ class Settlement(Intake):
         self._note(parent, "failed", now, error=error)
         self._bury_or_remove(parent, now, DeadLetterReason.UNKNOWN, error)
 
-    def _drop_dependency(self, parent: Job, dependency: str) -> None:
-        if parent.history is not None:
-            parent.history.pending.discard(dependency)
-        waiting = self._dependents.get(dependency)
-        if waiting is not None and parent in waiting:
-            waiting.remove(parent)
-            if not waiting:
-                del self._dependents[dependency]
-        self._journal.touch(parent)
-
     def _after_drop(self, parent: Job, now: int) -> None:
         if parent.state is State.WAITING_CHILDREN and parent.history is not None and not parent.history.pending:
             self._unblock(parent, now)

@@ -129,8 +129,8 @@ do
     if job.h.state ~= 'active' then refuse('refused', 'Job is not active') end
     check_token(job, args[3])
     local all, open = families.children_of(job), {}
-    history(job)
-    families.wait_for_nothing(job)
+    families.block(job)
+    put(job, 'processedOn', nil)
     for _, child in ipairs(all) do
       if child.h.state ~= 'completed' then
         open[#open + 1] = child
@@ -138,12 +138,6 @@ do
         families.list(job, 'dependsOn', child.id)
       end
     end
-    leave(job)
-    enter_blocked(job)
-    put(job, 'processedOn', nil)
-    note(job, 'waiting-children')
-    tell('waiting-children', job)
-    announce(queue, 'waiting-children', job.id)
     families.hear_of_failures(open)
     -- Without children yet it waits for the first one to be pushed; with all of them done it may go on.
     if #all > 0 then families.after_drop(job) end

@@ -253,12 +253,29 @@ do
     end
   end
 
+  -- Out of its place until others are done: `wait_for` says which.
+  function families.block(job)
+    history(job)
+    families.wait_for_nothing(job)
+    leave(job)
+    enter_blocked(job)
+    note(job, 'waiting-children')
+    tell('waiting-children', job)
+    announce(job.queue, 'waiting-children', job.id)
+  end
+
+  -- A parent that has not begun waits for the child, unless the child waits for it.
   function families.adopt_child(child, parent)
     families.list(parent, 'childrenIds', child.id)
     if child.queue ~= parent.queue then homes(parent, true)[child.id] = child.queue.p end
-    if parent.h.state ~= 'waiting-children' or child.h.state == 'completed' then return end
+    if parent.h.state == 'active' or has_ended(parent) or child.h.state == 'completed' then return end
     if call('SISMEMBER', pending_key(parent), member(child)) == 1 then return end
-    if families.list(parent, 'dependsOn', child.id) then families.wait_for(parent, child) end
+    for _, id in ipairs(links(child).dependsOn or {}) do
+      if id == parent.id then return end
+    end
+    if not families.list(parent, 'dependsOn', child.id) then return end
+    if parent.h.state ~= 'waiting-children' then families.block(parent) end
+    families.wait_for(parent, child)
   end
 
   function families.children_of(parent)
