@@ -16,6 +16,7 @@ THEMES = [
     "groups",
     "limits",
     "metrics",
+    "wrappers",
 ]
 
 
