@@ -359,6 +359,18 @@ class TestTiesMadeLater:
         assert rig.state(parent) == "waiting"
         assert list(rig.children_values(parent)) == [f"q:{child}"]
 
+    def test_a_parent_waits_for_a_child_that_is_linked_later_unless_that_is_done(self, rig: Rig) -> None:
+        parent, done = rig.push("parents"), rig.push()
+        rig.run()
+        rig.update_parent(done, parent)
+        assert rig.state(parent) == "waiting"
+        child = rig.push()
+        rig.update_parent(child, parent)
+        assert rig.state(parent) == "waiting-children"
+        rig.run()
+        assert rig.state(parent) == "waiting"
+        assert rig.look(parent)["childrenIds"] == [done, child]
+
     def test_data_that_is_no_map_stays_as_it_is(self, rig: Rig) -> None:
         child, parent = rig.push(data=[1, 2]), rig.push()
         rig.update_parent(child, parent)
