@@ -205,6 +205,24 @@ def test_one_kind_of_error_can_be_retried_or_removed_alone(cli: Cli, client: Cli
     assert cli.ok("dlq", queue, "remove", "--error", "customer", "--yes", "--json").document["removed"] == 1
 
 
+def test_a_choice_of_dead_letters_is_heeded_or_refused(cli: Cli, client: Client, queue: str) -> None:
+    job_id = bury(client, queue, "the bank did not answer")
+    for words, told in (
+        (("retry", "--error", "bank", "--reason", "stalled"), "--error and --reason"),
+        (("retry", job_id, "--reason", "stalled"), "ID and --reason"),
+        (("retry", "--error", "bank", "--limit", "-1"), "--limit must be at least 1"),
+        (("remove", job_id, "--reason", "stalled"), "remove does not take --reason"),
+        (("list", "--reason", "stalled"), "list does not take --reason"),
+        (("list", "--error", "customer"), "add --each"),
+        (("list", "--each", "--limit", "-1"), "--limit must be at least 1"),
+        (("list", job_id), "list does not take ID"),
+    ):
+        refused = cli("dlq", queue, *words)
+        assert (refused.code, refused.err.count("\n")) == (2, 1)
+        assert told in refused.err
+    assert state(client, job_id) == "failed"
+
+
 # -- cron --------------------------------------------------------------------------------------------------------------
 
 

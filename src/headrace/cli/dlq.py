@@ -69,11 +69,38 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=run)
 
 
+_CHOICES: Final = {
+    "list": ("--error",),
+    "retry": ("ID", "--error", "--reason"),
+    "remove": ("ID", "--error"),
+    "purge": (),
+}
+"""How an action can be told which dead letters are meant."""
+
+
 def run(arguments: argparse.Namespace) -> int:
     from headrace.client.queue import SyncQueue
 
+    _check_choice(arguments)
     with connected(arguments) as client:
         return _ACTIONS[arguments.action](arguments, SyncQueue(client, arguments.queue))
+
+
+def _check_choice(arguments: argparse.Namespace) -> None:
+    """A choice that is not heeded would act on more than was meant, and nobody would notice."""
+    chosen = {"ID": arguments.ids or None, "--error": arguments.error, "--reason": arguments.reason}
+    given = [flag for flag, value in chosen.items() if value is not None]
+    known = _CHOICES[arguments.action]
+    if arguments.action == "purge" and (given or arguments.limit is not None):
+        raise UsageError("purge removes all dead letters of a queue: `remove` takes ids or an --error")
+    if strange := [flag for flag in given if flag not in known]:
+        raise UsageError(f"{arguments.action} does not take {strange[0]}, only {' or '.join(known)}")
+    if len(given) > 1:
+        raise UsageError(f"{' and '.join(given)} both say which dead letters are meant: give one of them")
+    if arguments.action == "list" and given and not arguments.each:
+        raise UsageError("--error chooses single dead letters, and these are groups of them: add --each")
+    if arguments.limit is not None and arguments.limit < 1:
+        raise UsageError("--limit must be at least 1")
 
 
 def show(arguments: argparse.Namespace, queue: SyncQueue) -> int:
@@ -153,7 +180,7 @@ def retry(arguments: argparse.Namespace, queue: SyncQueue) -> int:
     from headrace.commands.dlq import GivenFilter, RetryDeadLetters
 
     if arguments.error is not None:
-        arguments.ids = [*arguments.ids, *_ids_with(queue, arguments)]
+        arguments.ids = _ids_with(queue, arguments)
     if arguments.ids or arguments.error is not None:
         missing = [job_id for job_id in arguments.ids if not queue.dlq.retry(job_id)]
         return _tell(arguments, queue, "retried", len(arguments.ids) - len(missing), missing)
@@ -166,7 +193,7 @@ def retry(arguments: argparse.Namespace, queue: SyncQueue) -> int:
 
 def remove(arguments: argparse.Namespace, queue: SyncQueue) -> int:
     if arguments.error is not None:
-        arguments.ids = [*arguments.ids, *_ids_with(queue, arguments)]
+        arguments.ids = _ids_with(queue, arguments)
         confirm(f"Remove {_count(len(arguments.ids))} of {queue.name}", arguments.yes)
     elif not arguments.ids:
         raise UsageError("which ones? Name their ids or an --error, or use `purge` for all")
@@ -177,8 +204,6 @@ def remove(arguments: argparse.Namespace, queue: SyncQueue) -> int:
 def purge(arguments: argparse.Namespace, queue: SyncQueue) -> int:
     from headrace.commands.dlq import PurgeDeadLetters
 
-    if arguments.ids or any(chosen is not None for chosen in (arguments.error, arguments.reason, arguments.limit)):
-        raise UsageError("purge removes all dead letters of a queue: `remove` takes ids or an --error")
     confirm(f"Remove {_count(queue.dlq.stats().total)} of {queue.name}", arguments.yes)
     with progress(f"purge {queue.name}", None):
         count = queue.call(PurgeDeadLetters(queue=queue.name), BULK_S).count
