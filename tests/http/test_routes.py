@@ -99,7 +99,6 @@ def _of_job(make: Callable[[Stage], str], body: Any = None, name: str = "id") ->
     return lambda stage: ({name: make(stage)}, body)
 
 
-PUSH: Case = lambda s: ({"queue": s.queue}, {"data": 1})  # noqa: E731
 QUEUE: Case = _queue
 NOTHING: Case = lambda s: ({}, None)  # noqa: E731
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
-import logging
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Final, Protocol
 from urllib.parse import quote
@@ -31,8 +30,6 @@ from headrace.server.exchange import Request, Response, TooLarge, unsynced
 from headrace.server.http import HttpServer
 from headrace.server.httpsession import MAX_BODY_BYTES, HttpSession, Takeover
 from headrace.server.ticker import Release, Ticker
-
-log: Final = logging.getLogger("headrace.server")
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]

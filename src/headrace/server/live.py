@@ -44,8 +44,6 @@ _STATS_S: Final = 5.0
 _HEALTH_EVERY: Final = 2
 _STORAGE_EVERY: Final = 6
 
-_encode: Final = msgspec.json.Encoder().encode
-
 
 class Happening(msgspec.Struct):
     """One thing to tell: an event of the log, or a snapshot (`id` is empty)."""

@@ -10,7 +10,6 @@ make all that were claimed with it unreachable until their leases expire.
 from __future__ import annotations
 
 import base64
-import gzip
 import zlib
 from typing import Any, Final
 
@@ -113,11 +112,6 @@ def _unzipped(text: bytes) -> bytes:
     return found
 
 
-def zipped(text: bytes) -> bytes:
-    """JSON as glide-mq compresses it."""
-    return b"gz:" + base64.b64encode(gzip.compress(text))
-
-
 # -- jobs -------------------------------------------------------------------------------------------------------------
 
 
@@ -188,7 +182,7 @@ def read_hash(queue: str, flat: list[Any]) -> StoredJob | None:
         _int(h, b"stalledCount") or 0,
         _int(h, b"hb") or created,
         _settings(h, is_ours=is_ours),
-        _links(h, job_id),
+        _links(h),
         past,
         from_fields(h.get(b"data"), h.get(b"hd")),
         _result(h, state),
@@ -332,7 +326,7 @@ def _settings_of_opts(text: bytes) -> JobSettings:
     )
 
 
-def _links(h: dict[bytes, bytes], job_id: str) -> JobLinks | None:
+def _links(h: dict[bytes, bytes]) -> JobLinks | None:
     blob = h.get(b"hl")
     if blob:
         return _decode_links(blob)
@@ -409,9 +403,15 @@ def _renamed(job: StoredJob) -> StoredJob:
     return job if job.is_ours else msgspec.structs.replace(job, id=job.shown_id())
 
 
+def burial_of(job: StoredJob) -> Buried:
+    """What is noted of it; little, if a Node worker failed it."""
+    known = job.past.burial if job.past is not None else None
+    return known or Buried(float(job.finished or 0), "unknown", job.failed_reason)
+
+
 def letter(job: StoredJob, is_brief: bool = False) -> DeadLetter:
     past = job.past or Past()
-    burial = past.burial or Buried(float(job.finished or 0), "unknown", job.failed_reason)
+    burial = burial_of(job)
     attempts = [
         AttemptRecord(a.attempt, a.started_at, a.failed_at, a.reason, a.error, a.duration) for a in past.failures
     ]
@@ -420,7 +420,7 @@ def letter(job: StoredJob, is_brief: bool = False) -> DeadLetter:
         entered_at=burial.entered_at,
         reason=burial.reason,
         error=burial.error,
-        attempts=[] if is_brief else list(attempts),
+        attempts=[] if is_brief else attempts,
         retry_count=burial.retry_count,
         last_retry_at=burial.last_retry_at,
         next_retry_at=burial.next_retry_at,

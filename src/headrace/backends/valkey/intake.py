@@ -161,13 +161,6 @@ class Intake(Store):
 
     # -- records -------------------------------------------------------------------------------------------------------
 
-    @staticmethod
-    def _record_of(spec: JobSpec, job_id: str, queue: int, now: int, extra: bytes, attempts: int = 3) -> NewJob:
-        data, raw = to_fields(bytes(spec.data))
-        created = now if spec.timestamp is None else int(spec.timestamp)
-        run_at = created + int(spec.delay) if spec.delay else created
-        return NewJob(queue, job_id, spec.name or "", data, raw, created, run_at, spec.priority, attempts, extra)
-
     async def _new_job(
         self,
         queue: str,
@@ -189,7 +182,11 @@ class Intake(Store):
         if extra.custom_id is not None:
             id_ttl: float | None = getattr(spec, "id_ttl", None)
             extra.id_ttl = None if id_ttl is None else int(id_ttl)
-        return self._record_of(spec, job_id, 1, now, pack(extra), settings.max_attempts)
+        data, raw = to_fields(bytes(spec.data))
+        created = now if spec.timestamp is None else int(spec.timestamp)
+        run_at = created + int(spec.delay)
+        attempts = settings.max_attempts
+        return NewJob(1, job_id, spec.name or "", data, raw, created, run_at, spec.priority, attempts, pack(extra))
 
     async def _add_links(
         self,
@@ -201,8 +198,6 @@ class Intake(Store):
         others: list[str],
         homes: dict[str, str],
     ) -> None:
-        if not links.custom_id:
-            links.custom_id = None
         extra.links = links
         extra.group_id, extra.unique_key, extra.custom_id = links.group_id, links.unique_key or None, links.custom_id
         if links.custom_id is not None and not self._server.is_cluster:

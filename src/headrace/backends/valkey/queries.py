@@ -23,7 +23,16 @@ from headrace.backends.base import (
 )
 from headrace.backends.listing import REPLY_ROOM
 from headrace.backends.valkey.control import STATES, Control
-from headrace.backends.valkey.hashes import Buried, Sketch, StoredJob, letter, read_sketch, show_brief, show_whole
+from headrace.backends.valkey.hashes import (
+    Buried,
+    Sketch,
+    StoredJob,
+    burial_of,
+    letter,
+    read_sketch,
+    show_brief,
+    show_whole,
+)
 from headrace.backends.valkey.transport import all_of
 from headrace.errors import NotFound, ReplyTooLarge
 from headrace.model import DAY_MS, DlqFilter
@@ -234,7 +243,7 @@ class Queries(Control):
         found: list[tuple[str, Buried]] = []
         for start in range(0, len(ids), _JOBS_AT_ONCE):
             jobs = await self._read_many(queue, ids[start : start + _JOBS_AT_ONCE])
-            found += [(job.id, _burial(job)) for job in jobs if job.state == "failed"]
+            found += [(job.id, burial_of(job)) for job in jobs if job.state == "failed"]
         return found
 
     async def _chosen_letters(self, queue: str, wanted: DlqFilter, count: int | None) -> list[str]:
@@ -313,11 +322,6 @@ def _job_of(entry: Any) -> str:
 def as_counts(counted: Sequence[int]) -> Counts:
     """Of what the function `counts` says, which has more behind them."""
     return Counts(*counted[: len(Counts.__struct_fields__)])
-
-
-def _burial(job: StoredJob) -> Buried:
-    known = job.past.burial if job.past is not None else None
-    return known or Buried(float(job.finished or 0), "unknown", job.failed_reason)
 
 
 def _matches(burial: Buried, wanted: DlqFilter, now: int) -> bool:

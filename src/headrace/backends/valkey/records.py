@@ -148,7 +148,7 @@ class Records(Queries):
     async def add_webhook(self, webhook: Webhook) -> None:
         key = self._keys.webhooks
         await self._server.call(key, "HSET", key, webhook.id, encode(webhook))
-        await self._tell_webhooks()
+        self.webhook_changes += 1
 
     async def webhooks(self) -> list[Webhook]:
         key = self._keys.webhooks
@@ -166,11 +166,8 @@ class Records(Queries):
         key = self._keys.webhooks
         removed = bool(await self._server.call(key, "HDEL", key, webhook_id))
         if removed:
-            await self._tell_webhooks()
+            self.webhook_changes += 1
         return removed
-
-    async def _tell_webhooks(self) -> None:
-        self.webhook_changes += 1
 
 
 def _progress(entry: CronEntry) -> str:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from msgspec import Raw
 
 from headrace.backends.base import Ack
 from headrace.backends.valkey.arguments import Completion, Failing, Successor, Text, flat, pack
@@ -181,7 +180,3 @@ class Settlement(Turns):
             reply = await self._call("revive", queue, state, *ids[start : start + 200])
             revived += reply[0]
         return revived
-
-
-def payload(data: Raw) -> tuple[bytes, bytes]:
-    return to_fields(bytes(data))
