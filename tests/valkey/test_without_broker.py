@@ -17,7 +17,7 @@ from headrace.commands import REGISTRY
 from headrace.commands.jobs import PushEntry
 from headrace.config import ConfigError
 from headrace.connect import open_client
-from headrace.errors import StorageUnavailable
+from headrace.errors import InvalidCommand, StorageUnavailable
 from headrace.server.ticker import Ticker
 from headrace.worker.context import JobContext
 from headrace.worker.worker import Worker
@@ -67,6 +67,13 @@ async def test_a_server_that_is_not_there_is_named() -> None:
 def test_a_wrong_url_says_what_to_write() -> None:
     with pytest.raises(ConfigError, match="valkey://host:6379"):
         open_client("valkeyy://host")
+
+
+async def test_a_log_line_that_is_too_large_is_at_fault_and_not_its_job(clients: list[Client]) -> None:
+    """Workers warn of lines that are refused, but not of those whose job is gone."""
+    job = await Queue(clients[0], "q").add("a")
+    with pytest.raises(InvalidCommand, match="Log line too large"):
+        await job.log("é" * 600_000)
 
 
 async def test_a_worker_that_reports_back_and_pulls_at_once_gets_each_job_once(clients: list[Client]) -> None:

@@ -13,8 +13,8 @@ from headrace.backends.base import QueueLimits
 from headrace.backends.listing import Listing
 from headrace.backends.valkey.arguments import Text, plain
 from headrace.backends.valkey.delivery import Delivery
-from headrace.backends.valkey.hashes import MAX_PAYLOAD_BYTES, Sketch, to_fields
-from headrace.errors import NotFound, Refused
+from headrace.backends.valkey.hashes import Sketch, to_fields
+from headrace.errors import Refused
 from headrace.model import DlqConfig, RateLimit, StallConfig
 
 STATES: Final = ("waiting", "delayed", "active", "completed", "failed", "waiting-children")
@@ -304,8 +304,3 @@ class Control(Delivery):
 
 def _age_of(job: Sketch) -> float:
     return job.finished if job.finished is not None else job.created
-
-
-def check_log_line(message: str) -> None:
-    if len(message.encode()) > MAX_PAYLOAD_BYTES:
-        raise NotFound("Log line too large for this backend (max 1 MB)")

@@ -9,8 +9,7 @@ from typing import Final
 import msgspec
 
 from headrace.backends.valkey.arguments import Text, flat
-from headrace.backends.valkey.control import check_log_line
-from headrace.backends.valkey.hashes import to_fields
+from headrace.backends.valkey.hashes import MAX_PAYLOAD_BYTES, to_fields
 from headrace.backends.valkey.queries import Queries
 from headrace.backends.valkey.transport import Command, all_of
 from headrace.errors import InvalidCommand
@@ -41,7 +40,8 @@ class Records(Queries):
     # -- logs ----------------------------------------------------------------------------------------------------------
 
     async def add_log(self, job_id: str, message: str, level: str) -> None:
-        check_log_line(message)
+        if len(message.encode()) > MAX_PAYLOAD_BYTES:
+            raise InvalidCommand("Log line too large for this backend (max 1 MB)")
         line = msgspec.json.encode(Log(float(self._clock.now_ms()), level, message))
         await self._act("log", job_id, line)
 
