@@ -242,6 +242,15 @@ def test_force_cancels_a_job_that_runs(cli: Cli, client: Client, queue: str) -> 
     assert not client.call("JobHeartbeat", id=job_id, token=token)["ok"]
 
 
+@pytest.mark.parametrize("flags", [(), ("--force",)], ids=str)
+def test_a_job_that_has_ended_cannot_be_cancelled(cli: Cli, client: Client, queue: str, flags: tuple[str, ...]) -> None:
+    done = complete(client, queue)
+    refused = cli("job", done, "cancel", *flags)
+    assert refused.code == 1
+    assert f"job {done} is completed, so it cannot be cancelled" in refused.err
+    assert "--force" not in refused.err
+
+
 def test_a_job_that_is_not_there_ends_with_3(cli: Cli) -> None:
     missing = cli("job", "nobody")
     assert missing.code == 3

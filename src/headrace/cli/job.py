@@ -285,12 +285,9 @@ def wait(subject: _Subject) -> None:
 
 def cancel(subject: _Subject) -> None:
     """remove it if it has not started; with --force also while it runs"""
-    if subject.arguments.force:
-        from headrace.commands.control import Cancel
-
-        subject.client.ask_blocking(Cancel(id=subject.info.id, force=True))
-    elif not subject.handle.cancel():
-        raise subject.refuse("cancelled", "only jobs that have not begun can be; --force takes it from its worker")
+    if not subject.handle.cancel(subject.arguments.force):
+        has_ended = subject.info.state in ("completed", "failed")
+        raise subject.refuse("cancelled", "it has ended already" if has_ended else "--force takes it from its worker")
     subject.done("cancelled")
 
 
