@@ -143,6 +143,8 @@ def test_clean_removes_by_state_and_age_in_several_steps(cli: Cli, client: Clien
     fill(client, queue, number)
     push(client, queue, delay=60_000)
     assert cli.ok("queues", "clean", queue, "--older-than", "1h", "--yes", "--json").document["removed"] == 0
+    unclear = cli("queues", "clean", queue, "--state", "failed", "--older-than", "long", "--yes")
+    assert (unclear.code, "--older-than 'long'" in unclear.err) == (2, True)
     assert cli.ok("queues", "clean", queue, "--state", "waiting", "--limit", "7", "--yes").out.startswith("removed 7 ")
     cleaned = cli.ok("queues", "clean", queue, "--state", "waiting", "--yes", "--json").document
     assert cleaned == {"queue": queue, "removed": number - 7}

@@ -302,16 +302,19 @@ def obliterate(arguments: argparse.Namespace) -> int:
 
 
 def clean(arguments: argparse.Namespace) -> int:
+    from headrace.durations import seconds
+
+    older_than = seconds(arguments.older_than, "--older-than")
     with _queue(arguments) as queue:
         total = _cleanable(queue.counts(), arguments.state)
         most = total if arguments.limit is None else min(total, arguments.limit)
         which = f"{arguments.state} " if arguments.state else ""
-        age = "" if arguments.older_than == "0s" else f", those older than {arguments.older_than},"
+        age = f", those older than {arguments.older_than}," if older_than else ""
         confirm(f"Remove up to {most:,} {which}jobs{age} of {arguments.queue}", arguments.yes)
         removed = 0
         with progress(f"clean {arguments.queue}", most) as advance:
             while removed < most:
-                gone = queue.clean(arguments.older_than, arguments.state, min(CLEANING, most - removed))
+                gone = queue.clean(older_than, arguments.state, min(CLEANING, most - removed))
                 removed += len(gone)
                 advance(removed, removed)
                 if len(gone) < CLEANING:
