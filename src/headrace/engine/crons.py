@@ -173,7 +173,7 @@ class Crons:
     async def _fire(self, entry: CronEntry, now: int) -> float | None:
         """Run the slot that is due; when the next one is, None when there is none."""
         if _is_spent(entry):
-            await self._backend.delete_cron(entry.name)
+            await self.delete(entry.name)
             return None
         following = self._following(entry, now)
         skipped = entry.skip_if_no_worker and not self._workers.any_for_queue(entry.queue)
