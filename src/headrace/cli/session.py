@@ -75,6 +75,7 @@ _VERDICTS: Final[tuple[tuple[type[Exception], Exit, str], ...]] = (
     (errors.CommandTimeout, Exit.NO_CONNECTION, _SILENCE),
     (errors.NotFound, Exit.NOT_FOUND, ""),
     (errors.InvalidCommand, Exit.USAGE, ""),
+    (errors.ConfigError, Exit.USAGE, ""),
     (UsageError, Exit.USAGE, ""),
 )
 
@@ -85,7 +86,7 @@ def verdict(error: errors.HeadraceError) -> tuple[Exit, list[str]]:
     for kind, code, hint in _VERDICTS:
         if isinstance(error, kind):
             return code, own or [hint][: bool(hint)]
-    return (Exit.USAGE if error.code == "config" else Exit.FAILED), own
+    return Exit.FAILED, own
 
 
 def report(error: errors.HeadraceError, as_json: bool) -> int:
