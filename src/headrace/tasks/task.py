@@ -112,11 +112,7 @@ class Call(Generic[P, T]):
 
     def push(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> commands.jobs.Push:
         """The command that adds the job."""
-        task = self.task
-        data = task.arguments.encode(args, kwargs, task.app.envelope(task))
-        return commands.jobs.Push(
-            queue=task.queue, name=task.name, data=data, **wire_options(self._options, task.app.client.clock.now_ms)
-        )
+        return commands.jobs.Push(queue=self.task.queue, **self._fields(args, kwargs))
 
     def job(self, kind: Any, job_id: str) -> Any:
         task = self.task
@@ -126,11 +122,12 @@ class Call(Generic[P, T]):
         if not isinstance(call, tuple | list | Mapping):
             raise InvalidCommand(f"the arguments of a call are a tuple or a dict, not {call!r}: write ({call!r},)")
         args, kwargs = ((), dict(call)) if isinstance(call, Mapping) else (tuple(call), {})
+        return commands.jobs.PushEntry(**self._fields(args, kwargs))
+
+    def _fields(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         task = self.task
         data = task.arguments.encode(args, kwargs, task.app.envelope(task))
-        return commands.jobs.PushEntry(
-            name=task.name, data=data, **wire_options(self._options, task.app.client.clock.now_ms)
-        )
+        return {"name": task.name, "data": data, **wire_options(self._options, task.app.client.clock.now_ms)}
 
 
 class Signature:
