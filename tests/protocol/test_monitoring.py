@@ -210,7 +210,9 @@ def test_ready_says_that_jobs_are_taken(client: Client) -> None:
     assert client.ok("Ready")["ready"] is True
 
 
-def test_heap_stats_show_the_size_of_the_process(client: Client) -> None:
+def test_heap_stats_show_the_size_of_the_process(client: Client, queue: str) -> None:
+    client.ok("PUSHB", queue=queue, jobs=[{"data": n, "tags": ["a"]} for n in range(30_000)])
     data = client.ok("HeapStats")["data"]
     assert len(data["objects"]) == 3
+    assert sum(data["objects"]) > 30_000, "tags are not shared"
     assert data["rss"] > 1

@@ -247,7 +247,8 @@ class Ready(Command[ReadyReply], tag="Ready"):
 
 
 class HeapFigures(Struct, rename="camel"):
-    """Objects that the garbage collector tracks, by generation, and the resident set size in MB."""
+    """Objects that the garbage collector tracks, by generation, without those from before the server listened; and the
+    resident set size in MB."""
 
     objects: list[int]
     rss: float
@@ -263,7 +264,8 @@ class HeapStats(Command[HeapReply], tag="HeapStats"):
 
     async def run(self, engine: Engine, peer: Peer) -> HeapReply:
         metrics = await engine.figures.metrics()
-        return HeapReply(data=HeapFigures(list(gc.get_count()), metrics.memory_usage_mb))
+        objects = [len(gc.get_objects(generation)) for generation in range(3)]
+        return HeapReply(data=HeapFigures(objects, metrics.memory_usage_mb))
 
 
 # -- signs of life -------------------------------------------------------------------------------------------
