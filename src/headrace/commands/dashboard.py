@@ -200,7 +200,7 @@ _dead_letter = msgpack.Decoder(DeadLetterSummary).decode
 
 @command(QueueDetailReply, category="Dashboard", flags=Flag.BULK, http="GET /dashboard/queues/{queue} lift=data")
 class DashboardQueue(Command[QueueDetailReply], tag="DashboardQueue"):
-    """One queue in detail: counts, priorities, the newest dead letters and, if asked for, the next jobs.
+    """One queue in detail: counts, priorities, the oldest dead letters and, if asked for, the next jobs.
 
     With `brief` the dead letters have only the beginning of their payloads, as in GetJob.
     """
