@@ -145,6 +145,7 @@ def test_clean_removes_by_state_and_age_in_several_steps(cli: Cli, client: Clien
     assert cli.ok("queues", "clean", queue, "--older-than", "1h", "--yes", "--json").document["removed"] == 0
     unclear = cli("queues", "clean", queue, "--state", "failed", "--older-than", "long", "--yes")
     assert (unclear.code, "--older-than 'long'" in unclear.err) == (2, True)
+    assert cli("queues", "clean", queue, "--state", "active", "--yes").code == 2, "workers have them: they would stay"
     assert cli.ok("queues", "clean", queue, "--state", "waiting", "--limit", "7", "--yes").out.startswith("removed 7 ")
     cleaned = cli.ok("queues", "clean", queue, "--state", "waiting", "--yes", "--json").document
     assert cleaned == {"queue": queue, "removed": number - 7}

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from headrace.commands.dashboard import QueueRow
 
 PAGE: Final = 500
+CLEANABLE: Final = tuple(state for state in STATES if state != "active")
 CLEANING: Final = 5000
 """Jobs that one command cleans away, so that the server is never busy for long."""
 OFF: Final = "off"
@@ -57,8 +58,10 @@ def prepare(parser: argparse.ArgumentParser) -> None:
         "--concurrency", metavar="N", help=f"jobs that run at once, across all workers; {OFF} for no limit"
     )
     drain_parser = _add(actions, "drain", drain, "remove all waiting and delayed jobs")
-    clean_parser = _add(actions, "clean", clean, "remove jobs of one state, or all but active ones, by age")
-    clean_parser.add_argument("--state", choices=STATES, metavar="STATE", help=f"one of {', '.join(STATES)}")
+    clean_parser = _add(
+        actions, "clean", clean, "remove waiting, delayed, completed and failed jobs, or those of one state, by age"
+    )
+    clean_parser.add_argument("--state", choices=CLEANABLE, metavar="STATE", help=f"one of {', '.join(CLEANABLE)}")
     clean_parser.add_argument("--older-than", metavar="SPAN", default="0s", help="only those older than this")
     clean_parser.add_argument("--limit", type=int, metavar="N", help="how many at most (default: all)")
     obliterate_parser = _add(actions, "obliterate", obliterate, "remove the queue with everything in it")

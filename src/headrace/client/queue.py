@@ -174,7 +174,8 @@ class QueueVerbs(Shell, Generic[JobType]):
 
     @verb
     async def clean(self, older_than: Duration = 0, state: State | None = None, limit: int = 1000) -> list[str]:
-        """Remove jobs that are older than this; returns their ids. Active ones stay.
+        """Remove jobs that are older than this: waiting, delayed, completed and failed ones, or those of one state.
+        Active ones stay. Returns their ids.
 
         It removes no more than one reply can list (64 MB of ids): call it again for the rest.
         """

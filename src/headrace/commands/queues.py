@@ -104,8 +104,9 @@ class Cleaned(Reply):
 
 @command(Cleaned, category="Control", flags=Flag.WRITE | Flag.BULK, http="POST /queues/{queue}/clean")
 class Clean(Command[Cleaned], tag="Clean"):
-    """Remove jobs older than `grace` ms, of one state or of all but active; at most `limit`.
+    """Remove jobs older than `grace` ms, at most `limit`. Active ones stay.
 
+    Without a `state` waiting, delayed, completed and failed ones are removed, not those that wait for children.
     It removes no more than one reply can list (64 MB of ids, about 1.7 million): repeat it for the rest.
     """
 
