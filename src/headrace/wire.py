@@ -24,8 +24,8 @@ from msgspec import NODEFAULT, UNSET, Raw, Struct, inspect
 
 from headrace import commands
 from headrace.commands import connection, jobs, monitoring
-from headrace.commands._base import REGISTRY, SHORT_FORMS, Alike, Command, ErrorReply, Spec
-from headrace.errors import HeadraceError, InvalidCommand, UnknownCommand
+from headrace.commands._base import REGISTRY, SHORT_FORMS, Alike, Command, Spec
+from headrace.errors import InvalidCommand, UnknownCommand
 from headrace.frames import HEADER
 from headrace.model import MENDED, NIL, NULL_IF_NAMED, UNDEFINED, is_queue_name
 
@@ -80,17 +80,6 @@ def append_alike(out: bytearray, replies: Alike, request_ids: Sequence[Raw | byt
         for req_id in request_ids:
             parts += (heads[fixed + len(req_id)], req_id)
     out += b"".join(parts)
-
-
-def encode_reply(reply: Struct, req_id: Raw | bytes) -> bytes:
-    """One reply frame."""
-    out = bytearray()
-    append_reply(out, reply, req_id)
-    return bytes(out)
-
-
-def encode_error(error: HeadraceError, req_id: Raw | bytes) -> bytes:
-    return encode_reply(ErrorReply.of(error), req_id)
 
 
 # -- commands ----------------------------------------------------------------------------------------------------------

@@ -9,15 +9,16 @@ import ssl
 from functools import partial
 from typing import Final
 
+from headrace.commands._base import ErrorReply
 from headrace.config import Settings
 from headrace.engine.engine import Engine
-from headrace.errors import NotAuthenticated, Refused, StorageUnavailable
+from headrace.errors import HeadraceError, NotAuthenticated, Refused, StorageUnavailable
+from headrace.frames import encode_frame
 from headrace.server.listener import Listener, part, see_off
 from headrace.server.session import MAX_BACKLOG, Session
 from headrace.server.ticker import Parcels, Release, Ticker
 from headrace.server.valve import Valve
 from headrace.server.vigil import Vigil
-from headrace.wire import encode_error
 
 log: Final = logging.getLogger("headrace.server")
 
@@ -58,7 +59,7 @@ class Connection(asyncio.Protocol):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         if server.is_full:
             self.session.is_closing = True
-            self.transport.write(encode_error(Refused("Too many connections"), b""))  # type: ignore[union-attr]
+            self.transport.write(_encode_error(Refused("Too many connections")))  # type: ignore[union-attr]
             self._hang_up()
         elif server.engine.tokens:
             self._stranger_timer = server.loop.call_later(AUTH_WITHIN_S, self._end_stranger)
@@ -113,7 +114,7 @@ class Connection(asyncio.Protocol):
         if transport is None or self.session.is_authenticated:
             return
         self.session.is_closing = True
-        transport.write(encode_error(NotAuthenticated(f"Not authenticated within {AUTH_WITHIN_S} seconds"), b""))
+        transport.write(_encode_error(NotAuthenticated(f"Not authenticated within {AUTH_WITHIN_S} seconds")))
         if transport.get_write_buffer_size():
             transport.abort()
         else:
@@ -202,6 +203,11 @@ class Connection(asyncio.Protocol):
         self.session.close()
         self._server.left(self)
         self._server.ticker.give_back(self.session)
+
+
+def _encode_error(error: HeadraceError) -> bytes:
+    """The frame of an error that answers no command."""
+    return encode_frame(ErrorReply.of(error))
 
 
 class TcpServer(Listener[Connection]):
