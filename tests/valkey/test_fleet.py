@@ -12,6 +12,7 @@ import pytest
 
 from headrace.backends.valkey.library import GLIDEMQ_VERSION, glidemq_source
 from headrace.clock import SystemClock
+from tests.http.receiver import Receiver
 from tests.serverprocess import ServerProcess
 from tests.valkey.chaos import Chaos
 from tests.valkey.foreign import Foreign
@@ -29,7 +30,8 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ValkeyServer]:
 @pytest.fixture(scope="module")
 def brokers(store: ValkeyServer) -> Iterator[list[ServerProcess]]:
     with ExitStack() as stack:
-        yield [stack.enter_context(ServerProcess(":memory:", "--backend", store.url)) for _ in range(2)]
+        options = ("--backend", store.url, "--webhook-allow", "127.0.0.0/8")
+        yield [stack.enter_context(ServerProcess(":memory:", *options)) for _ in range(2)]
 
 
 def await_end(client: Client, store: ValkeyServer, queue: str, job_id: str) -> None:
@@ -59,6 +61,28 @@ def peak_mb(pid: int) -> float:
 
 
 class TestOneTruth:
+    def test_a_webhook_that_one_broker_was_told_of_is_called_by_all_until_it_is_removed(
+        self, brokers: list[ServerProcess], queue: str
+    ) -> None:
+        with Receiver() as receiver, brokers[0].client() as here, brokers[1].client() as there:
+
+            def is_called() -> bool:
+                before = len(receiver.calls)
+                there.ok("PUSH", queue=queue, data={})
+                try:
+                    return eventually(lambda: len(receiver.calls) > before, within=0.3)
+                except AssertionError:
+                    return False
+
+            hook = here.ok("AddWebhook", url=receiver.url, queue=queue, events=["job.pushed"])["data"]["webhookId"]
+            eventually(is_called)
+            here.ok("SetWebhookEnabled", id=hook, enabled=False)
+            eventually(lambda: not is_called())
+            here.ok("SetWebhookEnabled", id=hook, enabled=True)
+            eventually(is_called)
+            here.ok("RemoveWebhook", webhookId=hook)
+            eventually(lambda: not is_called())
+
     def test_a_job_pushed_here_is_pulled_there_and_done_everywhere(
         self, brokers: list[ServerProcess], queue: str
     ) -> None:

@@ -151,6 +151,7 @@ class ValkeyBackend(Refused):
         await self._find_server()
         await all_of(
             self._follow_watched(),
+            self._look_at_webhooks(),
             super().look_after(),
             self.load_libraries(),  # a Node process may have replaced `glidemq`, or brought none and flushed ours
         )

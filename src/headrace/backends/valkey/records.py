@@ -151,9 +151,17 @@ class Records(Queries):
         self.webhook_changes += 1
 
     async def webhooks(self) -> list[Webhook]:
-        key = self._keys.webhooks
-        self._webhooks = await self._or_last_seen(key, partial(self._server.call, key, "HVALS", key), self._webhooks)
-        return sorted(map(_decode_webhook, self._webhooks), key=lambda webhook: (webhook.created_at, webhook.id))
+        key, seen = self._keys.webhooks, self._webhooks
+        found = await self._or_last_seen(key, partial(self._server.call, key, "HVALS", key), seen)
+        if found != self._webhooks:
+            self._webhooks = found
+            self.webhook_changes += 1
+        return sorted(map(_decode_webhook, found), key=lambda webhook: (webhook.created_at, webhook.id))
+
+    async def _look_at_webhooks(self) -> None:
+        """Other brokers may have been told of some, or to call them no more. Only servers care, and have read them."""
+        if self._webhooks is not None:
+            await self.webhooks()
 
     async def update_webhook(self, webhook: Webhook) -> bool:
         key = self._keys.webhooks
