@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, cast
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -112,6 +112,7 @@ async def test_defaults_of_a_queue_apply_to_its_jobs_and_give_way_to_those_of_a_
         ({"tags": "urgent"}, "write ['urgent']"),
         ({"depends_on": "id"}, "write ['id']"),
         ({"dedup": Dedup("k", "throttle")}, "needs a ttl"),
+        ({"dedup": Dedup("k", cast("Any", "debouce"), ttl=1)}, "one of simple, throttle, debounce"),
         ({"dedup": 5}, "dedup"),
         ({"priority": "high"}, "priority must be a number"),
         ({"priority": 1.5}, "priority must be an integer"),

@@ -47,6 +47,8 @@ class Dedup(Struct, frozen=True):
     ttl: Duration | None = None
 
     def wire(self) -> model.Dedup | None:
+        if self.mode not in ("simple", "throttle", "debounce"):
+            raise InvalidCommand(f"dedup mode is one of simple, throttle, debounce, not {self.mode!r}")
         if self.mode != "simple" and self.ttl is None:
             raise InvalidCommand(f"dedup mode {self.mode!r} needs a ttl")
         ttl = None if self.ttl is None else milliseconds(self.ttl, "dedup.ttl")
