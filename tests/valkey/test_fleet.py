@@ -61,6 +61,20 @@ def peak_mb(pid: int) -> float:
 
 
 class TestOneTruth:
+    def test_the_calls_of_all_brokers_are_counted(self, brokers: list[ServerProcess], queue: str) -> None:
+        with Receiver() as receiver, brokers[0].client() as here, brokers[1].client() as there:
+            hook = here.ok("AddWebhook", url=receiver.url, queue=queue, events=["job.pushed"])["data"]["webhookId"]
+
+            def are_counted(calls: int) -> bool:
+                (shown,) = [hook for hook in here.ok("ListWebhooks")["data"]["webhooks"] if hook["queue"] == queue]
+                return bool(shown["successCount"] == len(receiver.calls) >= calls)
+
+            there.ok("ListWebhooks")  # which tells it of this one
+            for calls, client in enumerate((here, there, here, there), 1):
+                client.ok("PUSH", queue=queue, data={})
+                eventually(lambda calls=calls: are_counted(calls))
+            here.ok("RemoveWebhook", webhookId=hook)
+
     def test_a_webhook_that_one_broker_was_told_of_is_called_by_all_until_it_is_removed(
         self, brokers: list[ServerProcess], queue: str
     ) -> None:

@@ -22,6 +22,7 @@ import asyncio
 import hashlib
 import hmac
 import logging
+import operator
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
@@ -83,6 +84,17 @@ class Hook:
         self.dropped = record.dropped_count
         self.last_error = record.last_error
         self.warned_at = -_WARN_EVERY
+        self._known = _counts(record)
+        """The highest counts that were stored, as far as is known here."""
+
+    def learn(self, record: Webhook) -> None:
+        """Take over the stored record. What it counts beyond all that was known, other brokers have delivered."""
+        self.record = record
+        gained = [max(0, count - known) for count, known in zip(_counts(record), self._known, strict=True)]
+        self._known = tuple(map(operator.add, self._known, gained))
+        self.successes, self.failures, self.dropped = map(
+            operator.add, (self.successes, self.failures, self.dropped), gained
+        )
 
     def offer(self, event: Event, body: bytes | None) -> bool:
         """Put an event into the queue; False when there is no room for it."""
@@ -107,7 +119,9 @@ class Hook:
         return count
 
     def figures(self, stored: Webhook) -> Webhook:
-        """The stored webhook with the newest figures."""
+        """The stored webhook with the newest figures, which are about to be stored."""
+        self.learn(stored)
+        self._known = (self.successes, self.failures, self.dropped)
         return structs.replace(
             stored,
             last_triggered=self.last_triggered,
@@ -116,6 +130,10 @@ class Hook:
             dropped_count=self.dropped,
             last_error=self.last_error,
         )
+
+
+def _counts(record: Webhook) -> tuple[int, ...]:
+    return record.success_count, record.failure_count, record.dropped_count
 
 
 def _size(event: Event, body: bytes | None) -> int:
@@ -190,7 +208,7 @@ class Webhooks:
         self._hooks = {}
         for record in records:
             hook = self._hooks[record.id] = before.get(record.id) or Hook(record)
-            hook.record = record
+            hook.learn(record)
             self._switch(hook, record.enabled)
         for gone in before.keys() - self._hooks.keys():
             self._switch(before[gone], False)
