@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from tests.http.webserver import WebServer
-from tests.integration.faultydisk import fill, small_disk
+from tests.integration.faultydisk import FaultyCalls, fill, small_disk
 
 
 def test_a_full_disk_is_503_for_writes_and_probes_and_heals_by_itself(tmp_path: Path) -> None:
@@ -35,3 +35,15 @@ def test_a_full_disk_is_503_for_writes_and_probes_and_heals_by_itself(tmp_path: 
             pass
         assert http.post("/queues/q/jobs", {"data": 2}).status == 200
         assert http.ok("GET", "/queues/q/count")["count"] == 2
+
+
+def test_a_job_that_cannot_be_read_is_503_and_not_an_error_of_the_server(tmp_path: Path) -> None:
+    faults = FaultyCalls(tmp_path, "unread.db")
+    with WebServer(tmp_path / "unread.db", env=faults.env) as web, web.http() as http:
+        large = {"data": "x" * 9_000_000}
+        first, *_ = [http.ok("POST", "/queues/q/jobs", large)["id"] for _ in range(3)]
+        faults.fail("read")
+        answer = http.get(f"/jobs/{first}")
+        assert (answer.status, answer.error.startswith("Storage error: the database cannot be read")) == (503, True)
+        faults.heal()
+        assert http.ok("GET", f"/jobs/{first}")["job"]["id"] == first

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import select
+import sqlite3
 import struct
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -479,3 +484,116 @@ class TestDurable:
                 pace.ok("Ping")
                 expected += [f"push {number}", f"ping {number}"]
             assert [client.recv()["reqId"] for _ in expected] == expected
+
+
+class TestUnreadable:
+    """A disk that takes writes and gives nothing back."""
+
+    @pytest.fixture
+    def faults(self, tmp_path: Path) -> FaultyCalls:
+        return FaultyCalls(tmp_path, "unread.db")
+
+    @pytest.fixture
+    def server(self, tmp_path: Path, faults: FaultyCalls) -> Iterator[ServerProcess]:
+        with ServerProcess(tmp_path / "unread.db", env=faults.env) as running:
+            yield running
+
+    @staticmethod
+    def push_what_no_cache_holds(client: Client, count: int = 3) -> list[str]:
+        """Together they are larger than what SQLite keeps in memory."""
+        return [client.ok("PUSH", queue=QUEUE, data={"n": n, "fill": "x" * 9_000_000})["id"] for n in range(count)]
+
+    def test_queries_say_that_the_disk_cannot_be_read_and_answer_again_when_it_can(
+        self, server: ServerProcess, faults: FaultyCalls
+    ) -> None:
+        with server.client() as client:
+            first, *_ = self.push_what_no_cache_holds(client)
+            asked: tuple[tuple[str, dict[str, Any]], ...] = (
+                ("GetJob", {"id": first}),
+                ("GetJobs", {"queue": QUEUE}),
+                ("FlowList", {}),
+                ("PUSH", {"queue": QUEUE, "data": 1, "jobId": "once", "idTtl": 60_000}),
+            )
+            faults.fail("read")
+            for command, arguments in asked:
+                error = client.error(command, **arguments)
+                assert error.startswith("Storage error: the database cannot be read"), (command, error)
+            faults.heal()
+            for command, arguments in asked:
+                client.ok(command, **arguments)
+
+    def test_a_pull_whose_payload_cannot_be_read_leaves_the_job_as_it_was(
+        self, server: ServerProcess, faults: FaultyCalls
+    ) -> None:
+        with server.client() as client, server.client() as worker:
+            job_ids = self.push_what_no_cache_holds(client)
+            faults.fail("read")
+            for command, arguments in (("PULL", {}), ("PULLB", {"count": 3})):
+                error = worker.error(command, queue=QUEUE, owner="w", **arguments)
+                assert error.startswith("Storage error: the database cannot be read"), (command, error)
+            worker.socket.sendall(frames(*[{"cmd": "PULL", "queue": QUEUE, "reqId": str(n)} for n in range(3)]))
+            for _ in range(3):
+                assert worker.recv()["error"].startswith("Storage error: the database cannot be read")
+            faults.heal()
+            counts = client.ok("GetJobCounts", queue=QUEUE)["counts"]
+            assert (counts["waiting"], counts["active"]) == (3, 0)
+            for job_id in job_ids:
+                job = worker.ok("PULL", queue=QUEUE)["job"]
+                assert (job["id"], job["attempts"]) == (job_id, 0)
+
+    def test_a_parked_pull_whose_payload_cannot_be_read_does_not_spoil_the_replies_of_others(
+        self, server: ServerProcess, tmp_path: Path
+    ) -> None:
+        with server.client() as client:
+            client.ok("Pause", queue=QUEUE)
+            job_id = client.ok("PUSH", queue=QUEUE, data="x" * 20_000)["id"]
+        server.stop()
+        with closing(sqlite3.connect(tmp_path / "unread.db")) as file, file:
+            file.execute("DELETE FROM payload")
+        server.start()
+        with server.client() as client, server.client() as worker:
+            park(worker, "PULL", queue=QUEUE, timeout=20_000)
+            client.ok("Resume", queue=QUEUE)
+            client.ok("PUSH", queue=QUEUE, data="small")
+            assert client.ok("GetJobCounts", queue=QUEUE)["counts"]["active"] == 0
+            client.ok("Cancel", id=job_id)
+            client.ok("PUSH", queue=QUEUE, data="another")
+            assert worker.recv()["job"]["data"] == "small"
+
+    def test_a_job_of_a_failed_tick_that_cannot_be_read_back_is_not_reported_as_missing(
+        self, server: ServerProcess, faults: FaultyCalls
+    ) -> None:
+        with server.client() as client:
+            self.push_what_no_cache_holds(client)
+            job_id = client.ok("PUSH", queue="small", data=1)["id"]
+            faults.fail("read", "write")
+            assert client.error("Cancel", id=job_id).startswith("Storage error")
+            for command in ("GetJob", "GetState"):
+                assert client.error(command, id=job_id).startswith("Storage error"), command
+            faults.heal()
+            wait_until_healthy(client)
+            assert client.ok("GetState", id=job_id)["state"] == "waiting"
+
+    def test_an_engine_in_the_own_process_raises_the_same(self, faults: FaultyCalls, tmp_path: Path) -> None:
+        program = """
+import sys
+from pathlib import Path
+from headrace import Headrace
+from headrace.errors import StorageUnavailable
+
+with Headrace(f"sqlite:///{sys.argv[1]}").sync() as sync:
+    jobs = [sync.queue("q").add("large", "x" * 9_000_000) for _ in range(3)]
+    Path(sys.argv[2]).write_text("read")
+    try:
+        jobs[0].info()
+    except StorageUnavailable as error:
+        print(error)
+"""
+        arguments = [str(tmp_path / "unread.db"), faults.env["FAULT_TRIGGER"]]
+        done = subprocess.run(
+            [sys.executable, "-c", program, *arguments],
+            env={**os.environ, **faults.env},
+            capture_output=True,
+            text=True,
+        )
+        assert done.stdout.startswith("Storage error: the database cannot be read"), done

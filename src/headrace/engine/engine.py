@@ -247,7 +247,11 @@ class Engine:
             self.waiters.serve_pulls(queue, self._claim_now)
 
     def _claim_now(self, queue: str, demand: Demand) -> list[Claim]:
-        return run_now(self.backend.claim(queue, demand))
+        try:
+            return run_now(self.backend.claim(queue, demand))
+        except StorageUnavailable as error:  # this pull goes on waiting; the others of the tick have their replies
+            log.error("a parked pull of queue %s goes on waiting: %s", queue, error)
+            return []
 
     def _serve_job_waiters(self) -> None:
         for event in self.backend.uncommitted_events():
@@ -266,10 +270,7 @@ class Engine:
                 self.waiters.finish_job(job_id, Outcome("removed"))
 
     def _outcome(self, event: Event) -> Outcome:
-        body = self.backend.body_of(event)
-        if event.event == "completed" and self.backend.is_local:
-            body = run_now(self.backend.result(event.job)) or body
-        return Outcome(event.event, body, event.error)
+        return Outcome(event.event, self.backend.body_of(event), event.error)
 
     def _hear_of_event(self, event: Event, body: bytes | None) -> None:
         """Another program changed a queue: notify its listeners here."""

@@ -209,6 +209,8 @@ class Session(Driver[bytes | Raw]):
             work.send(None)
         except StopIteration as done:
             replies = done.value
+        except HeadraceError as error:
+            replies = [error] * len(commands)
         except Exception:
             log.exception("%s failed", type(commands[0]).__name__)
             replies = [Internal()] * len(commands)

@@ -166,7 +166,7 @@ class LocalBackend(Flows):
         self._job_seq = max((self._journal.drop_idle_completions(), *self._open_batches.values()))
         for row in self._journal.rows():
             if not self._open_batches or not self._is_staged(row[0]):
-                self._load_row(row)
+                self._take_back_job(self._read_row(row))
         self._order_finished()
         self._finish_planning()
         for queue in self._queues.values():
@@ -199,17 +199,22 @@ class LocalBackend(Flows):
             except msgspec.DecodeError as error:
                 self.problems.append(f"{kind} {key} is unreadable and was left out: {error}")
 
-    def _load_row(self, row: Row) -> Job | None:
+    def _read_row(self, row: Row) -> Job | None:
         """A job from its row; an unreadable row is reported and skipped, never raised."""
         try:
-            job = self._job_of(row)
+            return self._job_of(row)
         except (msgspec.DecodeError, ValueError, TypeError, KeyError) as error:
             self.problems.append(f"job row {row[0]} is unreadable and was left out: {error}")
             self._job_seq = max(self._job_seq, int(row[0]))
             return None
+
+    def _take_back_job(self, job: Job | None) -> None:
+        """Put a job from the file into its place in memory."""
+        if job is None:
+            return
         if job.id in self._jobs:
-            self.problems.append(f"job row {row[0]} repeats the id {job.id} and was left out")
-            return None
+            self.problems.append(f"job row {job.seq} repeats the id {job.id} and was left out")
+            return
         self._jobs[job.id] = job
         self._job_seq = max(self._job_seq, job.seq)
         if job.links is not None:
@@ -217,7 +222,6 @@ class LocalBackend(Flows):
         self._enter(job)
         if job.state is State.FAILED:
             self._watch_burial(job)
-        return job
 
     def _job_of(self, row: Row) -> Job:
         (seq, job_id, queue, state, priority, created, run_at, finished, attempts, stalls, name, *rest) = row
@@ -433,6 +437,7 @@ class LocalBackend(Flows):
         # Only now: detaching a job ends its lease, if the tick had not ended it before.
         leases = {seq: (held, began) for seq, held, began in self._ended_leases if held.serial <= self._serial_before}
         self._unread = _Unread(sorted(touched), leases, list(self._touched_queues))
+        self._unread_ids = {job.id for job in touched.values()}
         with suppress(StorageUnavailable):  # a disk that cannot even be read: the probe tries again
             self._read_back()
         self._end_tick()
@@ -443,12 +448,13 @@ class LocalBackend(Flows):
         if self._unread is None:
             return
         seqs, leases, queues = self._unread
-        with self._journal.reading():
-            rows = self._journal.rows_of(seq for seq in seqs if not self._is_staged(seq))
-            self._logged = self._journal.logged_jobs()
-            self._reload_small(queues)
-        self._unread = None
-        for job in [job for row in rows if (job := self._load_row(row)) is not None]:
+        rows = self._journal.rows_of(seq for seq in seqs if not self._is_staged(seq))
+        jobs = [job for row in rows if (job := self._read_row(row)) is not None]
+        self._logged = self._journal.logged_jobs()
+        self._reload_small(queues)
+        self._unread, self._unread_ids = None, set()
+        for job in jobs:
+            self._take_back_job(job)
             if job.seq in leases:
                 self._hold_again(job, *leases[job.seq])
             elif job.state is State.WAITING_CHILDREN:

@@ -18,8 +18,10 @@ from headrace.backends.local.index import Bucket, Group, Queue
 from headrace.backends.local.job import Ended, Job, Lease
 from headrace.backends.local.journal import LARGE_BYTES
 from headrace.backends.local.settlement import Settlement
+from headrace.backends.local.slices import run_now
 from headrace.backends.local.store import UNGROUPED, group_of
 from headrace.buckets import TokenBucket
+from headrace.errors import StorageUnavailable
 from headrace.model import (
     DEFAULT_SETTINGS,
     MAX_FRAME_BYTES,
@@ -63,7 +65,11 @@ class Delivery(Settlement):
             claims = self._hand_out_plain(q, q.ready.pop_plain(room, LARGE_BYTES), demand, now, mono, bucket)
             room -= len(claims)
         if room > 0 and q.waiting:
-            claims += self._hand_out(q, self._next_jobs(q, room, demand, now, mono), demand, now, mono, bucket)
+            try:
+                claims += self._hand_out(q, self._next_jobs(q, room, demand, now, mono), demand, now, mono, bucket)
+            except StorageUnavailable:
+                if not claims:
+                    raise
         if q.bucket is not None and claims:
             q.bucket.take(mono, len(claims))
         return claims
@@ -199,7 +205,12 @@ class Delivery(Settlement):
         else:
             for run_at, alike in itertools.groupby(times):
                 self._count_wait(q.figures, now - run_at, len(list(alike)))
-        views = encode_claimed(jobs, q.encoded_name, now, self._show)
+        try:
+            views = encode_claimed(jobs, q.encoded_name, now, self._show)
+        except StorageUnavailable:  # a large payload: nobody gets these jobs, so nobody may be waited for
+            run_now(self.release({job.id: job.lease.serial for job in jobs if job.lease is not None}))
+            self._ready.discard(q.name)  # parked pulls would fail the same way, again and again
+            raise
         return list(map(Claim, views, tokens))
 
     def _count_wait(self, figures: QueueFigures, waited: int, count: int) -> None:

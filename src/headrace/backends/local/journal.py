@@ -5,8 +5,8 @@ one transaction. Rows are built at commit time from the jobs as they are then, s
 within a tick costs one row. WAL with synchronous=NORMAL survives the death of the process; `sync` adds what a power
 cut demands. In memory mode the job tables are not written at all, the small ones live in an in-memory database.
 
-Errors: anything SQLite refuses leaves as StorageUnavailable with a text for operators; the transaction is rolled back
-first. To change the schema, add the next file in sql/ and nothing else.
+Errors: anything SQLite refuses, to write or to read, leaves as StorageUnavailable with a text for operators; the
+transaction is rolled back first. To change the schema, add the next file in sql/ and nothing else.
 """
 
 from __future__ import annotations
@@ -96,6 +96,10 @@ _NO_COMPLETION: Final = (sys.maxsize, sys.maxsize, 0)
 
 class FileLocked(StorageUnavailable):
     """Another process owns the database file."""
+
+
+class Unreadable(StorageUnavailable):
+    """The disk does not give back what is stored, or gives back something else."""
 
 
 _locks: Final[set[int]] = set()
@@ -314,7 +318,7 @@ class Journal:
 
     def clearings(self) -> list[tuple[EventName, str, int, int, list[int]]]:
         """The open ones, with the arguments of `open_clearing`."""
-        rows = self.db.execute("SELECT event, queue, since, last, spared FROM clearing")
+        rows = self._fetch("SELECT event, queue, since, last, spared FROM clearing")
         return [(EventName(event), *rest, msgspec.msgpack.decode(spared)) for event, *rest, spared in rows]
 
     def _is_new(self, job: Job) -> bool:
@@ -664,20 +668,23 @@ class Journal:
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
-    @contextmanager
-    def reading(self) -> Iterator[None]:
-        """What the disk refuses is StorageUnavailable."""
+    def _fetch(self, sql: str, *params: Any) -> Iterator[Row]:
+        """Rows as they are asked for; Unreadable instead of what SQLite raises when it cannot read them."""
         try:
-            yield
-        except (apsw.Error, OSError) as error:
-            raise StorageUnavailable(describe(error)) from error
+            yield from self.db.execute(sql, params)
+        except apsw.Error as error:
+            raise Unreadable(
+                f"Storage error: the database cannot be read ({error}). Check the disk of the server; if that is "
+                "healthy, `headrace doctor` tells what is damaged."
+            ) from error
 
     @contextmanager
     def recovering(self) -> Iterator[None]:
         """Report anything that SQLite cannot read while loading as damage, naming the file."""
         try:
             yield
-        except apsw.Error as error:
+        except (apsw.Error, Unreadable) as unreadable:
+            error = unreadable.__cause__ if isinstance(unreadable, Unreadable) else unreadable
             raise StorageUnavailable(
                 f"{self.path} is damaged ({error}): see `headrace doctor --data-path {self.path}`, restore a copy "
                 "or open another file."
@@ -685,8 +692,8 @@ class Journal:
 
     def mark(self) -> tuple[int, int, Totals]:
         """Number of the last stored event, epoch and counters: those of the table or of the row that is newer."""
-        last_seq, epoch, totals = next(self.db.execute("SELECT last_seq, epoch, totals FROM mark"))
-        (newest,) = next(self.db.execute("SELECT max(mark) FROM job"))
+        last_seq, epoch, totals = next(self._fetch("SELECT last_seq, epoch, totals FROM mark"))
+        (newest,) = next(self._fetch("SELECT max(mark) FROM job"))
         if newest is not None:
             row_seq, *counters = _MARK.unpack(newest)
             if row_seq > last_seq:
@@ -695,9 +702,9 @@ class Journal:
 
     def rows(self) -> Iterator[Row]:
         """Every stored job in push order; payloads of finished jobs stay on disk."""
-        completions = self.db.execute("SELECT first, last, finished FROM completion ORDER BY last")
+        completions = self._fetch("SELECT first, last, finished FROM completion ORDER BY last")
         first, last, finished = next(completions, _NO_COMPLETION)
-        for row in self.db.execute(
+        for row in self._fetch(
             "SELECT seq, id, queue, state, priority, created, run_at, finished, attempts, stalls, name, "
             "CASE WHEN state IN (4, 5) THEN NULL ELSE data END, settings, links, history, "
             f"CASE WHEN length(result) > {SMALL_RESULT_BYTES} THEN NULL ELSE result END, {_SIZE} "
@@ -712,35 +719,35 @@ class Journal:
         return [row for seq in seqs if (row := self._row(seq)) is not None]
 
     def _row(self, seq: int) -> Row | None:
-        row = next(self.db.execute(f"SELECT {_COLUMNS}, {_SIZE} FROM job WHERE seq=?", (seq,)), None)
+        row = next(self._fetch(f"SELECT {_COLUMNS}, {_SIZE} FROM job WHERE seq=?", seq), None)
         sql = "SELECT first, last, finished FROM completion WHERE last >= ? ORDER BY last LIMIT 1"
-        first, _, finished = next(self.db.execute(sql, (seq,)), _NO_COMPLETION)
+        first, _, finished = next(self._fetch(sql, seq), _NO_COMPLETION)
         return row if row is None or seq < first else _completed_row(row, finished)
 
     def data(self, job: Job) -> bytes:
         """The payload of a job that does not hold it in memory."""
         table = "payload" if job.size > LARGE_BYTES else "job"
-        found = next(self.db.execute(f"SELECT data FROM {table} WHERE seq=?", (job.seq,)), None)
+        found = next(self._fetch(f"SELECT data FROM {table} WHERE seq=?", job.seq), None)
         if found is None or found[0] is None:
             raise StorageUnavailable(f"the payload of job {job.id} is missing from the database")
         return bytes(found[0])
 
     def result(self, job: Job) -> bytes | None:
-        found = next(self.db.execute("SELECT result FROM job WHERE seq=?", (job.seq,)), None)
+        found = next(self._fetch("SELECT result FROM job WHERE seq=?", job.seq), None)
         return None if found is None or found[0] is None else bytes(found[0])
 
     def numbered(self, queue: str | None, after: int, until: int) -> list[tuple[int, str]]:
         """Number and id of the stored jobs with after < seq <= until, of one queue or of all."""
         sql = "SELECT seq, id FROM job WHERE seq > ? AND seq <= ?"
         if queue is None:
-            return list(self.db.execute(f"{sql} ORDER BY seq", (after, until)))
-        return list(self.db.execute(f"{sql} AND queue = ? ORDER BY seq", (after, until, queue)))
+            return list(self._fetch(f"{sql} ORDER BY seq", after, until))
+        return list(self._fetch(f"{sql} AND queue = ? ORDER BY seq", after, until, queue))
 
     def settled(self, seq: int) -> list[str]:
         """Children of a parent that completed after its row was written."""
         if seq not in self._with_settled:
             return []
-        return [child for (child,) in self.db.execute("SELECT child FROM settled WHERE parent=?", (seq,))]
+        return [child for (child,) in self._fetch("SELECT child FROM settled WHERE parent=?", seq)]
 
     def tombstone(self, queue: str, custom_id: str, now: int) -> str | None:
         """The job for which a custom id is reserved, if any."""
@@ -750,7 +757,7 @@ class Journal:
         if (queue, custom_id) in self.recalled:
             return self.recalled[queue, custom_id]
         sql = "SELECT job FROM tombstone WHERE queue=? AND id=? AND expires>?"
-        found = next(self.db.execute(sql, (queue, custom_id, now)), None)
+        found = next(self._fetch(sql, queue, custom_id, now), None)
         return None if found is None else str(found[0])
 
     def recall_ids(self, queue: str, custom_ids: Sequence[str], now: int) -> None:
@@ -759,27 +766,27 @@ class Journal:
         for start in range(0, len(custom_ids), _IDS_AT_ONCE):
             some = custom_ids[start : start + _IDS_AT_ONCE]
             nothing = [None] * (_IDS_AT_ONCE - len(some))
-            found = self.db.execute(_RECALL_IDS, (queue, now, *some, *nothing))
+            found = self._fetch(_RECALL_IDS, queue, now, *some, *nothing)
             self.recalled.update(((queue, custom_id), job_id) for custom_id, job_id in found)
 
     def forget_ids(self, now: int, limit: int) -> None:
         """Drop some of the custom ids whose `idTtl` is over, if there are any."""
-        if next(self.db.execute("SELECT 1 FROM tombstone WHERE expires <= ? LIMIT 1", (now,)), None) is not None:
+        if next(self._fetch("SELECT 1 FROM tombstone WHERE expires <= ? LIMIT 1", now), None) is not None:
             self.later(_FORGET_IDS, now, limit)
 
     def records(self, kind: str) -> Iterator[tuple[str, bytes]]:
-        yield from self.db.execute("SELECT key, value FROM record WHERE kind=?", (kind,))
+        yield from self._fetch("SELECT key, value FROM record WHERE kind=?", kind)
 
     def select(self, sql: str, *params: Any) -> list[tuple[Any, ...]]:
         """Rows as they are now, with what this tick has changed so far."""
         self.run_early()
-        return list(self.db.execute(sql, params))
+        return list(self._fetch(sql, *params))
 
     def logs(self, seq: int) -> list[tuple[int, str, str]]:
         return self.select("SELECT at, level, message FROM log WHERE job=? ORDER BY entry", seq)
 
     def logged_jobs(self) -> set[int]:
-        return {seq for (seq,) in self.db.execute("SELECT DISTINCT job FROM log")}
+        return {seq for (seq,) in self._fetch("SELECT DISTINCT job FROM log")}
 
     def size_bytes(self) -> int:
         if self.path is None:

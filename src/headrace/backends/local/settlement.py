@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Final
 
 import msgspec
@@ -19,7 +20,7 @@ from headrace.backends.local.intake import Intake
 from headrace.backends.local.job import Ended, History, Job
 from headrace.backends.local.store import MAX_DEPARTED, MAX_SATISFIED
 from headrace.backoff import retry_delay_ms
-from headrace.errors import HeadraceError, LeaseLost, NotFound
+from headrace.errors import HeadraceError, LeaseLost, NotFound, StorageUnavailable
 from headrace.model import (
     DAY_MS,
     DEFAULT_SETTINGS,
@@ -184,6 +185,7 @@ class Settlement(Intake):
     def _complete(self, job: Job, ack: Ack, now: int) -> None:
         lease = job.lease
         token, worker = (ack.token, None) if lease is None else (lease.token, lease.owner)
+        repeated = self._data(job) if job.links is not None and job.links.repeat is not None else b""
         if job.result is not ack.result:
             job.result = ack.result
         job.finished = now
@@ -198,7 +200,7 @@ class Settlement(Intake):
             event.bytes = len(ack.result)
             self._attach(event, job, ack.result)
         if job.links is not None:
-            self._succeed_repeat(job, now)
+            self._succeed_repeat(job, repeated, now)
         self._child_done(job, now)
         remove = job.settings.remove_on_complete if ack.remove is None else ack.remove
         if remove:
@@ -538,8 +540,11 @@ class Settlement(Intake):
         return True
 
     def _retry_by_itself(self, job: Job, burial: Burial, now: int) -> None:
-        if not self._revive_dead_letter(job, now):
-            # Another job has its key at the moment: try again later.
+        is_revived = False
+        with suppress(StorageUnavailable):  # its payload cannot be read
+            is_revived = self._revive_dead_letter(job, now)
+        if not is_revived:
+            # That, or another job has its key at the moment: try again later.
             burial.next_retry_at = float(now + int(self._dlq_config(job.queue).auto_retry_interval))
             self._journal.touch(job)
             self._watch_burial(job)
@@ -548,13 +553,12 @@ class Settlement(Intake):
         """RetryDlq of one job; False when its key belongs to another job by now."""
         if self._has_key_rival(job, now):
             return False
-        history = job.remember()
-        burial = history.burial
+        self._revive(job, now)
+        burial = job.remember().burial
         if burial is not None:
             burial.retry_count += 1
             burial.last_retry_at = float(now)
             burial.next_retry_at = None
-        self._revive(job, now)
         self._emit(EventName.DLQ_RETRIED, job, now).prev = State.FAILED.word
         return True
 
@@ -653,7 +657,7 @@ class Settlement(Intake):
 
     # -- repetition ----------------------------------------------------------------------------------------------------
 
-    def _succeed_repeat(self, job: Job, now: int) -> None:
+    def _succeed_repeat(self, job: Job, data: bytes, now: int) -> None:
         """A completed repeat job pushes its successor."""
         assert job.links is not None
         repeat = job.links.repeat
@@ -670,7 +674,6 @@ class Settlement(Intake):
             job.links, repeat=following, custom_id=None, depends_on=[], children_ids=[]
         )
         self._job_seq += 1
-        data = self._data(job)
         successor = Job(
             self._job_seq,
             self.ids.next(),

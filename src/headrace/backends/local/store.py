@@ -12,6 +12,7 @@ from __future__ import annotations
 import heapq
 from collections import OrderedDict, deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
 from msgspec import Raw
@@ -24,7 +25,7 @@ from headrace.backends.local.journal import Journal
 from headrace.backends.local.slices import Slices
 from headrace.briefs import brief, brief_text
 from headrace.clock import Alarm, Clock
-from headrace.errors import NotFound
+from headrace.errors import NotFound, StorageUnavailable
 from headrace.ids import IdSource
 from headrace.model import EVENT_WORDS, MAX_TIMELINE, Event, EventName, TimelineEntry
 from headrace.states import State, Verb, advance
@@ -38,6 +39,7 @@ _WAITING: Final = State.WAITING
 _DELAYED: Final = State.DELAYED
 _ACTIVE: Final = State.ACTIVE
 _COMPLETED: Final = State.COMPLETED
+_NOT_READ_BACK: Final = "Storage error: the job cannot be read at the moment. The server resumes when the disk works."
 UNGROUPED: Final = ""
 """The name under which jobs without a groupId are kept when groups are served in turn; no client can send it."""
 
@@ -89,6 +91,8 @@ class Store(Collection):
         self.ids = IdSource(clock)
         self._slices = Slices()
         self._jobs: dict[str, Job] = {}
+        self._unread_ids: set[str] = set()
+        """Jobs that a failed tick had touched, while the disk cannot be read: what became of them is not known."""
         self._queues: dict[str, Queue] = {}
         self._completed: dict[int, Job] = {}
         self._due = DueOrder()
@@ -132,6 +136,8 @@ class Store(Collection):
 
     def _find(self, job_id: str) -> Job | None:
         job = self._jobs.get(job_id)
+        if job is None and job_id in self._unread_ids:
+            raise StorageUnavailable(_NOT_READ_BACK)
         return None if job is None or job.queue.is_dead else job
 
     def _get(self, job_id: str, error: str = "Job not found") -> Job:
@@ -280,9 +286,10 @@ class Store(Collection):
             self._bodies[event.seq] = body
 
     def _attach_data(self, event: Event, job: Job) -> None:
-        """`_attach` of the data of a job, which is read only if somebody wants it."""
+        """`_attach` of the data of a job, which is read only if somebody wants it; nothing fails for want of it."""
         if self.wants_bodies or job.queue.watchers:
-            self._bodies[event.seq] = self._data(job)
+            with suppress(StorageUnavailable):
+                self._bodies[event.seq] = self._data(job)
 
     def _note(
         self,
