@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from headrace.backends.base import GroupDemand
+from headrace.backends.base import Ack, GroupDemand
 from headrace.backends.local import delivery
 from headrace.model import RateLimit
-from tests.conformance.rig import Rig, spec
+from tests.conformance.rig import LOCAL_KINDS, Rig, spec
 
 
 class TestOrder:
@@ -304,6 +306,17 @@ class TestGroups:
         rig.nack(held)
         third = rig.push(group_id="a")
         assert rig.pulled_ids(group=GROUPED) == [second, first, third]
+
+    def test_very_many_groups_that_have_become_empty_are_passed_over_quickly(self, tmp_path: Path) -> None:
+        rig = Rig(LOCAL_KINDS[0], tmp_path)
+        rig.is_checking = False
+        for generation in "first", "second":
+            rig.insert("q", [spec(group_id=f"{generation}-{n}") for n in range(20_000)])
+            began = time.process_time()
+            pulled = [held for _ in range(20) for held in rig.pull(count=1000, group=GROUPED)]
+            assert (len(pulled), time.process_time() - began < 10) == (20_000, True)
+            rig.complete([Ack(held.id, held.token) for held in pulled])
+        rig.close()
 
     def test_the_demand_sets_the_concurrency_of_each_group(self, rig: Rig) -> None:
         a = [rig.push(group_id="a") for _ in range(3)]

@@ -244,7 +244,10 @@ class Delivery(Settlement):
         job = group.ready.peek() if group is not None else None
         if group is None or job is None:
             if group is not None and self._is_idle(q, name, group, mono):
-                q.turn.remove(name)
+                if q.turn[-1] == name:  # it is when it has just had its turn, and there may be very many groups
+                    q.turn.pop()
+                else:
+                    q.turn.remove(name)
                 del q.groups[name]
             return None
         return job if self._group_may_run(q, name, group, demand, mono) else None
