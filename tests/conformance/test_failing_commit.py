@@ -222,6 +222,10 @@ TICKS: dict[str, Callable[[World], object]] = {
     ),
     "discard": lambda w: w.go("discard", "waiting", None),
     "discard a job at work": lambda w: w.go("discard", "held", w.held["held"].token),
+    "go back to waiting beside a push": lambda w: (
+        w.go("move_to_wait", "held", w.held["held"].token),
+        w.go("insert_one", "q", spec("new")),
+    ),
     "step back for children": lambda w: w.go("move_to_waiting_children", "held", w.held["held"].token),
     "put off a job at work": lambda w: w.go("move_to_delayed", "held", 5000, w.held["held"].token),
     "let a child go": lambda w: w.go("remove_child_dependency", "child"),

@@ -316,6 +316,7 @@ class Delivery(Settlement):
             event = self._emit(EventName.RELEASED, job, now)
             event.worker, event.attempt = job.lease.owner, job.attempts + 1
             self._back_to_waiting(job)
+            self._ended_leases.pop()  # nobody works on it any more: it waits even if this tick fails
             job.ended = None
 
     async def release_leases(self, queue: str, owner: str, keep: Collection[str]) -> int:
@@ -347,7 +348,6 @@ class Delivery(Settlement):
     def _back_to_waiting(self, job: Job) -> None:
         """RELEASE: in front of what came after it, with no attempt counted."""
         self._move(job, Verb.RELEASE)
-        self._ended_leases.pop()  # nobody works on it any more: it waits even if this tick fails
         self._claimed.append(job)
         job.started = None
 
@@ -487,6 +487,7 @@ class Delivery(Settlement):
         self._overall.retried += 1
         self._note(job, "waiting", now, error="lock expired", attempt=job.attempts + 1)
         self._back_to_waiting(job)
+        self._ended_leases.pop()  # it is over even if this tick fails
         job.ended = Ended(lease.token, finalized=False)
         self._journal.touch(job)
 
