@@ -171,6 +171,29 @@ def test_the_doctor_names_a_payload_that_is_gone(tmp_path: Path) -> None:
     assert "lost their payload" in examined.stdout
 
 
+@pytest.mark.parametrize(
+    "statement",
+    ["UPDATE mark SET totals = x'c1'", "INSERT INTO clearing VALUES ('mail', 999, 0, 5, x'90')"],
+    ids=["mark", "clearing"],
+)
+def test_damage_without_which_nothing_can_be_served_is_told_by_server_and_doctor(path: Path, statement: str) -> None:
+    damage(path, statement)
+    refused = headrace("serve", "--tcp-port", "0", "--http-port", "0", "--data-path", str(path))
+    for told in (refused.stderr, doctor(path).stdout):
+        assert f"{path} is damaged" in told
+        assert "Traceback" not in told
+
+
+def test_a_workflow_that_cannot_be_read_is_named_and_the_rest_is_served(path: Path) -> None:
+    with ServerProcess(path) as server, server.client() as client:
+        client.ok("FlowStart", id="f", workflow="w", queue="w", steps=[{"kind": "started", "body": 1}], jobs=[])
+    damage(path, "UPDATE flow SET status = 'odd'")
+    with ServerProcess(path) as server:
+        with server.client() as client:
+            assert client.ok("Count", queue="mail")["count"] == 5
+        assert "workflow f is unreadable" in server.stop()
+
+
 def test_damaged_pages_are_told_and_no_server_starts_on_them(path: Path) -> None:
     with path.open("r+b") as file:
         file.seek(4096)

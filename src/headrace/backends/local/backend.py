@@ -106,7 +106,8 @@ class LocalBackend(Flows):
         try:
             self._open()
             self.commit()
-            self._finish_clearings()
+            with self._journal.recovering():
+                self._finish_clearings()
             with suppress(StorageUnavailable):  # a full disk: it is tried again when there is room
                 self.commit()
         except BaseException:
@@ -129,7 +130,10 @@ class LocalBackend(Flows):
     def look(self) -> None:
         """Load what the file holds, but open no event log and store no changes of jobs: for `headrace doctor`."""
         self._journal.open()
-        self._load()
+        with self._journal.recovering():
+            self._journal.mark()
+            self._journal.clearings()
+            self._load()
 
     def _open_log(self, store_seq: int) -> None:
         if self._log_root is None:

@@ -73,5 +73,7 @@ def _check_contents(path: Path, report: Report) -> None:
                 f"{n.completed:,} completed, {n.failed:,} failed{', paused' if queue.paused else ''}"
             )
         report.problems += backend.problems
+    except StorageUnavailable as error:
+        report.problems.append(str(error))
     finally:
         run_now(backend.close())

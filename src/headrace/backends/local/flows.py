@@ -39,6 +39,7 @@ _DECISION: Final = intern_settings(JobSettings(max_attempts=100))
 
 
 class Flows(Records):
+    problems: list[str]
     _flows: dict[str, Flow]
     """The live ones."""
     _flow_sizes: dict[str, int]
@@ -47,7 +48,12 @@ class Flows(Records):
 
     def _load_flows(self) -> None:
         rows = self._journal.select(f"SELECT {_COLUMNS} FROM flow WHERE ended IS NULL")
-        self._flows = {row[0]: _flow_of(row) for row in rows}
+        self._flows = {}
+        for row in rows:
+            try:
+                self._flows[row[0]] = _flow_of(row)
+            except ValueError as error:
+                self.problems.append(f"workflow {row[0]} is unreadable and was left out: {error}")
         sizes = self._journal.select(
             "SELECT flow, max(seq) FROM flow_step WHERE flow IN (SELECT id FROM flow WHERE ended IS NULL) GROUP BY flow"
         )

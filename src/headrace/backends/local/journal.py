@@ -319,7 +319,8 @@ class Journal:
     def clearings(self) -> list[tuple[EventName, str, int, int, list[int]]]:
         """The open ones, with the arguments of `open_clearing`."""
         rows = self._fetch("SELECT event, queue, since, last, spared FROM clearing")
-        return [(EventName(event), *rest, msgspec.msgpack.decode(spared)) for event, *rest, spared in rows]
+        decode = msgspec.msgpack.Decoder(list[int]).decode
+        return [(EventName(event), *rest, decode(spared)) for event, *rest, spared in rows]
 
     def _is_new(self, job: Job) -> bool:
         """Whether the job has no row yet; it is no longer plain then, as something happened to it."""
@@ -680,10 +681,10 @@ class Journal:
 
     @contextmanager
     def recovering(self) -> Iterator[None]:
-        """Report anything that SQLite cannot read while loading as damage, naming the file."""
+        """Report anything that cannot be read while loading as damage, naming the file."""
         try:
             yield
-        except (apsw.Error, Unreadable) as unreadable:
+        except (apsw.Error, Unreadable, msgspec.DecodeError, struct.error, ValueError) as unreadable:
             error = unreadable.__cause__ if isinstance(unreadable, Unreadable) else unreadable
             raise StorageUnavailable(
                 f"{self.path} is damaged ({error}): see `headrace doctor --data-path {self.path}`, restore a copy "
