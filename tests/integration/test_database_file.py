@@ -194,6 +194,21 @@ def test_a_workflow_that_cannot_be_read_is_named_and_the_rest_is_served(path: Pa
         assert "workflow f is unreadable" in server.stop()
 
 
+def test_a_write_ahead_log_without_its_file_is_left_alone(tmp_path: Path) -> None:
+    """SQLite deletes it when it makes a new file of that name: with it all jobs that are not in the file yet."""
+    path, aside = tmp_path / "jobs.db", tmp_path / "aside"
+    with ServerProcess(path) as server, server.client() as client:
+        job_id = client.ok("PUSH", queue="mail", data=1)["id"]
+        server.kill()
+        path.rename(aside)
+        with pytest.raises(RuntimeError, match=r"its write-ahead log .*jobs.db-wal is there"):
+            server.start()
+        aside.rename(path)
+        server.start()
+        with server.client() as again:
+            assert again.ok("GetState", id=job_id)["state"] == "waiting"
+
+
 def test_damaged_pages_are_told_and_no_server_starts_on_them(path: Path) -> None:
     with path.open("r+b") as file:
         file.seek(4096)

@@ -194,6 +194,12 @@ class Journal:
             raise StorageUnavailable(
                 f"cannot open {path}: there is no folder {path.parent}; make it first or name another file"
             )
+        if not _size(path) and _size(wal := path.with_name(path.name + "-wal")):
+            # SQLite would delete it.
+            raise StorageUnavailable(
+                f"cannot open {path}: the file is missing or empty, but its write-ahead log {wal} is there, with the "
+                "newest jobs; put the file back beside it, or move the log away to begin with an empty file"
+            )
         lock_path = path.with_name(path.name + ".lock")
         try:
             fd = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
