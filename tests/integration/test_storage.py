@@ -574,6 +574,29 @@ class TestUnreadable:
             wait_until_healthy(client)
             assert client.ok("GetState", id=job_id)["state"] == "waiting"
 
+    def test_events_that_cannot_be_read_are_not_reported_as_dropped(
+        self, server: ServerProcess, faults: FaultyCalls
+    ) -> None:
+        with server.client() as client:
+            job_id = client.ok("PUSH", queue=QUEUE, data=1)["id"]
+        server.stop()
+        server.start()  # the first segment is closed now
+        with server.client() as client:
+            client.ok("PUSH", queue=QUEUE, data=2)
+            (closed, opened) = client.ok("EventSegments")["segments"]
+            faults.fail("read")
+            for command, arguments in (
+                ("EventSegment", {"first": closed["first"]}),
+                ("Events", {"after": 0}),
+                ("Events", {"after": closed["last"]}),
+            ):
+                error = client.error(command, **arguments)
+                assert error.startswith("Storage error: the event log cannot be read"), (command, error)
+            faults.heal()
+            assert job_id in client.ok("Events", after=0)["lines"]
+            assert client.ok("EventSegment", first=closed["first"])["size"] == closed["fileBytes"]
+            assert client.ok("Events", after=closed["last"])["last"] == opened["last"]
+
     def test_an_engine_in_the_own_process_raises_the_same(self, faults: FaultyCalls, tmp_path: Path) -> None:
         program = """
 import sys

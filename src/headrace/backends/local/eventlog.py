@@ -34,6 +34,7 @@ import zstandard
 from headrace.backends.base import SegmentInfo
 from headrace.backends.local import segments
 from headrace.backends.local.segments import MARK_EVERY, Raw, Recovered, Sealed
+from headrace.errors import StorageUnavailable
 from headrace.model import Event
 
 _encode_lines: Final = msgspec.json.Encoder().encode_lines
@@ -66,6 +67,10 @@ def _info(segment: Raw | Sealed, *, is_sealed: bool) -> SegmentInfo:
     file_bytes = segment.file_bytes if isinstance(segment, Sealed) else segment.size
     times = float(segment.min_ts), float(segment.max_ts)
     return SegmentInfo(segment.first, segment.last, segment.epoch, is_sealed, raw_bytes, file_bytes, *times)
+
+
+def _unreadable(error: OSError) -> StorageUnavailable:
+    return StorageUnavailable(f"Storage error: the event log cannot be read ({error}). Check the disk of the server.")
 
 
 def decode_events(lines: Iterable[bytes]) -> list[Event]:
@@ -287,7 +292,8 @@ class EventLog:
     def read(self, after_seq: int, limit: int) -> Iterator[bytes]:
         """Lines with seq > after_seq, oldest first, without their newline, at most `limit`.
 
-        Seqs jump where events were trimmed or lost; each line tells its own.
+        Seqs jump where events were trimmed or lost; each line tells its own. StorageUnavailable while the disk
+        cannot be read.
         """
         return filter(None, self.stroll(after_seq, limit))
 
@@ -313,7 +319,9 @@ class EventLog:
                 if path != lost_path:
                     lost_path = path
                     continue
-            except (OSError, zstandard.ZstdError) as error:
+            except OSError as error:  # they are there, and may be read when the disk works again
+                raise _unreadable(error) from error
+            except zstandard.ZstdError as error:
                 self._note(f"{path.name}: {error}")
             if limit > 0:
                 if seq <= min(last, stop):
@@ -340,6 +348,8 @@ class EventLog:
             return segments.sealed_chunk(self.folder / sealed.name, offset, size), sealed.file_bytes
         except FileNotFoundError:
             return None  # trimmed since we looked
+        except OSError as error:
+            raise _unreadable(error) from error
 
     def _find(self, seq: int) -> tuple[int, int, Path, Callable[[int], Iterator[bytes]]] | None:
         """The segment with `seq`, or the next one after it: first, last, path, and lines from a seq on."""
