@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pytest
 
 from headrace.backends import listing
 from headrace.backends.base import Ack
 from headrace.backends.local import slices
+from headrace.backends.local.backend import MAX_IDLE_QUEUES
 from headrace.backends.local.slices import Breath, run_now
 from headrace.errors import NotFound
 from headrace.model import DlqConfig, Event, StallConfig
@@ -199,6 +202,35 @@ class TestObliterate:
         assert local_rig.count() == {"waiting": 1}
         assert local_rig.look(again)["data"] == "new"
         assert local_rig.state("c2") == "unknown"
+
+
+class TestVeryManyQueues:
+    def test_those_without_jobs_settings_and_listeners_are_forgotten(self, local_rig: Rig) -> None:
+        rig = local_rig
+        for n in range(MAX_IDLE_QUEUES - 5):
+            rig.backend._queue(f"idle {n}")
+        rig.push("used")
+        rig.pause("paused")
+        rig.backend.watch("watched", +1)
+        rig.retire_queues()
+        assert len(rig.queues()) == MAX_IDLE_QUEUES - 2
+        for n in range(3):
+            rig.backend._queue(f"one more {n}")
+        rig.retire_queues()
+        assert {queue.name for queue in rig.queues()} == {"used", "paused", "watched"}
+
+    def test_a_long_batch_finds_its_queue_again(self, local_rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+        rig = local_rig
+        monkeypatch.setattr(slices, "SLICE_SECONDS", 0.0)
+        rig.backend._most_queues = 0
+        work = rig.backend.insert("q", [spec(n, unique_key=str(n)) for n in range(1500)])
+        with suppress(StopIteration):
+            while isinstance(work.send(None), Breath):
+                rig.retire_queues()
+                rig.backend._most_queues = 0
+        rig.settle()
+        assert rig.count()["waiting"] == 1500
+        assert [held.job["data"] for held in rig.pull(count=3)] == [0, 1, 2]
 
 
 def test_clean_removes_no_more_than_one_reply_can_list(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:

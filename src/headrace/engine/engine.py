@@ -91,6 +91,8 @@ class Engine:
         self._body_readers = 0
         self._next_maintenance = 0
         self._upkeep: list[Upkeep] = [self.history.sample, backend.retire_completed, backend.retire_flows]
+        if backend.is_local:
+            self._upkeep.append(backend.retire_queues)
         if self._brokers is not None:
             self._upkeep += [self._brokers.look_after, self.crons.replan]  # others may have been given schedules
         self._under_way: set[Upkeep] = set()

@@ -55,6 +55,7 @@ BOUNDED_LOG: Final = LogLimits(segment_bytes=8 << 20, segment_ms=3_600_000, keep
 
 SEGMENT_CHUNK_BYTES: Final = 2 << 20
 MAX_CONSUMERS: Final = 1000
+MAX_IDLE_QUEUES: Final = 10_000
 _EVENTS_AT_ONCE: Final = 10_000
 _event_name: Final = attrgetter("event")
 
@@ -86,6 +87,8 @@ class LocalBackend(Flows):
         self.max_completed = max_completed
         self.completed_retention_ms = completed_retention_ms
         self.problems: list[str] = []
+        self._most_queues = MAX_IDLE_QUEUES
+        """The number of queues above which unused ones are looked for."""
         self._crons: dict[str, CronEntry] = {}
         self._webhooks: dict[str, Webhook] = {}
         self.webhook_changes = 0
@@ -342,6 +345,7 @@ class LocalBackend(Flows):
     def _forget_unused(self, name: str) -> None:
         queue = self._queues[name]
         if not any(queue.counts) and not queue.watchers and queue.config == QueueConfig():
+            queue.is_dead = True  # for who is between two slices
             del self._queues[name]
 
     async def close(self) -> None:
@@ -644,6 +648,13 @@ class LocalBackend(Flows):
             else:
                 break
         return gone
+
+    async def retire_queues(self) -> None:
+        """Forget those without jobs and settings if there are very many: some programs have one for every user."""
+        if len(self._queues) > self._most_queues:
+            for name in list(self._queues):
+                self._forget_unused(name)
+            self._most_queues = max(MAX_IDLE_QUEUES, 2 * len(self._queues))
 
     def retire_tombstones(self, limit: int = 512) -> None:
         """Drop the oldest custom ids whose `idTtl` is over, if there are any."""
