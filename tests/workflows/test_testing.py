@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -114,3 +115,27 @@ async def test_a_rehearsal_refuses_what_a_real_flow_refuses() -> None:
     assert "result of 'kinds': Expected `int`, got `str` at $" in str(report.error)
     with pytest.raises(PayloadError, match="payload of signal 'go'"):
         await run_workflow(workflow("waits").wait("go", int).build(), signals={"go": "no number"})
+
+
+@pytest.mark.parametrize("raised", [SystemExit, asyncio.CancelledError])
+async def test_what_is_a_failure_to_a_worker_is_one_in_a_rehearsal(raised: type[BaseException]) -> None:
+    async def fail(ctx: StepContext[Any]) -> None:
+        raise raised
+
+    report = await run_workflow(workflow("w").step(step("a"), step("b")).build(), fakes={"b": fail})
+    assert report.calls == ["a", "b", "b", "b", "a:rollback"]
+    assert f"Step 'b' failed: {raised.__name__}" == str(report.error)
+
+
+async def test_a_rehearsal_can_be_cancelled() -> None:
+    begun = asyncio.Event()
+
+    async def hang(ctx: StepContext[Any]) -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    rehearsal = asyncio.create_task(run_workflow(workflow("w").step(step("a")).build(), fakes={"a": hang}))
+    await begun.wait()
+    rehearsal.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await rehearsal

@@ -6,6 +6,7 @@ therefore what a flow does on every backend, apart from crashes.
 
 from __future__ import annotations
 
+import asyncio
 import heapq
 import inspect
 import itertools
@@ -153,7 +154,10 @@ class _Rehearsal:
                 deaths += 1
                 if deaths > self._plan.max_stalls:
                     raise UnrecoverableError(f"its worker died {deaths} times")
-            except Exception as error:
+            except BaseException as error:
+                # As in a worker, sys.exit() or a CancelledError of its own is a failure like any other.
+                if isinstance(error, KeyboardInterrupt | GeneratorExit) or _is_cancelled():
+                    raise
                 if attempt >= attempts or is_final(error):
                     return _lost(job, attempt, ErrorReport.of(error, step=job.step or None, attempt=attempt))
                 attempt += 1
@@ -207,6 +211,11 @@ class _Rehearsal:
             meta={},
             log=FlowLogger(_log, {}),
         )
+
+
+def _is_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def _named(given: Mapping[str | Step[Any], Any] | None) -> dict[str, Any]:
