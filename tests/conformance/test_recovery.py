@@ -14,7 +14,7 @@ from headrace.backends.local import slices
 from headrace.backends.local.backend import LocalBackend
 from headrace.backends.local.journal import FileLocked
 from headrace.backends.local.slices import Breath, run_now
-from headrace.errors import HeadraceError
+from headrace.errors import HeadraceError, StorageUnavailable
 from headrace.model import (
     DAY_MS,
     Backoff,
@@ -462,6 +462,15 @@ class TestEvents:
 
 
 class TestDamage:
+    def test_a_job_whose_payload_is_lost_holds_up_nobody(self, kept: Rig) -> None:
+        lost, next_one = kept.push(data=bytes(20_000)), kept.push()
+        kept.is_checking = False
+        kept.backend._journal.later("DELETE FROM payload")
+        kept.settle()
+        with pytest.raises(StorageUnavailable, match=f"the payload of job {lost} is missing"):
+            kept.pull()
+        assert kept.take().id == next_one
+
     def test_an_unreadable_row_is_named_and_passed_over(self, kept: Rig) -> None:
         good, bad = kept.push(), kept.push(unique_key="k")
         kept.close()

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from headrace.backends.base import Claim, Demand, GroupDemand, QueueFigures
 from headrace.backends.local.index import Bucket, Group, Queue
 from headrace.backends.local.job import Ended, Job, Lease
-from headrace.backends.local.journal import LARGE_BYTES
+from headrace.backends.local.journal import LARGE_BYTES, Unreadable
 from headrace.backends.local.settlement import Settlement
 from headrace.backends.local.slices import run_now
 from headrace.backends.local.store import UNGROUPED, group_of
@@ -207,7 +207,7 @@ class Delivery(Settlement):
                 self._count_wait(q.figures, now - run_at, len(list(alike)))
         try:
             views = encode_claimed(jobs, q.encoded_name, now, self._show)
-        except StorageUnavailable:  # a large payload: nobody gets these jobs, so nobody may be waited for
+        except Unreadable:  # a large payload: nobody gets these jobs, so nobody may be waited for
             run_now(self.release({job.id: job.lease.serial for job in jobs if job.lease is not None}))
             self._ready.discard(q.name)  # parked pulls would fail the same way, again and again
             raise
