@@ -100,6 +100,16 @@ def test_nothing_comes_twice_when_it_is_started_again_or_killed(url: str, valkey
     assert [event["job"] for event in captured(tmp_path)] == [str(n) for n in range(1, total + 1)]
 
 
+def test_what_other_programs_write_does_not_end_it(url: str, valkey: ValkeyServer, tmp_path: Path) -> None:
+    prefix, client = url.partition("prefix=")[2], valkey.client()
+    for n, odd in enumerate(("soon", "12.5", "²", "9" * 5000, b"\xff")):
+        client.hset(f"{prefix}:{{q}}:job:{n}", "processedOn", odd)
+        client.xadd(f"{prefix}:{{q}}:events", {"event": "completed", "jobId": n})
+        client.xadd(f"{prefix}:{{q}}:events", {"event": "delay-changed", "jobId": n, "delay": odd})
+    capture_once(url, tmp_path)
+    assert [event["event"] for event in captured(tmp_path)] == 5 * ["completed", "delayed"]
+
+
 def test_what_a_stream_lost_before_it_was_read_is_named_as_a_gap(
     url: str, valkey: ValkeyServer, tmp_path: Path
 ) -> None:

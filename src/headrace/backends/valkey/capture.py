@@ -33,6 +33,7 @@ _ENTRIES_AT_ONCE: Final = 1000
 _LINES_AT_ONCE: Final = 10_000
 _SCAN_EVERY_S: Final = 60.0
 _BEGINNING: Final = "0-0"
+_MOST_DIGITS: Final = 16
 _WORDS: Final = {
     "added": "pushed",
     "promoted": "promoted",
@@ -235,8 +236,9 @@ class Capture:
         ending = [entry for entry in entries if entry.kind in _ENDS_ATTEMPT and entry.job]
         commands = [(self._keys.of(e.queue), ("HGET", self._keys.job(e.queue, e.job), "processedOn")) for e in ending]
         found = await self._server.call_many(commands) if commands else []
-        known = zip(ending, found, strict=True)
-        return {entry.id + entry.queue: int(value) for entry, value in known if value and int(value) <= entry.ts}
+        begun = [_number(value.decode(errors="replace")) if value else None for value in found]
+        known = zip(ending, begun, strict=True)
+        return {e.id + e.queue: started for e, started in known if started is not None and started <= e.ts}
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
@@ -320,4 +322,5 @@ def _particulars(entry: Entry) -> dict[str, Any]:
 
 
 def _number(text: str | None) -> int | None:
-    return int(text) if text and text.isdigit() else None
+    """None for what is no number: any program may write there."""
+    return int(text) if text and len(text) <= _MOST_DIGITS and text.isdecimal() else None
