@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from headrace.pipeline.options import KINDS
 from headrace.pipeline.schemas import EVENTS, JOB_ROWS, LETTER_ROWS, RESULT_ROWS, arrow
 from tests.protocol.steps import bury, push
 from tests.scale import scaled
@@ -93,6 +94,11 @@ def test_jobs_results_and_dead_letters_are_tables(spark: SparkSession, capturing
     assert sorted(json.loads(row.result)["sum"] for row in results) == list(range(20))
     (letter,) = load(spark, capturing, kind="dlq").collect()
     assert (letter.queue, letter.attempts) == ("sms", 1)
+
+
+def test_what_a_server_has_none_of_is_an_empty_table(spark: SparkSession, tmp_path: Path) -> None:
+    with ServerProcess(tmp_path / "empty.db", "--capture", str(tmp_path / "log")) as server:
+        assert {kind: load(spark, server, kind=kind).count() for kind in KINDS} == dict.fromkeys(KINDS, 0)
 
 
 def test_conditions_on_queue_and_state_are_left_to_the_server(spark: SparkSession, capturing: ServerProcess) -> None:

@@ -1,6 +1,7 @@
 """Reading with Spark: events by position, and jobs, results and dead letters by number. Arrow batches, not rows.
 
 Readers are pickled and sent to the executors: they hold options only, and open what they need when they read.
+Where there is nothing to read, one partition says so: of none Spark makes one of its own, which says nothing.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ class EventsReader(DataSourceReader):
         end = options.position(options.ending_offset, newest)
         window = source.window(start)
         check_kept(window, start, fail=options.fail_on_data_loss)
-        return partitions_of(slices_between(window.segments, start, end), options)
+        return partitions_of(slices_between(window.segments, start, end), options) or [EventsPartition([])]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         assert isinstance(partition, EventsPartition)
@@ -136,7 +137,8 @@ class ScanReader(DataSourceReader):
             found = connection.ask(self._scan.command(limit=1, until=0, **self._filter()))
         count, oldest = max(1, self._options.num_partitions or 2), found.oldest
         bounds = [oldest + (found.newest - oldest) * part // count for part in range(count + 1)]
-        return [NumbersPartition(after, until) for after, until in pairwise(bounds) if until > after]
+        parts = [NumbersPartition(after, until) for after, until in pairwise(bounds) if until > after]
+        return parts or [NumbersPartition(oldest, oldest)]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         assert isinstance(partition, NumbersPartition)
