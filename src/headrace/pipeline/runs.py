@@ -322,14 +322,15 @@ def read_silver(
     partition: str,
     since: date | None = None,
 ) -> DataFrame:
-    frames = [spark.createDataFrame([], _ddl(schema))]
+    frames = []
     if folders := lake.committed(ended):
         read = spark.read.schema(_ddl(schema)).option("basePath", str(lake.path(ended)))
         frame = read.parquet(*map(str, folders))
         frames.append(frame if since is None else frame.where(f.col(partition) >= f.lit(since)))
     if folders := lake.committed(lasting):
-        frames.append(spark.read.parquet(*map(str, folders)))
-    return union(*frames)
+        frames.append(spark.read.schema(_ddl(schema)).parquet(*map(str, folders)))
+    # Only where there is nothing else: each of the dozens of scans of a run would ask Python for its no rows.
+    return union(*frames) if frames else spark.createDataFrame([], _ddl(schema))
 
 
 def read_batches(spark: SparkSession, lake: Lake, folders: Iterable[Path]) -> DataFrame:
