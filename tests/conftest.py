@@ -15,13 +15,14 @@ from tests.scale import IS_FULL
 from tests.serverprocess import ServerProcess
 from tests.wireclient import Client
 
-# Tests that share something that takes seconds to make, so one worker runs them all: a Spark session, and some a lake.
-# The rest of the pipeline's tests need neither.
-SHARING = (
-    ("tests/pipeline/test_cluster.py", "tests/pipeline/test_redrive.py", "tests/pipeline/test_source.py",
-     "tests/pipeline/test_two_lakes.py"),
-    ("tests/pipeline/test_commands.py", "tests/pipeline/test_second_opinion.py", "tests/pipeline/test_silver.py",
-     "tests/pipeline/test_odd_lakes.py", "tests/pipeline/test_gold.py"),
+# Tests that share a Spark session, and some a lake, so one worker runs them all: another session takes a dozen seconds
+# of CPU to start, and more to do for the first time what this one has done before. The other tests of the pipeline need
+# neither.
+SHARING = tuple(
+    f"tests/pipeline/test_{name}.py"
+    for name in (
+        "cluster", "redrive", "source", "two_lakes", "commands", "second_opinion", "silver", "odd_lakes", "gold",
+    )
 )  # fmt: skip
 # What takes longest begins first, or one worker would still be at it when the others have nothing left to do.
 LONGEST = (
@@ -52,11 +53,10 @@ settings.load_profile("suite")
 
 
 class Scheduling(LoadFileScheduling):
-    """A worker takes a file at a time, because the tests of a file share a server, or a group of SHARING."""
+    """A worker takes a file at a time, because the tests of a file share a server, or all files of SHARING."""
 
     def _split_scope(self, nodeid: str) -> str:
-        group = next((group for group in SHARING if nodeid.startswith(group)), None)
-        return group[0] if group else super()._split_scope(nodeid)
+        return SHARING[0] if nodeid.startswith(SHARING) else super()._split_scope(nodeid)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

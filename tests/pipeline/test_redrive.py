@@ -46,6 +46,13 @@ def wreck(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iter
         for n in range(103):
             client.ok("PUSH", queue=f"tenant-{n:03}", data={}, maxAttempts=1)
             client.ok("FAIL", id=client.ok("PULL", queue=f"tenant-{n:03}")["job"]["id"], error="Refused")
+        for n in range(3):
+            client.ok("PUSH", queue="bare", data=None if n else {"n": n}, maxAttempts=1)
+            client.ok("FAIL", id=client.ok("PULL", queue="bare")["job"]["id"], error="Refused")
+        client.ok("PUSH", queue="twice", data={}, maxAttempts=1, priority=7)
+        for error in ("Timeout after 1 ms", "Refused"):
+            client.ok("RetryDlq", queue="twice")
+            client.ok("FAIL", id=client.ok("PULL", queue="twice")["job"]["id"], error=error)
         lake, url = Lake(folder / "lake"), f"headrace://127.0.0.1:{server.port}"
         runs.ingest(spark, lake, {"url": url})
         runs.derive(spark, lake, layers=("silver",))
@@ -111,13 +118,7 @@ def test_a_redrive_keeps_its_rate_comes_once_per_name_and_is_written_down(spark:
 def test_dead_letters_without_data_run_again_and_only_what_is_gone_does_not(spark: SparkSession, wreck: Wreck) -> None:
     from headrace.pipeline.redrive import Redrive
 
-    for n in range(3):
-        wreck.client.ok("PUSH", queue="bare", data=None if n else {"n": n}, maxAttempts=1)
-        job = wreck.client.ok("PULL", queue="bare")["job"]
-        wreck.client.ok("FAIL", id=job["id"], error="Refused")
     wreck.client.ok("PurgeDlq", queue="sms")
-    runs.ingest(spark, wreck.lake, {"url": wreck.url})
-    runs.derive(spark, wreck.lake, layers=("silver",))
     plan = Redrive(spark, wreck.lake, "bare", "queue IN ('bare', 'sms')", wreck.url)
     assert {row.queue: (row.jobs, row.gone) for row in plan.counts().chosen} == {"bare": (3, 0), "sms": (3, 3)}
     assert plan.send(to_queue="again", rate=None, say=lambda _text: None) == 3
@@ -128,13 +129,6 @@ def test_dead_letters_without_data_run_again_and_only_what_is_gone_does_not(spar
 def test_a_dead_letter_is_chosen_by_how_it_died_last_and_keeps_its_priority(spark: SparkSession, wreck: Wreck) -> None:
     from headrace.pipeline.redrive import Redrive
 
-    wreck.client.ok("PUSH", queue="twice", data={}, maxAttempts=1, priority=7)
-    for error in ("Timeout after 1 ms", "Refused"):
-        wreck.client.ok("RetryDlq", queue="twice")
-        job = wreck.client.ok("PULL", queue="twice")["job"]
-        wreck.client.ok("FAIL", id=job["id"], error=error)
-    runs.ingest(spark, wreck.lake, {"url": wreck.url})
-    runs.derive(spark, wreck.lake, layers=("silver",))
     chosen = {
         word: Redrive(spark, wreck.lake, word, f"queue = 'twice' AND last_error LIKE '{word}%'", wreck.url)
         for word in ("Timeout", "Refused")
@@ -150,7 +144,7 @@ def test_a_lake_that_has_everything_agrees_with_its_server(spark: SparkSession, 
     from headrace.pipeline.verify import examine
 
     runs.ingest(spark, wreck.lake, {"url": wreck.url})
-    runs.derive(spark, wreck.lake)
+    runs.derive(spark, wreck.lake, layers=("silver",))
     found = examine(spark, wreck.lake, wreck.url)
     assert found.problems == []
     newest = wreck.client.ok("EventSegments", limit=0)["last"]

@@ -9,6 +9,7 @@ import pytest
 
 from headrace.pipeline.schemas import EVENTS, columns
 from tests.pipeline.conftest import Chronicle
+from tests.scale import scaled
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -380,7 +381,7 @@ def test_what_was_taken_back_is_left_out(spark: SparkSession) -> None:
     assert sorted((row.epoch, row.seq) for row in kept) == [(1, 1), (1, 2), (2, 3), (2, 4)]
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", range(scaled(1, 2)))
 def test_order_and_repetition_of_events_change_nothing(spark: SparkSession, chronicle: Chronicle, seed: int) -> None:
     from pyspark.sql import functions as f
 
