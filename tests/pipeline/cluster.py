@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pyspark
 
-from headrace.pipeline.session import QUICK_JAVA
+from headrace.pipeline.session import QUICK_JAVA, QUICK_SPARK
 from tests.ports import free_port
-from tests.scale import scaled
+from tests.scale import IS_FULL, scaled
 from tests.waiting import eventually
 
 LIMIT_S = scaled(150, 600)
@@ -64,11 +64,12 @@ class Cluster:
     def start(self, *arguments: str) -> subprocess.Popen[bytes]:
         """Begin `headrace pipeline ...`; its output goes to a file."""
         command = [sys.executable, "-m", "headrace", "pipeline", *arguments, "--master", self.master]
-        for setting in (
-            "spark.executor.memory=512m", "spark.driver.host=127.0.0.1", "spark.sql.shuffle.partitions=2",
-            "spark.cores.max=2",
-        ):  # fmt: skip
-            command += ["--conf", setting]
+        settings = {
+            "spark.executor.memory": "512m", "spark.driver.host": "127.0.0.1", "spark.sql.shuffle.partitions": "2",
+            "spark.cores.max": "2",
+        }  # fmt: skip
+        for key, value in (settings if IS_FULL else settings | QUICK_SPARK).items():
+            command += ["--conf", f"{key}={value}"]
         log = (self._folder / "driver.log").open("ab")
         environment = {**os.environ, "JDK_JAVA_OPTIONS": QUICK_JAVA}
         return subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)

@@ -22,7 +22,7 @@ FEW_EVENTS: Final = 200_000
 QUICK_JAVA: Final = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseSerialGC"
 """For Java that lives for seconds: compile little, collect simply. The cache for compiled code has its usual size; with
 the first option alone it has a fifth of it, which Spark fills, and then Java throws code away and compiles it again."""
-_QUICK: Final = {
+QUICK_SPARK: Final = {
     "spark.sql.shuffle.partitions": "2",
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.codegen.wholeStage": "false",
@@ -118,4 +118,4 @@ def _settings(master: str | None, is_quick: bool) -> dict[str, str]:
             "spark.driver.bindAddress": "127.0.0.1",
             "spark.sql.shuffle.partitions": str(4 * (os.cpu_count() or 1)),
         }
-    return settings | _QUICK if is_quick else settings
+    return settings | QUICK_SPARK if is_quick else settings
