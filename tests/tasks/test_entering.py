@@ -165,4 +165,5 @@ async def test_an_app_that_was_left_holds_none_of_its_jobs_in_memory(tmp_path: P
 
 def _queues_in_memory(name: str) -> int:
     """A job refers to its queue, so none is left when no queue is."""
-    return sum(isinstance(found, LocalQueue) and found.name == name for found in gc.get_objects())
+    # By `type`: `isinstance` asks a weak proxy, among all objects of the process, for what it refers to.
+    return sum(type(found) is LocalQueue and found.name == name for found in gc.get_objects())
