@@ -15,14 +15,16 @@ from tests.scale import IS_FULL
 from tests.serverprocess import ServerProcess
 from tests.wireclient import Client
 
-# Tests that share a Spark session, and some a lake, so one worker runs them all: another session takes a dozen seconds
-# of CPU to start, and more to do for the first time what this one has done before. The other tests of the pipeline need
-# neither.
-SHARING = tuple(
-    f"tests/pipeline/test_{name}.py"
-    for name in (
-        "cluster", "redrive", "source", "two_lakes", "commands", "second_opinion", "silver", "odd_lakes", "gold",
-    )
+# Tests that share something that takes seconds of CPU to start, so one worker runs them all: a Spark session, which is
+# also quicker at what it has done before, and Chromium. The other tests of the pipeline need neither.
+SHARING = (
+    tuple(
+        f"tests/pipeline/test_{name}.py"
+        for name in (
+            "cluster", "redrive", "source", "two_lakes", "commands", "second_opinion", "silver", "odd_lakes", "gold",
+        )
+    ),
+    ("tests/browser/",),
 )  # fmt: skip
 # What takes longest begins first, or one worker would still be at it when the others have nothing left to do.
 LONGEST = (
@@ -34,7 +36,7 @@ LONGEST = (
     "tests/workflows/test_contract.py",
     "tests/workflows/test_distributed.py",
     "tests/interop/test_bun_client.py",
-    "tests/browser/test_watching.py",
+    "tests/browser/",
 )
 
 ALONE = "pytest.mark.alone"
@@ -53,10 +55,11 @@ settings.load_profile("suite")
 
 
 class Scheduling(LoadFileScheduling):
-    """A worker takes a file at a time, because the tests of a file share a server, or all files of SHARING."""
+    """A worker takes a file at a time, because the tests of a file share a server, or a group of SHARING."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return SHARING[0] if nodeid.startswith(SHARING) else super()._split_scope(nodeid)
+        group = next((group for group in SHARING if nodeid.startswith(group)), None)
+        return group[0] if group else super()._split_scope(nodeid)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
