@@ -90,7 +90,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def _canonical(url: str) -> str:
-    return f"sqlite:{_file_of(url).resolve()}" if _scheme_of(url) == "sqlite" else url
+    return f"sqlite:{file_of(url).resolve()}" if _scheme_of(url) == "sqlite" else url
 
 
 def _scheme_of(url: str) -> str:
@@ -113,10 +113,11 @@ def _make_client(url: str, options: dict[str, Any]) -> Client:
     given = [name for name, _ in parse_qsl(urlsplit(url).query, keep_blank_values=True)] + list(options)
     if given:
         raise ConfigError(f"{given[0]} is an option of connections to a server, not of {scheme}:// URLs")
-    return Client(partial(_open_embedded, _file_of(url) if scheme == "sqlite" else None))
+    return Client(partial(_open_embedded, file_of(url) if scheme == "sqlite" else None))
 
 
-def _file_of(url: str) -> Path:
+def file_of(url: str) -> Path:
+    """The file that a sqlite:// URL names."""
     parts = urlsplit(url)
     if parts.netloc:
         raise ConfigError(f"{url!r} has two slashes; a file is sqlite:///relative.db or sqlite:////absolute.db")

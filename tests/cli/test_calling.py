@@ -125,6 +125,21 @@ def test_two_commands_cannot_have_one_file_open(offline: Cli, server: ServerProc
     assert "disk" not in done.err
 
 
+def test_a_file_that_is_not_there_is_not_made_by_looking_at_it(offline: Cli) -> None:
+    for words in (
+        ("queues",),
+        ("jobs", "mail"),
+        ("pull", "mail", "--ack"),
+        ("cron", "list"),
+        ("queues", "pause", "mail"),
+    ):
+        done = offline(*words, "--url", "sqlite:///typo.db")
+        assert (done.code, "typo.db" in done.err) == (Exit.NOT_FOUND, True)
+    assert list(offline.folder.glob("typo.db*")) == []
+    offline.ok("cron", "add", "nightly", "mail", "--schedule", "0 3 * * *", "--url", "sqlite:///new.db")
+    assert "nightly" in offline.ok("cron", "list", "--url", "sqlite:///new.db").out
+
+
 def test_doctor_tells_machines_too(offline: Cli) -> None:
     offline.ok("push", "mail", "n", "1", "--url", "sqlite:///own.db")
     report = offline.ok("doctor", "--data-path", "own.db", "--json").document

@@ -173,8 +173,8 @@ def test_top_draws_fits_the_terminal_and_q_leaves(cli: Cli, client: Client, queu
 def test_top_tells_the_whole_sentence_on_a_narrow_terminal(offline: Cli, tmp_path: Path) -> None:
     with ServerProcess(tmp_path / "headrace.db") as server, server.client() as client:
         long_ago = client.ok("Ping")["data"]["time"] - 900_000
-        for name in ("customer-newsletter", "weekly-statistics"):
-            client.ok("PUSH", queue=name, data=1, timestamp=long_ago)
+        for name, later in (("customer-newsletter", 0), ("weekly-statistics", 5_000)):
+            client.ok("PUSH", queue=name, data=1, timestamp=long_ago + later)
         url = f"headrace://127.0.0.1:{server.port}"
         with offline.on_terminal("top", "--url", url, columns=60, rows=24) as terminal:
             terminal.wait_for("q quits")

@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError("--jobs must be at least 1, --size between 0 and 1,000,000")
     from headrace.client.queue import Queue
 
-    with connected(arguments) as client:
+    with connected(arguments, may_create=True) as client:
         name = f"headrace-bench-{os.urandom(4).hex()}"
         results = asyncio.run(_measure_all(Queue(client, name), client, arguments))
     if arguments.as_json:

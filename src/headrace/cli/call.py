@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.describe:
         return _describe(spec, arguments)
     command = _command(spec, arguments.fields)
-    with connected(arguments) as client:
+    with connected(arguments, may_create=True) as client:
         print_json(client.ask_blocking(command, client.timeout + _extra_s(spec, command)))
     return Exit.OK
 

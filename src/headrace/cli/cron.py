@@ -120,7 +120,7 @@ def add(arguments: argparse.Namespace) -> int:
     from headrace.client.queue import SyncQueue
 
     data = read_data(arguments.data, "--data")
-    with connected(arguments) as client:
+    with connected(arguments, may_create=True) as client:
         cron = SyncQueue(client, arguments.queue).schedule(
             arguments.name,
             data,

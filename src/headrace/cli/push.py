@@ -76,7 +76,7 @@ def _push_one(arguments: argparse.Namespace) -> int:
     data, options = read_data(arguments.data), job_options(arguments)
     from headrace.client.queue import SyncQueue
 
-    with connected(arguments) as client:
+    with connected(arguments, may_create=True) as client:
         job = SyncQueue(client, arguments.queue).add(arguments.name or DEFAULT_NAME, data, **options)
         if arguments.wait:
             result = job.result(arguments.wait_timeout)
@@ -111,7 +111,7 @@ def _push_file(arguments: argparse.Namespace) -> int:
 
     kind = format_of(arguments.file, arguments.format)
     options = job_options(arguments)
-    with open_records(arguments.file) as source, connected(arguments) as client:
+    with open_records(arguments.file) as source, connected(arguments, may_create=True) as client:
         plan = (_planned(record, arguments, options) for record in _skipped(read_records(source, kind), arguments.skip))
         total = os.fstat(source.fileno()).st_size or None  # a pipe does not know
         upload = _Upload(arguments, client)

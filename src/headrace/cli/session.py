@@ -161,11 +161,19 @@ def require_server(arguments: argparse.Namespace, why: str) -> None:
 
 
 @contextmanager
-def connected(arguments: argparse.Namespace, patience_s: float | None = None) -> Iterator[Client]:
-    """A client that can be asked, closed in order at the end; `patience_s` bounds how long connecting may take."""
-    from headrace.connect import open_client, release_client
+def connected(
+    arguments: argparse.Namespace, patience_s: float | None = None, *, may_create: bool = False
+) -> Iterator[Client]:
+    """A client that can be asked, closed in order at the end; `patience_s` bounds how long connecting may take.
+
+    Only what adds something may create the file that it is added to: elsewhere its name is a mistake.
+    """
+    from headrace.connect import file_of, open_client, release_client
 
     url = url_of(arguments)
+    if _scheme(arguments) == "sqlite" and not may_create and not file_of(url).exists():
+        missing = errors.NotFound(f"cannot open {file_of(url)}: there is no such file")
+        raise advised(missing, "name another one with --url or HEADRACE_URL; `headrace push` makes a new one")
     options: dict[str, object] = {}
     if _scheme(arguments).removesuffix("s") in SERVERS:
         if "pool_size=" not in url:
