@@ -330,8 +330,8 @@ class DlqFilter(Struct, rename="camel"):
         expired = expires_at is not None and expires_at <= now
         tests = (
             self.reason is None or reason == self.reason,
-            self.older_than is None or entered_at < self.older_than,
-            self.newer_than is None or entered_at > self.newer_than,
+            self.older_than is None or entered_at <= self.older_than,
+            self.newer_than is None or entered_at >= self.newer_than,
             self.retriable is None or (not expired) == self.retriable,
             self.expired is None or expired == self.expired,
         )

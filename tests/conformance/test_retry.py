@@ -204,7 +204,7 @@ class TestDeadLetters:
         assert found() == 2
         assert found(1) == 1
         assert found(reason="unknown") == 1
-        assert found(older_than=start + 1) == 1
+        assert found(older_than=start) == 1
         assert found(newer_than=start + 1) == 1
         assert found(expired=True) == 0
         assert found(retriable=True) == 2

@@ -58,8 +58,10 @@ def test_dead_letters_are_limited_and_filtered(client: Client, queue: str) -> No
     assert chosen(count=2) == [first, second]
     assert chosen(count=0) == []
     assert chosen(filter={"reason": "unknown"}) == [third]
-    assert chosen(filter={"newerThan": entered}) == [second, third]
-    assert chosen(filter={"olderThan": entered + 1}) == [first]
+    assert chosen(filter={"newerThan": entered}) == [first, second, third], "that moment included"
+    assert chosen(filter={"newerThan": entered + 1}) == [second, third]
+    assert chosen(filter={"olderThan": entered}) == [first]
+    assert chosen(filter={"olderThan": entered - 1}) == []
     assert chosen(filter={"offset": 1, "limit": 1}) == [second]
     assert chosen(filter={"expired": True}) == []
     assert chosen(filter={"retriable": True}) == [first, second, third]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class GivenFilter(DlqFilter, rename="camel"):
-    """A filter as clients give it: the times are real numbers."""
+    """A filter as clients give it: the times are real numbers, and these moments belong to both sides."""
 
     older_than: Finite | None = None
     newer_than: Finite | None = None
