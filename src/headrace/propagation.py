@@ -27,6 +27,7 @@ from typing import Any, Final, Literal
 from msgspec import Struct
 
 from headrace.client.options import Backoff, Options
+from headrace.client.payloads import decode_payload, encode_payload
 from headrace.durations import Duration
 from headrace.errors import InvalidCommand, RemoteError, encodable, message_of
 
@@ -76,14 +77,28 @@ def capture(meta: PropagationMeta | None = None) -> dict[str, Any]:
     Keys whose value is None are left out. Empty when there is nothing to carry.
     """
     current = _current.get() if meta is None else meta
-    carried = {key: value for key, value in current.items() if value is not None}
-    if "traceId" in carried:
-        parent = carried.pop("spanId", None)
-        carried.pop("parentSpanId", None)
-        carried["spanId"] = new_span_id()
+    kept = {key: value for key, value in current.items() if value is not None}
+    if "traceId" in kept:
+        parent = kept.pop("spanId", None)
+        kept.pop("parentSpanId", None)
+        kept["spanId"] = new_span_id()
         if parent is not None:
-            carried["parentSpanId"] = parent
-    return carried
+            kept["parentSpanId"] = parent
+    return kept
+
+
+def carried(meta: PropagationMeta | None, what: str) -> dict[str, Any]:
+    """The meta as it arrives in other processes: handlers that run in this one are to find the same.
+
+    `what` carries it, and is named in errors.
+    """
+    if not meta:
+        return {}
+    for key in meta:
+        if not isinstance(key, str):
+            raise InvalidCommand(f"the context of {what} has texts as keys, not {key!r}")
+    arrived: dict[str, Any] = decode_payload(encode_payload(dict(meta), f"the context of {what}"))
+    return arrived
 
 
 def new_span_id() -> str:

@@ -149,9 +149,10 @@ async def test_emissions_merge_default_meta_below_what_is_current(memory: str) -
     assert seen == [{"service": "shop", "tenant": "t1"}]
 
 
-async def test_a_context_that_cannot_travel_is_refused_by_its_name(memory: str) -> None:
+@pytest.mark.parametrize("context", [{"request": object()}, {7: "a key that no handler could read"}])
+async def test_a_context_that_cannot_travel_is_refused_by_its_name(memory: str, context: dict[Any, Any]) -> None:
     async with Events(memory) as events:
-        with propagate(request=object()):
+        with propagate(context):
             with pytest.raises(InvalidCommand, match="the context of an event"):
                 events.emit(echo, 1)
             with pytest.raises(InvalidCommand, match="the context of an event"):

@@ -618,8 +618,8 @@ async def test_the_context_of_a_flow_is_the_same_wherever_its_steps_run(make_flo
         with propagate(user=user, roles={"admin"}, account=6_500_000_000):
             await (await flows.execute(saga.definition, None)).result(10)
         assert saga.contexts["a"].meta == {"user": str(user), "roles": ["admin"], "account": 6_500_000_000}
-        for strange in (object(), 2**64):
-            with propagate(user=strange), pytest.raises(InvalidCommand, match="the context of a flow"):
+        for strange in ({"user": object()}, {"user": 2**64}, {7: "user"}):
+            with propagate(strange), pytest.raises(InvalidCommand, match="the context of a flow"):
                 await flows.execute(saga.definition, None)
 
 

@@ -13,7 +13,6 @@ import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from headrace.client.job import JobInfo
-from headrace.client.payloads import decode_payload, encode_payload
 from headrace.durations import Duration
 from headrace.errors import InvalidCommand, PayloadError
 from headrace.model import NIL
@@ -38,11 +37,6 @@ class EventMessage(Struct, rename="camel", kw_only=True):
 
 
 _encode: Final = msgspec.msgpack.Encoder().encode
-
-
-def carried_meta(meta: PropagationMeta | None) -> dict[str, Any]:
-    """The meta as it arrives."""
-    return decode_payload(encode_payload(dict(meta), "the context of an event")) if meta else {}
 
 
 def encode_message(message: EventMessage | ScheduledMessage) -> Raw:

@@ -28,12 +28,12 @@ from headrace.durations import Duration, positive_seconds, seconds
 from headrace.errors import HeadraceError, NotFound, PayloadError, ProviderStoppedError
 from headrace.events.completion import CompletionTracker
 from headrace.events.groups import GroupRegistry, Subscriber, subscriber
-from headrace.events.message import EmitOptions, EventMessage, carried_meta, check_key, encode_message, message_of
+from headrace.events.message import EmitOptions, EventMessage, check_key, encode_message, message_of
 from headrace.events.queues import EventWorker, QueueManager
 from headrace.events.receipts import Receipts
 from headrace.events.schedules import ScheduledEventManager, ScheduleInfo
 from headrace.events.subscription import EventSubscription
-from headrace.propagation import PropagationMeta, Retry
+from headrace.propagation import PropagationMeta, Retry, carried
 from headrace.worker.context import JobContext
 from headrace.worker.failures import JobCancelled
 
@@ -408,7 +408,7 @@ def _message(event_name: str, payload: Raw, meta: PropagationMeta | None, option
         event_id=str(uuid4()),
         event_name=event_name,
         payload=payload,
-        meta=carried_meta(meta),
+        meta=carried(meta, "an event"),
         subscription_id=str(uuid4()),
         causation_id=options.causation_id or UNSET,
         timestamp=float(int(time.time() * 1000)),

@@ -16,8 +16,9 @@ from headrace.client.payloads import encode_payload
 from headrace.commands.cron import CronView
 from headrace.durations import Duration, milliseconds
 from headrace.errors import InvalidCommand
-from headrace.events.message import JOB_NAME, ScheduledMessage, carried_meta, encode_message
+from headrace.events.message import JOB_NAME, ScheduledMessage, encode_message
 from headrace.events.queues import QueueManager
+from headrace.propagation import carried
 
 _FIELDS: Final = (5, 6)
 
@@ -59,7 +60,7 @@ class ScheduledEventManager:
         data = ScheduledMessage(
             event_name=event_name,
             payload=encode_payload(None) if payload is None else payload,
-            meta=carried_meta(meta),
+            meta=carried(meta, "an event"),
             schedule_id=schedule_id,
         )
         queue = self._queues.get_queue(event_name, group)

@@ -29,11 +29,11 @@ from headrace.client.payloads import decode_payload, encode_payload
 from headrace.durations import Duration, milliseconds, positive_seconds, seconds
 from headrace.errors import EventCancelledError, EventTimeoutError, ProviderStoppedError
 from headrace.events.definitions import AnyEvent
-from headrace.events.message import EmitOptions, EventMessage, ScheduledMessage, carried_meta, check_key
+from headrace.events.message import EmitOptions, EventMessage, ScheduledMessage, check_key
 from headrace.events.provider import NOT_STARTED, MessageHandler
 from headrace.events.schedules import ScheduleInfo, check_schedule
 from headrace.events.subscription import EventSubscription
-from headrace.propagation import ErrorReport, PropagationMeta
+from headrace.propagation import ErrorReport, PropagationMeta, carried
 from headrace.schedules import parse_schedule
 from headrace.worker.context import JobContext, RunIn
 
@@ -158,7 +158,7 @@ class TestEventProvider:
             event_id=str(uuid4()),
             event_name=event_name,
             payload=payload,
-            meta=carried_meta(meta),
+            meta=carried(meta, "an event"),
             subscription_id=str(uuid4()),
             causation_id=given.causation_id or UNSET,
             timestamp=self.now_ms,
@@ -257,7 +257,7 @@ class TestEventProvider:
         message = ScheduledMessage(
             event_name=event_name,
             payload=schedule["payload"],
-            meta=carried_meta(schedule.get("meta")),
+            meta=carried(schedule.get("meta"), "an event"),
             schedule_id=schedule_id,
         )
         self._plan_run(info, message)

@@ -160,16 +160,7 @@ class Entry(Struct, frozen=True, gc=False):
 encode_body: Final = msgspec.msgpack.Encoder().encode
 decode_body: Final = msgspec.msgpack.Decoder(Body).decode
 _decode_plan: Final = msgspec.msgpack.Decoder(Plan).decode
-_decode_meta: Final = msgspec.msgpack.Decoder(dict[str, Any]).decode
 NO_RESULT: Final = Raw(NIL)
-
-
-def carried_meta(meta: PropagationMeta) -> dict[str, Any]:
-    """The meta as it arrives in other processes: steps that run in this one are to find the same."""
-    try:
-        return _decode_meta(encode_body(dict(meta)))
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise InvalidCommand(f"the context of a flow may hold plain values only: {error}") from None
 
 
 def results_of(done: Mapping[str, Body]) -> Raw:

@@ -35,13 +35,13 @@ from headrace.durations import Duration, milliseconds, seconds
 from headrace.errors import ConnectionLost, InvalidCommand, ProviderStoppedError, WorkflowError
 from headrace.hooks import Hooks
 from headrace.model import Flow, FlowStatus
-from headrace.propagation import Retry, capture
+from headrace.propagation import Retry, capture, carried
 from headrace.workflows.context import encoded
 from headrace.workflows.definition import WorkflowDefinition
 from headrace.workflows.handle import FlowHandle
 from headrace.workflows.ledger import REMEMBERED_FLOWS, FlowMetrics, Ledger, entry_of, record_of
 from headrace.workflows.machine import Decision, News, Run, begin
-from headrace.workflows.plan import Body, Entry, ExecuteOptions, Plan, Policy, carried_meta, check_plan, plan_of
+from headrace.workflows.plan import Body, Entry, ExecuteOptions, Plan, Policy, check_plan, plan_of
 from headrace.workflows.registry import Implementation, StepRegistry
 from headrace.workflows.runner import FlowWorker
 from headrace.workflows.sync import SyncWorkflows
@@ -313,10 +313,10 @@ class Workflows:
         given = encoded(data, definition.data, f"data of workflow {definition.name!r}")
         plan = self._plan(definition, options)
         meta = options.get("meta")
-        carried = carried_meta(capture() if meta is None else meta)
-        if not carried:
+        context = carried(capture() if meta is None else meta, "a flow")
+        if not context:
             self._log.debug("workflow %s starts without a context to carry", definition.name)
-        started = Entry("started", body=Body(plan=plan, data=given, meta=carried or None))
+        started = Entry("started", body=Body(plan=plan, data=given, meta=context or None))
         flow_id = options.get("idempotency_key") or options.get("id") or _new_flow_id()
         queue = workflow_queue(definition.name, self._prefix, definition.version)
         flow = await self._begin(parts.ledger, flow_id, queue, begin(started))
