@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from headrace.model import CronEntry, Dedup, Repeat, Webhook
 from tests.conformance.rig import Rig, pack, spec
 
@@ -119,10 +121,10 @@ class TestWebhooks:
         hook = Webhook("w1", "https://example.com", ["job.completed"], None, "secret", 1.0)
         rig.add_webhook(hook)
         assert rig.webhooks() == [hook]
-        hook.enabled = False
-        assert rig.update_webhook(hook) is True
-        assert rig.webhooks()[0].enabled is False
-        assert rig.update_webhook(Webhook("w2", "https://example.com", [], None, None, 1.0)) is False
+        changed = rig.change_webhook("w1", lambda stored: replace(stored, enabled=False))
+        assert rig.webhooks() == [changed]
+        assert (changed.secret, changed.enabled) == ("secret", False)
+        assert rig.change_webhook("w2", lambda stored: stored) is None
         assert rig.remove_webhook("w1") is True
         assert rig.remove_webhook("w1") is False
         assert rig.webhooks() == []

@@ -16,6 +16,7 @@ from typing import Any
 
 import msgpack
 import pytest
+from msgspec.structs import replace
 
 from headrace.backends.base import Ack, Demand, FamilyNode
 from headrace.backends.valkey import delivery, library, store
@@ -31,7 +32,9 @@ from headrace.engine.crons import Crons
 from headrace.engine.engine import Engine
 from headrace.engine.workers import WorkerRegistry
 from headrace.errors import NotFound, NotSupported, StorageUnavailable
-from headrace.model import CronEntry
+from headrace.model import CronEntry, Webhook
+from headrace.server.webhooks import Hook
+from headrace.views import encode
 from headrace.worker.context import JobContext
 from headrace.worker.worker import Worker
 from tests.conformance.rig import Rig, spec, unpack
@@ -593,6 +596,38 @@ class TestSchedulesAtTwoBrokers:
         rig.wait(fire_due(one))
         entry = rig.cron("c")
         assert (entry.data, entry.repeat_every, entry.next_run) == (b"\x07", 5000.0, rig.clock.now_ms() + 5000)
+
+
+class TestWebhooksAtTwoBrokers:
+    """One broker has read a webhook to change it; before it writes, another one acts."""
+
+    HOOK = Webhook("w", "https://example.com", ["job.pushed"], None, None, 1.0)
+
+    def test_one_that_is_removed_stays_removed(self, rig: Rig, other: ValkeyBackend) -> None:
+        rig.add_webhook(self.HOOK)
+
+        def be_outrun(stored: Webhook) -> Webhook:
+            shared_server().client().hdel(other._keys.webhooks, stored.id)
+            return replace(stored, success_count=1)
+
+        assert rig.change_webhook("w", be_outrun) is None
+        assert rig.wait(other.webhooks()) == []
+
+    def test_one_that_is_disabled_stays_disabled_and_is_counted(self, rig: Rig, other: ValkeyBackend) -> None:
+        rig.add_webhook(self.HOOK)
+        hook, calls = Hook(self.HOOK), []
+        hook.successes += 2
+
+        def be_outrun(stored: Webhook) -> Webhook:
+            calls.append(stored)
+            if len(calls) == 1:
+                record = encode(replace(stored, enabled=False, success_count=5))
+                shared_server().client().hset(other._keys.webhooks, "w", record)
+            return hook.figures(stored)
+
+        rig.change_webhook("w", be_outrun)
+        (stored,) = rig.wait(other.webhooks())
+        assert (len(calls), stored.enabled, stored.success_count) == (2, False, 7)
 
 
 def test_in_a_second_more_completed_jobs_go_than_a_broker_completes(rig: Rig) -> None:

@@ -15,7 +15,7 @@ To add a verb: declare it here with its contract, extend tests/conformance, then
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from msgspec import UNSET, Raw, Struct, UnsetType
@@ -638,7 +638,9 @@ class Backend(Protocol):
 
     async def webhooks(self) -> list[Webhook]: ...
 
-    async def update_webhook(self, webhook: Webhook) -> bool: ...
+    async def change_webhook(self, webhook_id: str, change: Callable[[Webhook], Webhook]) -> Webhook | None:
+        """Store what `change` makes of the stored webhook; None if there is none. Nobody's change is overwritten: it is
+        called again when somebody else was faster."""
 
     async def remove_webhook(self, webhook_id: str) -> bool: ...
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Final
 
 from msgspec import UNSET, Meta, Struct, UnsetType, structs
@@ -154,8 +155,6 @@ class SetWebhookEnabled(Command[Ok], tag="SetWebhookEnabled"):
     enabled: bool
 
     async def run(self, engine: Engine, peer: Peer) -> Ok:
-        for webhook in await engine.backend.webhooks():
-            if webhook.id == self.id:
-                await engine.backend.update_webhook(structs.replace(webhook, enabled=self.enabled))
-                return Ok()
-        raise NotFound(NOT_FOUND)
+        if await engine.backend.change_webhook(self.id, partial(structs.replace, enabled=self.enabled)) is None:
+            raise NotFound(NOT_FOUND)
+        return Ok()

@@ -119,9 +119,8 @@ class Hook:
         return count
 
     def figures(self, stored: Webhook) -> Webhook:
-        """The stored webhook with the newest figures, which are about to be stored."""
+        """The stored webhook with the newest figures."""
         self.learn(stored)
-        self._known = (self.successes, self.failures, self.dropped)
         return structs.replace(
             stored,
             last_triggered=self.last_triggered,
@@ -130,6 +129,10 @@ class Hook:
             dropped_count=self.dropped,
             last_error=self.last_error,
         )
+
+    def note_stored(self, record: Webhook) -> None:
+        """These figures are stored: what a record counts beyond them, other brokers have delivered."""
+        self._known = _counts(record)
 
 
 def _counts(record: Webhook) -> tuple[int, ...]:
@@ -361,11 +364,11 @@ class Webhooks:
         self._engine.run(self._save_figures(unsaved))
 
     async def _save_figures(self, unsaved: list[Hook]) -> None:
-        stored = {record.id: record for record in await self._backend.webhooks()}
         for hook in unsaved:
             hook.is_unsaved = False
-            if hook.record.id in stored:
-                await self._backend.update_webhook(hook.figures(stored[hook.record.id]))
+            stored = await self._backend.change_webhook(hook.record.id, hook.figures)
+            if stored is not None:
+                hook.note_stored(stored)
         self._schedule()
 
     # -- the end -------------------------------------------------------------------------------------------------------

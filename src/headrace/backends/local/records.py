@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Callable, Set
 
 from headrace.backends.local.control import UNSTARTED
 from headrace.backends.local.intake import LINK_LATER
@@ -160,11 +160,13 @@ class Records(Queries):
     async def webhooks(self) -> list[Webhook]:
         return list(self._webhooks.values())
 
-    async def update_webhook(self, webhook: Webhook) -> bool:
-        if webhook.id not in self._webhooks:
-            return False
-        await self.add_webhook(webhook)
-        return True
+    async def change_webhook(self, webhook_id: str, change: Callable[[Webhook], Webhook]) -> Webhook | None:
+        webhook = self._webhooks.get(webhook_id)
+        if webhook is None:
+            return None
+        changed = change(webhook)
+        await self.add_webhook(changed)
+        return changed
 
     async def remove_webhook(self, webhook_id: str) -> bool:
         if self._webhooks.pop(webhook_id, None) is None:

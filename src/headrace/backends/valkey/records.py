@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
@@ -163,12 +163,14 @@ class Records(Queries):
         if self._webhooks is not None:
             await self.webhooks()
 
-    async def update_webhook(self, webhook: Webhook) -> bool:
+    async def change_webhook(self, webhook_id: str, change: Callable[[Webhook], Webhook]) -> Webhook | None:
         key = self._keys.webhooks
-        if not await self._server.call(key, "HEXISTS", key, webhook.id):
-            return False
-        await self.add_webhook(webhook)
-        return True
+        while (seen := await self._server.call(key, "HGET", key, webhook_id)) is not None:
+            changed = change(_decode_webhook(seen))
+            if await self._fcall("replaceField", [key], (webhook_id, seen, encode(changed))):
+                self.webhook_changes += 1
+                return changed
+        return None
 
     async def remove_webhook(self, webhook_id: str) -> bool:
         key = self._keys.webhooks

@@ -118,21 +118,25 @@ class Store(Collection):
         now: int | None = None,
     ) -> list[Any]:
         """One function call on one queue: its reply without the news, which is taken in."""
-        function, keys = function_of(verb), [self._keys.meta(name) for name in (queue, *others)]
-        call = self._server.fcall_synced if is_synced else self._server.fcall
+        keys = [self._keys.meta(name) for name in (queue, *others)]
         given = (str(self._clock.now_ms() if now is None else now), *args)
-        try:
-            reply = await call(function, keys, given)
-        except FunctionMissing:
-            # Somebody flushed the functions, this is another server than before, or it has those of a newer Headrace,
-            # which is an error. Nothing was done yet.
-            await self.load_libraries()
-            reply = await call(function, keys, given)
+        reply = await self._fcall(verb, keys, given, is_synced=is_synced)
         raise_refusal(reply)
         news = reply.pop()
         if news:
             self._take_news(queue, news)
         return list(reply)
+
+    async def _fcall(self, name: str, keys: Sequence[str], args: Sequence[Text], *, is_synced: bool = False) -> Any:
+        function = function_of(name)
+        call = self._server.fcall_synced if is_synced else self._server.fcall
+        try:
+            return await call(function, keys, args)
+        except FunctionMissing:
+            # Somebody flushed the functions, this is another server than before, or it has those of a newer Headrace,
+            # which is an error. Nothing was done yet.
+            await self.load_libraries()
+            return await call(function, keys, args)
 
     async def load_libraries(self) -> None:
         raise NotImplementedError

@@ -471,6 +471,17 @@ do
     if keep == 0 then call('UNLINK', queue.p .. ':log:' .. args[2]) end
   end, NEEDS_MEMORY)
 
+  -- Another value for the field of a hash that belongs to no queue, if it still has the one that the caller saw.
+  redis.register_function({
+    function_name = 'headrace' .. GENERATION .. '_replaceField',
+    flags = { 'allow-oom' },
+    callback = function(keys, args)
+      if redis.call('HGET', keys[1], args[1]) ~= args[2] then return 0 end
+      redis.call('HSET', keys[1], args[1], args[3])
+      return 1
+    end,
+  })
+
   redis.register_function({
     function_name = 'headrace_version',
     flags = { 'no-writes' },
