@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 import socket
 import struct
 import threading
@@ -596,6 +598,48 @@ class TestSchedulesAtTwoBrokers:
         rig.wait(fire_due(one))
         entry = rig.cron("c")
         assert (entry.data, entry.repeat_every, entry.next_run) == (b"\x07", 5000.0, rig.clock.now_ms() + 5000)
+
+
+class TestLateClaims:
+    """A broker, or its machine, is suspended while a claim is under way."""
+
+    def test_jobs_whose_lease_is_all_but_over_are_not_handed_out(
+        self, rig: Rig, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        job_id, fcall = rig.push(), rig.backend._server.fcall
+
+        async def be_suspended(*call: Any) -> Any:
+            reply = await fcall(*call)
+            monkeypatch.undo()
+            rig.clock.advance(16_000)
+            return reply
+
+        monkeypatch.setattr(rig.backend._server, "fcall", be_suspended)
+        assert rig.claim("q", Demand(1, "w", 30_000, None)) == []
+        assert "q" in rig.backend.take_ready()
+        held = rig.take()
+        assert (held.id, unpack(rig.job(job_id))["attempts"]) == (job_id, 0)
+
+    def test_a_broker_that_was_stopped_does_not_run_a_job_beside_another(self, server: ValkeyServer) -> None:
+        with (
+            ServerProcess(":memory:", "--backend", server.url) as stopped,
+            ServerProcess(":memory:", "--backend", server.url) as other,
+            stopped.client(timeout=30) as late,
+            other.client(timeout=30) as prompt,
+        ):
+            job_id = prompt.ok("PUSH", queue="q", data=1)["id"]
+            server.client().client_pause(60_000, all=False)
+            late.send("PULL", queue="q", owner="late", lockTtl=2000)
+            eventually(lambda: server.client().info("clients")["blocked_clients"])
+            os.kill(stopped.pid, signal.SIGSTOP)
+            try:
+                server.client().client_unpause()
+                taken = prompt.ok("PULL", queue="q", owner="prompt", timeout=20_000)
+                assert taken["job"]["id"] == job_id
+            finally:
+                os.kill(stopped.pid, signal.SIGCONT)
+            assert late.recv()["job"] is None
+            prompt.ok("ACK", id=job_id, token=taken["token"])
 
 
 class TestWebhooksAtTwoBrokers:

@@ -38,6 +38,8 @@ _MAX_LOST: Final = 10_000
 _ROUND_SLICE: Final = 20
 _SPREAD_S: Final = 0.5
 """The slices of one call are spread over this time: whoever asks for something meanwhile waits for one, not for all."""
+_STANDSTILL_MS: Final = 1000
+"""An answer that takes longer was not only slow: short leases are handed out under load, too."""
 _ANNOUNCE_MS: Final = 30_000
 """How much longer than needed others are told that somebody waits: the next pull need not say it again."""
 
@@ -68,8 +70,16 @@ class Delivery(Settlement):
         except StorageUnavailable:
             self._note_lost(queue, asked)
             raise
-        if found:
-            self._look_at(queue, now + (int(demand.lease_ms) if demand.owner is not None else _SILENCE_MS))
+        if not found:
+            return []
+        lease_ms = int(demand.lease_ms) if demand.owner is not None else _SILENCE_MS
+        if self._clock.now_ms() - now > max(lease_ms / 2, _STANDSTILL_MS):
+            # This process or its machine was suspended while the answer was under way: the lease is over or will soon
+            # be, and others may have these jobs. As good as lost: the next claim gives back what nobody has taken.
+            self._note_lost(queue, asked)
+            self._ready.add(queue)
+            return []
+        self._look_at(queue, now + lease_ms)
         claims = []
         for nth, one in enumerate(found, 1):
             is_plain = len(one) == PLAIN_PARTICULARS
