@@ -160,3 +160,10 @@ async def test_an_idle_worker_begins_urgent_last_in_and_delayed_jobs_at_once(cli
             waits.append(await asyncio.wait_for(begun.get(), 10) - began - given.get("delay", 0) / 1000)
     assert sorted(waits)[len(waits) // 2] < 0.05
     assert max(waits) < 0.5
+
+
+async def test_a_program_that_has_just_started_counts_all_jobs(clients: list[Client]) -> None:
+    """As `headrace stats` does: it asks once, and ends."""
+    for queue in ("q", "r"):
+        await clients[0].ask(command("PUSH", queue=queue, data=pack(1)))
+    assert (await clients[1].ask(command("Stats"))).stats.waiting == 2

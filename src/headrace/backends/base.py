@@ -691,6 +691,9 @@ class Backend(Protocol):
         """Figures of every queue, and of all queues that ever were under the name \"\", which no queue can have; there
         only the counters of rare things are kept. The figures may be live: read them at once, change nothing."""
 
+    async def count_new_queues(self) -> None:
+        """Have `total_counts` tell of all queues: a program that has just started may not have seen them yet."""
+
     def total_counts(self) -> Counts:
         """Jobs of all queues by state."""
 

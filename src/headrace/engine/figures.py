@@ -165,6 +165,7 @@ class Figures:
         return round((totals.pushed - pushed) / seconds, 2), round((totals.pulled - pulled) / seconds, 2)
 
     async def stats(self) -> ServerStats:
+        await self._backend.count_new_queues()
         counts = self._backend.total_counts()
         push_per_sec, pull_per_sec = self.rates()
         return ServerStats(

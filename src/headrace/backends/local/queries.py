@@ -364,6 +364,9 @@ class Queries(Control):
         figures[""] = self._overall
         return figures
 
+    async def count_new_queues(self) -> None:
+        """Every change is counted as it is made."""
+
     def total_counts(self) -> Counts:
         self._promote_due(self._clock.now_ms())
         queues = self._queues.values()

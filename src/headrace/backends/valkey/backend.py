@@ -16,7 +16,7 @@ from headrace.backends.base import Counts, Outcome, StorageStatus
 from headrace.backends.local.eventlog import LogLimits, MemoryLog, Roll, decode_events
 from headrace.backends.valkey.hashes import from_fields
 from headrace.backends.valkey.library import check_rights, ensure_libraries, is_own_glidemq
-from headrace.backends.valkey.queries import as_counts
+from headrace.backends.valkey.queries import QUEUES_AT_ONCE, as_counts
 from headrace.backends.valkey.refused import Refused
 from headrace.backends.valkey.streams import Streams
 from headrace.backends.valkey.transport import PATIENCE_S, Standalone, Transport, all_of, answer, patiently
@@ -323,8 +323,14 @@ class ValkeyBackend(Refused):
     async def compact(self) -> None:
         """Valkey looks after its own memory."""
 
+    async def count_new_queues(self) -> None:
+        new = [queue for queue in self._registered if queue not in self._counted]
+        for start in range(0, len(new), QUEUES_AT_ONCE):
+            with suppress(StorageUnavailable):  # of a node that is away: they are counted when it is back
+                await all_of(*map(self._count_jobs, new[start : start + QUEUES_AT_ONCE]))
+
     def total_counts(self) -> Counts:
-        """As the slow round last saw them."""
+        """As each queue was last counted."""
         return as_counts([*map(sum, zip(*self._counted.values(), strict=True))])
 
     def oldest_waiting_ms(self, queue: str) -> float | None:

@@ -295,7 +295,10 @@ class Delivery(Settlement):
 
     async def _count_jobs(self, queue: str) -> list[int]:
         """What the function `counts` says of a queue."""
-        return list((await self._call("counts", queue))[0])
+        (counted,) = await self._call("counts", queue)
+        if queue in self._registered:
+            self._counted[queue] = counted
+        return list(counted)
 
     async def counts(self, queue: str) -> Counts:
         raise NotImplementedError

@@ -44,7 +44,7 @@ _ENTRIES_AT_ONCE: Final = 5000
 _JOBS_AT_ONCE: Final = 100
 """Each may carry a megabyte, and its result another."""
 _KEYS_AT_ONCE: Final = 1000
-_QUEUES_AT_ONCE: Final = 100
+QUEUES_AT_ONCE: Final = 100
 _SKETCHED_AT_ONCE: Final = 500
 _RANK_LENGTH: Final = 60
 
@@ -199,8 +199,8 @@ class Queries(Control):
     async def queues(self) -> list[QueueSummary]:
         names = await self._or_last_seen(self._keys.queues, self._queue_names, sorted(self._registered))
         found: list[QueueSummary] = []
-        for start in range(0, len(names), _QUEUES_AT_ONCE):
-            found += await all_of(*map(self._summary, names[start : start + _QUEUES_AT_ONCE]))
+        for start in range(0, len(names), QUEUES_AT_ONCE):
+            found += await all_of(*map(self._summary, names[start : start + QUEUES_AT_ONCE]))
         return found
 
     async def _summary(self, name: str) -> QueueSummary:

@@ -93,7 +93,7 @@ class Store(Collection):
         """Until when other brokers know that somebody waits here, by queue and by what for."""
         self._totals = Totals()
         self._counted: dict[str, list[int]] = {}
-        """What `counts` said of each queue when the slow round last came by."""
+        """What `counts` said of each queue when it was last asked, by the slow round at the latest."""
         self._schedules: dict[str, CronEntry] | None = None
         """As they were when all of them were last read, by name."""
         self._webhooks: list[bytes] | None = None
