@@ -160,6 +160,17 @@ def test_a_broker_with_a_wrong_password_ends_at_once_and_says_why(tmp_path: Path
         assert f"Valkey at 127.0.0.1:{server.port} refused:" in broker.said
 
 
+@pytest.mark.parametrize("words", [("queues",), ("valkey", "init")])
+def test_a_command_with_a_wrong_password_is_not_told_to_start_valkey(tmp_path: Path, words: tuple[str, ...]) -> None:
+    with UnreadyServer(tmp_path, "--requirepass", "right") as server:
+        command = [sys.executable, "-m", "headrace", *words, "--url", f"valkey://:wrong@127.0.0.1:{server.port}"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 4
+    assert "WRONGPASS" in done.stderr
+    assert "name user and password in the URL" in done.stderr
+    assert "start it" not in done.stderr
+
+
 async def test_waiting_for_valkey_has_an_end() -> None:
     backend = ValkeyBackend(f"valkey://127.0.0.1:{free_port()}")
     async with asyncio.timeout(20):

@@ -10,6 +10,7 @@ import argparse
 import enum
 import io
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -198,4 +199,16 @@ def _connect(client: Client, is_file: bool) -> None:
     except errors.StorageUnavailable as error:  # a store that is asked without a server between
         if is_file:
             raise errors.Refused(str(error)) from None
-        raise advised(errors.ConnectionLost(str(error)), "start it, or name another one with --url") from None
+        raise no_valkey(error) from None
+
+
+def no_valkey(error: errors.StorageUnavailable) -> errors.HeadraceError:
+    """What is told of a Valkey that cannot be worked with: one that answers need not be started."""
+    from headrace.backends.valkey.connection import is_lasting
+
+    lost = errors.ConnectionLost(str(error))
+    if not is_lasting(error):
+        return advised(lost, "start it, or name another one with --url")
+    if re.search("NOAUTH|WRONGPASS", str(error)):
+        return advised(lost, "name user and password in the URL: valkey://USER:PASSWORD@HOST:6379/0")
+    return lost

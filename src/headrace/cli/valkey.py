@@ -6,8 +6,7 @@ import argparse
 import asyncio
 from typing import Any
 
-from headrace.cli.session import advised
-from headrace.errors import ConnectionLost
+from headrace.cli.session import no_valkey
 
 
 def prepare(parser: argparse.ArgumentParser) -> None:
@@ -46,7 +45,7 @@ def run_init(arguments: argparse.Namespace) -> int:
     try:
         asyncio.run(_init(arguments.url))
     except Unreachable as error:
-        raise advised(ConnectionLost(str(error)), "start it, or name another one with --url") from None
+        raise no_valkey(error) from None
     return 0
 
 
