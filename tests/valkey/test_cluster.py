@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -186,6 +187,25 @@ def test_an_id_that_no_job_got_is_forgotten(rig: Rig) -> None:
     assert [key for key in keys if ":fr:" in key] == [rig.backend._keys.flow_registry("g")]
     assert [summary.name for summary in rig.queues()] == ["q", "wf"]
     assert rig.state("first") == "waiting"
+
+
+def test_an_id_that_is_pushed_again_while_it_is_forgotten_leads_to_its_job(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig.push("q", custom_id="mine")
+    rig.cancel("mine")
+    call_many = rig.backend._server.call_many
+
+    async def be_outrun(commands: list[tuple[str, tuple[str, ...]]]) -> list[Any]:
+        if any(command[0] == "DEL" for _, command in commands):
+            monkeypatch.undo()
+            await rig.backend.insert("q", [spec(custom_id="mine")])
+        return await call_many(commands)
+
+    monkeypatch.setattr(rig.backend._server, "call_many", be_outrun)
+    rig.look_after()
+    assert rig.backend._server.call_many == call_many, "nothing was forgotten"
+    assert rig.state("mine") == "waiting"
 
 
 async def test_a_node_that_has_left_is_not_asked_and_let_go(members: Cluster) -> None:

@@ -239,6 +239,10 @@ class Delivery(Settlement):
         owners = await self._server.call_many([(key, ("GET", key)) for key in free])
         ours = [key for key, owner in zip(free, owners, strict=True) if owner == queue.encode()]
         await self._server.call_many([(key, ("DEL", key)) for key in ours])
+        # A push that found the key before it went may have stored a job since.
+        exist = await self._server.call_many([(job, ("EXISTS", job)) for job, key in jobs if key in ours])
+        back = [key for key, exists in zip(ours, exist, strict=True) if exists]
+        await self._server.call_many([(key, ("SET", key, queue, "NX")) for key in back])
         key = f"{self._keys.of(queue)}:hr:gone"
         await self._server.call(key, "SREM", key, *gone)
 
