@@ -46,12 +46,12 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--concurrency", type=int, default=10, metavar="N", help="jobs at once (default: 10)")
     parser.add_argument("--processes", type=int, default=1, metavar="N", help="worker processes (default: 1)")
     parser.add_argument(
-        "--drain", default="25s", metavar="TIME", help="time for running jobs to end after a stop (default: 25s)"
+        "--drain", default="25s", metavar="SPAN", help="time for running jobs to end after a stop (default: 25s)"
     )
     parser.add_argument(
         "--lease",
         default="30s",
-        metavar="TIME",
+        metavar="SPAN",
         help="how long a worker that falls silent keeps its jobs (default: 30s)",
     )
     parser.add_argument("--max-jobs-per-child", type=int, metavar="N", help="replace a handler process after N jobs")
