@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from headrace import notation
-from headrace.cli.output import print_json
+from headrace.cli.output import print_findings, print_json
 
 
 def prepare(parser: argparse.ArgumentParser) -> None:
@@ -22,10 +21,6 @@ def run(arguments: argparse.Namespace) -> int:
     report = examine(Path(arguments.data_path))
     if arguments.as_json:
         print_json({"healthy": not report.problems, "facts": report.facts, "problems": report.problems})
-        return 1 if report.problems else 0
-    for line in report.facts:
-        print(f"  {line}")
-    for problem in report.problems:
-        print(f"! {problem}")
-    print("healthy" if not report.problems else f"{notation.counted(len(report.problems), 'problem')} found")
+    else:
+        print_findings(report.facts, report.problems, "healthy")
     return 1 if report.problems else 0

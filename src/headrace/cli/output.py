@@ -161,6 +161,14 @@ def print_fields(fields: Iterable[tuple[str, Cell]]) -> None:
             print(f"{name.ljust(width)}  {_text(value)}")
 
 
+def print_findings(facts: Sequence[str], problems: Sequence[str], all_well: str) -> None:
+    for fact in facts:
+        print(f"  {fact}")
+    for problem in problems:
+        print(f"! {problem}")
+    print(f"{notation.counted(len(problems), 'problem')} found" if problems else all_well)
+
+
 def print_json(value: Any) -> None:
     """One JSON document: indented for eyes, on one line for pipes."""
     if is_terminal():

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from headrace import notation
+from headrace.cli.output import print_findings
+from headrace.cli.session import add_action
 from headrace.errors import HeadraceError
 
 if TYPE_CHECKING:
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 
 _LAKE = "folder of the lake (default: ./lake)"
 _MOST = 1_000_000_000
+_MAX_EVENTS = 2_000_000
 _RAISED = re.compile(r"^Traceback \(most recent call last\):\n(?:[ \t].*\n|\n)*(\S.*)", re.MULTILINE)
 """What a traceback ends with."""
 _PATIENCE_S = 5.0
@@ -49,7 +52,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
         "--continuous", metavar="SECONDS", type=_above_zero, help="keep going, with a batch this often"
     )
     ingest.add_argument(
-        "--max-events", metavar="N", type=_at_least_one, default=2_000_000, help="per batch (default: 2000000)"
+        "--max-events", metavar="N", type=_at_least_one, default=_MAX_EVENTS, help=f"per batch (default: {_MAX_EVENTS})"
     )
     ingest.add_argument("--accept-loss", action="store_true", help="continue past events that are no longer kept")
     _add_dry_run(ingest)
@@ -62,7 +65,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     run = _job(jobs, "run", _run, "ingest what is new, then compute facts")
     _add_source(run)
     _add_facts(run, "silver", "gold")
-    run.set_defaults(max_events=2_000_000, continuous=None, accept_loss=False)
+    run.set_defaults(max_events=_MAX_EVENTS, continuous=None, accept_loss=False)
     report = _job(jobs, "report", _report, "write a report as one HTML file; needs no Spark", with_spark=False)
     report.add_argument("--out", metavar="FILE", default="report.html", help="(default: report.html)")
     report.add_argument("--days", metavar="N", type=_at_least_one, default=7, help="how far back (default: 7)")
@@ -114,7 +117,7 @@ def _above_zero(text: str) -> float:
 
 
 def _job(jobs: Any, name: str, run: Any, text: str, *, with_spark: bool = True) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = jobs.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+    parser = add_action(jobs, name, text)
     parser.add_argument("--lake", metavar="DIR", default="lake", help=_LAKE)
     if with_spark:
         parser.add_argument("--master", metavar="URL", help="Spark master (default: SPARK_MASTER, or local[*])")
@@ -161,7 +164,7 @@ def _lake(arguments: argparse.Namespace) -> Lake:
 
 
 @contextmanager
-def _session(arguments: argparse.Namespace, *checks: Callable[[argparse.Namespace], None]) -> Iterator[SparkSession]:
+def _session(arguments: argparse.Namespace, *checks: Callable[[argparse.Namespace], object]) -> Iterator[SparkSession]:
     """Spark, after checks of what it would find missing only half a minute later."""
     from headrace.pipeline.session import check_spark, start_session
 
@@ -198,10 +201,6 @@ def _has_few_events(arguments: argparse.Namespace) -> bool:
         return False  # nobody knows how many rows it has, or how many events are still to come
     ends = [ingested(_lake(arguments)), *([_newest(arguments)] if "capture" in arguments else [])]
     return max(end.seq for end in ends) <= FEW_EVENTS
-
-
-def _check_source(arguments: argparse.Namespace) -> None:
-    _newest(arguments)
 
 
 def _newest(arguments: argparse.Namespace) -> Position:
@@ -277,7 +276,7 @@ def _say_plan(arguments: argparse.Namespace, *, with_source: bool) -> int:
 def _ingest(arguments: argparse.Namespace) -> int:
     if arguments.dry_run:
         return _say_plan(arguments, with_source=True)
-    with _session(arguments, _check_folder, _check_source) as spark:
+    with _session(arguments, _check_folder, _newest) as spark:
         summary = _ingest_with(spark, arguments)
     return _print_json(arguments, ingested=summary)
 
@@ -319,7 +318,7 @@ def _facts_with(spark: SparkSession, arguments: argparse.Namespace) -> FactsSumm
 def _run(arguments: argparse.Namespace) -> int:
     if arguments.dry_run:
         return _say_plan(arguments, with_source=True)
-    with _session(arguments, _check_folder, _check_source) as spark:
+    with _session(arguments, _check_folder, _newest) as spark:
         ingested = _ingest_with(spark, arguments)
         facts = _facts_with(spark, arguments)
     _say(f"`headrace pipeline report --lake {arguments.lake}` shows what there is")
@@ -391,12 +390,8 @@ def _verify(arguments: argparse.Namespace) -> int:
         found = examine(spark, _lake(arguments), arguments.url)
     if arguments.as_json:
         print(msgspec.json.encode(found).decode())
-        return 1 if found.problems else 0
-    for line in found.facts:
-        print(f"  {line}")
-    for problem in found.problems:
-        print(f"! {problem}")
-    print("the lake is in order" if not found.problems else f"{notation.counted(len(found.problems), 'problem')} found")
+    else:
+        print_findings(found.facts, found.problems, "the lake is in order")
     return 1 if found.problems else 0
 
 

@@ -28,7 +28,7 @@ from headrace.cli.output import (
     progress,
     state_cell,
 )
-from headrace.cli.session import BULK_S, UsageError, add_client_flags, add_yes_flag, advised, connected
+from headrace.cli.session import BULK_S, UsageError, add_action, add_client_flags, add_yes_flag, advised, connected
 from headrace.errors import InvalidCommand, NotFound
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 
 
 def _add(actions: Any, name: str, run: Callable[[argparse.Namespace], int], summary: str) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = actions.add_parser(name, help=summary, description=f"{summary.capitalize()}.")
+    parser = add_action(actions, name, summary)
     parser.add_argument("queue", metavar="NAME", help="of the queue")
     add_client_flags(parser)
     parser.set_defaults(run=run)
@@ -98,7 +98,7 @@ def show_all(arguments: argparse.Namespace) -> int:
         blocked = _blocked(client)
     if arguments.as_json:
         for row in rows:
-            print_json_line(_document(row, blocked))
+            print_json_line(_document(row, blocked.get(row.name, 0)))
         return 0
     if not rows:
         note('no queues yet; the first job makes one: headrace push mail welcome \'{"to": "ada"}\'')
@@ -129,10 +129,10 @@ def _blocked(client: Client) -> dict[str, int]:
     return {queue.name: queue.counts.waiting_children for queue in client.ask_blocking(SummarizeQueues()).queues}
 
 
-def _document(row: QueueRow, blocked: dict[str, int]) -> dict[str, Any]:
+def _document(row: QueueRow, blocked: int) -> dict[str, Any]:
     import msgspec
 
-    return {**msgspec.to_builtins(row), "waitingChildren": blocked.get(row.name, 0)}
+    return {**msgspec.to_builtins(row), "waitingChildren": blocked}
 
 
 def _cells(row: QueueRow, blocked: int | None) -> list[Cell]:
@@ -158,8 +158,8 @@ def show(arguments: argparse.Namespace) -> int:
         limits, stalls, burial = queue.limits(), queue.stalls(), queue.dlq.config()
         counts = queue.counts()
     if arguments.as_json:
-        print_json({**_document(known, {known.name: counts["waiting-children"]}), "limits": limits, "stalls": stalls,
-                    "dlq": burial})  # fmt: skip
+        settings = {"limits": limits, "stalls": stalls, "dlq": burial}
+        print_json(_document(known, counts["waiting-children"]) | settings)
         return 0
     rate = limits.rate_limit
     print_fields(

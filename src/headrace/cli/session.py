@@ -14,7 +14,7 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from headrace import errors
 
@@ -137,6 +137,13 @@ def add_client_flags(parser: argparse.ArgumentParser) -> None:
     shared.add_argument(
         "--json", action="store_true", default=argparse.SUPPRESS, dest="as_json", help="JSON for machines on stdout"
     )
+
+
+def add_action(actions: Any, name: str, summary: str) -> argparse.ArgumentParser:
+    """A parser below that of the command, described by its summary."""
+    description = f"{summary[0].upper()}{summary[1:]}."
+    parser: argparse.ArgumentParser = actions.add_parser(name, help=summary, description=description)
+    return parser
 
 
 def add_yes_flag(parser: argparse.ArgumentParser) -> None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-from typing import Any
 
-from headrace.cli.session import no_valkey
+from headrace.cli.session import add_action, no_valkey
 
 
 def prepare(parser: argparse.ArgumentParser) -> None:
@@ -15,21 +14,14 @@ def prepare(parser: argparse.ArgumentParser) -> None:
         "old. `library` prints one of them, for other tools to load."
     )
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
-    init = _add(actions, "init", "load the libraries where they are missing or old")
+    init = add_action(actions, "init", "load the libraries where they are missing or old")
     init.add_argument("--url", default="valkey://localhost:6379/0", help="where (default: %(default)s)")
     init.set_defaults(run=run_init)
-    library = _add(actions, "library", "print the Lua source of a library")
+    library = add_action(actions, "library", "print the Lua source of a library")
     library.add_argument(
         "name", nargs="?", choices=("glidemq", "headrace"), default="glidemq", help="which one (default: glidemq)"
     )
     library.set_defaults(run=run_library)
-
-
-def _add(actions: Any, name: str, summary: str) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = actions.add_parser(
-        name, help=summary, description=f"{summary[0].upper()}{summary[1:]}."
-    )
-    return parser
 
 
 def run_library(arguments: argparse.Namespace) -> int:
