@@ -61,13 +61,7 @@ _MARKS: Final = {
 def prepare(parser: argparse.ArgumentParser) -> None:
     parser.description = "Workflows: list and show them; cancel, signal or retry one."
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
-    listed = _add(
-        actions,
-        "list",
-        "flows, by id",
-        "List flows by id, the highest first.",
-        _list,
-    )
+    listed = _add(actions, "list", "flows, by id", "List flows by id, the highest first.", _list)
     listed.add_argument("--workflow", metavar="NAME", help="only those of this workflow")
     listed.add_argument("--status", metavar="STATUS", help="only those that are running, failed and so on")
     listed.add_argument("--limit", type=int, default=20, metavar="N", help="lines at most (default: 20)")

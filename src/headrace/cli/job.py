@@ -28,7 +28,7 @@ from headrace.cli.output import (
     state_cell,
 )
 from headrace.cli.session import Exit, add_client_flags, advised, connected, require_server
-from headrace.errors import NotFound, Refused
+from headrace.errors import HeadraceError, NotFound, Refused
 
 if TYPE_CHECKING:
     from msgspec import Raw
@@ -81,10 +81,8 @@ class _Subject:
         else:
             print_line(f"{what} {self.info.id}")
 
-    def refuse(self, what: str, hint: str) -> Refused:
-        error = Refused(f"job {self.info.id} is {self.info.state}, so it cannot be {what}")
-        error.add_note(hint)
-        return error
+    def refuse(self, what: str, hint: str) -> HeadraceError:
+        return advised(Refused(f"job {self.info.id} is {self.info.state}, so it cannot be {what}"), hint)
 
 
 def _find(client: Client, job_id: str) -> Raw:
@@ -332,10 +330,7 @@ def remove(subject: _Subject) -> None:
         raise subject.refuse("removed by itself", f"headrace queues clean {subject.info.queue} --state completed")
     elif not subject.handle.cancel():
         raise subject.refuse("removed", "a worker has it")
-    if subject.arguments.as_json:
-        print_json({"id": subject.info.id, "state": "unknown"})
-    else:
-        print_line(f"removed {subject.info.id}")
+    subject.done("removed")
 
 
 def ack(subject: _Subject) -> None:
