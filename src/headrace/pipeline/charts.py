@@ -178,8 +178,9 @@ def _stretches(points: Sequence[Point]) -> list[list[tuple[float, float]]]:
     return found
 
 
-def sparkline(values: Sequence[float], kind: str, width: int = 120, height: int = 22) -> str:
+def sparkline(values: Sequence[float], kind: str) -> str:
     """A small line without axes, from zero to its highest value."""
+    width, height = 120, 22
     top = max(values, default=0) or 1
     step = width / max(1, len(values) - 1)
     points = " ".join(f"{n * step:.1f},{height - 1 - (height - 2) * v / top:.1f}" for n, v in enumerate(values))

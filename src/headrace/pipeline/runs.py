@@ -276,8 +276,8 @@ class _Derivation:
         """Facts of every date on which something changed, since `changed` or ever."""
         began = time.monotonic()
         since = None if changed is None else changed.date()
-        jobs = self._table("silver/jobs", "silver/open_jobs", JOBS, "finished_date", since)
-        attempts = self._table("silver/attempts", "silver/open_attempts", ATTEMPTS, "ended_date", since)
+        jobs = read_jobs(self.spark, self.lake, since)
+        attempts = read_attempts(self.spark, self.lake, since)
         moment = None if since is None else datetime.combine(since, time_of_day(), UTC)
         made = self._made(changed, FACTS, "queue_minute", "queue_hour")
         facts = gold.queue_facts(jobs, attempts, sla_ms=self.sla_ms, since=moment, made=made)
@@ -308,19 +308,9 @@ class _Derivation:
         )
         return gold.Made(union(*facts), until)
 
-    def _table(self, ended: str, lasting: str, schema: str, partition: str, since: date | None) -> DataFrame:
-        """What ended on or after `since`, and what has not ended."""
-        return read_silver(self.spark, self.lake, ended, lasting, schema, partition, since)
 
-
-def read_silver(
-    spark: SparkSession,
-    lake: Lake,
-    ended: str,
-    lasting: str,
-    schema: str,
-    partition: str,
-    since: date | None = None,
+def _read_silver(
+    spark: SparkSession, lake: Lake, ended: str, lasting: str, schema: str, partition: str, since: date | None
 ) -> DataFrame:
     frames = []
     if folders := lake.committed(ended):
@@ -345,13 +335,13 @@ def read_bronze(spark: SparkSession, lake: Lake) -> DataFrame | None:
     return read_batches(spark, lake, batches.values()) if batches else None
 
 
-def read_jobs(spark: SparkSession, lake: Lake) -> DataFrame:
-    """Every job of the lake, over or not."""
-    return read_silver(spark, lake, "silver/jobs", "silver/open_jobs", JOBS, "finished_date")
+def read_jobs(spark: SparkSession, lake: Lake, since: date | None = None) -> DataFrame:
+    """The jobs that ended on or after a date, or ever, and those that have not ended."""
+    return _read_silver(spark, lake, "silver/jobs", "silver/open_jobs", JOBS, "finished_date", since)
 
 
-def read_attempts(spark: SparkSession, lake: Lake) -> DataFrame:
-    return read_silver(spark, lake, "silver/attempts", "silver/open_attempts", ATTEMPTS, "ended_date")
+def read_attempts(spark: SparkSession, lake: Lake, since: date | None = None) -> DataFrame:
+    return _read_silver(spark, lake, "silver/attempts", "silver/open_attempts", ATTEMPTS, "ended_date", since)
 
 
 def _hour(moment: Column) -> Column:

@@ -70,8 +70,7 @@ def _check_silver(spark: SparkSession, lake: Lake, events: DataFrame, found: Fin
             f"silver: {waiting} batches of bronze are not in the tables yet; run `headrace pipeline facts`"
         )
         return
-    outcomes = {row["outcome"]: row["jobs"] for row in read_jobs(spark, lake).groupBy("outcome").agg(
-        f.count("*").alias("jobs")).collect()}  # fmt: skip
+    outcomes = {row["outcome"]: row["count"] for row in read_jobs(spark, lake).groupBy("outcome").count().collect()}
     counted = events.agg(
         f.sum((f.col("event") == "completed").cast("int")).alias("completed"),
         f.sum(((f.col("event") == "failed") & f.col("terminal")).cast("int")).alias("dlq"),
