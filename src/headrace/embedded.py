@@ -42,7 +42,6 @@ class EmbeddedEngine:
     ticker_type: type[Ticker] = Ticker
 
     def __init__(self, path: Path | None, clock: Clock | None = None, *, backend: AnyBackend | None = None) -> None:
-        self.path = path
         clock = clock or SystemClock()
         self.engine = Engine(backend or LocalBackend(path, clock=clock, log_limits=BOUNDED_LOG), clock)
         self.ticker: Ticker

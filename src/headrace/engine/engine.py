@@ -67,7 +67,6 @@ class Engine:
         self.clock = clock
         self.ids = backend.ids
         self.tokens = [token.encode() for token in tokens]
-        self.connections = connections
         self.webhook_rules = webhook_rules
         self.alarm = backend.alarm
         self.waiters = Waiters(self.alarm)

@@ -83,7 +83,6 @@ class EventProvider:
         self.groups = GroupRegistry(client, f"{queue_prefix}s.groups")
         self.receipts = Receipts(client, f"{queue_prefix}s.receipts")
         self.client = client
-        self._log = logger or logging.getLogger("headrace.events")
         self._ttls: dict[str, float] = {}
         self._sweep_interval = seconds(sweep_interval, "sweep_interval")
         self._sweeper: asyncio.Task[None] | None = None
