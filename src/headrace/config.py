@@ -234,7 +234,7 @@ def _from_environment(environ: dict[str, str]) -> dict[str, Any]:
 def _parsed(field: str, text: str) -> str | list[str]:
     if field == "log_level":
         return _level(text)
-    return split_tokens(text) if SETTING_KINDS[field] is list else text
+    return split_list(text) if SETTING_KINDS[field] is list else text
 
 
 def _level(text: str) -> str:
@@ -243,8 +243,8 @@ def _level(text: str) -> str:
     return "warning" if level == "warn" else level
 
 
-def split_tokens(text: str) -> list[str]:
-    return [token.strip() for token in text.split(",") if token.strip()]
+def split_list(text: str) -> list[str]:
+    return [item.strip() for item in text.split(",") if item.strip()]
 
 
 def _check(settings: Settings) -> None:

@@ -6,7 +6,7 @@ import argparse
 import gc
 
 from headrace.cli.logs import configure_logging
-from headrace.config import SETTING_HELP, SETTING_KINDS, Settings, load_settings, split_tokens
+from headrace.config import SETTING_HELP, SETTING_KINDS, Settings, load_settings, split_list
 
 
 def prepare(parser: argparse.ArgumentParser) -> None:
@@ -31,7 +31,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
             flag,
             metavar="N" if kind is int else name.rsplit("_", 1)[-1].upper(),
             action="extend" if kind is list else "store",
-            type=split_tokens if kind is list else kind,
+            type=split_list if kind is list else kind,
             help=help_text,
         )
     parser.set_defaults(run=run)

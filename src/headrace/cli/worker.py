@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 from headrace import notation
 from headrace.cli.session import Exit, UsageError, advised
-from headrace.config import LOG_LEVELS, split_tokens
+from headrace.config import LOG_LEVELS, split_list
 from headrace.errors import HeadraceError
 from headrace.signals import StopSignals
 
@@ -86,7 +86,7 @@ def _queues(app: Headrace, arguments: argparse.Namespace) -> list[str] | None:
     """Those that --queues names. One without tasks is more often a typo than meant."""
     if arguments.queues is None:
         return None
-    queues = split_tokens(arguments.queues)
+    queues = split_list(arguments.queues)
     if not queues:
         raise UsageError("--queues names no queue: write for example --queues mail,reports")
     known = {task.queue for task in app.tasks.values()}
