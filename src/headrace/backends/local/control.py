@@ -55,7 +55,7 @@ class Control(Delivery):
         if job.state not in UNSTARTED and not (force and job.state is State.ACTIVE):
             raise Refused("Job not found or cannot be cancelled")
         now = self._clock.now_ms()
-        self._emit(EventName.REMOVED, job, now).prev = job.state.word
+        self._tell_removed(job, now)
         self._take_away(job, "its job was cancelled", now, Verb.CANCEL)
 
     def _take_away(self, job: Job, why: str, now: int, verb: Verb = Verb.REMOVE) -> None:
@@ -274,7 +274,7 @@ class Control(Delivery):
     def _clear_away(self, clearing: Clearing, job: Job, now: int) -> None:
         clearing.look_at(self._events)
         if job.id in clearing.newly_told:
-            self._emit(EventName.REMOVED, job, now).prev = job.state.word
+            self._tell_removed(job, now)
         self._take_away(job, clearing.why, now)
 
     def _tell_cleared(self, clearing: Clearing, count: int) -> None:
@@ -347,7 +347,7 @@ class Control(Delivery):
             at = job.finished if job.finished is not None else job.created
             if at > before or (state == "prioritized" and job.priority <= 0):
                 return False
-            self._emit(EventName.REMOVED, job, now).prev = job.state.word
+            self._tell_removed(job, now)
             self._take_away(job, f"queue {queue} was cleaned", now)
             removed.add(job.id)
             return True

@@ -117,7 +117,7 @@ class Flows(Records):
                 yield job
 
     def _withdraw(self, job: Job, now: int) -> None:
-        self._emit(EventName.REMOVED, job, now).prev = job.state.word
+        self._tell_removed(job, now)
         self._remove(job, Verb.CANCEL)
 
     def _changed(self, flow: Flow, status: FlowStatus | None, now: int) -> Flow:

@@ -520,7 +520,7 @@ class Intake(Store):
         owner = self._key_owner(queue, links, now) if links.unique_key else None
         if owner is None and known is not None:
             # A new generation of the id replaces the old one.
-            self._emit(EventName.REMOVED, known, now).prev = known.state.word
+            self._tell_removed(known, now)
             self._remove(known)
         return owner
 
@@ -577,7 +577,7 @@ class Intake(Store):
         elif self._is_awaited(owner):
             return False
         else:
-            self._emit(EventName.REMOVED, owner, now).prev = owner.state.word
+            self._tell_removed(owner, now)
             self._remove(owner)
         return True
 

@@ -80,7 +80,7 @@ class Records(Queries):
         self._cut_ties(parent, unstarted.keys())
         for child in unstarted.values():
             if child.state in UNSTARTED:  # else it failed with another one that it waited for
-                self._emit(EventName.REMOVED, child, now).prev = child.state.word
+                self._tell_removed(child, now)
                 self._take_away(child, "its job was removed", now, Verb.CANCEL)
         self._after_drop(parent, now)
 

@@ -535,7 +535,7 @@ class Settlement(Intake):
                 self._retry_by_itself(job, burial, now)
 
     def _drop_letter(self, job: Job, now: int) -> bool:
-        self._emit(EventName.REMOVED, job, now).prev = State.FAILED.word
+        self._tell_removed(job, now)
         self._remove(job)
         return True
 

@@ -274,6 +274,10 @@ class Store(Collection):
         self._events.append(event)
         return event
 
+    def _tell_removed(self, job: Job, now: int) -> None:
+        """Before it goes: what it was is part of the event."""
+        self._emit(EventName.REMOVED, job, now).prev = job.state.word
+
     def _emit_queue(self, name: EventName, queue: str, now: int) -> Event:
         self._event_seq = seq = self._event_seq + 1
         event = Event(seq, now, EVENT_WORDS[name], self._epoch, queue)

@@ -1,4 +1,4 @@
-"""What clients ask: jobs, states, counts, children, dead letters, figures. Nothing here changes a job's state."""
+"""What clients ask: jobs, states, counts, children, dead letters, figures; and how ended jobs are run again."""
 
 from __future__ import annotations
 
