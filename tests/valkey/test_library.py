@@ -138,5 +138,5 @@ class TestCommandLine:
         command = [sys.executable, "-m", "headrace", "valkey", "init", "--url", "valkey://127.0.0.1:1?timeout=1"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
         assert done.returncode == 4
-        assert "127.0.0.1:1 cannot be reached" in done.stderr
+        assert "127.0.0.1:1 cannot be reached: Connection refused\n" in done.stderr
         assert "name another one with --url" in done.stderr

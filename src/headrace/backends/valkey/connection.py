@@ -221,7 +221,8 @@ class Connection:
             self._refused_until = loop.time() + _PAUSES[min(self._failures, len(_PAUSES) - 1)]
             self._failures += 1
             what = "refused" if isinstance(error, ServerError) else "cannot be reached"
-            text = str(error) or type(error).__name__
+            is_refused = isinstance(error, ConnectionRefusedError)  # asyncio adds a number and the address
+            text = "Connection refused" if is_refused else str(error) or type(error).__name__
             raise Unreachable(f"Valkey at {self.host}:{self.port} {what}: {text}") from error
         self._failures = 0
         self._refused_until = loop.time() + _PAUSES[0]  # if it does not last
