@@ -410,15 +410,7 @@ def command_line_section(name: str, parser: argparse.ArgumentParser) -> Lines:
             ["action", "what it does"], [line.split(maxsplit=1) for line in parser.epilog.splitlines()[1:]]
         )
     for action, nested in subparsers_of(parser).items():
-        nested.description = nested.description or one_liner_of(parser, action)
         yield from command_line_section(f"{name} {action}", nested)
-
-
-def one_liner_of(parser: argparse.ArgumentParser, name: str) -> str:
-    """What the list of its actions says of one that has no description of its own."""
-    (actions,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
-    (text,) = (str(listed.help) for listed in actions._choices_actions if listed.dest == name)
-    return f"{text[0].upper()}{text[1:]}."
 
 
 def argument_row(action: argparse.Action) -> list[str] | None:
@@ -440,11 +432,9 @@ def valkey_reference() -> Lines:
     yield "Refused with `not supported on this backend`:"
     yield ""
     yield from table(["what", "why"], ([name, text] for name, text in differences.NOT_SUPPORTED.items()))
-    yield ""
     yield "Otherwise than on SQLite:"
     yield ""
     yield from table(["what", "how"], ([name, text] for name, text in differences.DIFFERENT.items()))
-    yield ""
     yield "## Functions of the library `headrace`"
     yield ""
     yield f"What is called NAME here is the function `{function_of('NAME')}`: {GENERATION} is the generation of the"
@@ -459,7 +449,6 @@ def valkey_reference() -> Lines:
 
 
 def record_lines(name: str, record: type[msgspec.Struct]) -> Lines:
-    yield ""
     yield f"### `{name}`"
     yield ""
     yield paragraph(record)
