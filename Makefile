@@ -15,7 +15,7 @@ SOAK_ARGS   ?=
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: ## Create .venv and fetch bun and bunqueue for the interop tests
+setup: ## Install what development needs: .venv, bun and bunqueue, Chromium, Java, redis-server
 	@tools/setup.sh dev
 
 run: ## Serve ./headrace.db in the foreground (options: ARGS="--tcp-port 7000")
