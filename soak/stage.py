@@ -193,22 +193,17 @@ class Stage:
         kept = ("--http-port", str(self.http_ports[name]), "--max-completed-jobs", str(KEPT_COMPLETED))
         server = ServerProcess(data_path, *kept, *flags, log=self.folder / f"{name}.log")
         self.servers[name] = server.start()
-        self._stack.callback(self._end_server, server)
+        self._stack.callback(self._end, server)
         self.network.add(f"way to {name}", server.port)
-
-    @staticmethod
-    def _end_server(server: ServerProcess) -> None:
-        if server.process is not None and server.process.poll() is None:
-            server.kill()
 
     def _enlist(self, part: Part) -> None:
         self.hands[part.name] = Hand(part, self.folder / f"{part.name}.log").start()
-        self._stack.callback(self._end_hand, self.hands[part.name])
+        self._stack.callback(self._end, self.hands[part.name])
 
     @staticmethod
-    def _end_hand(hand: Hand) -> None:
-        if hand.process is not None and hand.process.poll() is None:
-            hand.kill()
+    def _end(one: ServerProcess | Hand) -> None:
+        if one.process is not None and one.process.poll() is None:
+            one.kill()
 
     def _crew(self) -> Iterator[Part]:
         """Who works where: one after the other takes the next way into its side."""
