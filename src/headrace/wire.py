@@ -321,7 +321,7 @@ def _mended(raw: Raw) -> Raw:
 _TEXT_HEADS: Final = {0xD9: 2, 0xDA: 3, 0xDB: 5}
 
 
-def _number(raw: Raw, kind: Any, path: Path) -> int | float:
+def _number(raw: Raw, path: Path) -> int | float:
     value = _scalar(raw)
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise _Fault("type", f"{path} must be a number")
@@ -344,7 +344,7 @@ def _plain(value: float) -> str:
 
 
 def _int(_: _Explainer, raw: Raw, kind: inspect.IntType, path: Path) -> int:
-    value = _number(raw, kind, path)
+    value = _number(raw, path)
     if isinstance(value, float):
         if not value.is_integer():
             raise _Fault("integer", f"{path} must be an integer")
@@ -354,7 +354,7 @@ def _int(_: _Explainer, raw: Raw, kind: inspect.IntType, path: Path) -> int:
 
 
 def _float(_: _Explainer, raw: Raw, kind: inspect.FloatType, path: Path) -> float:
-    value = float(_number(raw, kind, path))
+    value = float(_number(raw, path))
     _check_range(value, kind, path)
     return value
 

@@ -74,7 +74,7 @@ class Flows(Records):
         self._journal.later(f"INSERT INTO flow ({_COLUMNS}) VALUES (?,?,?,?,?,?,?,?)", *_row_of(flow))
         self._tell(flow, EventName.FLOW_STARTED, now)
         self._append(flow, steps, now)
-        self._push_all(flow, jobs, now)
+        self._push_all(jobs, now)
         return flow, True
 
     async def advance_flow(
@@ -107,7 +107,7 @@ class Flows(Records):
             if job.state is not State.ACTIVE:  # else its worker tells
                 self._tell_flow_of_removal(job, "its flow was stopped", now)
                 self._withdraw(job, now)
-        self._push_all(flow, jobs, now)
+        self._push_all(jobs, now)
         return flow
 
     def _live_jobs(self, flow: Flow, job_ids: Sequence[str]) -> Iterator[Job]:
@@ -157,7 +157,7 @@ class Flows(Records):
         if flow.status.is_final:
             del self._flow_sizes[flow.id]
 
-    def _push_all(self, flow: Flow, jobs: Sequence[FlowPush], now: int) -> None:
+    def _push_all(self, jobs: Sequence[FlowPush], now: int) -> None:
         for push in jobs:
             self._admit(self._queue(push.queue), push.spec, now, None)
 
