@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -62,9 +61,14 @@ def job_options(arguments: argparse.Namespace) -> Options:
     """The options that were given."""
     given: Any = {name: getattr(arguments, name) for name in JOB_FLAGS if getattr(arguments, name) is not None}
     _check_company(arguments)
-    for name, convert in _CONVERTED.items():
-        if name in given:
-            given[name] = convert(given[name], arguments)
+    if arguments.at is not None:
+        given["at"] = _moment(arguments.at)
+    if arguments.backoff is not None:
+        given["backoff"] = _backoff(arguments.backoff)
+    if arguments.dedup is not None:
+        from headrace.client.options import Dedup
+
+        given["dedup"] = Dedup(arguments.dedup, arguments.dedup_mode or "simple", arguments.dedup_ttl)
     return given  # type: ignore[no-any-return]
 
 
@@ -78,7 +82,7 @@ def _check_company(arguments: argparse.Namespace) -> None:
         raise UsageError("--dedup-mode and --dedup-ttl are about a key: name it with --dedup")
 
 
-def _moment(text: str, arguments: argparse.Namespace) -> datetime:
+def _moment(text: str) -> datetime:
     from headrace.model import YEAR_MS
 
     try:
@@ -93,7 +97,7 @@ def _moment(text: str, arguments: argparse.Namespace) -> datetime:
         ) from None
 
 
-def _backoff(text: str, arguments: argparse.Namespace) -> Any:
+def _backoff(text: str) -> Any:
     from headrace.client.options import Backoff
 
     kind, *spans = text.split(":")
@@ -104,19 +108,6 @@ def _backoff(text: str, arguments: argparse.Namespace) -> Any:
     if kind == "exponential" and len(spans) <= 2:
         return Backoff.exponential(*spans)
     raise UsageError(f"--backoff {text!r} is not understood: write fixed:5s, exponential:1s or exponential:1s:10m")
-
-
-def _dedup(key: str, arguments: argparse.Namespace) -> Any:
-    from headrace.client.options import Dedup
-
-    return Dedup(key, arguments.dedup_mode or "simple", arguments.dedup_ttl)
-
-
-_CONVERTED: Final[dict[str, Callable[[str, argparse.Namespace], Any]]] = {
-    "at": _moment,
-    "backoff": _backoff,
-    "dedup": _dedup,
-}
 
 
 # -- values ------------------------------------------------------------------------------------------------------------
