@@ -33,7 +33,6 @@ sys.path.insert(0, str(ROOT))
 from tests.valkeyserver import ValkeyServer
 
 LOAD: Final = ROOT / "bench" / "valkeyload"
-PAGE: Final = ROOT / "docs/benchmarks.md"
 BLOCK: Final = "valkey"
 LIMIT_S: Final = 300
 MIN_BULK_GAIN: Final = 2.0
@@ -176,7 +175,7 @@ def main() -> int:
     text = provenance(rounds, jobs) + "\n".join((table(figures), bulk_gain(figures), commands(figures)))
     print(text)
     if not (args.quick or args.no_write):
-        PAGE.write_text(report.block(PAGE.read_text(), BLOCK, text))
+        report.write_block(BLOCK, text)
     return 1 if args.check and report.misses(text) else 0
 
 

@@ -15,14 +15,12 @@ from __future__ import annotations
 import argparse
 import shutil
 import socket
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -30,10 +28,9 @@ import psutil
 
 import report
 from measure import say
-from servers import HOST, ROOT, BenchmarkFailed, Contender, RunningServer, headrace
-from tasks import wait_for_port
+from servers import HOST, BenchmarkFailed, Contender, RunningServer, headrace
+from tasks import Figure, medians, wait_for_port
 
-PAGE = ROOT / "docs/benchmarks.md"
 BLOCK = "anchor"
 CONNECTIONS = 8
 IN_FLIGHT = 16
@@ -162,12 +159,6 @@ def take(talkers: list[Dialect]) -> None:
 WORKLOADS: dict[str, Callable[[list[Dialect]], None]] = {"put / PUSH": put, "reserve + delete / PULL + ACK": take}
 
 
-@dataclass(frozen=True)
-class Figure:
-    cpu_us: float
-    per_s: float
-
-
 def measure(server: RunningServer, dialect: Callable[[Connection], Dialect], jobs: int) -> dict[str, Figure]:
     """What each workload costs the server per job."""
     connections = [Connection(server.port) for _ in range(CONNECTIONS)]
@@ -232,15 +223,7 @@ def table(figures: dict[tuple[str, str], list[Figure]]) -> str:
         ["", "beanstalkd CPU-us", "headrace CPU-us", "to beanstalkd", "wanted", "beanstalkd jobs/s", "headrace jobs/s"]
     ]
     for title in WORKLOADS:
-        theirs, ours = (
-            Figure(
-                *(
-                    statistics.median(values)
-                    for values in zip(*((f.cpu_us, f.per_s) for f in figures[name, title]), strict=True)
-                )
-            )
-            for name in DIALECTS
-        )
+        theirs, ours = (Figure(*medians(figures[name, title])) for name in DIALECTS)
         ratio = ours.cpu_us / theirs.cpu_us
         mark = f" {report.MISSED}" if ratio > LIMIT else ""
         row = [f"{theirs.cpu_us:.1f}", f"{ours.cpu_us:.1f}", f"{ratio:.2f}x{mark}", f"≤ {LIMIT:g}x"]
@@ -262,7 +245,7 @@ def main() -> int:
     )
     text = report.provenance(contenders, method, Path(tempfile.gettempdir())) + table(compare(contenders, rounds, jobs))
     if not (args.quick or args.no_write):
-        PAGE.write_text(report.block(PAGE.read_text(), BLOCK, text))
+        report.write_block(BLOCK, text)
     print(text)
     return 0
 

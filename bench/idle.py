@@ -23,7 +23,7 @@ import psutil
 import report
 from measure import say
 from servers import BenchmarkFailed
-from tasks import PAGE, Peer, ours, staged
+from tasks import Peer, ours, staged
 
 BLOCK = "idle"
 MAX_PICK_UP_MS = 2.0
@@ -88,7 +88,7 @@ def main() -> int:
     text = report.provenance(brokers, method, Path(tempfile.gettempdir())) + text
     print(text)
     if not (args.quick or args.no_write):
-        PAGE.write_text(report.block(PAGE.read_text(), BLOCK, text))
+        report.write_block(BLOCK, text)
     return 0
 
 

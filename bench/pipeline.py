@@ -61,7 +61,6 @@ from headrace.pipeline.session import start_session
 from headrace.pipeline.source import HeadraceSource
 from headrace.pipeline.writer import RowsToJobs, Written
 
-PAGE = Path(__file__).resolve().parents[1] / "docs/benchmarks.md"
 BLOCK = "pipeline"
 BUILD = Path(__file__).resolve().parent / "build/pipeline"
 PARTS = ("capture", "move", "learn-5000000", "learn-1000000", "learn-20000000", "lives-5000000")
@@ -542,7 +541,7 @@ def main() -> None:
     text = table([msgspec.json.decode(file.read_bytes(), type=Found) for file in files if file.exists()])
     print(f"\n{text}")
     if not given.no_write:
-        PAGE.write_text(report.block(PAGE.read_text(), BLOCK, text))
+        report.write_block(BLOCK, text)
 
 
 if __name__ == "__main__":

@@ -17,8 +17,9 @@ import apsw
 
 from loadgen.alternate import Result
 from measure import Backlog, StartTime, Workload
-from servers import Contender
+from servers import ROOT, Contender
 
+PAGE = ROOT / "docs/benchmarks.md"
 BASE = "bunqueue"
 OURS = "headrace"
 START_LIMIT = 1.5
@@ -37,10 +38,14 @@ BACKLOG_LINES: tuple[tuple[str, Callable[[Backlog], float], float | None], ...] 
 )
 
 
-def block(page: str, name: str, text: str) -> str:
+def write_block(name: str, text: str) -> None:
+    PAGE.write_text(block(name, text))
+
+
+def block(name: str, text: str) -> str:
     """The page with the block `name` replaced."""
-    begin, end = _markers(name)
-    head, found_begin, rest = page.partition(begin)
+    begin, end = f"<!-- bench:{name}:begin -->", f"<!-- bench:{name}:end -->"
+    head, found_begin, rest = PAGE.read_text().partition(begin)
     _, found_end, tail = rest.partition(end)
     if not found_begin or not found_end:
         raise ValueError(f"the page has no block '{begin} ... {end}'")
@@ -179,10 +184,6 @@ def render(table: list[list[str]]) -> str:
     lines = ["| " + " | ".join(row) + " |" for row in table]
     lines.insert(1, "|" + "---|" * len(table[0]))
     return "\n".join(lines) + "\n"
-
-
-def _markers(name: str) -> tuple[str, str]:
-    return f"<!-- bench:{name}:begin -->", f"<!-- bench:{name}:end -->"
 
 
 def _cpu_model() -> str:

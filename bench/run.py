@@ -23,11 +23,10 @@ from pathlib import Path
 
 import report
 from measure import DISK, MEMORY, Bench, say
-from servers import ROOT, BenchmarkFailed, Contender, bunqueue, headrace
+from servers import BenchmarkFailed, Contender, bunqueue, headrace
 
 HERE = Path(__file__).resolve().parent
 BUILD = HERE / "build"
-PAGE = ROOT / "docs/benchmarks.md"
 PARTS = ("disk", "memory", "start", "million")
 
 
@@ -48,18 +47,16 @@ def main() -> int:
 def _run(args: argparse.Namespace) -> int:
     contenders = [bunqueue()] if args.peer_only else [bunqueue(), headrace()]
     writes = not (args.quick or args.peer_only or args.no_write)
-    page = PAGE.read_text() if writes else ""
     parts = [args.only] if args.only else list(PARTS)
     for part in parts if writes else []:
-        report.block(page, part, "")  # a missing marker should fail now, not after ten minutes
+        report.block(part, "")  # a missing marker should fail now, not after ten minutes
     bench = Bench(_compile_loadgen(), contenders, BUILD)
     missed = []
     for part in parts:
         text = _measure(part, bench, contenders, args)
         missed += [f"{part}: {line}" for line in report.misses(text)]
         if writes:
-            page = report.block(page, part, text)
-            PAGE.write_text(page)
+            report.write_block(part, text)
         print(f"\n## {part}\n\n{text}", flush=True)
     for line in missed:
         say(f"requirement missed: {line}")

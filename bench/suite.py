@@ -7,9 +7,9 @@
     bench/suite.py --only server -- --only disk --rounds 5     what follows -- goes to the script of the part
 
 A part writes its own block of the page when it is done, so a run that is interrupted keeps what it has measured. A part
-that fails is named at the end, and the others are measured all the same. To add a part: its script, which writes a
-block with `report.block`, its line in PARTS, and the block's markers in the page. The table of requirements at the head
-of the page is made of all blocks by tools/docs.py.
+that fails is named at the end, and the others are measured all the same. To add a part: its script, which calls
+`report.write_block`, its line in PARTS, and the block's markers in the page. The table of requirements at the head of
+the page is made of all blocks by tools/docs.py.
 """
 
 from __future__ import annotations

@@ -31,10 +31,9 @@ import psutil
 
 import report
 from measure import say
-from servers import HOST, ROOT, BenchmarkFailed, Contender, RunningServer, bunqueue, headrace
+from servers import HOST, BenchmarkFailed, Contender, RunningServer, bunqueue, headrace
 
 HERE = Path(__file__).resolve().parent
-PAGE = ROOT / "docs/benchmarks.md"
 BLOCK = "tasks"
 LIMIT_S = 180.0
 WAYS = ("bulk", "one")
@@ -223,14 +222,14 @@ def table(contenders: Sequence[Peer], figures: dict[tuple[str, str], list[Figure
         promises = ["yes" if kept else "no" for kept in (peer.survives_broker, peer.survives_worker)]
         row = [peer.name, *promises]
         for way in WAYS:
-            cpu, rate = _medians(figures[peer.name, way])
+            cpu, rate = medians(figures[peer.name, way])
             mark = _mark(peer, way, cpu, contenders, figures)
             row += [f"{cpu:.0f}{mark}", f"{rate:,.0f}"]
         rows.append(row)
     return report.render(rows)
 
 
-def _medians(figures: Sequence[Figure]) -> tuple[float, float]:
+def medians(figures: Sequence[Figure]) -> tuple[float, float]:
     return statistics.median(f.cpu_us for f in figures), statistics.median(f.per_s for f in figures)
 
 
@@ -239,7 +238,7 @@ def _mark(
 ) -> str:
     """Ours must be cheaper than all others in bulk, and one by one than those that promise as much."""
     others = [other for other in contenders if not other.is_ours and (way == "bulk" or other.is_as_safe)]
-    cheapest = min((_medians(figures[other.name, way])[0] for other in others), default=float("inf"))
+    cheapest = min((medians(figures[other.name, way])[0] for other in others), default=float("inf"))
     return f" {report.MISSED}" if peer.is_ours and cpu >= cheapest else ""
 
 
@@ -267,7 +266,7 @@ def main() -> int:
     text = _provenance(chosen, rounds, counts) + text
     print(text)
     if not (args.quick or args.only or args.no_write):
-        PAGE.write_text(report.block(PAGE.read_text(), BLOCK, text))
+        report.write_block(BLOCK, text)
     return 1 if args.check and report.misses(text) else 0
 
 

@@ -26,10 +26,9 @@ from typing import Any
 
 import report
 from measure import say
-from servers import ROOT, BenchmarkFailed, headrace
+from servers import BenchmarkFailed, headrace
 
 HERE = Path(__file__).resolve().parent
-PAGE = ROOT / "docs/benchmarks.md"
 BLOCK = "flows"
 FLOWS_PER_S, TIMES_DBOS, ALONE_MS, GROWTH_MB = 500, 20, 5.0, 10.0
 UNDER_WAY = {"flows": 100, "questions": 100, "dbos": 20}
@@ -162,7 +161,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     text = _provenance(rounds, counts) + text
     print(text)
     if not (args.quick or args.no_write):
-        PAGE.write_text(report.block(PAGE.read_text(), BLOCK, text))
+        report.write_block(BLOCK, text)
     return 1 if args.check and report.misses(text) else 0
 
 
