@@ -204,7 +204,7 @@ def _has_few_events(arguments: argparse.Namespace) -> bool:
 
 
 def _newest(arguments: argparse.Namespace) -> Position:
-    """How far the events go that can be ingested."""
+    """How far the events go that can be ingested; an error says why there are none to be had."""
     from headrace.pipeline.eventsource import open_source
     from headrace.pipeline.options import Options
 
