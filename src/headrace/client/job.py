@@ -195,8 +195,8 @@ class JobVerbs(Shell, Generic[T]):
 
     @verb
     async def log(self, message: str, level: str = "info") -> None:
-        """Add a line to its log; `level` is info, warn or error."""
-        await self._ask(commands.logs.AddLog(id=self.id, message=message, level=cast("Any", level)))
+        """Add a line to its log; `level` is info, warn or error, any other counts as info."""
+        await self._ask(commands.logs.AddLog(id=self.id, message=message, level=level))
 
     @verb
     async def set_progress(self, percent: float, message: str | None = None) -> None:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Final
 
-from msgspec import Meta, Struct
+from msgspec import Struct
 
 from headrace.commands._base import Command, Flag, Ok, Reply, command
-from headrace.model import Count, JobId, Log, Position, Text
+from headrace.model import Count, JobId, Log, Position, ShortText, Text
 
 if TYPE_CHECKING:
     from headrace.engine.engine import Engine
     from headrace.engine.peer import Peer
 
 
-LEVELS = "level must be 'info', 'warn' or 'error'"
-LogLevel = Annotated[Literal["info", "warn", "error"], Meta(extra=dict.fromkeys(("type", "choice"), LEVELS))]
+LEVELS: Final = ("info", "warn", "error")
 
 
 class LogAdded(Struct):
@@ -42,17 +41,21 @@ class LogsFound(Reply):
     category="Logs",
     flags=Flag.WRITE,
     http="POST /jobs/{id}/logs fail=400",
-    errors=("Job not found", LEVELS),
+    errors=("Job not found",),
 )
 class AddLog(Command[LogAddedReply], tag="AddLog"):
-    """Add a line to the log of a job, in any state. The oldest lines make room for new ones."""
+    """Add a line to the log of a job, in any state. The oldest lines make room for new ones.
+
+    Levels are `info`, `warn` and `error`; any other is kept as `info`: no job should fail because of a line it logs.
+    """
 
     id: JobId
     message: Text
-    level: LogLevel = "info"
+    level: ShortText = "info"
 
     async def run(self, engine: Engine, peer: Peer) -> LogAddedReply:
-        await engine.backend.add_log(self.id, self.message, self.level)
+        level = self.level if self.level in LEVELS else "info"
+        await engine.backend.add_log(self.id, self.message, level)
         return LogAddedReply(data=LogAdded())
 
 
