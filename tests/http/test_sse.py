@@ -46,7 +46,7 @@ def test_a_queue_filter_holds_for_snapshots_too(web: WebServer, http: Http, queu
         events = [stream.next() for _ in range(3)]
         assert [event.name for event in events] == ["queue:paused", "job:pushed", "queue:counts"]
         assert {event.data["queue"] for event in events} == {queue}
-        assert events[2].data["counts"]["waiting"] == 1
+        assert events[2].data["waiting"] == 1
         assert events[2].id == ""
 
 

@@ -141,6 +141,8 @@ async def test_chosen_events_are_told_by_name(talk: Talk, http: Http, queue: str
     assert "job:pushed" not in names
     assert names["job:active"]["data"] == {"queue": queue, "jobId": job, "attempt": 1}
     assert isinstance(names["job:active"]["ts"], int)
+    counted = names["queue:counts"]["data"]
+    assert {"queue", "waiting", "prioritized", "active", "completed", "failed", "delayed"} <= set(counted)
 
 
 async def test_unsubscribing_ends_some_or_all(talk: Talk, http: Http, queue: str) -> None:

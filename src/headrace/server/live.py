@@ -176,9 +176,7 @@ class Hub:
         shown = []
         for queue in wanted[:_MAX_COUNTED_QUEUES]:
             counts = msgspec.to_builtins(job_counts(await self._engine.backend.counts(queue)))
-            shown.append(
-                Happening("queue:counts", queue, now, "", {"queue": queue, "counts": counts, "timestamp": now})
-            )
+            shown.append(Happening("queue:counts", queue, now, "", {"queue": queue, **counts, "timestamp": now}))
         self._tell(shown)
 
     def _wants(self, name: str, queue: str) -> bool:
