@@ -429,6 +429,17 @@ def test_lists_show_jobs_whatever_they_carry(site: Site, client: Client, queue: 
     expect(row(page, "mail server refused").locator(".excerpt")).to_contain_text("of: Ada")
 
 
+def test_queues_that_no_path_can_name_do_not_hide_the_others(open_page: OpenPage, tmp_path: Path) -> None:
+    with Site(tmp_path / "dots.db") as own, own.client() as client:
+        for name in (".", "..", "mail", "__proto__"):
+            fail_one(client, name, name=f"job of {name}")
+        page, _ = open_page(own, "#/jobs")
+        expect(page.locator("tr[data-row]")).to_have_count(2)
+        page.goto(own.url("#/failures"))
+        expect(page.locator("details.group")).to_contain_text("2 jobs")
+        expect(row(page, "job of mail")).to_be_visible()
+
+
 def test_a_queue_in_which_nothing_happens_says_so(open_page: OpenPage, tmp_path: Any) -> None:
     quiet = Site(tmp_path / "quiet.db")
     with quiet, quiet.client() as client:

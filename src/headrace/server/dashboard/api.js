@@ -101,6 +101,9 @@ const post = (path, body = {}) => call("POST", path, body);
 const q = (queue) => `/queues/${encodeURIComponent(queue)}`;
 const j = (id) => `/jobs/${encodeURIComponent(id)}`;
 
+/** Whether a path can name this queue: browsers resolve dots, escaped or not, before they ask. */
+export const hasPath = (queue) => queue !== "." && queue !== "..";
+
 // -- looking ---------------------------------------------------------------------------------------------------
 
 /** {stats, metrics, workers: {stats, list}, crons, storage, queues, totalQueues}; queues has those that wait longest. */

@@ -30,7 +30,7 @@ export async function load(ctx) {
 /** Groups of dead letters by signature, the newest first. Asked for anew when a count changed or time has passed. */
 async function failureGroups(ctx, rows, only) {
   const failing = rows
-    .filter((row) => row.failed && (!only || row.name === only))
+    .filter((row) => row.failed && (only ? row.name === only : api.hasPath(row.name)))
     .sort((a, b) => b.failed - a.failed)
     .slice(0, MOST_QUEUES);
   const stamp = failing.map((row) => `${row.name} ${row.failed}`).join();

@@ -21,7 +21,7 @@ export async function load(ctx) {
   const rows = await api.queues();
   const exact = find ? await api.jobIfKept(find) : null;
   const asked = rows
-    .filter((row) => (queue ? row.name === queue : true))
+    .filter((row) => (queue ? row.name === queue : api.hasPath(row.name)))
     .sort((a, b) => busyness(b) - busyness(a))
     .slice(0, MOST_QUEUES);
   const ask = (name) => (find ? search(name, find, state) : api.jobs(name, { state, limit: SHOWN, asc: false }));
