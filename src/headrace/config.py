@@ -7,6 +7,7 @@ docs/operations.md follow from it. Environment names are HEADRACE_<FIELD>; the p
 from __future__ import annotations
 
 import os
+import re
 from ipaddress import ip_address, ip_network
 from pathlib import Path
 from types import NoneType, UnionType
@@ -31,6 +32,8 @@ _AT_LEAST: Final = {
     "webhook_max_retries": 1,
 }
 """Numbers may not be negative; these have a higher least value, below which nothing would work."""
+_ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\sA-Z]+|null|\*")
+"""An origin as browsers send it, which is compared letter by letter: without a path, in lower case."""
 
 
 class Settings(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -263,6 +266,9 @@ def _check(settings: Settings) -> None:
         raise ConfigError("--report must name an .html file: what `headrace pipeline report --out FILE` writes")
     if any(not token.strip() for token in settings.auth_tokens):
         raise ConfigError("--auth-tokens must not be empty texts: anybody could present one")
+    for origin in settings.cors_allow_origin:
+        if not _ORIGIN.fullmatch(origin):
+            raise ConfigError(f"--cors-allow-origin needs origins such as https://ops.example.com, not {origin!r}")
     for network in settings.webhook_allow:
         _check_network(network)
 

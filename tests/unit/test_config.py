@@ -59,6 +59,19 @@ def test_a_log_level_of_the_environment_may_be_written_as_other_programs_do(give
 
 
 @pytest.mark.parametrize(
+    "origin", ["ops.example.com", "https://ops.example.com/", "https://OPS.example.com", "https://"]
+)
+def test_an_origin_that_no_browser_sends_is_refused(origin: str) -> None:
+    with pytest.raises(ConfigError, match="--cors-allow-origin needs origins such as"):
+        load_settings({}, {"CORS_ALLOW_ORIGIN": f"https://a.example:8443,{origin}"})
+
+
+@pytest.mark.parametrize("origins", ["", "*", "null", "https://a.example:8443,http://[::1]:80,moz-extension://d7e8-91"])
+def test_origins_are_taken_as_browsers_send_them(origins: str) -> None:
+    assert load_settings({}, {"CORS_ALLOW_ORIGIN": origins}).cors_allow_origin == [o for o in origins.split(",") if o]
+
+
+@pytest.mark.parametrize(
     ("environ", "error"),
     [
         ({"TCP_PORT": "tcp://10.0.0.1:6789"}, "TCP_PORT must be a whole number, not 'tcp://10.0.0.1:6789'"),
