@@ -192,11 +192,14 @@ class HttpConnection(asyncio.BufferedProtocol):
         length = request.headers.get(b"content-length", b"0")
         if length.isdigit() and int(length) > MAX_BODY_BYTES:
             self._fail(TooLarge("Request body exceeds 64 MB"))
-        elif request.headers.get(b"expect", b"").lower() == b"100-continue" and request.refusal is None and not is_old:
-            self._continue()
+        elif request.headers.get(b"expect", b"").lower() == b"100-continue" and not is_old:
+            self._meet_expectation(request)
 
-    def _continue(self) -> None:
-        if not self.session.is_busy and not self._parcels and self.transport is not None:
+    def _meet_expectation(self, request: Request) -> None:
+        """Say at once whether the body is wanted: the client waits for that. After a refusal it may come or not."""
+        if request.refusal is not None:
+            self._fail(request.refusal)
+        elif not self.session.is_busy and not self._parcels and self.transport is not None:
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def on_body(self, body: bytes) -> None:
