@@ -67,6 +67,9 @@ def test_snapshots_come_by_themselves(web: WebServer) -> None:
         assert {event.name for event in events} == {"stats:snapshot", "health:status"}
         stats = next(event.data for event in events if event.name == "stats:snapshot")
         assert {"waiting", "active", "pushPerSec", "timestamp"} <= set(stats)
+        assert "ok" not in stats
+        health = next(event.data for event in events if event.name == "health:status")
+        assert (health["ok"], health["status"]) == (True, "healthy")
 
 
 def test_heartbeats_begin_again_after_nobody_listened() -> None:

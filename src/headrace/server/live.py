@@ -215,7 +215,6 @@ class Hub:
         for name, command in due:
             if self._wants(name, ""):
                 reply = plain(msgspec.msgpack.encode(await command.run(self._engine, _NOBODY)))
-                reply.pop("ok")
                 fields = reply.get("stats") or reply.get("data") or reply
                 self._tell([Happening(name, "", now, "", {**fields, "timestamp": now})])
 
