@@ -133,6 +133,18 @@ class TestReplay:
         with SseClient(web.http_port, f"/events/queues/{queue}?events=job:*&lastEventId={first.id}") as stream:
             assert [event.data["jobId"] for event in stream.take(2)] == later
 
+    def test_ids_of_a_log_that_was_replaced_mean_nothing_in_the_new_one(self, tmp_path: Path) -> None:
+        last = "0.1.0"
+        for folder, count in (("old", 3), ("new", 5)):
+            (tmp_path / folder).mkdir()
+            with WebServer(tmp_path / folder / "headrace.db") as web, web.http() as http:
+                pushed = push(http, "q", count)
+                with SseClient(web.http_port, "/events", Last_Event_ID=last) as stream:
+                    gap, *seen = [stream.next() for _ in range(1 + count)]
+                    last = seen[-1].id
+            assert gap.name == "gap"
+            assert [event.data["jobId"] for event in seen] == pushed
+
     @pytest.mark.parametrize("ending", ["stop", "kill"])
     def test_a_restart_loses_nothing(self, tmp_path: Path, ending: str) -> None:
         web = WebServer(tmp_path / "headrace.db").start()

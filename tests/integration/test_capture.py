@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import shutil
 import zlib
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
+import apsw
 import pytest
+import zstandard
 
 from tests.integration.eventfolder import assert_dense, read_log
 from tests.integration.test_crash import (
@@ -124,6 +126,54 @@ def test_every_restored_copy_of_the_database_begins_a_new_epoch(tmp_path: Path) 
     assert [event["job"] for event in events] == [kept, new]
     assert [event["seq"] for event in events] == [1, 2]
     assert events[1]["epoch"] == events[0]["epoch"] + 2
+
+
+def test_a_copy_restored_without_the_log_begins_a_new_epoch(tmp_path: Path) -> None:
+    """Whoever has read event 3 of the log that is gone could not tell it from the next event 3."""
+    with capturing(tmp_path) as server:
+        with server.client() as client:
+            push(client, "q")
+        server.stop()
+        shutil.copy(tmp_path / "headrace.db", tmp_path / "copy.db")
+        server.start()
+        with server.client() as client:
+            push(client, "q")
+            push(client, "q")
+            read = client.ok("EventSegments")
+        server.stop()
+        shutil.copy(tmp_path / "copy.db", tmp_path / "headrace.db")
+        shutil.rmtree(tmp_path / "log")
+        for _ in range(2):
+            server.start()
+            with server.client() as client:
+                epoch = client.ok("EventSegments")["epoch"]
+                push(client, "q")
+            server.stop()
+    gap, *pushed = read_log(tmp_path / "log")
+    assert (gap["event"], gap["first"], gap["last"]) == ("gap", 1, 1)
+    assert [event["seq"] for event in pushed] == [3, 4]
+    assert {event["epoch"] for event in [gap, *pushed]} == {epoch}
+    assert epoch > read["epoch"]
+
+
+def test_a_database_of_an_older_version_keeps_the_epoch_of_its_log(tmp_path: Path) -> None:
+    """Those began every log with epoch 1."""
+    with capturing(tmp_path) as server:
+        with server.client() as client:
+            push(client, "q")
+        server.stop()
+        with closing(apsw.Connection(str(tmp_path / "headrace.db"))) as database:
+            database.execute("UPDATE mark SET epoch=1")
+        (segment,) = shard(tmp_path / "log").glob("seg-*")
+        (line,) = read_log(tmp_path / "log")
+        segment.write_bytes(zstandard.compress(json.dumps({**line, "epoch": 1}).encode() + b"\n"))
+        (shard(tmp_path / "log") / "manifest.jsonl").unlink()
+        for _ in range(2):
+            server.start()
+            with server.client() as client:
+                push(client, "q")
+            server.stop()
+    assert [(event["epoch"], event["seq"]) for event in read_log(tmp_path / "log")] == [(1, 1), (1, 2), (1, 3)]
 
 
 def make_segments(client: Client, log: Path, count: int) -> None:

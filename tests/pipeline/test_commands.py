@@ -160,18 +160,14 @@ def test_the_status_counts_what_comes_behind_a_log_that_was_taken_back(tmp_path:
     shard.mkdir(parents=True)
     lines = [Sealed(1, 14, 14, 0, 0, 0, 100, 100, 1), Sealed(15, 18, 4, 0, 0, 0, 100, 100, 2)]
     rewrite_manifest(shard, lines)
-    lake = lake_that_read_20_events(tmp_path)
+    lake = lake_that_read(20, tmp_path)
     found = status_of(lake, {"path": str(tmp_path / "log")})
     assert (found.newest, found.behind) == (18, 4)
 
 
-def lake_that_read_20_events(tmp_path: Path) -> Lake:
-    return lake_that_read(20, tmp_path)
-
-
-def lake_that_read(events: int, tmp_path: Path) -> Lake:
+def lake_that_read(events: int, tmp_path: Path, epoch: int = 1) -> Lake:
     lake = Lake(tmp_path / "lake")
-    offset = json.dumps({"0": {"epoch": 1, "seq": events}})
+    offset = json.dumps({"0": {"epoch": epoch, "seq": events}})
     for name, text in (("commits", "v1\n{}"), ("offsets", f"v1\n{{}}\n{offset}")):
         (lake.checkpoint / name).mkdir(parents=True)
         (lake.checkpoint / name / "0").write_text(text)
@@ -202,13 +198,14 @@ def test_spark_is_started_for_few_events_only_where_no_more_can_come(
 
 def test_a_log_that_ends_before_what_was_read_of_it_is_another_one(tmp_path: Path) -> None:
     """Its events would be taken for known ones until their numbers are higher."""
-    lake = lake_that_read_20_events(tmp_path)
     with ServerProcess(tmp_path / "fresh.db") as server, server.client() as client:
         client.ok("PUSH", queue="q", data={})
+        epoch = client.ok("EventSegments")["epoch"]
+        lake = lake_that_read(20, tmp_path, epoch)
         problem = status_of(lake, {"url": f"headrace://127.0.0.1:{server.port}"}).problem
     assert problem == (
-        "the server's event log ends with event 1 of epoch 1, but event 20 of epoch 1 was read from it: it is the log "
-        "of another database, or of a copy restored without its log folder; begin another lake"
+        f"the server's event log ends with event 1 of epoch {epoch}, but event 20 of epoch {epoch} was read from it: "
+        "it is the log of another database, or an older copy of that log; begin another lake"
     )
 
 

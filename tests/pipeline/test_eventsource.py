@@ -94,10 +94,10 @@ def test_a_folder_gives_exactly_the_lines_that_are_asked_for(tmp_path: Path) -> 
     folder = CaptureFolder(tmp_path / "log")
     window = folder.window(BEGINNING)
     assert len(window.segments) > 3
-    last = window.newest.seq
+    epoch, last = window.newest
     for start, end in ((0, last), (7, 8), (last - 1, last), (3, last - 3)):
         found = []
-        for piece in slices_between(window.segments, Position(1, start), Position(1, end)):
+        for piece in slices_between(window.segments, Position(epoch, start), Position(epoch, end)):
             for block in folder.blocks(piece.segment, piece.after, piece.until):
                 seqs = [json.loads(line)["seq"] for line in block.splitlines()]
                 found += [seq for seq in seqs if piece.after < seq <= piece.until]
@@ -169,13 +169,19 @@ def test_a_slice_has_no_events_of_an_epoch_that_began_since_it_was_planned(tmp_p
         server.start()
         push(server, 3)
         found = [row for part in planned for batch in reader.read(part) for row in batch.to_pylist()]
-    assert [(row["epoch"], row["seq"]) for row in found] == [(1, 1)]
+    assert [row["seq"] for row in found] == [1]
 
 
 def push(server: ServerProcess, count: int) -> None:
     with server.client() as client:
         for _ in range(count):
             client.ok("PUSH", queue="q", data={})
+
+
+def newest(server: ServerProcess) -> Position:
+    with server.client() as client:
+        window = client.ok("EventSegments")
+    return Position(window["epoch"], window["last"])
 
 
 def positions(server: ServerProcess) -> dict[str, int]:
@@ -197,14 +203,16 @@ def test_a_stream_does_not_claim_what_it_has_not_read_of_a_restored_log(tmp_path
         server.start()
         push(server, 7)
         reader = EventsStreamReader(Options.parse({"url": f"headrace://127.0.0.1:{server.port}", "consumer": "lake"}))
-        reader.latestOffset(to_offset(Position(1, 10)), ReadAllAvailable())
+        read = newest(server)
+        assert read.seq == 10
+        reader.latestOffset(to_offset(read), ReadAllAvailable())
         assert positions(server) == {"lake": 10}
         server.stop()
         shutil.copy(copy, data)
         server.start()
         push(server, 4)
         again = EventsStreamReader(Options.parse({"url": f"headrace://127.0.0.1:{server.port}", "consumer": "lake"}))
-        assert from_offset(again.latestOffset(to_offset(Position(1, 10)), ReadAllAvailable())) > Position(2, 3)
+        assert from_offset(again.latestOffset(to_offset(read), ReadAllAvailable())) == Position(read.epoch + 1, 7)
         assert positions(server) == {"lake": 3}
 
 
@@ -217,8 +225,34 @@ def test_a_stream_registers_with_no_server_whose_log_is_another(tmp_path: Path) 
         push(server, 1)
         reader = EventsStreamReader(Options.parse({"url": f"headrace://127.0.0.1:{server.port}", "consumer": "lake"}))
         with pytest.raises(HeadraceError, match="the log of another database"):
-            reader.latestOffset(to_offset(Position(1, 20)), ReadAllAvailable())
+            reader.latestOffset(to_offset(Position(newest(server).epoch, 20)), ReadAllAvailable())
         assert positions(server) == {}
+
+
+def test_a_stream_reads_a_log_that_replaced_another_from_its_start(tmp_path: Path) -> None:
+    """Also when it has grown past what was read of the one before."""
+    from pyspark.sql.streaming.datasource import ReadAllAvailable
+
+    from headrace.pipeline.stream import EventsStreamReader
+
+    with ServerProcess(tmp_path / "h.db") as server:
+        options = Options.parse({"url": f"headrace://127.0.0.1:{server.port}", "consumer": "lake"})
+        push(server, 5)
+        read = newest(server)
+        server.stop()
+        for path in tmp_path.glob("h.db*"):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        server.start()
+        push(server, 12)
+        reader = EventsStreamReader(options)
+        end = reader.latestOffset(to_offset(read), ReadAllAvailable())
+        planned = reader.partitions(to_offset(read), end)
+        found = [row for part in planned for batch in reader.read(part) for row in batch.to_pylist()]
+        assert positions(server) == {}  # it has read nothing of this log before
+        reader.latestOffset(end, ReadAllAvailable())
+        assert positions(server) == {"lake": 12}
+    assert [row["seq"] for row in found] == list(range(1, 13))
+    assert {row["epoch"] for row in found} == {from_offset(end).epoch} != {read.epoch}
 
 
 def test_offsets_are_written_per_shard() -> None:

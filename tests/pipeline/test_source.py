@@ -78,8 +78,14 @@ def test_events_are_read_once_in_any_number_of_partitions(
         assert frame.rdd.getNumPartitions() == partitions
 
 
-def test_events_can_be_chosen_by_queue_columns_and_offset(spark: SparkSession, capturing: ServerProcess) -> None:
-    offsets = {"startingOffset": '{"0": {"epoch": 1, "seq": 2}}', "endingOffset": '{"0": {"epoch": 1, "seq": 4}}'}
+def offset(client: Client, seq: int) -> dict[str, dict[str, int]]:
+    return {"0": {"epoch": client.ok("EventSegments")["epoch"], "seq": seq}}
+
+
+def test_events_can_be_chosen_by_queue_columns_and_offset(
+    spark: SparkSession, capturing: ServerProcess, client: Client
+) -> None:
+    offsets = {"startingOffset": json.dumps(offset(client, 2)), "endingOffset": json.dumps(offset(client, 4))}
     frame = load(spark, capturing, queue="mail", columns="seq, event", **offsets)
     assert [tuple(row) for row in frame.orderBy("seq").collect()] == [(3, "pushed"), (4, "pushed")]
     assert frame.columns == ["seq", "event"]
@@ -170,8 +176,8 @@ def test_a_stream_reads_everything_in_bounded_batches_and_goes_on_from_its_check
     sizes, found, progress = stream(spark, capturing, tmp_path, maxEventsPerTrigger=30)
     assert found == expected
     assert sizes == [30, 30, len(expected) - 60]
-    assert progress[-1]["sources"][0]["endOffset"] == {"0": {"epoch": 1, "seq": len(expected)}}
-    assert progress[-1]["sources"][0]["latestOffset"] == {"0": {"epoch": 1, "seq": len(expected)}}
+    assert progress[-1]["sources"][0]["endOffset"] == offset(client, len(expected))
+    assert progress[-1]["sources"][0]["latestOffset"] == offset(client, len(expected))
     push(client, "mail")
     _, found, _ = stream(spark, capturing, tmp_path, maxEventsPerTrigger=30, consumer="tests")
     assert found == everything(client)[len(expected) :]

@@ -462,6 +462,18 @@ def test_an_empty_log_beside_an_older_store_names_the_gap(tmp_path: Path) -> Non
     assert seqs(log) == [501]
 
 
+@pytest.mark.parametrize("store_seq", [0, 500])
+def test_a_log_is_new_until_it_has_an_event(tmp_path: Path, store_seq: int) -> None:
+    for _ in range(2):
+        log = open_log(tmp_path, store_seq)
+        assert log.is_new
+        abandon(log)
+    log = open_log(tmp_path, store_seq)
+    append(log, 1, "gap" if store_seq else "pushed")
+    abandon(log)
+    assert not open_log(tmp_path, store_seq + 1).is_new
+
+
 def test_a_log_that_ends_below_the_store_names_the_gap_and_goes_on_after_it(tmp_path: Path) -> None:
     log = open_log(tmp_path, 0)
     append(log, 5)
@@ -518,7 +530,7 @@ def test_a_log_trimmed_to_nothing_is_not_a_gap(tmp_path: Path) -> None:
     assert keep_newest(log, 0) == 4
     log.close()
     log = open_log(tmp_path, 4)
-    assert (log.gap, log.problems, log.last_seq, log.first_seq) == (None, [], 4, 5)
+    assert (log.gap, log.problems, log.last_seq, log.first_seq, log.is_new) == (None, [], 4, 5, False)
 
 
 def test_damage_in_the_open_file_is_kept_aside_and_named(tmp_path: Path) -> None:

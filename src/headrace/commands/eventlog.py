@@ -1,8 +1,8 @@
 """Reading the event log by position, recording how far a consumer has read, and trimming what is kept.
 
 A position is a pair of epoch and seq: seqs restart from an earlier one when the epoch rises, which is rare (a
-restored copy). `EventSegments` lists what there is. A closed segment is best fetched whole with `EventSegment` and
-decompressed by the reader; the open segment, and small pieces, come as lines from `Events`.
+restored copy, a new database). `EventSegments` lists what there is. A closed segment is best fetched whole with
+`EventSegment` and decompressed by the reader; the open segment, and small pieces, come as lines from `Events`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Where events come from: a capture folder, or a server over the wire. Both list segments and yield their lines.
 
-A position is (epoch, seq). Seqs begin again from an earlier one when the epoch rises (a restored copy of the database),
-and then everything of the higher epoch lies behind every position of the lower one.
+A position is (epoch, seq). Seqs begin again from an earlier one when the epoch rises (a restored copy of the database,
+or a new one in its place), and then everything of the higher epoch lies behind every position of the lower one.
 
 To add a place that events come from: a class with `window` and `blocks`, and its line in `open_source`.
 """
@@ -141,8 +141,8 @@ class ServerLog:
             if newest < after:
                 raise HeadraceError(
                     f"the server's event log ends with event {newest.seq:,} of epoch {newest.epoch}, but event "
-                    f"{after.seq:,} of epoch {after.epoch} was read from it: it is the log of another database, or of "
-                    "a copy restored without its log folder; begin another lake"
+                    f"{after.seq:,} of epoch {after.epoch} was read from it: it is the log of another database, or an "
+                    "older copy of that log; begin another lake"
                 )
             if len(reply.segments) < _SEGMENTS_AT_ONCE:
                 return EventWindow(segments, reply.first, newest)

@@ -163,7 +163,7 @@ class _Derivation:
             return
         epochs = {str(row["shard"]): int(row["epoch"]) for row in facts}
         if not self.is_rebuild and any(epoch > self.before.epochs.get(s, epoch) for s, epoch in epochs.items()):
-            self.say("the log was rolled back to an older state: recomputing everything")
+            self.say("the log was taken back to an older state, or a new one began: recomputing everything")
             self.is_rebuild = True
             self.make_silver()
             return

@@ -24,7 +24,15 @@ import msgspec
 
 from headrace.backends.base import SegmentInfo, StorageStatus
 from headrace.backends.local.control import PLACES, QUEUED
-from headrace.backends.local.eventlog import MAX_READ_BYTES, EventLog, LogLimits, MemoryLog, Roll, decode_events
+from headrace.backends.local.eventlog import (
+    MAX_READ_BYTES,
+    EventLog,
+    LogLimits,
+    MemoryLog,
+    Roll,
+    decode_events,
+    new_epoch,
+)
 from headrace.backends.local.flows import Flows
 from headrace.backends.local.index import KeyHolder, QueueConfig
 from headrace.backends.local.job import History, Job, Lease
@@ -152,8 +160,11 @@ class LocalBackend(Flows):
                 limits=self._log_limits,
             )
             self.problems += self._log.problems
-            # Readers may have seen events that are taken back now: the same numbers begin again in a new epoch.
+            # Readers may have seen events that are taken back now, or those of a log that was here before: the same
+            # numbers begin again in a new epoch.
             epoch = self._log.epoch + (self._log.retracted is not None)
+            if self._log.is_new:
+                epoch = new_epoch(self._log.epoch, self._clock.now_ms())
             if epoch != self._epoch:
                 self._epoch = self._log.epoch = epoch
                 self._journal.later("UPDATE mark SET epoch=?", self._epoch)

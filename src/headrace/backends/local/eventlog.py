@@ -84,6 +84,11 @@ def decode_events(lines: Iterable[bytes]) -> list[Event]:
     return events
 
 
+def new_epoch(before: int, now_ms: int) -> int:
+    """For a log that begins: higher than that of any log before it, as far as clocks can tell."""
+    return max(before + 1, now_ms)
+
+
 class EventLog:
     """The log in `<root>/shard=0/`. See the module's rules."""
 
@@ -95,6 +100,7 @@ class EventLog:
         self.committed = found.last_seq
         self.gap = found.gap
         self.retracted = found.retracted
+        self.is_new = found.is_new
         self.problems = found.problems
         self._sealed = found.sealed
         self._rolls = [Roll(self, raw) for raw in found.waiting]
@@ -127,6 +133,7 @@ class EventLog:
         telling the lost seqs; the caller writes the `gap` event. `retracted` tells seqs that had been
         published and were taken back: the caller must raise the epoch (set `log.epoch` before it appends).
         `log.epoch` is higher than `epoch` if the folder has events of a higher one; the caller stores it.
+        A log that `is_new` needs an epoch of its own (`new_epoch`): one that it replaces had the same numbers.
         """
         folder = root / "shard=0"
         folder.mkdir(parents=True, exist_ok=True)

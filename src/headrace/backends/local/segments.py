@@ -373,6 +373,8 @@ class Recovered(msgspec.Struct):
     gap: tuple[int, int] | None
     retracted: tuple[int, int] | None
     problems: list[str]
+    is_new: bool
+    """Nothing is left of any event, and none is known to have been dropped."""
 
 
 def recover(folder: Path, *, store_seq: int, epoch: int, durable: Durable) -> Recovered:
@@ -392,6 +394,7 @@ class Recovery:
         self.retracted: tuple[int, int] | None = None
         self.sealed: list[Sealed] = []
         self.raws: list[Raw] = []
+        self.is_new = False
         self.names = sorted(entry.name for entry in os.scandir(folder))
 
     def run(self) -> Recovered:
@@ -409,8 +412,9 @@ class Recovery:
         waiting = [raw for raw in self.raws if raw.size and raw is not opened]
         self._name_holes([*self.sealed, *waiting, opened])
         self._store_manifest(content)
-        last_seq = opened.last
-        return Recovered(self.sealed, waiting, opened, last_seq, self.epoch, gap, self.retracted, self.problems)
+        return Recovered(
+            self.sealed, waiting, opened, opened.last, self.epoch, gap, self.retracted, self.problems, self.is_new
+        )
 
     def _matching(self, pattern: re.Pattern[str]) -> Iterator[tuple[str, list[int]]]:
         for name in self.names:
@@ -583,6 +587,7 @@ class Recovery:
             marked = [bounds[0] for _, bounds in self._matching(GAP_NAME)]
             lost_from = min([*marked, *lost_firsts, named_end + 1])
         gap = (lost_from, end) if lost_from <= end else None
+        self.is_new = lost_from == 1
         self._mark_gap(gap)
         opened = self._reusable(end) or create_raw(self.folder, end + 1, self.epoch)
         for raw in self.raws:

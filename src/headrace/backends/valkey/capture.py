@@ -21,14 +21,13 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from headrace.backends.local.eventlog import EventLog, LogLimits
+from headrace.backends.local.eventlog import EventLog, LogLimits, new_epoch
 from headrace.backends.local.segments import replace_file
 from headrace.backends.valkey.keys import Keys
 from headrace.backends.valkey.transport import Transport, answer
 from headrace.errors import HeadraceError
 from headrace.model import Event
 
-EPOCH: Final = 1
 _ENTRIES_AT_ONCE: Final = 1000
 _LINES_AT_ONCE: Final = 10_000
 _SCAN_EVERY_S: Final = 60.0
@@ -76,6 +75,8 @@ class Progress(msgspec.Struct):
 
     seq: int = 0
     streams: dict[str, StreamPlace] = {}
+    epoch: int = 1
+    """That of the log; older versions knew no other."""
 
 
 class Entry(NamedTuple):
@@ -110,8 +111,9 @@ class Capture:
         self._queues: set[str] = set()
         self._scanned_at = float("-inf")
         self._lock = self._locked()
+        self._progress = self._stored_progress()
         self.log = self._opened(0)
-        self._progress = self._recalled()
+        self._catch_up()
         if self.log.gap is not None:
             self._write([self._gap_event("", self.log.gap)])
 
@@ -131,9 +133,16 @@ class Capture:
 
     def _opened(self, store_seq: int) -> EventLog:
         opened = EventLog.open(
-            self._root, store_seq=store_seq, epoch=EPOCH, durable=lambda _event: False, limits=self._limits
+            self._root,
+            store_seq=store_seq,
+            epoch=self._progress.epoch,
+            durable=lambda _event: False,
+            limits=self._limits,
         )
         opened.committed = opened.last_seq
+        if opened.is_new:
+            opened.epoch = new_epoch(opened.epoch, _now_ms())
+        self._progress.epoch = opened.epoch
         return opened
 
     # -- positions -----------------------------------------------------------------------------------------------------
@@ -142,14 +151,17 @@ class Capture:
     def _progress_path(self) -> Path:
         return self._root / "streams.json"
 
-    def _recalled(self) -> Progress:
-        """The stored positions, moved on by what the log has behind them."""
+    def _stored_progress(self) -> Progress:
         try:
-            found = msgspec.json.decode(self._progress_path.read_bytes(), type=Progress)
+            return msgspec.json.decode(self._progress_path.read_bytes(), type=Progress)
         except FileNotFoundError:
-            found = Progress()
+            return Progress()
         except msgspec.DecodeError as error:
             raise HeadraceError(f"{self._progress_path} is unreadable ({error}): remove it to begin anew") from error
+
+    def _catch_up(self) -> None:
+        """Move the stored positions on by what the log has behind them."""
+        found = self._progress
         # The end of the log may be lost: then nothing is left to read before its last seq.
         while found.seq < self.log.last_seq and (lines := list(self.log.read(found.seq, _LINES_AT_ONCE))):
             for event in map(_decode_event, lines):
@@ -159,7 +171,6 @@ class Capture:
                     _move(place, event.entry)
                 elif event.first is not None and event.last is not None:  # a gap
                     place.added += event.last - event.first + 1
-        return found
 
     def _store_progress(self) -> None:
         self._progress.seq = self.log.last_seq
@@ -176,7 +187,7 @@ class Capture:
             for entry in entries:
                 _move(self._place(entry.queue), entry.id)
             self._store_progress()
-        if self.log.due(int(time.time() * 1000)) and (roll := self.log.roll()) is not None:
+        if self.log.due(_now_ms()) and (roll := self.log.roll()) is not None:
             roll.run()
         return len(entries)
 
@@ -247,7 +258,9 @@ class Capture:
         for entry in entries:
             for ts, word, particulars in _told(entry, starts.get(entry.id + entry.queue)):
                 seq = self.log.last_seq + len(events) + 1
-                event = CapturedEvent(seq=seq, ts=ts, event=word, epoch=EPOCH, queue=entry.queue, job=entry.job)
+                event = CapturedEvent(
+                    seq=seq, ts=ts, event=word, epoch=self.log.epoch, queue=entry.queue, job=entry.job
+                )
                 for name, value in particulars.items():
                     setattr(event, name, value)
                 if word in _CLEARING:
@@ -261,10 +274,8 @@ class Capture:
         self.log.committed = self.log.last_seq
 
     def _gap_event(self, queue: str, gap: tuple[int, int]) -> CapturedEvent:
-        now = int(time.time() * 1000)
-        return CapturedEvent(
-            seq=self.log.last_seq + 1, ts=now, event="gap", epoch=EPOCH, queue=queue, first=gap[0], last=gap[1]
-        )
+        seq, epoch = self.log.last_seq + 1, self.log.epoch
+        return CapturedEvent(seq=seq, ts=_now_ms(), event="gap", epoch=epoch, queue=queue, first=gap[0], last=gap[1])
 
     def _tell_gap(self, queue: str, lost: int) -> None:
         """Leave out as many seqs as entries were lost, and say so in the event behind them."""
@@ -277,6 +288,10 @@ class Capture:
         self._store_progress()
         self.log.close()
         self._lock.close()
+
+
+def _now_ms() -> int:
+    return int(time.time() * 1000)
 
 
 def _order(entry: str) -> tuple[int, int]:
