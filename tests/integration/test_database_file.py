@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from headrace.backends.local.journal import schema_scripts
@@ -192,6 +193,16 @@ def test_a_workflow_that_cannot_be_read_is_named_and_the_rest_is_served(path: Pa
         with server.client() as client:
             assert client.ok("Count", queue="mail")["count"] == 5
         assert "workflow f is unreadable" in server.stop()
+
+
+@pytest.mark.parametrize(("kind", "field"), [("queue", "pausedGroups"), ("cron", "queue"), ("webhook", "url")])
+def test_settings_with_damaged_text_are_named_and_the_rest_is_served(path: Path, kind: str, field: str) -> None:
+    value = msgspec.msgpack.encode({field: ["~~"] if kind == "queue" else "~~"}).replace(b"~~", b"\xff\xff")
+    damage(path, f"INSERT INTO record VALUES ('{kind}', 'odd', x'{value.hex()}')")
+    with ServerProcess(path) as server:
+        with server.client() as client:
+            assert client.ok("Count", queue="mail")["count"] == 5
+        assert "odd" in server.stop()
 
 
 def test_a_write_ahead_log_without_its_file_is_left_alone(tmp_path: Path) -> None:

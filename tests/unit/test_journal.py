@@ -489,3 +489,9 @@ class TestErrors:
         journal.close()
         with pytest.raises(StorageUnavailable, match="closed"):
             journal.mark()
+
+
+@pytest.mark.parametrize("error", [ValueError, TypeError, KeyError])
+def test_a_mistake_of_ours_while_loading_is_not_called_damage(tmp_path: Path, error: type[Exception]) -> None:
+    with pytest.raises(error, match="ours"), Journal(tmp_path / "h.db").recovering():
+        raise error("ours")

@@ -196,7 +196,7 @@ class LocalBackend(Flows):
     def _load_queue(self, name: str, value: bytes) -> None:
         try:
             config = msgspec.msgpack.decode(value, type=QueueConfig)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             self.problems.append(f"settings of queue {name} are unreadable and were left out: {error}")
             return
         queue = self._queue(name)
@@ -214,7 +214,7 @@ class LocalBackend(Flows):
         for key, value in self._journal.records(kind):
             try:
                 yield key, msgspec.msgpack.decode(value, type=shape)
-            except msgspec.DecodeError as error:
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
                 self.problems.append(f"{kind} {key} is unreadable and was left out: {error}")
 
     def _read_row(self, row: Row) -> Job | None:

@@ -326,7 +326,10 @@ class Journal:
         """The open ones, with the arguments of `open_clearing`."""
         rows = self._fetch("SELECT event, queue, since, last, spared FROM clearing")
         decode = msgspec.msgpack.Decoder(list[int]).decode
-        return [(EventName(event), *rest, decode(spared)) for event, *rest, spared in rows]
+        try:
+            return [(EventName(event), *rest, decode(spared)) for event, *rest, spared in rows]
+        except ValueError as error:
+            raise Unreadable(f"Storage error: which queues were being emptied cannot be read ({error}).") from error
 
     def _is_new(self, job: Job) -> bool:
         """Whether the job has no row yet; it is no longer plain then, as something happened to it."""
@@ -690,7 +693,7 @@ class Journal:
         """Report anything that cannot be read while loading as damage, naming the file."""
         try:
             yield
-        except (apsw.Error, Unreadable, msgspec.DecodeError, struct.error, ValueError) as unreadable:
+        except (apsw.Error, Unreadable, msgspec.DecodeError, UnicodeDecodeError, struct.error) as unreadable:
             error = unreadable.__cause__ if isinstance(unreadable, Unreadable) else unreadable
             raise StorageUnavailable(
                 f"{self.path} is damaged ({error}): see `headrace doctor --data-path {self.path}`, restore a copy "
