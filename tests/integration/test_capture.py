@@ -176,6 +176,35 @@ def test_a_database_of_an_older_version_keeps_the_epoch_of_its_log(tmp_path: Pat
     assert [(event["epoch"], event["seq"]) for event in read_log(tmp_path / "log")] == [(1, 1), (1, 2), (1, 3)]
 
 
+def test_two_servers_do_not_share_a_folder(tmp_path: Path) -> None:
+    with capturing(tmp_path) as server, server.client() as client:
+        push(client, "q")
+        other = ServerProcess(tmp_path / "other.db")
+        with other, other.client() as stranger:
+            push(stranger, "q")
+        with pytest.raises(RuntimeError, match=f"another server writes its event log to {tmp_path / 'log'}"):
+            ServerProcess(tmp_path / "other.db", "--capture", str(tmp_path / "log")).start()
+        push(client, "q")
+    assert [event["seq"] for event in read_log(tmp_path / "log")] == [1, 2]
+
+
+def test_the_log_of_a_database_that_is_gone_is_left_alone(tmp_path: Path) -> None:
+    with capturing(tmp_path) as server:
+        with server.client() as client:
+            push(client, "q")
+            push(client, "q")
+        server.stop()
+        (tmp_path / "headrace.db").rename(tmp_path / "aside.db")
+        with pytest.raises(RuntimeError, match=f"{tmp_path / 'log'} has those of another database, up to event 2"):
+            server.start()
+        assert [event["seq"] for event in read_log(tmp_path / "log")] == [1, 2]
+        (tmp_path / "aside.db").rename(tmp_path / "headrace.db")
+        server.start()
+        with server.client() as client:
+            push(client, "q")
+    assert [event["seq"] for event in read_log(tmp_path / "log")] == [1, 2, 3]
+
+
 def make_segments(client: Client, log: Path, count: int) -> None:
     for _ in range(count):
         known = set(published(log))

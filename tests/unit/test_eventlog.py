@@ -28,6 +28,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from headrace.backends.local import locks
 from headrace.backends.local.eventlog import EventLog, Log, LogLimits, MemoryLog
 from headrace.model import Event
 from tests.scale import scaled
@@ -89,6 +90,7 @@ def abandon(log: EventLog) -> None:
     """What a killed process leaves: files as they are, nothing closed in order."""
     os.close(log._fd)
     log._fd = -1
+    locks.release(log._lock_fd)
 
 
 def roll_now(log: EventLog) -> None:

@@ -37,6 +37,7 @@ from headrace.backends.local.flows import Flows
 from headrace.backends.local.index import KeyHolder, QueueConfig
 from headrace.backends.local.job import History, Job, Lease
 from headrace.backends.local.journal import LARGE_BYTES, Journal, Row, describe, is_full
+from headrace.backends.local.segments import last_sealed
 from headrace.backends.local.store import Clearing
 from headrace.clock import Clock, SystemClock
 from headrace.errors import NotFound, Refused, StorageUnavailable
@@ -152,6 +153,8 @@ class LocalBackend(Flows):
             self._epoch = self._clock.now_ms()
             self._log = MemoryLog(self._log_limits, epoch=self._epoch, store_seq=store_seq)
         else:
+            if not store_seq:
+                self._refuse_foreign_log(self._log_root)
             self._log = EventLog.open(
                 self._log_root,
                 store_seq=store_seq,
@@ -175,6 +178,15 @@ class LocalBackend(Flows):
         if gap is not None:
             event = self._emit_queue(EventName.GAP, "", self._clock.now_ms())
             event.first, event.last = gap
+
+    def _refuse_foreign_log(self, root: Path) -> None:
+        """A database that never had an event has no closed segments: these are another's, and would be taken back."""
+        folder = root / "shard=0"
+        if folder.is_dir() and (last := last_sealed(folder)):
+            raise StorageUnavailable(
+                f"{self._journal.path} has no events yet, but {root} has those of another database, up to event "
+                f"{last:,}: put that database back, or move the folder away, or name another one"
+            )
 
     def _load(self) -> None:
         for name, value in self._journal.records("queue"):

@@ -32,7 +32,7 @@ import msgspec
 import zstandard
 
 from headrace.backends.base import SegmentInfo
-from headrace.backends.local import segments
+from headrace.backends.local import locks, segments
 from headrace.backends.local.segments import MARK_EVERY, Raw, Recovered, Sealed
 from headrace.errors import StorageUnavailable
 from headrace.model import Event
@@ -73,6 +73,18 @@ def _unreadable(error: OSError) -> StorageUnavailable:
     return StorageUnavailable(f"Storage error: the event log cannot be read ({error}). Check the disk of the server.")
 
 
+def _locked(folder: Path) -> int:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        locks.take(fd)
+    except OSError:
+        os.close(fd)
+        raise StorageUnavailable(
+            f"another server writes its event log to {folder.parent}: stop it, or give each a folder of its own"
+        ) from None
+    return fd
+
+
 def decode_events(lines: Iterable[bytes]) -> list[Event]:
     """The events of these lines, or the first of them: not many more than MAX_READ_BYTES."""
     events, size = [], 0
@@ -92,8 +104,9 @@ def new_epoch(before: int, now_ms: int) -> int:
 class EventLog:
     """The log in `<root>/shard=0/`. See the module's rules."""
 
-    def __init__(self, folder: Path, found: Recovered, limits: LogLimits) -> None:
+    def __init__(self, folder: Path, found: Recovered, limits: LogLimits, lock_fd: int) -> None:
         self.folder = folder
+        self._lock_fd = lock_fd
         self.epoch = found.epoch
         self.limits = limits
         self.last_seq = found.last_seq
@@ -137,8 +150,13 @@ class EventLog:
         """
         folder = root / "shard=0"
         folder.mkdir(parents=True, exist_ok=True)
-        found = segments.recover(folder, store_seq=store_seq, epoch=epoch, durable=durable)
-        log = cls(folder, found, limits)
+        lock_fd = _locked(folder)
+        try:
+            found = segments.recover(folder, store_seq=store_seq, epoch=epoch, durable=durable)
+            log = cls(folder, found, limits, lock_fd)
+        except BaseException:
+            locks.release(lock_fd)
+            raise
         log._seal_waiting()
         return log
 
@@ -285,6 +303,7 @@ class EventLog:
         with self._catalog:
             os.close(self._fd)
             self._fd = -1
+        locks.release(self._lock_fd)
 
     # -- reading ------------------------------------------------------------------------------------------
 

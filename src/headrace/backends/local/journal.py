@@ -12,7 +12,6 @@ transaction is rolled back first. To change the schema, add the next file in sql
 from __future__ import annotations
 
 import errno
-import fcntl
 import operator
 import os
 import re
@@ -27,6 +26,7 @@ import apsw
 import msgspec
 
 from headrace.backends.base import Totals
+from headrace.backends.local import locks
 from headrace.backends.local.job import Job
 from headrace.errors import StorageUnavailable
 from headrace.model import DEFAULT_SETTINGS, EventName
@@ -100,22 +100,6 @@ class FileLocked(StorageUnavailable):
 
 class Unreadable(StorageUnavailable):
     """The disk does not give back what is stored, or gives back something else."""
-
-
-_locks: Final[set[int]] = set()
-"""Descriptors whose files this process has locked."""
-
-
-def _leave_locks_to_parent() -> None:
-    """A forked child inherits the locks: without this a file would stay locked when only its owner has died."""
-    nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-    for fd in _locks:
-        os.dup2(nothing, fd, inheritable=False)
-    os.close(nothing)
-    _locks.clear()
-
-
-os.register_at_fork(after_in_child=_leave_locks_to_parent)
 
 
 class Journal:
@@ -206,7 +190,7 @@ class Journal:
         except OSError as error:
             raise StorageUnavailable(f"cannot open {lock_path}: {error.strerror}") from error
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            locks.take(fd)
         except OSError:
             owner = os.read(fd, 32).decode(errors="replace").strip() or "unknown"
             os.close(fd)
@@ -217,7 +201,6 @@ class Journal:
         os.ftruncate(fd, 0)
         os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
         self._lock_fd = fd
-        _locks.add(fd)
 
     def _migrate(self) -> None:
         db = self.db
@@ -246,11 +229,10 @@ class Journal:
         if self._db is not None:
             self._db.close()
             self._db = self._writer = None
+        if self._wal_fd is not None:
+            os.close(self._wal_fd)
         if self._lock_fd is not None:
-            _locks.discard(self._lock_fd)
-        for fd in (self._wal_fd, self._lock_fd):
-            if fd is not None:
-                os.close(fd)
+            locks.release(self._lock_fd)
         self._wal_fd = self._lock_fd = None
 
     # -- marking -------------------------------------------------------------------------------------------------------

@@ -317,6 +317,12 @@ def replace_file(path: Path, content: bytes) -> None:
     temporary.replace(path)
 
 
+def last_sealed(folder: Path) -> int:
+    """The last event of all closed segments, by their names; 0 when there is none."""
+    matches = (SEALED_NAME.fullmatch(entry.name) for entry in os.scandir(folder))
+    return max((int(match[2]) for match in matches if match), default=0)
+
+
 def read_manifest(folder: Path) -> tuple[dict[str, Sealed], bytes, int]:
     """The readable lines by segment name, the raw content, and how many lines were unreadable."""
     try:
