@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -218,6 +219,42 @@ def test_a_write_ahead_log_without_its_file_is_left_alone(tmp_path: Path) -> Non
         server.start()
         with server.client() as again:
             assert again.ok("GetState", id=job_id)["state"] == "waiting"
+
+
+def make_last_event_later(segment: Path) -> None:
+    """By six seconds, so that it cannot be of the same tick as those before."""
+    *lines, last = segment.read_text().splitlines() or [""]
+    if last:
+        event = json.loads(last)
+        segment.write_text("".join(f"{line}\n" for line in [*lines, json.dumps({**event, "ts": event["ts"] + 6000})]))
+
+
+@pytest.mark.parametrize("ending", ["stop", "kill"])
+def test_jobs_that_were_lost_with_the_write_ahead_log_are_told_by_doctor_and_server(
+    tmp_path: Path, ending: str
+) -> None:
+    path = tmp_path / "jobs.db"
+    with ServerProcess(path) as server:
+        with server.client() as client:
+            client.ok("PUSH", queue="mail", data=1)
+        server.stop()
+        shutil.copy(path, tmp_path / "copy.db")
+        server.start()
+        with server.client() as client:
+            client.ok("PUSH", queue="mail", data=2)
+            client.ok("PUSH", queue="mail", data=3)
+        getattr(server, ending)()
+        for segment in (tmp_path / "jobs.db-events" / "shard=0").glob(".open-*"):
+            make_last_event_later(segment)
+        (tmp_path / "jobs.db-wal").unlink(missing_ok=True)
+        (tmp_path / "jobs.db-shm").unlink(missing_ok=True)
+        shutil.copy(tmp_path / "copy.db", path)
+        examined = doctor(path)
+        assert examined.returncode == 1
+        assert "! the event log has events 2..3, which were committed, but the database does not" in examined.stdout
+        server.start()
+        assert "events 2..3 were committed, but the database does not have what they tell of" in server.stop()
+    assert doctor(path).stdout.endswith("\nhealthy\n")
 
 
 def test_damaged_pages_are_told_and_no_server_starts_on_them(path: Path) -> None:

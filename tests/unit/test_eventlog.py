@@ -429,6 +429,34 @@ def test_what_a_consumer_has_read_of_the_open_segment_is_retracted_when_the_stor
     assert [(entry["epoch"], entry["first"]) for entry in manifest(tmp_path)] == [(EPOCH, 1), (EPOCH + 1, 4)]
 
 
+@pytest.mark.parametrize(("spread_ms", "retracted"), [(5000, None), (5001, (4, 6))])
+def test_commits_that_the_store_lost_are_told_from_the_last_tick_of_a_crash(
+    tmp_path: Path, spread_ms: int, retracted: tuple[int, int] | None
+) -> None:
+    log = open_log(tmp_path, 0)
+    append(log, 3)
+    for seq, ts, event in ((4, 2_000, "pushed"), (5, 2_001, "progress"), (6, 2_000 + spread_ms, "pushed")):
+        log.append(line(seq, event, ts=ts) + b"\n", first_seq=seq, last_seq=seq, count=1, ts=ts)
+    log.append(line(7, "progress", ts=90_000) + b"\n", first_seq=7, last_seq=7, count=1, ts=90_000)
+    abandon(log)
+    for _ in range(2):  # told until the epoch rises
+        log = open_log(tmp_path, 3)
+        assert (log.retracted, log.last_seq) == (retracted, 3)
+        abandon(log)
+    assert open_log(tmp_path, 3, epoch=EPOCH + 1).retracted is None
+
+
+def test_what_was_rolled_had_been_committed(tmp_path: Path) -> None:
+    log = open_log(tmp_path, 0)
+    append(log, 6)
+    assert log.roll() is not None
+    append(log, 2)
+    abandon(log)
+    log = open_log(tmp_path, 3)
+    assert (log.retracted, log.last_seq) == ((4, 6), 3)
+    assert "events 4..6 were committed, but the database does not have what they tell of" in log.problems[0]
+
+
 def test_what_comes_after_a_restored_copy_is_kept_for_those_who_had_read_further(tmp_path: Path) -> None:
     log = open_log(tmp_path, 0)
     append(log, 8)

@@ -37,7 +37,7 @@ from headrace.backends.local.flows import Flows
 from headrace.backends.local.index import KeyHolder, QueueConfig
 from headrace.backends.local.job import History, Job, Lease
 from headrace.backends.local.journal import LARGE_BYTES, Journal, Row, describe, is_full
-from headrace.backends.local.segments import last_sealed
+from headrace.backends.local.segments import last_sealed, lost_commits
 from headrace.backends.local.store import Clearing
 from headrace.clock import Clock, SystemClock
 from headrace.errors import NotFound, Refused, StorageUnavailable
@@ -143,9 +143,24 @@ class LocalBackend(Flows):
         """Load what the file holds, but open no event log and store no changes of jobs: for `headrace doctor`."""
         self._journal.open()
         with self._journal.recovering():
-            self._journal.mark()
+            store_seq, _, _ = self._journal.mark()
             self._journal.clearings()
             self._load()
+        self._compare_log(store_seq)
+
+    def _compare_log(self, store_seq: int) -> None:
+        if self._log_root is None or not (folder := self._log_root / "shard=0").is_dir():
+            return
+        try:
+            lost = lost_commits(folder, store_seq, _needs_commit)
+        except OSError as error:
+            self.problems.append(f"the event log cannot be read: {error}")
+            return
+        if lost is not None:
+            self.problems.append(
+                f"the event log has events {lost[0]}..{lost[1]}, which were committed, but the database does not have "
+                "what they tell of: it is an older copy, or has lost its write-ahead log; a start takes them back"
+            )
 
     def _open_log(self, store_seq: int) -> None:
         if self._log_root is None:
@@ -159,7 +174,7 @@ class LocalBackend(Flows):
                 self._log_root,
                 store_seq=store_seq,
                 epoch=self._epoch,
-                durable=lambda name: name not in UNCOMMITTED_EVENTS,
+                durable=_needs_commit,
                 limits=self._log_limits,
             )
             self.problems += self._log.problems
@@ -692,6 +707,10 @@ class LocalBackend(Flows):
     async def trim_events(self, queue: str, max_length: int) -> int:
         """The log is one for all queues and bounded by itself: single queues cannot be cut out of it."""
         return 0
+
+
+def _needs_commit(event: str) -> bool:
+    return event not in UNCOMMITTED_EVENTS
 
 
 def _sort_by_end(jobs: dict[int, Job]) -> None:

@@ -40,6 +40,8 @@ MARK_EVERY: Final = 64 * 1024  # raw bytes between two remembered line starts, s
 CHUNK: Final = 1024 * 1024
 SKIP_AT_ONCE: Final = 4096  # lines of a sealed segment
 ZSTD_LEVEL: Final = 1
+LONGEST_TICK_MS: Final = 5000
+"""Events that are further apart are of several ticks, and all but the last of these were committed."""
 
 SEALED_NAME: Final = re.compile(r"seg-(\d{20})-(\d{20})\.jsonl\.zst")
 RAW_NAME: Final = re.compile(r"\.open-(\d{20})\.jsonl")
@@ -238,6 +240,18 @@ def _is_blank_after(file: BinaryIO, offset: int) -> bool:
         return False
 
 
+def lost_upto(path: Path, offset: int, durable: Durable) -> int | None:
+    """The last of the events from `offset` on that needed a commit, if they cannot all be of one tick."""
+    first = last = None
+    with path.open("rb") as file, contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, OSError):
+        file.seek(offset)
+        for line in file:
+            event = _line_decoder.decode(line)
+            if durable(event.event):
+                first, last = first or event, event
+    return last.seq if first and last and last.ts - first.ts > LONGEST_TICK_MS else None
+
+
 def survey_sealed(path: Path, first: int, store_seq: int, durable: Durable) -> Survey:
     try:
         with path.open("rb") as file:
@@ -388,6 +402,25 @@ def recover(folder: Path, *, store_seq: int, epoch: int, durable: Durable) -> Re
     return Recovery(folder, store_seq, epoch, durable).run()
 
 
+def lost_commits(folder: Path, store_seq: int, durable: Durable) -> tuple[int, int] | None:
+    """The events that `recover` would take back although they were committed. Nothing is changed."""
+    names = sorted(entry.name for entry in os.scandir(folder))
+    sealed = [(int(match[1]), int(match[2])) for name in names if (match := SEALED_NAME.fullmatch(name))]
+    for first, last in sealed:
+        if last > store_seq:
+            found = survey_sealed(folder / sealed_name(first, last), first, store_seq, durable)
+            if found.stop == "uncommitted":
+                return found.last + 1, sealed[-1][1]
+    raws = [int(match[1]) for name in names if (match := RAW_NAME.fullmatch(name))]
+    for first in raws:
+        path = folder / raw_name(first)
+        found = survey_raw(path, first, store_seq, durable)
+        if found.stop == "uncommitted":
+            upto = raws[-1] - 1 if raws[-1] > first else lost_upto(path, found.size, durable)
+            return None if upto is None else (found.last + 1, upto)
+    return None
+
+
 class Recovery:
     """The steps of `recover`, in the order in which they run. Each may be interrupted and run again."""
 
@@ -520,7 +553,8 @@ class Recovery:
         self.retracted = (first, last)
         (self.folder / f".retracted-{first:020}-{last:020}-{self.epoch}").touch()
         self.problems.append(
-            f"events {first}..{last} were published but the store does not have them; they were taken back"
+            f"events {first}..{last} were committed, but the database does not have what they tell of: it is an older "
+            "copy, or has lost its write-ahead log; they were taken back"
         )
 
     def _take_back_read(self) -> None:
@@ -569,11 +603,18 @@ class Recovery:
         if found.stop == "damaged":
             self.problems.append(f"{name}: damaged after event {found.last}; {size - found.size} bytes kept aside")
             self._keep_aside(path, found.size)
+        self.epoch = max(self.epoch, found.epoch)
+        if found.stop == "uncommitted" and self.retracted is None and (last := self._lost_upto(path, first, found)):
+            self._mark_retracted(found.last + 1, last)
         if size != found.size:
             os.truncate(path, found.size)
         raw = Raw(path, first, found.last, found.size, found.min_ts, found.max_ts, found.epoch, found.marks)
-        self.epoch = max(self.epoch, found.epoch)
         return raw, found.stop
+
+    def _lost_upto(self, path: Path, first: int, found: Survey) -> int | None:
+        """How far the store had been, if it lost commits. A crash leaves one tick without its commit, at the end."""
+        newest = max(other for _, (other,) in self._matching(RAW_NAME))
+        return newest - 1 if newest > first else lost_upto(path, found.size, self.durable)
 
     def _keep_aside(self, path: Path, offset: int) -> None:
         with contextlib.suppress(OSError), path.open("rb") as source:
