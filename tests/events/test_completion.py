@@ -274,7 +274,9 @@ async def test_who_waits_without_limit_hears_of_a_job_that_went_without_a_word(
     tracker.register("q", "a", print, seen.append, timeout=0)
     tracker.map_job_id("q", "gone", "a")
     await until(lambda: seen)
-    assert [str(error) for error in seen] == ["The job of the event is gone"]
+    assert [str(error) for error in seen] == [
+        "The job of the event is gone: it was removed, or no handler began it before it expired"
+    ]
     await until(lambda: not tracker._is_patrolling)
 
 

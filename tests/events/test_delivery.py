@@ -470,6 +470,40 @@ async def test_ew_121_a_key_whose_event_has_expired_is_free_again(events: Events
     assert seen == ["again"]
 
 
+async def test_whoever_waits_without_limit_hears_that_the_event_expired_before_a_handler_began_it(url: str) -> None:
+    """The store says nothing of it, and removes such a job only when a worker asks for one."""
+    async with Events(url) as events, asyncio.timeout(10):  # the next look of its own accord is 30 s away
+        with pytest.raises(EventCancelledError, match="no handler began it before it expired"):
+            await events.emit(echo, "late", timeout=0, expires=0.03)
+        with pytest.raises(EventCancelledError):
+            await events.emit(echo, "late", timeout=60, delay=0.02, expires=0.03)
+
+
+async def test_an_event_that_has_begun_in_time_is_awaited_although_its_time_to_begin_runs_out(events: Events) -> None:
+    looked, go_on = asyncio.Event(), asyncio.Event()
+
+    @events.on(echo)
+    async def slow(ctx: EventContext[Any]) -> Any:
+        await go_on.wait()
+        return ctx.data
+
+    async with events:
+        found = events.provider.tracker._found
+
+        async def seen(job_id: str) -> Any:
+            try:
+                return await found(job_id)
+            finally:
+                looked.set()
+
+        events.provider.tracker._found = seen  # type: ignore[method-assign]
+        question = events.emit(echo, "begun", timeout=0, expires=1)
+        await asyncio.wait_for(looked.wait(), 10)
+        assert not question.is_settled
+        go_on.set()
+        assert await question == "begun"
+
+
 # -- groups ------------------------------------------------------------------------------------------------------------
 
 

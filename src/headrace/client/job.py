@@ -49,6 +49,7 @@ class JobInfo(Struct, rename="camel", kw_only=True, omit_defaults=True):
     started_at: float | None = None
     completed_at: float | None = None
     timeout: float | None = None
+    ttl: float | None = None
     custom_id: str | None = None
     unique_key: str | None = None
     group_id: str | None = None

@@ -3,7 +3,8 @@
 Outcomes come from the events of a queue: one subscription per queue, however many wait, so a question costs no command
 beyond its push. (WaitJob would cost one parked command for each, and connections hold few of them.) Losses on
 such a stream are not silent: after a reconnect comes a `gap`, and then the state of every awaited job
-is looked up. The same lookup is made before a caller gets a timeout.
+is looked up. The same lookup is made before a caller gets a timeout, and when the job has to have begun: nothing
+announces one that was too late for that, and without workers nothing even removes it.
 
 Rules: job ids are known before the job is added and mapped first. For ids that the server chose, outcomes that arrive
 before the mapping are kept for a while (a bounded number of them, and only while a mapping is awaited). Callbacks
@@ -23,6 +24,7 @@ from headrace.client.channel import EventView
 from headrace.client.client import Client
 from headrace.client.events import QueueEvents
 from headrace.client.job import JobInfo, decode_job
+from headrace.commands.monitoring import Ping
 from headrace.commands.queries import GetJob
 from headrace.errors import (
     EventCancelledError,
@@ -39,20 +41,25 @@ EARLY_SECONDS: Final = 30.0
 _LOOK_SECONDS: Final = 5.0
 _LOOK_AGAIN: Final = 1.0
 _LOOKS_AT_ONCE: Final = 20
+_GRACE_SECONDS: Final = 0.05
+"""After a job has expired, before we look: its store counts from about when it told us of the job."""
 _LOOK_EVERY: Final = 30.0
 """Seconds between looks at the jobs of those who wait without limit: not every removal of a job is announced."""
+_GONE: Final = "The job of the event is gone: it was removed, or no handler began it before it expired"
 
 OnSuccess = Callable[[Any], object]
 OnError = Callable[[BaseException], object]
 
 
 class _Pending:
-    __slots__ = ("is_added", "job_id", "on_error", "on_success", "timer")
+    __slots__ = ("is_added", "job_id", "last_begin", "on_error", "on_success", "timer")
 
     def __init__(self, on_success: OnSuccess, on_error: OnError | None) -> None:
         self.on_success = on_success
         self.on_error = on_error
         self.timer: asyncio.TimerHandle | None = None
+        self.last_begin: asyncio.TimerHandle | None = None
+        """Rings when a job that has not begun will not begin any more."""
         self.job_id: str | None = None
         self.is_added = False
         """Whether the store has the job: until then it is not gone if it is not there."""
@@ -136,6 +143,20 @@ class CompletionTracker:
         if early is not None:
             self._ended(watched, early[1])
 
+    def expect_begin(self, queue: str, subscription_id: str, within: float) -> None:
+        """Say that the job, which is added now, begins within so many seconds or not at all."""
+        pending = self._watch(queue).pending.get(subscription_id)
+        if pending is not None:
+            loop = asyncio.get_running_loop()
+            late = within + _GRACE_SECONDS
+            pending.last_begin = loop.call_later(late, self._look_whether_begun, queue, subscription_id)
+
+    def _look_whether_begun(self, queue: str, subscription_id: str) -> None:
+        watched = self._watch(queue)
+        job_id = watched.pending[subscription_id].job_id
+        if job_id is not None:
+            self._spawn(self._look(watched, job_id, None, [subscription_id]))
+
     def subscriptions_of(self, queue: str, job_id: str) -> frozenset[str]:
         watched = self._watched.get(queue)
         return frozenset(watched.jobs.get(job_id, ()) if watched is not None else ())
@@ -160,8 +181,9 @@ class CompletionTracker:
         pending = watched.pending.pop(subscription_id, None) if watched is not None else None
         if watched is None or pending is None:
             return None
-        if pending.timer is not None:
-            pending.timer.cancel()
+        for timer in (pending.timer, pending.last_begin):
+            if timer is not None:
+                timer.cancel()
         if pending.job_id is None:
             watched.unmapped -= 1
         self._unmap(watched, subscription_id, pending)
@@ -267,15 +289,17 @@ class CompletionTracker:
         """Settle those who wait for a job by its state; one that has not ended gets `otherwise`, if anything.
 
         Without that, a store that does not answer is asked again for as long as somebody waits. `added` are those whose
-        job was there before: if it is not any more, they wait in vain.
+        job was there before: if it is not any more, or has expired, they wait in vain.
         """
         while True:
             try:
-                if self._settle(watched, await self._found(job_id)):
+                info = await self._found(job_id)
+                if self._settle(watched, info):
                     return
+                if added and await self._has_expired(info):
+                    self._tell_gone(watched, added)
             except NotFound:
-                for subscription_id in added:
-                    self.fail(watched.name, subscription_id, EventCancelledError("The job of the event is gone"))
+                self._tell_gone(watched, added)
             except HeadraceError:
                 if otherwise is None and job_id in watched.jobs:
                     await asyncio.sleep(_LOOK_AGAIN)
@@ -283,6 +307,16 @@ class CompletionTracker:
             break
         if otherwise is not None:
             self._fail_all(watched, job_id, otherwise)
+
+    def _tell_gone(self, watched: _Watched, subscriptions: Sequence[str]) -> None:
+        for subscription_id in subscriptions:
+            self.fail(watched.name, subscription_id, EventCancelledError(_GONE))
+
+    async def _has_expired(self, info: JobInfo) -> bool:
+        """Whether it is too late for a job to begin; by the clock of the store, which ours may differ from."""
+        if info.ttl is None or info.state == "active":
+            return False
+        return info.created_at + info.ttl < (await self._client.ask(Ping(), _LOOK_SECONDS)).data.time
 
     async def _found(self, job_id: str) -> JobInfo:
         async with self._is_looking:

@@ -174,7 +174,7 @@ class EventProvider:
             self.tracker.fail(queue, subscription.id, error)
 
         expires = options.expires if options.expires is not None or not timeout else timeout
-        self._enqueue(self._ask_in_queue(queue, message, options, expires, targets), reject)
+        self._enqueue(self._ask_in_queue(queue, message, options, expires, timeout, targets), reject)
 
     async def _ask_in_queue(
         self,
@@ -182,13 +182,17 @@ class EventProvider:
         message: EventMessage,
         options: EmitOptions,
         expires: Duration | None,
+        timeout: float,
         targets: tuple[Subscriber, ...],
     ) -> None:
+        ttl = self._ttl(message.event_name, options, expires)
         await self.tracker.listening(queue)
         expected = self._job_id(message, options, targets[0].group)
         self.tracker.map_job_id(queue, expected, message.subscription_id, is_added=False)
-        job_id = await self._push(message, options, expires, targets)
+        job_id = await self._push(message, options, ttl, targets)
         self.tracker.map_job_id(queue, job_id, message.subscription_id)
+        if ttl is not None and not 0 < timeout <= ttl:
+            self.tracker.expect_begin(queue, message.subscription_id, ttl)
         if options.idempotency_key is not None:
             self.tracker.look_at(queue, job_id)
 
@@ -197,7 +201,8 @@ class EventProvider:
         if key is not None and await self.receipts.has(self._key_id(message.event_name, key)):
             subscription.resolve(None)
             return
-        await self._push(message, options, options.expires, self._targets(message.event_name))
+        ttl = self._ttl(message.event_name, options, options.expires)
+        await self._push(message, options, ttl, self._targets(message.event_name))
         subscription.resolve(None)
 
     def _enqueue(self, work: Coroutine[Any, Any, None], reject: Callable[[BaseException], None]) -> None:
@@ -229,9 +234,10 @@ class EventProvider:
 
     async def _push_many(self, event_name: str, chunk: list[tuple[EventMessage, EmitOptions]]) -> None:
         chunk = await self._without_receipt(event_name, chunk)
+        ttl = self._ttls.get(event_name)
         for target in self._targets(event_name) if chunk else ():
             jobs = [
-                (encode_message(message), self._job_options(message, options, options.expires, target))
+                (encode_message(message), self._job_options(message, options, ttl, target))
                 for message, options in chunk
             ]
             await self.queues.add_jobs(event_name, target.group, jobs)
@@ -252,12 +258,12 @@ class EventProvider:
         return self.groups.of(event_name) or (Subscriber(event_name),)
 
     async def _push(
-        self, message: EventMessage, options: EmitOptions, expires: Duration | None, targets: tuple[Subscriber, ...]
+        self, message: EventMessage, options: EmitOptions, ttl: float | None, targets: tuple[Subscriber, ...]
     ) -> str:
         """Store the event for all groups; the id of the job that answers."""
         name = message.event_name
         data = encode_message(message)
-        jobs = [(target.group, self._job_options(message, options, expires, target)) for target in targets]
+        jobs = [(target.group, self._job_options(message, options, ttl, target)) for target in targets]
         if len(jobs) > 1 and options.idempotency_key is None:
             await self.queues.add_to_groups(name, data, jobs)
             return str(jobs[0][1]["job_id"])
@@ -273,18 +279,21 @@ class EventProvider:
         return self.queues.job_id(message.event_name, group, message.event_id if key is None else key)
 
     def _job_options(
-        self, message: EventMessage, options: EmitOptions, expires: Duration | None, target: Subscriber
+        self, message: EventMessage, options: EmitOptions, ttl: float | None, target: Subscriber
     ) -> dict[str, Any]:
         given: dict[str, Any] = {**target.options(), "job_id": self._job_id(message, options, target.group)}
         if options.idempotency_key is not None:
             given["once"] = True
-        delay = positive_seconds(options.delay)
-        if delay:
+        if delay := positive_seconds(options.delay):
             given["delay"] = delay
-        ttl = min(filter(None, (positive_seconds(expires), self._ttls.get(message.event_name))), default=None)
         if ttl is not None:
-            given["ttl"] = delay + ttl
+            given["ttl"] = ttl
         return given
+
+    def _ttl(self, event_name: str, options: EmitOptions, expires: Duration | None) -> float | None:
+        """Seconds from now after which it is too late to begin."""
+        ttl = min(filter(None, (positive_seconds(expires), self._ttls.get(event_name))), default=None)
+        return None if ttl is None else positive_seconds(options.delay) + ttl
 
     def _key_id(self, event_name: str, key: str) -> str:
         return self.queues.job_id(event_name, None, key)
