@@ -22,10 +22,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, Unpack, overload
 
+from headrace.client.patience import Starting
 from headrace.client.payloads import decode_payload
 from headrace.connect import open_client, release_client
 from headrace.durations import Duration
-from headrace.errors import InvalidCommand, ProviderStoppedError
+from headrace.errors import InvalidCommand
 from headrace.events.context import EventContext, context_of, current_cause, set_cause
 from headrace.events.definitions import AnyEvent, EventCatalogue, EventDefinition
 from headrace.events.message import Emission, EmitOptions, EventMessage
@@ -92,7 +93,7 @@ class Events:
         self._begun: set[tuple[str, str | None]] = set()
         self._definitions: dict[str, AnyEvent] = dict(registry or {})
         self._provider: EventProvider | None = None
-        self._starting: asyncio.Future[None] | None = None
+        self._starting = Starting("events")
         self._stopping: asyncio.Future[None] | None = None
         self._late: set[asyncio.Task[None]] = set()
         self.loop: asyncio.AbstractEventLoop | None = None
@@ -117,18 +118,11 @@ class Events:
         await self.stop()
 
     async def start(self) -> None:
-        """Connect and ready all handlers. Failures are raised together; starting again tries what failed."""
+        """Connect and ready all handlers, as soon as the server is there: waiting for it is logged, and ends with your
+        cancellation or with `stop`. Failures are raised together; starting again tries what failed."""
         if self._stopping is not None:
             await asyncio.shield(self._stopping)
-        if self._starting is None or self._starting.done():
-            self._starting = asyncio.ensure_future(self._start())
-        starting = self._starting
-        try:
-            await asyncio.shield(starting)
-        except asyncio.CancelledError:
-            if starting.cancelled():
-                raise ProviderStoppedError("events were stopped while they were started") from None
-            raise
+        await self._starting.join(self._start)
 
     async def _start(self) -> None:
         self.loop = asyncio.get_running_loop()
@@ -153,10 +147,11 @@ class Events:
     async def _stop(self, provider: EventProvider) -> None:
         """The provider is ours until its end: handlers that emit meanwhile must not make another one."""
         try:
-            beginning = [*self._late, *filter(None, (self._starting,))]
-            for task in beginning:
+            await self._starting.stop()
+            late = list(self._late)
+            for task in late:
                 task.cancel()
-            await asyncio.gather(*beginning, return_exceptions=True)
+            await asyncio.gather(*late, return_exceptions=True)
             await provider.stop()
             if (closing := release_client(provider.client)) is not None:
                 await asyncio.wrap_future(closing)

@@ -15,6 +15,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from functools import partial
 from typing import Any, Final
 from uuid import uuid4
 
@@ -22,6 +23,7 @@ from msgspec import UNSET, Raw
 
 from headrace.client.client import Client
 from headrace.client.options import Options
+from headrace.client.patience import reached
 from headrace.client.queue import Queue
 from headrace.commands.monitoring import Ping
 from headrace.durations import Duration, positive_seconds, seconds
@@ -83,6 +85,7 @@ class EventProvider:
         self.groups = GroupRegistry(client, f"{queue_prefix}s.groups")
         self.receipts = Receipts(client, f"{queue_prefix}s.receipts")
         self.client = client
+        self._log = logger or logging.getLogger("headrace.events")
         self._ttls: dict[str, float] = {}
         self._sweep_interval = seconds(sweep_interval, "sweep_interval")
         self._sweeper: asyncio.Task[None] | None = None
@@ -104,10 +107,13 @@ class EventProvider:
     async def start(self) -> None:
         if self.is_started:
             return
-        await asyncio.wrap_future(self.client.connect())
-        await self.groups.start()
+        await reached(self.client, self._log, self._connect)
         self._begin_sweeping()
         self.is_started = True
+
+    async def _connect(self) -> None:
+        await asyncio.wrap_future(self.client.connect())
+        await self.groups.start()
 
     async def stop(self) -> None:
         if not self.is_started:
@@ -367,7 +373,7 @@ class EventProvider:
 
         await self.queues.register_worker(event_name, unwrapped, group, **worker_options)
         try:
-            await self.groups.join(subscriber(event_name, group, retry))
+            await reached(self.client, self._log, partial(self.groups.join, subscriber(event_name, group, retry)))
         except BaseException:
             await self.queues.close_worker(event_name, group)
             raise

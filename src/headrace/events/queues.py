@@ -19,7 +19,7 @@ from headrace.client.queue import NewJob, Queue, State
 from headrace.commands.families import FamilyEntry, PushFamily
 from headrace.commands.jobs import PushEntry
 from headrace.durations import Duration
-from headrace.errors import ConnectionLost, InvalidCommand
+from headrace.errors import InvalidCommand
 from headrace.events.message import JOB_NAME
 from headrace.hooks import Hooks
 from headrace.propagation import Retry
@@ -28,7 +28,6 @@ from headrace.worker.worker import Worker
 
 DEFAULT_CONCURRENCY: Final = 10
 LEASE_SECONDS: Final = 5.0
-_READY_SECONDS: Final = 30.0
 
 JobHandler = Callable[[JobContext, "EventWorker"], Awaitable[Any]]
 
@@ -48,19 +47,18 @@ class EventWorker(Worker):
         super().__init__(client, queue, cast("Any", handler), run_in="loop", **options)
 
     async def start(self) -> None:
-        """Return when jobs can come."""
+        """Return when jobs can come; raise what ended it before."""
         await self.__aenter__()
         assert self._task is not None
         ready = asyncio.ensure_future(self.ready.wait())
         try:
-            await asyncio.wait((ready, self._task), timeout=_READY_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((ready, self._task), return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
             await self.close()
             raise
         if not ready.done():
             ready.cancel()
             await self.close()
-            raise ConnectionLost(f"the worker of {self.queues[0]} could not begin within {_READY_SECONDS:g} s")
 
     async def close(self) -> None:
         """Take no more events, let those that run end, give the rest back."""

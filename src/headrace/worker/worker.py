@@ -27,10 +27,11 @@ from msgspec import Raw
 
 from headrace.client.client import Client
 from headrace.client.line import mailbox_of
+from headrace.client.patience import AWAY, RETRY_SECONDS, Patience
 from headrace.client.payloads import encode_payload
 from headrace.commands.jobs import GroupPull
 from headrace.durations import Duration, seconds
-from headrace.errors import ClientError, HeadraceError, InvalidCommand, StorageUnavailable
+from headrace.errors import HeadraceError, InvalidCommand
 from headrace.ids import IdSource
 from headrace.signals import StopSignals
 from headrace.worker.attendant import Attendant, Figures, Holding
@@ -49,9 +50,6 @@ _CLEAN_UP_SECONDS: Final = 1.0
 """For handlers that were cancelled, to end by themselves."""
 _SHORTEST_LEASE: Final = 0.01
 _WATCH_EVERY: Final = 1.0
-_RETRY_START: Final = 1.0
-_TELL_AGAIN: Final = 30.0
-"""Seconds after which a worker logs again that it still waits for its server."""
 _STOPS: Final = (asyncio.CancelledError, JobCancelled)
 """What ends a handler that is stopped."""
 
@@ -254,20 +252,16 @@ class Worker:
 
     async def _reach_server(self, attendant: Attendant) -> bool:
         """A worker may be started before its server: it waits for it, and says so now and then."""
-        told, told_at = "", 0.0
+        patience = Patience(self._client, log)
         while not self._stopping.is_set():
             try:
                 await self._prepare()
                 await self._on_line(attendant.start)
                 return True
-            except (ClientError, StorageUnavailable) as error:
-                if self._client.is_closed:
-                    raise  # nobody will open it for a worker
-                if str(error) != told or time.monotonic() - told_at >= _TELL_AGAIN:
-                    told, told_at = str(error), time.monotonic()
-                    log.warning("%s; trying again every second", error)
+            except AWAY as error:
+                patience.bear(error)
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._stopping.wait(), _RETRY_START)
+                    await asyncio.wait_for(self._stopping.wait(), RETRY_SECONDS)
         return False
 
     async def _end(self) -> None:

@@ -22,12 +22,14 @@ import string
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, Protocol, TypeVar, Unpack, cast, overload
 
 from msgspec import structs
 
 from headrace.client.client import Client
 from headrace.client.options import RateLimit
+from headrace.client.patience import Starting, reached
 from headrace.client.queue import Queue
 from headrace.commands.flows import FlowFound, FlowGet, FlowList
 from headrace.connect import chosen_url, open_client, release_client
@@ -143,6 +145,7 @@ class Workflows:
         self._settings: dict[tuple[str, int], tuple[int, RateLimit | None]] = {}
         self._implementations: dict[tuple[str, int], Implementation] = {}
         self._parts: _Parts | None = None
+        self._starting = Starting("workflows")
         self._stopping: asyncio.Future[None] | None = None
         self.loop: asyncio.AbstractEventLoop | None = None
 
@@ -209,11 +212,14 @@ class Workflows:
         await self.stop()
 
     async def start(self) -> None:
-        """Connect, and return when the workers are ready. Does nothing when it runs already."""
+        """Connect, and return when the workers are ready. Does nothing when it runs already. A server that is not there
+        yet is waited for: that is logged, and ends with your cancellation or with `stop`."""
         if self._stopping is not None:
             await asyncio.shield(self._stopping)
-        if self._parts is not None:
-            return
+        if self._parts is None or self._starting.is_under_way:
+            await self._starting.join(self._start)
+
+    async def _start(self) -> None:
         for key, (definition, home) in self._homes.items():
             made = home if isinstance(home, Implementation) else Implementation.of(definition, home)
             self._implementations[key] = made
@@ -224,17 +230,18 @@ class Workflows:
         self._parts = parts = _Parts(client, ledger, self._watch_class(client, self._stall))
         self.loop = asyncio.get_running_loop()
         try:
-            await asyncio.wrap_future(client.connect())
+            await reached(client, self._log, lambda: asyncio.wrap_future(client.connect()))
             await self._start_workers(parts)
         except BaseException:
-            await self.stop()
+            await self._close(parts)
             raise
 
     async def _start_workers(self, parts: _Parts) -> None:
         for (workflow, version), (concurrency, limit) in self._settings.items():
             queue = workflow_queue(workflow, self._prefix, version)
             if limit is not None:
-                await self._queue_class(parts.client, steps_queue(queue)).limit_rate(limit)
+                steps = self._queue_class(parts.client, steps_queue(queue))
+                await reached(parts.client, self._log, partial(steps.limit_rate, limit))
             parts.step_workers.append(self._started(parts, steps_queue(queue), concurrency))
             parts.flow_workers.append(self._started(parts, queue, concurrency))
         await asyncio.gather(*map(_ready, parts.workers))
@@ -270,11 +277,19 @@ class Workflows:
         await asyncio.shield(self._stopping)
 
     async def _stop(self, parts: _Parts) -> None:
+        try:
+            await self._starting.stop()
+            if self._parts is parts:
+                await self._close(parts)
+        finally:
+            self._stopping = None
+
+    async def _close(self, parts: _Parts) -> None:
         for worker, _ in parts.workers:
             worker.stop_pulling()
         await _drained(parts.step_workers)
         await _drained(parts.flow_workers)
-        self._parts = self._stopping = self.loop = None
+        self._parts = self.loop = None
         parts.watch.stop()
         parts.ledger.stop()
         if (closing := release_client(parts.client)) is not None:

@@ -28,7 +28,7 @@ import msgspec
 from headrace.backends.base import Totals
 from headrace.backends.local import locks
 from headrace.backends.local.job import Job
-from headrace.errors import StorageUnavailable
+from headrace.errors import ConfigError, StorageUnavailable
 from headrace.model import DEFAULT_SETTINGS, EventName
 from headrace.states import State
 
@@ -96,6 +96,10 @@ _NO_COMPLETION: Final = (sys.maxsize, sys.maxsize, 0)
 
 class FileLocked(StorageUnavailable):
     """Another process owns the database file."""
+
+
+class WrongFile(StorageUnavailable, ConfigError):
+    """There can be no database at this path: waiting for it is in vain."""
 
 
 class Unreadable(StorageUnavailable):
@@ -167,17 +171,13 @@ class Journal:
         (tables,) = next(self.db.execute("SELECT count(*) FROM sqlite_master"))
         if tables and not version:
             self.close()
-            raise StorageUnavailable(f"{self.path} is the database of another program: name another file")
+            raise WrongFile(f"{self.path} is the database of another program: name another file")
 
     def _take_lock(self, path: Path) -> None:
         if path.is_dir():
-            raise StorageUnavailable(
-                f"cannot open {path}: it is a folder; name a file in it, such as {path / 'headrace.db'}"
-            )
+            raise WrongFile(f"cannot open {path}: it is a folder; name a file in it, such as {path / 'headrace.db'}")
         if not path.parent.is_dir():
-            raise StorageUnavailable(
-                f"cannot open {path}: there is no folder {path.parent}; make it first or name another file"
-            )
+            raise WrongFile(f"cannot open {path}: there is no folder {path.parent}; make it first or name another file")
         if not _size(path) and _size(wal := path.with_name(path.name + "-wal")):
             # SQLite would delete it.
             raise StorageUnavailable(
