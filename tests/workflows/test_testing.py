@@ -139,3 +139,26 @@ async def test_a_rehearsal_can_be_cancelled() -> None:
     rehearsal.cancel()
     with pytest.raises(asyncio.CancelledError):
         await rehearsal
+
+
+async def test_a_step_that_takes_longer_than_its_timeout_fails_as_in_production() -> None:
+    hasty = step("hasty", timeout=0.05)
+    hanging = workflow("hanging").step(charge).step(hasty).build()
+
+    async def hang(ctx: StepContext[Any]) -> None:
+        await asyncio.Event().wait()
+
+    report = await asyncio.wait_for(run_workflow(hanging, 5, fakes={charge: "charged", hasty: hang}), 10)
+    assert report.status is FlowStatus.FAILED
+    assert report.calls == ["charge", *["hasty"] * 3, "charge:rollback"]
+    assert "it ran longer than 0.05 s" in str(report.error)
+
+
+async def test_a_timeout_of_the_step_itself_is_not_taken_for_that_of_its_limit() -> None:
+    patient = step("patient", timeout=60)
+
+    async def hurried(ctx: StepContext[Any]) -> None:
+        raise TimeoutError("the bank did not answer")
+
+    report = await run_workflow(workflow("patience").step(patient).build(), fakes={patient: hurried})
+    assert "the bank did not answer" in str(report.error)

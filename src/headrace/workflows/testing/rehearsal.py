@@ -12,7 +12,7 @@ import inspect
 import itertools
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Final
 
 from msgspec import Raw, Struct
@@ -23,6 +23,7 @@ from headrace.model import FlowStatus
 from headrace.propagation import ErrorReport
 from headrace.tasks.arguments import fitted
 from headrace.worker.failures import UnrecoverableError, is_final
+from headrace.worker.processes import TimeLimitExceeded
 from headrace.workflows import machine
 from headrace.workflows.context import FlowLogger, Results, StepContext, encoded, signal_payload
 from headrace.workflows.definition import Step, WorkflowDefinition
@@ -68,7 +69,7 @@ async def run_workflow(
     results for single steps; a step with neither returns None, and has a rollback that does nothing. `fail` says how
     often a call fails before it succeeds (99: always), `kill_after` how often the worker dies when the call is made and
     nobody knows yet, so that it is made again. Calls are steps or names as in `Report.calls`. `signals` are given at
-    the beginning; `timeout` (s) is virtual.
+    the beginning; `timeout` (s) is virtual. The `timeout` of a step is real, as is the time that its code takes.
     """
     rehearsal = _Rehearsal(definition, data, code, _named(fakes), _named(fail), _named(kill_after), timeout)
     await rehearsal.play(signals or {})
@@ -173,7 +174,9 @@ class _Rehearsal:
             await self._call(job.step + ROLLBACK, known.rollback if known is not None else None, attempt)
             return machine.RollbackDone(job.step, attempt)
         given = self._fakes.get(job.step, None if known is None else known.handler)
-        value = await self._call(job.step, given, attempt)
+        planned = self._plan.step(job.step)
+        limit = None if planned is None or planned.timeout is None else planned.timeout / 1000
+        value = await _in_time(limit, self._call(job.step, given, attempt))
         result = encoded(value, self._definition.steps[job.step].result, f"result of step {job.step!r}")
         can_roll_back = known is None or known.rollback is not None
         return machine.StepDone(job.step, attempt, Body(result=result, can_roll_back=can_roll_back))
@@ -211,6 +214,18 @@ class _Rehearsal:
             meta={},
             log=FlowLogger(_log, {}),
         )
+
+
+async def _in_time(limit: float | None, call: Coroutine[Any, Any, Any]) -> Any:
+    """Code takes real time, so the limit of a step is real as well."""
+    deadline = asyncio.timeout(limit)
+    try:
+        async with deadline:
+            return await call
+    except TimeoutError:
+        if not deadline.expired():
+            raise  # the step's own
+        raise TimeLimitExceeded(f"it ran longer than {limit:g} s") from None
 
 
 def _is_cancelled() -> bool:
