@@ -50,6 +50,8 @@ _known: Final[WeakValueDictionary[_Key, Client]] = WeakValueDictionary()
 
 def chosen_url(url: str | None) -> str:
     """The URL, or the one that counts where none is given."""
+    if not isinstance(url, str | None):
+        raise ConfigError(f'a URL is a text, not {url!r}: that of a file is f"sqlite:///{{path}}"')
     return url or os.environ.get("HEADRACE_URL") or DEFAULT_URL
 
 

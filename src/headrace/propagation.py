@@ -210,11 +210,17 @@ class Retry:
     max_delay: Duration | None = None
 
     def __post_init__(self) -> None:
-        if self.attempts < 1:
-            raise InvalidCommand(f"Retry needs at least 1 attempt, not {self.attempts}")
+        if not isinstance(self.attempts, int) or self.attempts < 1:
+            raise InvalidCommand(f"Retry needs at least 1 attempt, not {self.attempts!r}")
         if self.backoff not in ("fixed", "exponential"):
             raise InvalidCommand(f"Retry knows the backoffs 'fixed' and 'exponential', not {self.backoff!r}")
         Backoff(self.backoff, self.delay, self.max_delay).wire()
+
+    @staticmethod
+    def check(given: object) -> None:
+        """Refuse what is given in place of one: 3 could be three attempts, or three more after the first."""
+        if not isinstance(given, Retry | None):
+            raise InvalidCommand(f"a retry is Retry(attempts, ...), not {given!r}")
 
     def options(self) -> Options:
         """The same as options of a job."""

@@ -89,6 +89,8 @@ class FlowVerbs(Shell, Generic[JobType]):
         return jobs
 
     def _id_of(self, flow: FlowJob) -> str:
+        if not isinstance(flow, FlowJob):
+            raise InvalidCommand(f"a flow is made of FlowJob(queue=..., name=..., children=[...]), not of {flow!r}")
         if given := flow.options.get("job_id"):
             return str(given)
         if self._ids is None:

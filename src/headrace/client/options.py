@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Final, Literal, TypedDict
+from typing import Any, Final, Literal, TypedDict, TypeVar
 
 from msgspec import Struct
 
 from headrace import model
+from headrace.client.job import JobVerbs
 from headrace.durations import Duration, milliseconds, moment_ms
 from headrace.errors import InvalidCommand
+
+T = TypeVar("T")
 
 
 class Backoff(Struct, frozen=True):
@@ -87,8 +90,9 @@ class Options(TypedDict, total=False):
     lifo: bool
     durable: bool
     """Acknowledge only when it is synced to disk: survives a power cut."""
-    depends_on: Sequence[str]
-    parent: str
+    depends_on: Sequence[str | JobVerbs[Any]]
+    """Jobs that have to end first, or their ids."""
+    parent: str | JobVerbs[Any]
     remove_on_complete: bool
     remove_on_fail: bool
     keep_logs: int
@@ -110,10 +114,18 @@ def _once(value: bool | Duration) -> float | None:
     return milliseconds(value, "once")
 
 
-def _texts(value: Sequence[str]) -> tuple[str, ...]:
-    if isinstance(value, str):
-        raise InvalidCommand(f"a list of texts is wanted, not the text {value!r}: write [{value!r}]")
+def _texts(value: Iterable[T]) -> tuple[T, ...]:
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        raise InvalidCommand(f"a list of texts is wanted, not {value!r}: write [{value!r}]")
     return tuple(value)
+
+
+def _ids(value: Sequence[str | JobVerbs[Any]]) -> tuple[str, ...]:
+    return tuple(map(_id, _texts([value] if isinstance(value, JobVerbs) else value)))
+
+
+def _id(value: str | JobVerbs[Any]) -> str:
+    return value.id if isinstance(value, JobVerbs) else value
 
 
 def _same(value: Any) -> Any:
@@ -135,8 +147,8 @@ _FIELDS: Final[Mapping[str, tuple[str, Callable[[Any], Any]]]] = {
     "tags": ("tags", _texts),
     "lifo": ("lifo", _same),
     "durable": ("durable", _same),
-    "depends_on": ("depends_on", _texts),
-    "parent": ("parent_id", str),
+    "depends_on": ("depends_on", _ids),
+    "parent": ("parent_id", _id),
     "remove_on_complete": ("remove_on_complete", _same),
     "remove_on_fail": ("remove_on_fail", _same),
     "keep_logs": ("keep_logs", _same),

@@ -61,6 +61,8 @@ class QueueVerbs(Shell, Generic[JobType]):
     _job_type: type[JobType]
 
     def __init__(self, client: Client, name: str, defaults: Options | None = None) -> None:
+        if not isinstance(client, Client):
+            raise InvalidCommand(f"a queue needs a client, as app.queue({name!r}) gives it, not {client!r}")
         super().__init__(client)
         self.name = name
         self.defaults: Options = defaults or {}

@@ -178,6 +178,7 @@ class Events:
         `on_success` and `on_error` are called at the end of an attempt; what they raise is logged and changes nothing.
         """
         known = self._known(definition)
+        Retry.check(retry)
         if group is not None and (not group or not group.replace("-", "").replace("_", "").isalnum()):
             raise InvalidCommand(f"group {group!r}: use letters, digits, dashes and underscores")
 

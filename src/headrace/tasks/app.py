@@ -73,6 +73,8 @@ class Flow(Struct, frozen=True):
     options: Options = {}
 
     def plan(self, app: Headrace) -> FlowJob:
+        if not isinstance(self.call, Signature):
+            raise InvalidCommand(f"a flow is made of calls, such as Flow(pack.s(order)), not of {self.call!r}")
         task = self.call.task
         _check_own(app, task)
         return FlowJob(
@@ -80,9 +82,13 @@ class Flow(Struct, frozen=True):
             name=task.name,
             data=self.call.data(),
             options={**task.app.options, **task.job_options, **self.options},
-            children=[(child if isinstance(child, Flow) else Flow(child)).plan(app) for child in self.children],
+            children=[_as_flow(child).plan(app) for child in self.children],
             on_failure=self.on_failure,
         )
+
+
+def _as_flow(given: Flow | Signature) -> Flow:
+    return given if isinstance(given, Flow) else Flow(given)
 
 
 class TaskDecorator:
@@ -201,6 +207,8 @@ class Headrace(AsyncShell):
             raise InvalidCommand("write @app.task() with parentheses, even if there is nothing in them")
 
         _check_options(options)
+        if not isinstance(rate_limit, RateLimit | None):
+            raise InvalidCommand(f"rate_limit is a RateLimit, such as RateLimit(100, per='1s'), not {rate_limit!r}")
 
         def make(function: Callable[..., Any]) -> AnyTask:
             if not callable(function) or not hasattr(function, "__qualname__"):
@@ -281,7 +289,7 @@ class Headrace(AsyncShell):
 
     async def enqueue_flow(self, flow: Flow) -> FlowTree[Job[Any]]:
         """Add a tree of calls atomically; a parent runs when its children have ended."""
-        return await self.flows.add(flow.plan(self))
+        return await self.flows.add(_as_flow(flow).plan(self))
 
     def events(self, queue: str | None = None) -> QueueEvents:
         """`async with app.events("emails") as events: async for event in events: ...`"""
@@ -463,7 +471,7 @@ class SyncHeadrace(SyncShell):
 
     def enqueue_flow(self, flow: Flow) -> FlowTree[SyncJob[Any]]:
         """Add a tree of calls atomically; a parent runs when its children have ended."""
-        return self.flows.add(flow.plan(self._app))
+        return self.flows.add(_as_flow(flow).plan(self._app))
 
     def queues(self) -> list[QueueLine]:
         """All queues, with their figures."""

@@ -26,6 +26,8 @@ RunIn = Literal["loop", "thread", "process"]
 
 def place_of(function: Any, run_in: RunIn | None) -> RunIn:
     """Where a function runs: where it is told to, else a coroutine function on the loop and any other in a thread."""
+    if not callable(function):
+        raise InvalidCommand(f"a handler is a function, not {function!r}")
     is_async = inspect.iscoroutinefunction(function)
     name = getattr(function, "__name__", function)
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):

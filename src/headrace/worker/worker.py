@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -78,8 +78,10 @@ class Worker:
         stop: what runs then still is given back at once. With `batch` the handler gets up to so many jobs in a list.
         `fair` serves the groups of a queue in turn, each with at most `group_concurrency` jobs at once.
         """
-        self.queues = [queues] if isinstance(queues, str) else list(queues)
-        if not self.queues or concurrency < 1:
+        if not isinstance(client, Client):
+            raise InvalidCommand(f"a worker needs a client, such as app.client, not {client!r}")
+        self.queues = [queues] if isinstance(queues, str) else list(_names(queues))
+        if not self.queues or not isinstance(concurrency, int) or concurrency < 1:
             raise InvalidCommand("a worker needs at least one queue and a concurrency of at least 1")
         if group_concurrency is not None and group_concurrency < 1:
             raise InvalidCommand(f"group_concurrency has to be at least 1, not {group_concurrency}")
@@ -610,3 +612,9 @@ def _leave_signals_to_parent() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_hold_signals, after_in_parent=_release_signals, after_in_child=_leave_signals_to_parent)
+
+
+def _names(queues: Sequence[str]) -> Sequence[str]:
+    if not isinstance(queues, Iterable) or not all(isinstance(name, str) for name in queues):
+        raise InvalidCommand(f"a worker needs the names of its queues, not {queues!r}")
+    return queues

@@ -101,6 +101,8 @@ def step(
     rollback_retry: Retry | None = None,
 ) -> Step[Any]:
     """A step of a workflow; what is not given here is the provider's default."""
+    Retry.check(retry)
+    Retry.check(rollback_retry)
     return Step(name, result, retry, timeout, rollback_retry)
 
 

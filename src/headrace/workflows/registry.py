@@ -117,7 +117,8 @@ class Implementation:
             if wrong:
                 raise InvalidCommand(f"the code of step {name!r} of workflow {definition.name!r} is none: {wrong[0]!r}")
         for code in (*(code for roles in found.values() for code in roles.values()), on_complete, on_error):
-            place_of(code, None)  # a rollback that is a generator would be taken for done without having run
+            if code is not None:
+                place_of(code, None)  # a rollback that is a generator would be taken for done without having run
         steps = {name: RegisteredStep(found[name]["execute"], found[name].get("rollback")) for name in wanted}
         return cls(definition, steps, on_complete, on_error)
 
