@@ -51,8 +51,10 @@ class ValkeyServer:
     def _answers(self) -> bool:
         assert self.process is not None
         assert self.process.poll() is None, f"it ended: {(self.folder / 'server.log').read_text()[-2000:]}"
+        client = self.client()
         try:
-            return bool(self.client().ping())
+            # Not that of another, who took the port a moment before: ours is about to end then, and its log says why.
+            return bool(client.ping()) and client.info("server")["process_id"] == self.process.pid
         except (valkey.ConnectionError, valkey.BusyLoadingError):
             return False
 

@@ -176,3 +176,13 @@ async def test_waiting_for_valkey_has_an_end() -> None:
     async with asyncio.timeout(20):
         with pytest.raises(StorageUnavailable, match="cannot be reached"):
             await backend.wait_for_server(0.2)
+
+
+def test_a_test_is_never_given_the_server_of_another_that_took_its_port(tmp_path: Path) -> None:
+    """Two clusters would give one node its place twice: `Node config epoch is already non-zero`."""
+    with (
+        ValkeyServer(tmp_path / "other") as other,
+        pytest.raises(AssertionError, match="Address already in use"),
+        ValkeyServer(tmp_path / "late", port=other.port),
+    ):
+        raise AssertionError("it took the other's for its own")
