@@ -597,7 +597,7 @@ def _settings(quick: int, full: int) -> settings:
 pytestmark = pytest.mark.timeout(scaled(600, 1_800))
 
 TestSqlite = Machine.TestCase
-TestSqlite.settings = _settings(200, 1000)
+TestSqlite.settings = _settings(120, 1000)
 TestMemory = MemoryMachine.TestCase
 TestMemory.settings = _settings(100, 500)
 TestValkey = ValkeyMachine.TestCase
