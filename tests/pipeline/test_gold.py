@@ -173,26 +173,17 @@ def test_facts_since_a_date_equal_the_same_dates_of_all_facts(spark: SparkSessio
     assert expected
 
 
-def test_facts_taken_over_equal_those_made_anew(spark: SparkSession) -> None:
-    from pyspark.sql import functions as f
-
+def test_minutes_of_workers_taken_over_equal_those_made_anew(spark: SparkSession) -> None:
+    """Also of attempts across the border. That facts of queues are taken over rightly is told in test_odd_lakes."""
     from headrace.pipeline import gold
 
     noon, chance = START.replace(hour=12, minute=0), random.Random(7)
-    midnight = noon.replace(hour=0)
-    jobs, tries = [], []
+    tries = []
     for n in range(180):  # one every 40 seconds from 11:00 to 13:00
         begin = noon + timedelta(seconds=40 * n - 3600)
         end = begin + timedelta(seconds=chance.randint(1, 200))
-        jobs.append({**job("q", n, n * 7 % 101), "added_at": begin, "first_active_at": begin, "finished_at": end})
         tries.append({**attempt(f"w{n % 2}", n, n + n * 13 % 97), "started_at": begin, "ended_at": end})
-    earlier = rows(spark, JOBS, jobs[:90]), rows(spark, ATTEMPTS, tries[:90])
-    everything = rows(spark, JOBS, jobs), rows(spark, ATTEMPTS, tries)
-
-    made = gold.Made(gold.queue_facts(*earlier).where(f.col("unit") != "day"), noon)
-    taken_over = gold.queue_facts(*everything, since=midnight, made=made)
-    assert {*map(repr, taken_over.collect())} == {*map(repr, gold.queue_facts(*everything).collect())}
-
-    made = gold.Made(gold.worker_facts(earlier[1]), noon)
-    taken_over = gold.worker_facts(everything[1], since=midnight, made=made)
-    assert {*map(repr, taken_over.collect())} == {*map(repr, gold.worker_facts(everything[1]).collect())}
+    made = gold.Made(gold.worker_facts(rows(spark, ATTEMPTS, tries[:90])), noon)
+    everything = rows(spark, ATTEMPTS, tries)
+    taken_over = gold.worker_facts(everything, since=noon.replace(hour=0), made=made)
+    assert {*map(repr, taken_over.collect())} == {*map(repr, gold.worker_facts(everything).collect())}
