@@ -17,18 +17,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def test_the_server_keeps_events_for_each_lake_by_itself(spark: SparkSession, tmp_path: Path) -> None:
-    lakes = Lake(tmp_path / "first"), Lake(tmp_path / "second")
-    with ServerProcess(tmp_path / "headrace.db", "--capture", str(tmp_path / "log")) as server:
-        source = {"url": f"headrace://127.0.0.1:{server.port}", "maxEventsPerTrigger": "2"}
-        with server.client() as client:
-            for _ in range(4):
-                push(client, "q")
-            for lake in lakes:
-                runs.ingest(spark, lake, source)
-            assert set(client.ok("EventSegments")["positions"]) == {lake.consumer() for lake in lakes}
-
-
 def test_the_name_of_a_lake_is_its_own_and_stays(tmp_path: Path) -> None:
     lake, other = Lake(tmp_path / "lake"), Lake(tmp_path / "other")
     name = lake.consumer()
