@@ -27,8 +27,10 @@ QUICK_SPARK: Final = {
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.python.sql.dataFrameDebugging.enabled": "false",
 }
-"""Of a handful of rows, planning anew and compiling cost more than they save."""
+"""Of a handful of rows, planning anew and compiling cost more than they save. So does telling Java for every column
+which line of Python made it, for the text of an error: commands show one line of it."""
 _LOGGING: Final = Path(__file__).with_name("log4j2.properties")
 
 
