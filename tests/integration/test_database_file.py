@@ -91,7 +91,7 @@ def test_a_file_that_is_no_database_is_refused_by_name(tmp_path: Path) -> None:
 def test_a_folder_that_is_not_there_is_refused_by_name(tmp_path: Path) -> None:
     path = tmp_path / "nowhere" / "jobs.db"
     refused = headrace("serve", "--tcp-port", "0", "--http-port", "0", "--data-path", str(path))
-    assert refused.returncode == 1
+    assert refused.returncode == 2
     assert str(path.parent) in refused.stderr
     assert "Traceback" not in refused.stderr
 

@@ -34,7 +34,7 @@ def leave_word(job: JobContext) -> str:
 
 
 def say_odd_things(job: JobContext) -> int:
-    job.log("lost", "warning")  # type: ignore[arg-type]
+    job.log("lost", 5)  # type: ignore[arg-type]
     job.progress("half")  # type: ignore[arg-type]
     job.log(str(job.data))
     return int(job.data)

@@ -97,7 +97,7 @@ async def test_a_log_line_that_is_refused_is_told_where_the_worker_runs(
     app: Headrace, queue: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def handle(job: JobContext) -> None:
-        job.log("opened", "warning")  # type: ignore[arg-type]
+        job.log("opened", 5)  # type: ignore[arg-type]
 
     async with Worker(app.client, queue, handle):
         assert await (await app.queue().add("j")).wait(timeout=10)
