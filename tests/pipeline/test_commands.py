@@ -202,7 +202,11 @@ def test_a_log_that_ends_before_what_was_read_of_it_is_another_one(tmp_path: Pat
         client.ok("PUSH", queue="q", data={})
         epoch = client.ok("EventSegments")["epoch"]
         lake = lake_that_read(20, tmp_path, epoch)
-        problem = status_of(lake, {"url": f"headrace://127.0.0.1:{server.port}"}).problem
+        source = {"url": f"headrace://127.0.0.1:{server.port}"}
+        problem = status_of(lake, source).problem
+        replaced = status_of(lake_that_read(20, tmp_path / "older", epoch - 1), source).problem
+    assert replaced is not None
+    assert f"event 20 of epoch {epoch - 1} was read, but this event log begins with another epoch" in replaced
     assert problem == (
         f"the server's event log ends with event 1 of epoch {epoch}, but event 20 of epoch {epoch} was read from it: "
         "it is the log of another database, or an older copy of that log; begin another lake"

@@ -229,22 +229,25 @@ def test_a_stream_registers_with_no_server_whose_log_is_another(tmp_path: Path) 
         assert positions(server) == {}
 
 
-def test_a_stream_reads_a_log_that_replaced_another_from_its_start(tmp_path: Path) -> None:
+def test_a_log_that_replaced_another_is_refused_or_read_from_its_start(tmp_path: Path) -> None:
     """Also when it has grown past what was read of the one before."""
     from pyspark.sql.streaming.datasource import ReadAllAvailable
 
     from headrace.pipeline.stream import EventsStreamReader
 
     with ServerProcess(tmp_path / "h.db") as server:
-        options = Options.parse({"url": f"headrace://127.0.0.1:{server.port}", "consumer": "lake"})
+        source = {"url": f"headrace://127.0.0.1:{server.port}", "consumer": "lake"}
         push(server, 5)
         read = newest(server)
         server.stop()
         for path in tmp_path.glob("h.db*"):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
         server.start()
+        assert EventsStreamReader(Options.parse(source)).latestOffset(to_offset(read), ReadAllAvailable())
         push(server, 12)
-        reader = EventsStreamReader(options)
+        with pytest.raises(EventsLost, match=f"event 5 of epoch {read.epoch} was read, .* another database"):
+            EventsStreamReader(Options.parse(source)).latestOffset(to_offset(read), ReadAllAvailable())
+        reader = EventsStreamReader(Options.parse(source | {"failOnDataLoss": "false"}))
         end = reader.latestOffset(to_offset(read), ReadAllAvailable())
         planned = reader.partitions(to_offset(read), end)
         found = [row for part in planned for batch in reader.read(part) for row in batch.to_pylist()]

@@ -54,7 +54,11 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     ingest.add_argument(
         "--max-events", metavar="N", type=_at_least_one, default=_MAX_EVENTS, help=f"per batch (default: {_MAX_EVENTS})"
     )
-    ingest.add_argument("--accept-loss", action="store_true", help="continue past events that are no longer kept")
+    ingest.add_argument(
+        "--accept-loss",
+        action="store_true",
+        help="continue past events that are no longer kept, or with the log of another database",
+    )
     _add_dry_run(ingest)
     silver = _job(jobs, "silver", _facts, "derive jobs and attempts from what was ingested since the last run")
     _add_facts(silver, "silver")

@@ -293,12 +293,20 @@ def farthest(
 
 
 def check_kept(window: EventWindow, start: Position, *, fail: bool) -> None:
-    """Refuse to go on behind events that were dropped before they were read, if so wanted."""
-    is_new = start == BEGINNING
-    if fail and not is_new and window.oldest > start.seq + 1 and window.newest > start:
+    """Refuse to go on behind events that were dropped before they were read, or in another log, if so wanted."""
+    if not fail or start == BEGINNING or window.newest <= start:
+        return
+    if any(segment.first == 1 and segment.epoch > start.epoch for segment in window.segments):
+        raise EventsLost(
+            f"event {start.seq:,} of epoch {start.epoch} was read, but this event log begins with another epoch: it is "
+            "that of another database. Begin another lake, or set failOnDataLoss to false (--accept-loss) to go on "
+            "with this log."
+        )
+    if window.oldest > start.seq + 1:
         raise EventsLost(
             f"events {start.seq + 1}..{window.oldest - 1} were dropped before they were read. Set failOnDataLoss to "
-            "false to go on without them, or have more kept: --capture-max-bytes, or a registered consumer."
+            "false (--accept-loss) to go on without them, or have more kept: --capture-max-bytes, or a registered "
+            "consumer."
         )
 
 

@@ -10,7 +10,7 @@ import msgspec
 
 from headrace.errors import HeadraceError
 from headrace.notation import counted
-from headrace.pipeline.eventsource import BEGINNING, Position, open_source, slices_between
+from headrace.pipeline.eventsource import BEGINNING, Position, check_kept, open_source, slices_between
 from headrace.pipeline.lake import Lake
 from headrace.pipeline.options import Options, from_offset
 
@@ -40,6 +40,7 @@ def status_of(lake: Lake, source: dict[str, str]) -> Status:
     found = Status(str(lake.root), batches, pending, pointer.run, pointer.facts_due, reached.epoch, reached.seq)
     try:
         window = open_source(Options.parse(source), _PATIENCE_S).window(reached)
+        check_kept(window, reached, fail=True)
     except HeadraceError as error:
         found.problem = str(error)
     else:
