@@ -24,7 +24,7 @@ from headrace.events.message import JOB_NAME
 from headrace.hooks import Hooks
 from headrace.propagation import Retry
 from headrace.worker.context import JobContext, RunIn
-from headrace.worker.worker import Worker
+from headrace.worker.worker import Worker, until_ready
 
 DEFAULT_CONCURRENCY: Final = 10
 LEASE_SECONDS: Final = 5.0
@@ -50,15 +50,11 @@ class EventWorker(Worker):
         """Return when jobs can come; raise what ended it before."""
         await self.__aenter__()
         assert self._task is not None
-        ready = asyncio.ensure_future(self.ready.wait())
         try:
-            await asyncio.wait((ready, self._task), return_when=asyncio.FIRST_COMPLETED)
+            await until_ready(self, self._task)
         except asyncio.CancelledError:
             await self.close()
             raise
-        if not ready.done():
-            ready.cancel()
-            await self.close()
 
     async def close(self) -> None:
         """Take no more events, let those that run end, give the rest back."""

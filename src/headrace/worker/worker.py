@@ -512,6 +512,17 @@ class Worker:
         return sorted({f"{context.queue}:{context.name}" for context in chosen})
 
 
+async def until_ready(worker: Worker, life: asyncio.Task[None]) -> None:
+    """Return when it takes jobs; raise what ended `life`, the task that runs it, before."""
+    ready = asyncio.ensure_future(worker.ready.wait())
+    try:
+        await asyncio.wait((ready, life), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        ready.cancel()
+    if life.done():
+        await life
+
+
 def _watch(
     loop: asyncio.AbstractEventLoop, thread: int, ended: threading.Event, names: Callable[[], list[str]]
 ) -> None:

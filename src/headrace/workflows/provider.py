@@ -38,6 +38,7 @@ from headrace.errors import ConnectionLost, InvalidCommand, ProviderStoppedError
 from headrace.hooks import Hooks
 from headrace.model import Flow, FlowStatus
 from headrace.propagation import Retry, capture, carried
+from headrace.worker.worker import until_ready
 from headrace.workflows.context import encoded
 from headrace.workflows.definition import WorkflowDefinition
 from headrace.workflows.handle import FlowHandle
@@ -244,7 +245,7 @@ class Workflows:
                 await reached(parts.client, self._log, partial(steps.limit_rate, limit))
             parts.step_workers.append(self._started(parts, steps_queue(queue), concurrency))
             parts.flow_workers.append(self._started(parts, queue, concurrency))
-        await asyncio.gather(*map(_ready, parts.workers))
+        await asyncio.gather(*(until_ready(worker, life) for worker, life in parts.workers))
 
     def _started(self, parts: _Parts, queue: str, concurrency: int) -> Running:
         worker = self._worker_class(
@@ -421,16 +422,6 @@ class Workflows:
         if revision is None:
             return await self.look(flow_id)
         return await self._running().watch.wait_change(flow_id, revision, after)
-
-
-async def _ready(running: Running) -> None:
-    """Return when the worker takes jobs; raise what ended it before."""
-    worker, task = running
-    ready = asyncio.ensure_future(worker.ready.wait())
-    await asyncio.wait((ready, task), return_when=asyncio.FIRST_COMPLETED)
-    if not ready.done():
-        ready.cancel()
-        await task
 
 
 async def _drained(workers: list[Running]) -> None:
