@@ -875,13 +875,6 @@ def test_the_oldest_segments_go_when_the_log_is_too_large(tmp_path: Path) -> Non
     assert (again.problems, again.gap, again.first_seq) == ([], None, log.first_seq)
 
 
-def test_old_segments_go_by_age(tmp_path: Path) -> None:
-    log = open_log(tmp_path, 0, limits=LogLimits(keep_ms=25))
-    fill(log, 10)  # one ms per event; the last block begins at 1091
-    assert log.first_seq == 71
-    assert seqs(log) == list(range(71, 101))
-
-
 def test_capture_keeps_everything_up_to_the_cap(tmp_path: Path) -> None:
     limit = one_segment(tmp_path) * 3 + 100
     log = open_log(tmp_path / "all", 0, limits=LogLimits(keep_bytes=None, cap_bytes=None))

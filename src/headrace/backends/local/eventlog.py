@@ -51,13 +51,12 @@ UNREADABLE_POSITIONS: Final = "(unreadable positions.json)"
 class LogLimits(msgspec.Struct, frozen=True):
     """How large the log may get. The default is small and bounded; capture sets keep_bytes=None.
 
-    `keep_bytes` and `keep_ms` respect registered consumer positions, `cap_bytes` does not.
+    `keep_bytes` respects registered consumer positions, `cap_bytes` does not.
     """
 
     segment_bytes: int = 64 * MIB  # raw
     segment_ms: int = 60_000
     keep_bytes: int | None = 256 * MIB  # all sealed files together, compressed
-    keep_ms: int | None = None
     cap_bytes: int | None = 1024 * MIB
     max_events: int = 100_000  # MemoryLog only
 
@@ -437,14 +436,13 @@ class EventLog:
 
     def _excess(self) -> tuple[int, int]:
         """How many of the oldest segments must go, and the last seq that only the cap drove out (or 0)."""
-        limits, newest = self.limits, self._open.max_ts or self._newest_sealed_ts()
+        limits = self.limits
         lowest = min(self._positions.values(), default=None)
         total = sum(sealed.file_bytes for sealed in self._sealed)
         count = capped_to = 0
         for sealed in self._sealed:
             is_over = limits.keep_bytes is not None and total > limits.keep_bytes
-            is_old = limits.keep_ms is not None and sealed.max_ts < newest - limits.keep_ms
-            is_free = (is_over or is_old) and (lowest is None or sealed.last <= lowest)
+            is_free = is_over and (lowest is None or sealed.last <= lowest)
             is_capped = limits.cap_bytes is not None and total > limits.cap_bytes
             if not is_free and not is_capped:
                 break
@@ -452,9 +450,6 @@ class EventLog:
             total -= sealed.file_bytes
             count += 1
         return count, capped_to
-
-    def _newest_sealed_ts(self) -> int:
-        return self._sealed[-1].max_ts if self._sealed else 0
 
     def _drop_oldest(self, count: int) -> None:
         """Delist, then delete: a listed file that is missing must mean that something went wrong."""
