@@ -55,7 +55,7 @@ class Rig:
             self.engine.settle()
 
     async def push(self) -> str:
-        job = await self.engine.push("q", PushEntry(data=Raw(b"\xc0")))
+        job = await self.backend.insert_one("q", PushEntry(data=Raw(b"\xc0")))
         self.engine.settle()
         return job
 

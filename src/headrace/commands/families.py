@@ -170,7 +170,7 @@ class PushFamily(Command[PushedFamily], tag="PUSHF"):
     async def run(self, engine: Engine, peer: Peer) -> PushedFamily:
         check_family(self.jobs)
         nodes = [FamilyNode(entry.id, entry.queue, entry.input) for entry in self.jobs]
-        return PushedFamily(data=FamilyJobs(await engine.push_family(nodes)))
+        return PushedFamily(data=FamilyJobs(await engine.backend.insert_family(nodes)))
 
 
 # -- links and outcomes --------------------------------------------------------------------------------------

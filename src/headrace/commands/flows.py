@@ -175,7 +175,7 @@ async def _request(engine: Engine, flow_id: str, name: str, told: Mapping[str, o
         remove_on_fail=True,
     )
     check_options(request)
-    await engine.push(flow.queue, request)
+    await engine.backend.insert_one(flow.queue, request)
     return FlowChanged(flow=flow)
 
 

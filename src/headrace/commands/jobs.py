@@ -239,7 +239,7 @@ class Push(JobOptions, tag_field="cmd", tag="PUSH", kw_only=True):
         if needs_check(self):
             check_options(self)
             await check_group_room(engine, self.queue, (self,))
-        return Pushed(id=await engine.push(self.queue, self))
+        return Pushed(id=await engine.backend.insert_one(self.queue, self))
 
     @staticmethod
     async def together(commands: Sequence[Push], engine: Engine, peer: Peer) -> BurstReplies:
@@ -297,7 +297,7 @@ class PushBatch(Command[PushedBatch], tag="PUSHB"):
         if batch_needs_check(self.jobs):
             check_batch(self.jobs)
             await check_group_room(engine, self.queue, self.jobs)
-        return PushedBatch(ids=await engine.push_many(self.queue, self.jobs))
+        return PushedBatch(ids=await engine.backend.insert(self.queue, self.jobs))
 
 
 # -- handing out ---------------------------------------------------------------------------------------------

@@ -15,10 +15,8 @@ import logging
 from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from msgspec import Raw
-
 from headrace.addresses import DEFAULT_RULES, UrlRules
-from headrace.backends.base import JOB_ENDS, Claim, Demand, FamilyNode, Outcome
+from headrace.backends.base import JOB_ENDS, Claim, Demand, Outcome
 from headrace.backends.local.slices import run_now
 from headrace.clock import Clock
 from headrace.engine.brokers import Brokers
@@ -30,7 +28,7 @@ from headrace.engine.peer import Peer
 from headrace.engine.waiters import Waiters
 from headrace.engine.workers import WorkerRegistry
 from headrace.errors import HeadraceError, NotAuthenticated, StorageUnavailable
-from headrace.model import EVENT_WORDS, EVERY_QUEUE, Event, JobSpec
+from headrace.model import EVENT_WORDS, EVERY_QUEUE, Event
 
 if TYPE_CHECKING:
     from headrace.backends import AnyBackend
@@ -145,16 +143,7 @@ class Engine:
         elif error is not None:
             log.error("work in the background failed", exc_info=error)
 
-    # -- pushing and pulling -------------------------------------------------------------------------------------------
-
-    def push(self, queue: str, spec: JobSpec) -> Coroutine[Any, Any, str]:
-        return self.backend.insert_one(queue, spec)
-
-    def push_many(self, queue: str, specs: Sequence[JobSpec]) -> Coroutine[Any, Any, list[str]]:
-        return self.backend.insert(queue, specs)
-
-    async def push_family(self, nodes: Sequence[FamilyNode]) -> list[Raw]:
-        return await self.backend.insert_family(nodes)
+    # -- pulling and waiting -------------------------------------------------------------------------------------------
 
     async def pull(self, queue: str, demand: Demand, timeout_ms: float) -> list[Claim]:
         """Jobs, or [] when none came within `timeout_ms`. Parked pulls are served in the order in which they came."""
