@@ -23,7 +23,7 @@ from headrace.errors import (
     Refused,
     StorageUnavailable,
 )
-from headrace.model import MAX_FRAME_BYTES, MAX_OUTBOX_BYTES, Event
+from headrace.model import MAX_FRAME_BYTES, MAX_OUTBOX_BYTES
 from headrace.server.driving import Driver
 from headrace.server.exchange import Request, Response, TooLarge, error_response, reply_response
 from headrace.server.routes import BadRequest, Endpoint, build
@@ -227,11 +227,6 @@ class HttpSession(Driver[Request]):
     def spoil(self, error: StorageUnavailable) -> None:
         spoilt = error_response(error)
         self._out = [(request, spoilt if response.is_of_command else response) for request, response in self._out]
-
-    # -- as a peer of the engine ---------------------------------------------------------------------------------------
-
-    def deliver(self, event: Event, body: bytes | None) -> None:
-        raise NotImplementedError
 
     def close(self) -> None:
         self.is_closing = True
