@@ -162,9 +162,7 @@ class Hub:
 
     def _wants_any(self, events: list[Event]) -> bool:
         """Most pages want snapshots alone: then nothing is made of the events."""
-        pairs = {(live_name(event.event), event.queue) for event in events}
-        choices = {choice for groups in self._listeners.values() for choice in groups}
-        return any(choice.wants(name, queue) for choice in choices for name, queue in pairs)
+        return any(self._wants(*pair) for pair in {(live_name(event.event), event.queue) for event in events})
 
     async def _tell_counts(self) -> None:
         now = self._engine.clock.now_ms()
