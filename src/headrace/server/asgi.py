@@ -214,8 +214,7 @@ class AsgiConnection:
     def close(self) -> None:
         if self._takeover is not None:
             self._takeover.close()
-        if self.transport is not None:
-            self.transport.close()
+        self.hang_up()
 
     def hang_up(self) -> None:
         if self.transport is not None:
