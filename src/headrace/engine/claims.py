@@ -47,11 +47,7 @@ class ClaimLoops:
                     break
         finally:
             self._running.discard(queue)
-            self._end_tick()
-
-    def _end_tick(self) -> None:
-        """A claim without jobs may have learned when the next one is due: the timer has to hear of it."""
-        self._backend.on_wake()
+            self._backend.on_wake()  # a claim without jobs may have learned when the next one is due
 
     async def _serve(self, queue: str) -> None:
         for waiter in self._waiters.parked_pulls(queue):
