@@ -159,13 +159,13 @@ def fields_of(struct: type) -> dict[str, inspect.Type]:
 
 
 class _Named(Struct):
-    queue: QueueName
+    queue: QueueName | None = None
 
 
-def checked_queue(name: str) -> str:
-    """The name of a queue in a path that leads to no command; BadRequest when it cannot be one."""
+def queue_in(parameters: dict[str, str]) -> str | None:
+    """The queue in a path that leads to no command, if it names one; BadRequest when it cannot be one."""
     try:
-        return msgspec.convert({"queue": name}, _Named).queue
+        return msgspec.convert(parameters, _Named).queue
     except msgspec.ValidationError:
         raise BadRequest("Queue name contains invalid characters") from None
 

@@ -17,7 +17,7 @@ import msgspec
 from headrace.server.exchange import NO_STORE, Request, Response
 from headrace.server.live import MAX_UNREAD, Happening, Hub, Position
 from headrace.server.projections import Choice, is_pattern
-from headrace.server.routes import BadRequest, TooMany, checked_queue
+from headrace.server.routes import BadRequest, TooMany, queue_in
 
 if TYPE_CHECKING:
     from headrace.server.httpsession import Carrier, HttpSession, Takeover
@@ -71,9 +71,7 @@ class EventStreams:
 
 
 def _read_query(request: Request) -> tuple[Choice, str]:
-    queue = request.parameters.get("queue")
-    if queue is not None:
-        checked_queue(queue)
+    queue = queue_in(request.parameters)
     patterns: list[str] = []
     last_id = ""
     for name, value in parse_qsl(request.query, keep_blank_values=True):

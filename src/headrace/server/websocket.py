@@ -31,7 +31,7 @@ from headrace.server.exchange import Request, Response
 from headrace.server.jsonwire import InvalidJson, from_json, packed_to_json
 from headrace.server.live import MAX_UNREAD, Happening, Hub
 from headrace.server.projections import NOTHING, Choice, live_name
-from headrace.server.routes import BadRequest, TooMany, checked_queue
+from headrace.server.routes import BadRequest, TooMany, queue_in
 from headrace.server.session import MAX_BACKLOG, Session
 from headrace.server.sse import check_patterns
 from headrace.server.ticker import Parcels, Release
@@ -104,9 +104,7 @@ class Sockets:
         return len(self._peers)
 
     def serve(self, session: HttpSession, request: Request) -> Response:
-        queue = request.parameters.get("queue")
-        if queue is not None:
-            checked_queue(queue)
+        queue = queue_in(request.parameters)
         accept = _accept(request)
         if len(self._peers) >= self._most:
             raise TooMany("Too many WebSocket connections")
