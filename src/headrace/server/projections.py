@@ -118,10 +118,16 @@ _LIVE_NAMES: Final = {
     "gap": "server:gap",
     **{word: word.replace("-", ":", 1) for word in EVENT_WORDS.values() if word.startswith("flow-")},
 }
+
+
+def live_name(word: str) -> str:
+    return _LIVE_NAMES.get(word) or f"job:{word}"
+
+
 SNAPSHOTS: Final = ("queue:counts", "stats:snapshot", "health:status", "storage:status")
 """What is no event of the log but a picture of the moment, made while somebody looks."""
 
-LIVE_NAMES: Final = frozenset([_LIVE_NAMES.get(word, f"job:{word}") for word in EVENT_WORDS.values()] + list(SNAPSHOTS))
+LIVE_NAMES: Final = frozenset((*map(live_name, EVENT_WORDS.values()), *SNAPSHOTS))
 FAMILIES: Final = frozenset(
     (
         "job", "queue", "dlq", "flow", "cron", "worker", "ratelimit", "concurrency", "webhook", "batch", "client",
@@ -152,10 +158,6 @@ _UNTOLD: Final = {
 }
 UNTOLD_NAMES: Final = frozenset(f"{family}:{word}" for family, words in _UNTOLD.items() for word in words.split())
 """Names of the protocol of which this server tells nothing: who asks for them among others must not get nothing."""
-
-
-def live_name(word: str) -> str:
-    return _LIVE_NAMES.get(word) or f"job:{word}"
 
 
 def is_pattern(text: str) -> bool:
