@@ -42,7 +42,6 @@ class Connection(asyncio.Protocol):
         self.session: Session
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport) or hasattr(transport, "write")
         self.transport = transport  # type: ignore[assignment]
         server = self._server
         peer = transport.get_extra_info("peername")
