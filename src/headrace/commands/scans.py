@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from msgspec import UNSET, Meta, Raw, UnsetType
 
-from headrace.backends.base import DeadLetter, JobScan, ResultRow, ScanPage
+from headrace.backends.base import DeadLetter, JobScan, ResultRow
 from headrace.commands._base import Command, Flag, Reply, command
 from headrace.commands.eventlog import Seq
-from headrace.model import MAX_SAFE_INTEGER, QueueName, ShortText
+from headrace.model import MAX_SAFE_INTEGER, QueueName, ShortText, optional
 
 if TYPE_CHECKING:
     from headrace.engine.engine import Engine
@@ -31,10 +31,6 @@ class Scan(Command[Any], tag=False, kw_only=True):
 
     def wanted(self, states: tuple[str, ...] = ()) -> JobScan:
         return JobScan(self.queue, states, self.after, self.until, self.limit)
-
-
-def _next(page: ScanPage) -> int | UnsetType:
-    return UNSET if page.next is None else page.next
 
 
 class Scanned(Reply):
@@ -57,7 +53,7 @@ class ScanJobs(Scan, tag_field="cmd", tag="ScanJobs"):
 
     async def run(self, engine: Engine, peer: Peer) -> ScannedJobs:
         page = await engine.backend.scan_jobs(self.wanted((self.state,) if self.state else ()))
-        return ScannedJobs(jobs=page.rows, newest=page.newest, oldest=page.oldest, next=_next(page))
+        return ScannedJobs(jobs=page.rows, newest=page.newest, oldest=page.oldest, next=optional(page.next))
 
 
 class ScannedResults(Scanned, kw_only=True):
@@ -70,7 +66,7 @@ class ScanResults(Scan, tag_field="cmd", tag="ScanResults"):
 
     async def run(self, engine: Engine, peer: Peer) -> ScannedResults:
         page = await engine.backend.scan_results(self.wanted())
-        return ScannedResults(results=page.rows, newest=page.newest, oldest=page.oldest, next=_next(page))
+        return ScannedResults(results=page.rows, newest=page.newest, oldest=page.oldest, next=optional(page.next))
 
 
 class ScannedLetters(Scanned, kw_only=True):
@@ -83,4 +79,4 @@ class ScanDeadLetters(Scan, tag_field="cmd", tag="ScanDlq"):
 
     async def run(self, engine: Engine, peer: Peer) -> ScannedLetters:
         page = await engine.backend.scan_dlq(self.wanted())
-        return ScannedLetters(entries=page.rows, newest=page.newest, oldest=page.oldest, next=_next(page))
+        return ScannedLetters(entries=page.rows, newest=page.newest, oldest=page.oldest, next=optional(page.next))
