@@ -55,7 +55,6 @@ def wrong_token(job_id: str, token: str | None) -> LeaseLost:
 
 class Settlement(Intake):
     max_completed = 50_000
-    completed_retention_ms: int | None = None
     _limited_until: set[str]
     """Queues whose rate limit ends by itself."""
 
