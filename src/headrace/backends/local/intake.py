@@ -112,9 +112,7 @@ class Intake(Store):
         return self._admit_plain_batch(self._queue(queue), specs, self._clock.now_ms())
 
     async def insert(self, queue: str, specs: Sequence[JobSpec]) -> list[str]:
-        return await self._insert_many(queue, specs, self._clock.now_ms())
-
-    async def _insert_many(self, queue: str, specs: Sequence[JobSpec], now: int) -> list[str]:
+        now = self._clock.now_ms()
         self._slices.begin()
         plain = list(map(is_plain, specs[:_LOOK_SLICE]))
         for start in range(_LOOK_SLICE, len(specs), _LOOK_SLICE):
