@@ -153,17 +153,16 @@ class Control(Delivery):
         job = self._get(job_id)
         if job.state not in (State.ACTIVE, State.WAITING, State.DELAYED):
             raise Refused(f"Job is not active (current state: {job.state.word})")
-        self._check_token(job, token)
-        self._delay(job, delay_ms)
+        self._delay(job, delay_ms, token)
 
     async def change_delay(self, job_id: str, delay_ms: float, token: str | None) -> None:
         job = self._get(job_id, "Job not found or cannot change delay")
         if job.state not in (State.ACTIVE, State.WAITING, State.DELAYED):
             raise Refused("Job not found or cannot change delay")
-        self._check_token(job, token)
-        self._delay(job, delay_ms)
+        self._delay(job, delay_ms, token)
 
-    def _delay(self, job: Job, delay_ms: float) -> None:
+    def _delay(self, job: Job, delay_ms: float, token: str | None) -> None:
+        self._check_token(job, token)
         now = self._clock.now_ms()
         lease = job.lease
         job.remember()
