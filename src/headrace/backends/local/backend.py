@@ -66,6 +66,7 @@ SEGMENT_CHUNK_BYTES: Final = 2 << 20
 MAX_CONSUMERS: Final = 1000
 MAX_IDLE_QUEUES: Final = 10_000
 _EVENTS_AT_ONCE: Final = 10_000
+_RETIRED_AT_ONCE: Final = 512
 _event_name: Final = attrgetter("event")
 
 
@@ -673,19 +674,15 @@ class LocalBackend(Flows):
         """A live subscriber of the queue came (+1) or went (-1)."""
         self._queue(queue).watchers += change
 
-    async def retire_completed(self, limit: int = 512) -> int:
-        """Drop completed jobs beyond the kept number or age; how many went."""
+    async def retire_completed(self) -> None:
+        """Drop completed jobs beyond the kept number or age."""
         horizon = None
         if self.completed_retention_ms is not None:
             horizon = self._clock.now_ms() - self.completed_retention_ms
-        gone = 0
-        for job in list(itertools.islice(self._completed.values(), limit)):
-            if len(self._completed) > self.max_completed or (horizon is not None and (job.finished or 0) < horizon):
-                self._remove(job)
-                gone += 1
-            else:
-                break
-        return gone
+        for job in list(itertools.islice(self._completed.values(), _RETIRED_AT_ONCE)):
+            if len(self._completed) <= self.max_completed and (horizon is None or (job.finished or 0) >= horizon):
+                return
+            self._remove(job)
 
     async def retire_queues(self) -> None:
         """Forget those without jobs and settings if there are very many: some programs have one for every user."""
@@ -694,9 +691,9 @@ class LocalBackend(Flows):
                 self._forget_unused(name)
             self._most_queues = max(MAX_IDLE_QUEUES, 2 * len(self._queues))
 
-    def retire_tombstones(self, limit: int = 512) -> None:
+    def retire_tombstones(self) -> None:
         """Drop the oldest custom ids whose `idTtl` is over, if there are any."""
-        self._journal.forget_ids(self._clock.now_ms(), limit)
+        self._journal.forget_ids(self._clock.now_ms(), _RETIRED_AT_ONCE)
 
     def size_bytes(self) -> int:
         return self._journal.size_bytes()

@@ -33,5 +33,5 @@ class Refused(Scans):
     def forget_event_position(self, consumer: str) -> bool:
         refuse("event log")
 
-    def retire_tombstones(self, limit: int = 512) -> None:
+    def retire_tombstones(self) -> None:
         """The server drops them when their time is over."""
