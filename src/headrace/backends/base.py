@@ -23,6 +23,7 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 from headrace.clock import Alarm
 from headrace.errors import HeadraceError
 from headrace.model import (
+    DAY_MS,
     NIL,
     CronEntry,
     DeadLetterReason,
@@ -177,6 +178,15 @@ class QueueFigures:
         self.failed_on_day = 0
         """The UTC day of the last failure, counted from the epoch, and how many there were on it."""
 
+    def count_failure(self, now_ms: int) -> None:
+        today = now_ms // DAY_MS
+        self.failed += 1
+        self.failed_on_day = self.failed_on_day + 1 if self.day == today else 1
+        self.day = today
+
+    def failed_today(self, now_ms: int) -> int:
+        return self.failed_on_day if self.day == now_ms // DAY_MS else 0
+
 
 class Failure(Struct, gc=False):
     """A dead letter in few words."""
@@ -327,6 +337,14 @@ class Totals(Struct, rename="camel"):
 
 METRICS_MINUTES: Final = 1440
 """How far back the counts per minute go."""
+
+
+def count_minute(minutes: dict[int, int], now_ms: int, count: int = 1) -> None:
+    """Count jobs that finish now; the oldest minute goes when there are too many."""
+    minute = now_ms // 60_000
+    minutes[minute] = minutes.get(minute, 0) + count
+    if len(minutes) > METRICS_MINUTES:
+        del minutes[next(iter(minutes))]
 
 
 class MinuteMetrics(Struct):

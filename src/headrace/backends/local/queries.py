@@ -33,7 +33,7 @@ from headrace.backends.local.job import Job
 from headrace.backends.local.journal import LARGE_BYTES
 from headrace.backends.local.search import Needle
 from headrace.errors import NotFound, ReplyTooLarge
-from headrace.model import DAY_MS, DlqFilter, EventName
+from headrace.model import DlqFilter, EventName
 from headrace.states import WORDS, State
 
 _BY_WORD: Final[dict[str, State]] = {word: state for state, word in WORDS.items() if state is not State.REMOVED}
@@ -238,8 +238,7 @@ class Queries(Control):
         return [self._summary(q) for q in self._queues.values()]
 
     def _summary(self, q: Queue) -> QueueSummary:
-        figures = q.figures
-        failed_today = figures.failed_on_day if figures.day == self._clock.now_ms() // DAY_MS else 0
+        failed_today = q.figures.failed_today(self._clock.now_ms())
         return QueueSummary(q.name, self._counts(q), q.config.paused, q.config.concurrency, failed_today)
 
     # -- children ------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from headrace.backends.base import METRICS_MINUTES, Ack
+from headrace.backends.base import Ack, count_minute
 from headrace.backends.local.index import Queue
 from headrace.backends.local.intake import Intake
 from headrace.backends.local.job import Ended, History, Job
@@ -22,7 +22,6 @@ from headrace.backends.local.store import MAX_DEPARTED, MAX_SATISFIED
 from headrace.backoff import retry_delay_ms
 from headrace.errors import HeadraceError, LeaseLost, NotFound, StorageUnavailable
 from headrace.model import (
-    DAY_MS,
     DEFAULT_SETTINGS,
     AttemptRecord,
     Backoff,
@@ -256,27 +255,12 @@ class Settlement(Intake):
         totals, figures = self._totals, queue.figures
         totals.completed += count
         figures.completed += count
-        self._count_minute(queue, "completed", now, count)
+        count_minute(queue.minutes["completed"], now, count)
         if started is not None and now >= started:
             ran = now - started
             totals.run_ms += ran * count
             figures.run_ms += ran * count
             figures.run[ran.bit_length()] += count
-
-    @staticmethod
-    def _count_minute(queue: Queue, kind: str, now: int, count: int = 1) -> None:
-        minutes = queue.minutes[kind]
-        minute = now // 60_000
-        minutes[minute] = minutes.get(minute, 0) + count
-        if len(minutes) > METRICS_MINUTES:
-            del minutes[next(iter(minutes))]
-
-    @staticmethod
-    def _count_failure(queue: Queue, now: int) -> None:
-        figures, today = queue.figures, now // DAY_MS
-        figures.failed += 1
-        figures.failed_on_day = figures.failed_on_day + 1 if figures.day == today else 1
-        figures.day = today
 
     # -- failing -------------------------------------------------------------------------------------------------------
 
@@ -393,8 +377,8 @@ class Settlement(Intake):
     ) -> None:
         """The job failed for good: apply its policy to parents, and bury it, or remove it if so configured."""
         self._totals.failed += 1
-        self._count_minute(job.queue, "failed", now)
-        self._count_failure(job.queue, now)
+        count_minute(job.queue.minutes["failed"], now)
+        job.queue.figures.count_failure(now)
         self._release_key(job)
         if is_discarded:
             self._tell_flow_of_removal(job, "its job was discarded", now)

@@ -35,7 +35,7 @@ from headrace.backends.valkey.hashes import (
 )
 from headrace.backends.valkey.transport import all_of
 from headrace.errors import NotFound, ReplyTooLarge
-from headrace.model import DAY_MS, DlqFilter
+from headrace.model import DlqFilter
 
 T = TypeVar("T")
 
@@ -206,8 +206,7 @@ class Queries(Control):
     async def _summary(self, name: str) -> QueueSummary:
         count, seen = partial(self._count_jobs, name), self._counted.get(name)
         found = await self._or_last_seen(self._keys.meta(name), count, seen)
-        figures = self._figures_of(name)
-        failed_today = figures.failed_on_day if figures.day == self._clock.now_ms() // DAY_MS else 0
+        failed_today = self._figures_of(name).failed_today(self._clock.now_ms())
         concurrency = None if found[8] < 0 else int(found[8])
         return QueueSummary(name, as_counts(found), bool(found[7]), concurrency, failed_today)
 

@@ -17,7 +17,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 from msgspec import Struct
 
-from headrace.backends.base import DURATION_BUCKETS, METRICS_MINUTES, QueueFigures, Totals
+from headrace.backends.base import DURATION_BUCKETS, QueueFigures, Totals, count_minute
 from headrace.backends.collection import Collection
 from headrace.backends.valkey.arguments import Text
 from headrace.backends.valkey.hashes import StoredJob, read_hash
@@ -27,7 +27,7 @@ from headrace.backends.valkey.transport import FunctionMissing, Transport
 from headrace.clock import Alarm, Clock
 from headrace.errors import NotFound, StorageUnavailable, error_of
 from headrace.ids import IdSource
-from headrace.model import DAY_MS, CronEntry, Event
+from headrace.model import CronEntry, Event
 
 T = TypeVar("T")
 
@@ -221,11 +221,11 @@ class Store(Collection):
             totals.completed += 1
             figures.completed += 1
             self._count_run(figures, event.delay)
-            self._count_minute(event.queue, "completed", event.ts)
+            count_minute(self._minutes.setdefault((event.queue, "completed"), {}), event.ts)
         elif event.event == "failed" and event.terminal:
             totals.failed += 1
-            self._count_failure(figures, event.ts)
-            self._count_minute(event.queue, "failed", event.ts)
+            figures.count_failure(event.ts)
+            count_minute(self._minutes.setdefault((event.queue, "failed"), {}), event.ts)
         elif event.event == "retried":
             figures.retried += 1
             overall.retried += 1
@@ -248,20 +248,6 @@ class Store(Collection):
         self._totals.wait_ms += waited
         figures.wait_ms += waited
         figures.wait[min(waited.bit_length(), DURATION_BUCKETS - 1)] += 1
-
-    @staticmethod
-    def _count_failure(figures: QueueFigures, ts: int) -> None:
-        today = ts // DAY_MS
-        figures.failed += 1
-        figures.failed_on_day = figures.failed_on_day + 1 if figures.day == today else 1
-        figures.day = today
-
-    def _count_minute(self, queue: str, kind: str, ts: int) -> None:
-        minutes = self._minutes.setdefault((queue, kind), {})
-        minute = ts // 60_000
-        minutes[minute] = minutes.get(minute, 0) + 1
-        if len(minutes) > METRICS_MINUTES:
-            del minutes[next(iter(minutes))]
 
     # -- nodes that are away -------------------------------------------------------------------------------------------
 
