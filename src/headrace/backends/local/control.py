@@ -33,7 +33,7 @@ T = TypeVar("T")
 UNSTARTED: Final = (State.WAITING, State.DELAYED, State.WAITING_CHILDREN)
 QUEUED: Final = (State.WAITING, State.DELAYED)
 _ENDED: Final = (State.COMPLETED, State.FAILED)
-_CLEANABLE: Final[dict[str | None, tuple[State, ...]]] = {
+CLEANABLE: Final[dict[str | None, tuple[State, ...]]] = {
     None: (State.WAITING, State.DELAYED, State.COMPLETED, State.FAILED),
     "wait": (State.WAITING,),
     "waiting": (State.WAITING,),
@@ -339,7 +339,7 @@ class Control(Delivery):
         if q is None:
             return []
         now = self._clock.now_ms()
-        before, states = now - grace_ms, _CLEANABLE.get(state, ())
+        before, states = now - grace_ms, CLEANABLE.get(state, ())
         removed = Listing()
 
         def clean(job: Job) -> bool:

@@ -11,25 +11,15 @@ from msgspec import Raw
 
 from headrace.backends.base import QueueLimits
 from headrace.backends.listing import Listing
+from headrace.backends.local.control import CLEANABLE, PLACES
 from headrace.backends.valkey.arguments import Text, plain
 from headrace.backends.valkey.delivery import Delivery
 from headrace.backends.valkey.hashes import Sketch, to_fields
 from headrace.errors import Refused
 from headrace.model import DlqConfig, RateLimit, StallConfig
 
-STATES: Final = ("waiting", "delayed", "active", "completed", "failed", "waiting-children")
+STATES: Final = tuple(state.word for state in PLACES)
 _SLICE: Final = 200
-_CLEANABLE: Final[dict[str | None, tuple[str, ...]]] = {
-    None: ("waiting", "delayed", "completed", "failed"),
-    "wait": ("waiting",),
-    "waiting": ("waiting",),
-    "prioritized": ("waiting",),
-    "paused": ("waiting",),
-    "delayed": ("delayed",),
-    "completed": ("completed",),
-    "failed": ("failed",),
-    "waiting-children": ("waiting-children",),
-}
 
 
 class Control(Delivery):
@@ -165,7 +155,7 @@ class Control(Delivery):
 
     async def clean(self, queue: str, grace_ms: float, state: str | None, limit: int) -> list[str]:
         before = self._clock.now_ms() - grace_ms
-        states = _CLEANABLE.get(state, ())
+        states = [cleaned.word for cleaned in CLEANABLE.get(state, ())]
         jobs = [job for word in states for job in await self._sketches(queue, [word]) if _age_of(job) <= before]
         if state == "prioritized":
             jobs = [job for job in jobs if job.priority > 0]
