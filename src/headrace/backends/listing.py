@@ -10,6 +10,8 @@ from headrace.model import MAX_FRAME_BYTES
 
 REPLY_ROOM: Final = MAX_FRAME_BYTES - 65_536
 """For what a reply lists. The rest is for what stands around it and for the last item."""
+TOO_MANY_JOBS: Final = "Reply exceeds 64 MB: ask for fewer jobs with a lower limit"
+TOO_MANY_LETTERS: Final = TOO_MANY_JOBS.replace("limit", "count")
 
 _encode_json: Final = msgspec.json.Encoder().encode
 

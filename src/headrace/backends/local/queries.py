@@ -25,7 +25,7 @@ from headrace.backends.base import (
     SearchPage,
     Totals,
 )
-from headrace.backends.listing import REPLY_ROOM
+from headrace.backends.listing import REPLY_ROOM, TOO_MANY_JOBS, TOO_MANY_LETTERS
 from headrace.backends.local.control import Control
 from headrace.backends.local.eventlog import Log
 from headrace.backends.local.index import Queue
@@ -45,7 +45,6 @@ _SCAN_WINDOW: Final = 2048
 """Rows that are looked at before others have their turn."""
 _SCAN_BYTES: Final = 8 << 20
 _ROW_BYTES: Final = 512
-_TOO_LARGE: Final = "Reply exceeds 64 MB: ask for fewer jobs with a lower limit"
 
 
 class Queries(Control):
@@ -94,7 +93,7 @@ class Queries(Control):
             raw = show(job)
             size += len(bytes(raw))
             if size > REPLY_ROOM:
-                raise ReplyTooLarge(_TOO_LARGE)
+                raise ReplyTooLarge(TOO_MANY_JOBS)
             shown.append(raw)
         return shown
 
@@ -272,7 +271,7 @@ class Queries(Control):
             letter = self._letter(job, brief)
             size += 2 * len(bytes(letter.job))
             if size > REPLY_ROOM:
-                raise ReplyTooLarge(_TOO_LARGE.replace("limit", "count"))
+                raise ReplyTooLarge(TOO_MANY_LETTERS)
             shown.append(letter)
         return shown
 

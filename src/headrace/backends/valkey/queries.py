@@ -21,7 +21,7 @@ from headrace.backends.base import (
     QueueSummary,
     Totals,
 )
-from headrace.backends.listing import REPLY_ROOM
+from headrace.backends.listing import REPLY_ROOM, TOO_MANY_JOBS, TOO_MANY_LETTERS
 from headrace.backends.valkey.control import STATES, Control
 from headrace.backends.valkey.hashes import (
     Buried,
@@ -39,7 +39,6 @@ from headrace.model import DlqFilter
 
 T = TypeVar("T")
 
-_TOO_LARGE: Final = "Reply exceeds 64 MB: ask for fewer jobs with a lower limit"
 _ENTRIES_AT_ONCE: Final = 5000
 _JOBS_AT_ONCE: Final = 100
 """Each may carry a megabyte, and its result another."""
@@ -177,7 +176,7 @@ class Queries(Control):
         chosen = await self._chosen(queue, STATES if states is None else states)
         page = sorted(chosen, key=lambda job: job.order, reverse=not asc)[offset : offset + limit]
         states_of = {job.id: job.state for job in page}
-        return await self._show_all(queue, states_of, show_brief if brief else show_whole, len, _TOO_LARGE)
+        return await self._show_all(queue, states_of, show_brief if brief else show_whole, len, TOO_MANY_JOBS)
 
     async def _chosen(self, queue: str, words: Sequence[str]) -> list[Sketch]:
         states = {word for word in words if word in STATES}
@@ -233,8 +232,8 @@ class Queries(Control):
         self, queue: str, wanted: DlqFilter, count: int | None, brief: bool = False
     ) -> list[DeadLetter]:
         states = dict.fromkeys(await self._chosen_letters(queue, wanted, count), "failed")
-        show, too_large = partial(letter, is_brief=brief), _TOO_LARGE.replace("limit", "count")
-        return await self._show_all(queue, states, show, lambda one: 2 * len(one.job), too_large)
+        show = partial(letter, is_brief=brief)
+        return await self._show_all(queue, states, show, lambda one: 2 * len(one.job), TOO_MANY_LETTERS)
 
     async def _letters(self, queue: str) -> list[tuple[str, Buried]]:
         """All dead letters: their ids, and what is noted of their burials."""
