@@ -91,7 +91,7 @@ class Queries(Control):
             if not await self._is_at_hand(job):
                 continue
             raw = show(job)
-            size += len(bytes(raw))
+            size += len(raw)
             if size > REPLY_ROOM:
                 raise ReplyTooLarge(TOO_MANY_JOBS)
             shown.append(raw)
@@ -269,7 +269,7 @@ class Queries(Control):
             if not await self._is_at_hand(job) or job.state is not State.FAILED:
                 continue
             letter = self._letter(job, brief)
-            size += 2 * len(bytes(letter.job))
+            size += 2 * len(letter.job)
             if size > REPLY_ROOM:
                 raise ReplyTooLarge(TOO_MANY_LETTERS)
             shown.append(letter)

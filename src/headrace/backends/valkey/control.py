@@ -57,7 +57,7 @@ class Control(Delivery):
         if place is None:
             raise Refused("Job not found or cannot be updated")
         text, raw = to_fields(bytes(data))
-        await self._call("update", *place, text, raw, str(len(bytes(data))))
+        await self._call("update", *place, text, raw, str(len(data)))
 
     async def change_priority(self, job_id: str, priority: int, lifo: bool | None) -> None:
         await self._act("changePriority", job_id, str(priority), plain(lifo), missing="Job not found or not in queue")

@@ -174,7 +174,7 @@ class Intake(Store):
         """The record of one job; queues of relatives are added to `others`."""
         settings, links = settings_of(spec), links_of(spec)
         job_id = marked(self.ids.at(now), queue)
-        extra = Extra(size=len(bytes(spec.data)))
+        extra = Extra(size=len(spec.data))
         if settings is not DEFAULT_SETTINGS:
             extra.settings, extra.opts = settings, _opts(settings)
         if links is not None:
@@ -271,7 +271,7 @@ class Intake(Store):
 
     def _tell_pushed(self, queue: str, job_id: str, spec: JobSpec, now: int) -> None:
         event = self._emit("pushed", queue, now, job_id, spec.name)
-        event.bytes = len(bytes(spec.data))
+        event.bytes = len(spec.data)
         event.priority = spec.priority
         created = now if spec.timestamp is None else int(spec.timestamp)
         run_at = created + int(spec.delay)
