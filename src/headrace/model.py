@@ -315,6 +315,15 @@ class DlqConfig(Struct, rename="camel"):
     max_entries: MaxEntries = 10_000
 
 
+class Letter(Protocol):
+    """What is known of a dead letter, in whatever form a backend keeps it."""
+
+    reason: str
+    entered_at: float
+    next_retry_at: float | None
+    expires_at: float | None
+
+
 class DlqFilter(Struct, rename="camel"):
     """Which dead letters are meant."""
 
@@ -326,12 +335,12 @@ class DlqFilter(Struct, rename="camel"):
     limit: Count | None = None
     offset: Count | None = None
 
-    def matches(self, reason: str, entered_at: float, expires_at: float | None, now: int) -> bool:
-        expired = expires_at is not None and expires_at <= now
+    def matches(self, letter: Letter, now: int) -> bool:
+        expired = letter.expires_at is not None and letter.expires_at <= now
         tests = (
-            self.reason is None or reason == self.reason,
-            self.older_than is None or entered_at <= self.older_than,
-            self.newer_than is None or entered_at >= self.newer_than,
+            self.reason is None or letter.reason == self.reason,
+            self.older_than is None or letter.entered_at <= self.older_than,
+            self.newer_than is None or letter.entered_at >= self.newer_than,
             self.retriable is None or (not expired) == self.retriable,
             self.expired is None or expired == self.expired,
         )

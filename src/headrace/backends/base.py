@@ -34,6 +34,7 @@ from headrace.model import (
     FlowStatus,
     FlowStep,
     JobSpec,
+    Letter,
     Log,
     RateLimit,
     StallConfig,
@@ -256,15 +257,6 @@ class ResultRow(Struct, rename="camel"):
     name: str | None
     finished_at: float
     result: Raw | UnsetType = UNSET
-
-
-class Letter(Protocol):
-    """What is known of a dead letter, in whatever form a backend keeps it."""
-
-    reason: str
-    entered_at: float
-    next_retry_at: float | None
-    expires_at: float | None
 
 
 class DlqStats(Struct, rename="camel"):

@@ -432,4 +432,4 @@ def _failure(job: Job) -> Failure:
 
 def _matches(job: Job, wanted: DlqFilter, now: int) -> bool:
     burial = job.history.burial if job.history is not None else None
-    return burial is not None and wanted.matches(burial.reason, burial.entered_at, burial.expires_at, now)
+    return burial is not None and wanted.matches(burial, now)

@@ -253,7 +253,7 @@ class Queries(Control):
             ids = await self._server.call(key, "ZRANGE", key, start, -1 if end is None else end - 1) if end != 0 else []
             return [job_id.decode() for job_id in ids]
         now = self._clock.now_ms()
-        return [job_id for job_id, burial in await self._letters(queue) if _matches(burial, wanted, now)][start:end]
+        return [job_id for job_id, burial in await self._letters(queue) if wanted.matches(burial, now)][start:end]
 
     async def retry_dlq(self, queue: str, job_id: str | None, count: int | None, wanted: DlqFilter | None) -> int:
         if job_id is not None:
@@ -320,7 +320,3 @@ def _job_of(entry: Any) -> str:
 def as_counts(counted: Sequence[int]) -> Counts:
     """Of what the function `counts` says, which has more behind them."""
     return Counts(*counted[: len(Counts.__struct_fields__)])
-
-
-def _matches(burial: Buried, wanted: DlqFilter, now: int) -> bool:
-    return wanted.matches(burial.reason, burial.entered_at, burial.expires_at, now)
