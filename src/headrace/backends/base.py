@@ -310,7 +310,7 @@ class Outcome(Struct, gc=False):
         return self.state in JOB_ENDS
 
 
-class StorageStatus(Struct, rename="camel"):
+class StorageHealth(Struct, rename="camel"):
     disk_full: bool
     error: str | None
     since: float | None
@@ -721,7 +721,7 @@ class Backend(Protocol):
     def log_position(self) -> tuple[int, int]:
         """The first seq that the event log still has and the last one that is committed."""
 
-    def storage_status(self) -> StorageStatus: ...
+    def storage_status(self) -> StorageHealth: ...
 
     def size_bytes(self) -> int: ...
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field, msgpack
 
-from headrace.backends.base import Failure, QueueSummary
+from headrace.backends.base import Failure, QueueSummary, StorageHealth
 from headrace.commands._base import Command, Flag, Reply, command
 from headrace.commands.cron import CronView, cron_view
-from headrace.commands.monitoring import ServerMetrics, ServerStats, StorageHealth, storage_health
+from headrace.commands.monitoring import ServerMetrics, ServerStats
 from headrace.commands.queries import JobCounts, job_counts
 from headrace.commands.workers import WorkerStats, WorkerView
 from headrace.model import Count, CronEntry, DlqFilter, QueueName
@@ -87,7 +87,7 @@ class DashboardOverview(Command[OverviewReply], tag="DashboardOverview"):
             metrics=await engine.figures.metrics(),
             workers=WorkersOverview(engine.workers.stats(), engine.workers.list(None)),
             crons=[cron_view(entry) for entry in await engine.crons.list()],
-            storage=storage_health(engine),
+            storage=engine.backend.storage_status(),
             queues=rows_of(engine, _pressing(engine, queues)),
             total_queues=len(queues),
             timestamp=float(engine.clock.now_ms()),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from msgspec import UNSET, Struct, UnsetType, field
 
 from headrace import __version__
-from headrace.backends.base import MinuteMetrics
+from headrace.backends.base import MinuteMetrics, StorageHealth
 from headrace.commands._base import Command, Flag, Ok, Reply, command
 from headrace.commands.jobs import check_lengths
 from headrace.errors import InvalidCommand, NotFound, Refused
@@ -152,17 +152,6 @@ class Prometheus(Command[PrometheusReply], tag="Prometheus"):
         return PrometheusReply(data=MetricsText(await engine.figures.prometheus()))
 
 
-class StorageHealth(Struct, rename="camel"):
-    disk_full: bool
-    error: str | None
-    since: float | None
-
-
-def storage_health(engine: Engine) -> StorageHealth:
-    status = engine.backend.storage_status()
-    return StorageHealth(status.disk_full, status.error, None if status.since is None else float(status.since))
-
-
 class StorageReply(Reply):
     data: StorageHealth
 
@@ -172,7 +161,7 @@ class StorageStatus(Command[StorageReply], tag="StorageStatus"):
     """Whether the disk takes writes, or Valkey can be reached; what is wrong and since when if not."""
 
     async def run(self, engine: Engine, peer: Peer) -> StorageReply:
-        return StorageReply(data=storage_health(engine))
+        return StorageReply(data=engine.backend.storage_status())
 
 
 @command(Ok, category="Monitoring", http="POST /gc")

@@ -22,7 +22,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
-from headrace.backends.base import SegmentInfo, StorageStatus
+from headrace.backends.base import SegmentInfo, StorageHealth
 from headrace.backends.local.control import PLACES, QUEUED
 from headrace.backends.local.eventlog import (
     MAX_READ_BYTES,
@@ -109,7 +109,7 @@ class LocalBackend(Flows):
         self._committed_seq = 0
         self._unstored = 0
         """So many of the first events of this tick are known to be of nothing that is stored."""
-        self._trouble: StorageStatus | None = None
+        self._trouble: StorageHealth | None = None
         self._unread: _Unread | None = None
         self.is_degraded = False
 
@@ -543,7 +543,7 @@ class LocalBackend(Flows):
         cause = error.__cause__ if isinstance(error, StorageUnavailable) else error
         text = str(error) if isinstance(error, StorageUnavailable) else describe(error)
         if self._trouble is None:
-            self._trouble = StorageStatus(is_full(cause), text, float(self._clock.now_ms()))
+            self._trouble = StorageHealth(is_full(cause), text, float(self._clock.now_ms()))
         self.is_degraded = True
         self._slices.is_broken = True
 
@@ -567,8 +567,8 @@ class LocalBackend(Flows):
         self._finish_clearings()
         return True
 
-    def storage_status(self) -> StorageStatus:
-        return self._trouble or StorageStatus(False, None, None)
+    def storage_status(self) -> StorageHealth:
+        return self._trouble or StorageHealth(False, None, None)
 
     # -- the disk ------------------------------------------------------------------------------------------------------
 

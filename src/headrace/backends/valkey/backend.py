@@ -12,7 +12,7 @@ from typing import Final, Literal
 import msgspec
 from msgspec import Struct
 
-from headrace.backends.base import Counts, Outcome, StorageStatus
+from headrace.backends.base import Counts, Outcome, StorageHealth
 from headrace.backends.local.eventlog import LogLimits, MemoryLog, Roll, decode_events
 from headrace.backends.valkey.hashes import from_fields
 from headrace.backends.valkey.library import check_rights, ensure_libraries, is_own_glidemq
@@ -77,7 +77,7 @@ class ValkeyBackend(Refused):
         self.max_completed = max_completed
         self.completed_retention_ms = completed_retention_ms
         self.problems: list[str] = []
-        self._trouble: StorageStatus | None = None
+        self._trouble: StorageHealth | None = None
         self.webhook_changes = 0
         self.library_owner = ""
         """The version text of the `glidemq` library, which tells whether Node owns it."""
@@ -162,7 +162,7 @@ class ValkeyBackend(Refused):
             await self._server.refresh()
         except StorageUnavailable as error:
             if self._trouble is None:
-                self._trouble = StorageStatus(False, str(error), float(self._clock.now_ms()))
+                self._trouble = StorageHealth(False, str(error), float(self._clock.now_ms()))
             raise
         self._trouble = None
 
@@ -299,9 +299,9 @@ class ValkeyBackend(Refused):
     def probe(self) -> bool:
         return True
 
-    def storage_status(self) -> StorageStatus:
+    def storage_status(self) -> StorageHealth:
         """As the last slow round, every second, found it."""
-        return self._trouble or StorageStatus(False, None, None)
+        return self._trouble or StorageHealth(False, None, None)
 
     def size_bytes(self) -> int:
         return 0
