@@ -42,7 +42,7 @@ from headrace.model import (
 )
 
 
-class GroupDemand(Struct, frozen=True, rename="camel"):
+class GroupDemand(Struct, frozen=True):
     """The `group` option of a pull: serve groups in turn, within these default limits."""
 
     concurrency: int | None = None
@@ -94,7 +94,7 @@ class FamilyNode(Struct):
     spec: JobSpec
 
 
-class NewStep(Struct, rename="camel", gc=False):
+class NewStep(Struct, gc=False):
     """An entry for the log of a flow."""
 
     kind: str
@@ -286,7 +286,7 @@ class DlqStats(Struct, rename="camel"):
         )
 
 
-class QueueLimits(Struct, rename="camel"):
+class QueueLimits(Struct):
     rate_limit: RateLimit | None
     rate_limit_ttl: float
     """ms until the next token; -2 when nothing limits."""
