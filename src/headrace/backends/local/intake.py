@@ -682,11 +682,7 @@ class Intake(Store):
     def _drop_dependency(self, parent: Job, dependency: str) -> None:
         if parent.history is not None:
             parent.history.pending.discard(dependency)
-        waiting = self._dependents.get(dependency)
-        if waiting is not None and parent in waiting:
-            waiting.remove(parent)
-            if not waiting:
-                del self._dependents[dependency]
+        self._await_no_more(parent, dependency)
         self._journal.touch(parent)
 
     def _unblock(self, job: Job, now: int, *, quiet: bool = False) -> None:

@@ -248,11 +248,14 @@ class Store(Collection):
             # A custom id in dependsOn may stand for another job id, which `pending` then names.
             pending = job.history.pending if job.history is not None else ()
             for dependency in {*links.depends_on, *pending}:
-                waiting = self._dependents.get(dependency)
-                if waiting is not None and job in waiting:
-                    waiting.remove(job)
-                    if not waiting:
-                        del self._dependents[dependency]
+                self._await_no_more(job, dependency)
+
+    def _await_no_more(self, job: Job, dependency: str) -> None:
+        waiting = self._dependents.get(dependency)
+        if waiting is not None and job in waiting:
+            waiting.remove(job)
+            if not waiting:
+                del self._dependents[dependency]
 
     # -- unique keys ---------------------------------------------------------------------------------------------------
 
