@@ -282,11 +282,10 @@ def compress(raw: Raw, target: Path) -> Sealed:
         sink.flush()
         os.fsync(sink.fileno())
         file_bytes = sink.tell()
-    return _describe(raw, raw.size, crc, file_bytes)
+    return _describe(raw, raw.first, crc, file_bytes)
 
 
-def _describe(segment: Raw | Survey, raw_bytes: int, crc: int, file_bytes: int, first: int = 0) -> Sealed:
-    first = segment.first if isinstance(segment, Raw) else first
+def _describe(segment: Raw | Survey, first: int, crc: int, file_bytes: int) -> Sealed:
     return Sealed(
         first=first,
         last=segment.last,
@@ -294,7 +293,7 @@ def _describe(segment: Raw | Survey, raw_bytes: int, crc: int, file_bytes: int, 
         min_ts=segment.min_ts,
         max_ts=segment.max_ts,
         crc32=crc,
-        raw_bytes=raw_bytes,
+        raw_bytes=segment.size,
         file_bytes=file_bytes,
         epoch=segment.epoch,
     )
@@ -495,7 +494,7 @@ class Recovery:
         if found.stop == "end" and found.last == last and last >= first:
             if not raw_is_here:  # with its raw file beside it, only the last steps of sealing were missing
                 self.problems.append(f"{name}: not as the manifest says; read again and listed anew")
-            return _describe(found, found.size, found.crc32, path.stat().st_size, first)
+            return _describe(found, first, found.crc32, path.stat().st_size)
         if raw_is_here:
             self._remove(name)  # it is made again from the raw file
         else:
