@@ -260,6 +260,25 @@ class JobRecord(Protocol):
     def heartbeat(self) -> int: ...
 
 
+class PastRecord(Protocol):
+    """What any backend must know of what happened to a job beyond the ordinary."""
+
+    timeline: list[TimelineEntry]
+    progress: float
+    message: str | None
+    stacktrace: list[str] | None
+    children_completed: int
+
+
+def history_of(job: JobRecord, past: PastRecord | None) -> bytes:
+    if past is None:
+        first = "delayed" if job.run_at > job.created else "waiting"
+        return plain_history(first, job.created, job.started, job.finished)
+    return rich_history(
+        HistoryView(past.children_completed, past.progress, past.message, past.stacktrace, past.timeline)
+    )
+
+
 # A fresh job on its way to a worker: the keys and values of its times and counters in one packing.
 _TIME_KEYS: Final = (_CREATED, _RUN_AT, _HEARTBEAT, _STARTED + b"\xcb")
 _TIMES: Final = struct.Struct(">" + "".join(f"{len(key)}sd" for key in _TIME_KEYS)).pack

@@ -29,7 +29,7 @@ from headrace.errors import NotFound, StorageUnavailable
 from headrace.ids import IdSource
 from headrace.model import EVENT_WORDS, MAX_TIMELINE, Event, EventName, TimelineEntry
 from headrace.states import State, Verb, advance
-from headrace.views import HistoryView, brief_history, encode, encode_job, plain_history, rich_history
+from headrace.views import HistoryView, brief_history, encode, encode_job, history_of, rich_history
 
 MAX_SATISFIED: Final = 100_000
 MAX_DEPARTED: Final = 10_000
@@ -340,30 +340,15 @@ class Store(Collection):
             return self._journal.result(job)
         return job.result
 
-    def _history_body(self, job: Job) -> bytes:
-        history = job.history
-        if history is None:
-            first = "delayed" if job.run_at > job.created else "waiting"
-            return plain_history(first, job.created, job.started, job.finished)
-        return rich_history(
-            HistoryView(
-                history.children_completed,
-                history.progress,
-                history.message,
-                history.stacktrace,
-                history.timeline,
-            )
-        )
-
     def _whole_history(self, job: Job) -> bytes:
         """The history as queries show it: with the worker, also while it runs the first attempt."""
         if job.history is None and job.lease is not None and job.lease.owner is not None:
             return rich_history(HistoryView(0, 0, None, None, job.beginnings()))
-        return self._history_body(job)
+        return history_of(job, job.history)
 
     def _show(self, job: Job) -> Raw:
         """The job as a puller sees it."""
-        return encode_job(job, job.queue.encoded_name, self._data(job), self._history_body(job))
+        return encode_job(job, job.queue.encoded_name, self._data(job), history_of(job, job.history))
 
     def _show_whole(self, job: Job) -> Raw:
         """The job as a query sees it: with state, returnvalue and failedReason."""

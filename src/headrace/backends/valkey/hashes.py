@@ -29,7 +29,7 @@ from headrace.model import (
     TimelineEntry,
     intern_settings,
 )
-from headrace.views import HistoryView, brief_history, encode, encode_job, plain_history, rich_history
+from headrace.views import brief_history, encode, encode_job, history_of
 
 MAX_PAYLOAD_BYTES: Final = 1_048_576
 _MAX_NUMBER: Final = 2**53
@@ -353,19 +353,9 @@ def _reason(h: dict[bytes, bytes], past: Past | None) -> str | None:
 # -- showing ----------------------------------------------------------------------------------------------------------
 
 
-def _history_body(job: StoredJob) -> bytes:
-    past = job.past
-    if past is None:
-        first = "delayed" if job.run_at > job.created else "waiting"
-        return plain_history(first, job.created, job.started, job.finished)
-    return rich_history(
-        HistoryView(past.children_completed, past.progress, past.message, past.stacktrace, past.timeline)
-    )
-
-
 def show(job: StoredJob) -> Raw:
     """The job as a puller sees it."""
-    return encode_job(_renamed(job), encode(job.queue), job.data, _history_body(job))
+    return encode_job(_renamed(job), encode(job.queue), job.data, history_of(job, job.past))
 
 
 def show_whole(job: StoredJob) -> Raw:
@@ -378,7 +368,7 @@ def show_whole(job: StoredJob) -> Raw:
         _renamed(job),
         encode(job.queue),
         job.data,
-        _history_body(job),
+        history_of(job, job.past),
         state=job.state,
         result=job.result,
         failed_reason=job.failed_reason,
