@@ -104,7 +104,7 @@ async def test_metrics_give_averages_of_what_really_happened(server: Server) -> 
     (claim,) = await server.backend.claim("q", Demand())
     server.clock.advance(10)
     await server.backend.complete([Ack(msgspec.msgpack.decode(claim.job)["id"])])
-    metrics = await server.figures.metrics()
+    metrics = server.figures.metrics()
     assert (metrics.total_pushed, metrics.total_pulled, metrics.total_completed) == (1.0, 1.0, 1.0)
     assert (metrics.avg_latency_ms, metrics.avg_processing_ms) == (40.0, 10.0)
     assert metrics.memory_usage_mb > 5
@@ -122,7 +122,7 @@ async def test_figures_are_the_same_however_many_jobs_a_call_has(server: Server,
     for start in range(0, 6, at_once):
         await server.backend.complete([Ack(job_id) for job_id in ids[start : start + at_once]])
     server.backend.commit()
-    metrics = await server.figures.metrics()
+    metrics = server.figures.metrics()
     assert (metrics.total_pulled, metrics.total_completed) == (6.0, 6.0)
     assert (metrics.avg_latency_ms, metrics.avg_processing_ms) == (60.0, 10.0)
     figures = server.backend.queue_figures()["q"]
@@ -132,7 +132,7 @@ async def test_figures_are_the_same_however_many_jobs_a_call_has(server: Server,
 
 
 async def test_metrics_of_an_idle_server_divide_by_nothing(server: Server) -> None:
-    metrics = await server.figures.metrics()
+    metrics = server.figures.metrics()
     assert (metrics.avg_latency_ms, metrics.avg_processing_ms) == (0.0, 0.0)
 
 
@@ -342,7 +342,7 @@ async def test_connections_and_deliveries_are_told_by_kind(server: Server) -> No
     server.figures.deliveries.refused += 1
     assert await server.value("bunqueue_connections", transport="tcp") == 3
     assert await server.value("bunqueue_connections", transport="websocket") == 7
-    assert (await server.figures.metrics()).active_connections == 10
+    assert server.figures.metrics().active_connections == 10
     assert await server.value("bunqueue_webhook_deliveries_total", outcome="succeeded") == 2
     assert await server.value("bunqueue_webhook_deliveries_total", outcome="refused") == 1
     assert await server.value("bunqueue_webhook_deliveries_total", outcome="failed") == 0

@@ -121,7 +121,7 @@ class Metrics(Command[MetricsReply], tag="Metrics"):
 
     async def run(self, engine: Engine, peer: Peer) -> MetricsReply:
         if self.queue is None and self.type is None:
-            return MetricsReply(metrics=await engine.figures.metrics())
+            return MetricsReply(metrics=engine.figures.metrics())
         if self.queue is None:
             raise InvalidCommand("Metrics queue is required")
         if self.type not in ("completed", "failed"):
@@ -208,7 +208,7 @@ class Health(Command[HealthReply], tag="Health"):
     """Whether the server is healthy, with supporting figures."""
 
     async def run(self, engine: Engine, peer: Peer) -> HealthReply:
-        stats, metrics = await engine.figures.stats(), await engine.figures.metrics()
+        stats, metrics = await engine.figures.stats(), engine.figures.metrics()
         size = metrics.memory_usage_mb
         is_well = engine.backend.storage_status().error is None
         return HealthReply(
@@ -252,7 +252,7 @@ class HeapStats(Command[HeapReply], tag="HeapStats"):
     """What the process holds in memory, for investigating growth."""
 
     async def run(self, engine: Engine, peer: Peer) -> HeapReply:
-        metrics = await engine.figures.metrics()
+        metrics = engine.figures.metrics()
         objects = [len(gc.get_objects(generation)) for generation in range(3)]
         return HeapReply(data=HeapFigures(objects, metrics.memory_usage_mb))
 

@@ -182,7 +182,7 @@ class Figures:
             pull_per_sec=pull_per_sec,
         )
 
-    async def metrics(self) -> ServerMetrics:
+    def metrics(self) -> ServerMetrics:
         totals = self._backend.totals()
         return ServerMetrics(
             total_pushed=float(totals.pushed),
