@@ -22,7 +22,7 @@ from headrace.errors import StorageUnavailable
 
 GENERATION: Final = 1
 """Counts up when programs before and after must not work on the same queues: other arguments, replies or keys."""
-REVISION: Final = 26
+REVISION: Final = 27
 """Counts up with every change to a Lua file: servers get the newer one."""
 
 GLIDEMQ_VERSION: Final = f"40+headrace.{REVISION}"

@@ -108,7 +108,7 @@ end
 -- The id of a new job; nil when a custom one is taken, false when no automatic one is free.
 local function draw_id(prefix, custom_id, taken)
   if custom_id ~= '' then
-    if exists(prefix, custom_id) or (taken and taken[prefix .. ' ' .. custom_id]) then return nil end
+    if exists(prefix, custom_id) then return nil end
     local number = string.match(custom_id, '^%d+$') and tonumber(custom_id)
     if number and number < 2 ^ 53 and number > (tonumber(call('GET', prefix .. ':id')) or 0) then
       call('SET', prefix .. ':id', str(number))
@@ -381,7 +381,7 @@ local function draw_ids(jobs)
     end
   end
   for i, job in ipairs(jobs) do
-    local id = draw_id(job.prefix, job.custom_id, job.custom_id == '' and taken or nil)
+    local id = draw_id(job.prefix, job.custom_id, taken)
     if not id then return id end
     ids[i] = id
   end

@@ -63,7 +63,7 @@ do
     for _, key in ipairs({ 'active', 'ready', 'delayed' }) do
       names[key] = prefix .. ':hr:' .. key
     end
-    return { p = prefix, k = names, name = string.match(prefix, '{(.*)}$') }
+    return { p = prefix, k = names, root = string.match(prefix, '^(.*):{'), name = string.match(prefix, '{(.*)}$') }
   end
 
   -- The queue whose keys begin with `prefix`, e.g. glide:{mail}.
@@ -100,7 +100,7 @@ end
 
 -- Have other brokers look at the queue. Those with parked pulls on it have said so in its meta: `parked`.
 local function wake_others(queue, parked)
-  if parked and tonumber(parked) > NOW then call('PUBLISH', string.match(queue.p, '^(.*):{') .. ':hr:wake', queue.name) end
+  if parked and tonumber(parked) > NOW then call('PUBLISH', queue.root .. ':hr:wake', queue.name) end
 end
 
 -- Waiting jobs came, or a slot is free again: tell the broker that made the call, and others.
@@ -138,7 +138,7 @@ do
     if not awaited or tonumber(awaited) <= NOW then return end
     local ended = { queue = event.queue, job = shown_id(job), state = event.event, error = event.error }
     if event.event == 'completed' and not job.h.hn then ended.value, ended.raw = job.h.returnvalue, job.h.hr end
-    call('PUBLISH', string.match(job.queue.p, '^(.*):{') .. ':hr:ended', cjson.encode(ended))
+    call('PUBLISH', job.queue.root .. ':hr:ended', cjson.encode(ended))
   end
 
   function tell(word, job, extra)

@@ -421,9 +421,7 @@ do
   -- -- counts -------------------------------------------------------------------------------------------------------------
 
   local function count_jobs(queue)
-    local p = queue.p
-    local done, pending = pcall(call, 'XPENDING', p .. ':stream', GROUP)
-    local in_stream = done and type(pending) == 'table' and tonumber(pending[1]) or 0
+    local p, in_stream = queue.p, groups.active_in_stream(queue)
     local prioritized = call('ZLEXCOUNT', p .. ':hr:ready', '-', '(05000000')
     local listed = 0 -- those without a time: the others of a priority are delayed
     for _, band in ipairs(bands(queue)) do listed = listed + call('ZCOUNT', p .. ':scheduled', str(band), str(band)) end
@@ -464,11 +462,10 @@ do
   end)
 
   verb('log', 'id line', function(queue, args)
-    get(queue, args[2])
-    call('RPUSH', queue.p .. ':log:' .. args[2], args[3])
-    local keep = tonumber(settings(get(queue, args[2])).keepLogs) or 100
-    call('LTRIM', queue.p .. ':log:' .. args[2], -math.max(1, math.min(keep, 100)), -1)
-    if keep == 0 then call('UNLINK', queue.p .. ':log:' .. args[2]) end
+    local key, keep = queue.p .. ':log:' .. args[2], tonumber(settings(get(queue, args[2])).keepLogs) or 100
+    call('RPUSH', key, args[3])
+    call('LTRIM', key, -math.max(1, math.min(keep, 100)), -1)
+    if keep == 0 then call('UNLINK', key) end
   end, NEEDS_MEMORY)
 
   -- Another value for the field of a hash that belongs to no queue, if it still has the one that the caller saw.

@@ -125,7 +125,7 @@ do
     local id, queue = child.h.parentId, child.h.parentQueue
     if id and queue then
       -- The protocol's text calls it a prefix, Node writes a name: both are understood.
-      local prefix = string.find(queue, '{', 1, true) and queue or string.match(child.queue.p, '^(.*):{') .. ':{' .. queue .. '}'
+      local prefix = string.find(queue, '{', 1, true) and queue or child.queue.root .. ':{' .. queue .. '}'
       parents[1] = find_in_reach(prefix, id)
     end
     for _, other in ipairs(call('SMEMBERS', child.queue.p .. ':parents:' .. child.id)) do
@@ -174,7 +174,6 @@ do
   end
 
   -- -- failures of children -----------------------------------------------------------------------------------------------
-
 
   local function fail_parent(parent, text)
     if parent.h.state ~= 'waiting-children' then return end

@@ -58,7 +58,7 @@ do
     if before == noted then return nil end
     local other = before and cjson.decode(before)
     if other and other.flow == id then
-      local found = read_flow(queue_at(string.match(queue.p, '^(.*):{') .. ':{' .. other.queue .. '}'), id)
+      local found = read_flow(queue_at(queue.root .. ':{' .. other.queue .. '}'), id)
       if found then return found, other.queue end
     end
     call('SET', registry, noted)
@@ -107,7 +107,7 @@ do
   local function publish_change(queue, id, is_ended)
     local watched = meta(queue).hrWatched
     if not watched or tonumber(watched) <= NOW then return end
-    call('PUBLISH', string.match(queue.p, '^(.*):{') .. ':hr:flow-changes', (is_ended and 'ended ' or 'changed ') .. id)
+    call('PUBLISH', queue.root .. ':hr:flow-changes', (is_ended and 'ended ' or 'changed ') .. id)
   end
 
   local function change(queue, flow, id, status)

@@ -61,10 +61,14 @@ do
     return groups.read_bucket(queue, '', max, duration)
   end
 
-  function groups.active_count(queue)
+  -- How many jobs at work are in the stream; the others are counted.
+  function groups.active_in_stream(queue)
     local done, pending = pcall(call, 'XPENDING', queue.p .. ':stream', GROUP)
-    local in_stream = done and type(pending) == 'table' and tonumber(pending[1]) or 0
-    return in_stream + (tonumber(call('GET', queue.p .. ':list-active')) or 0)
+    return done and type(pending) == 'table' and tonumber(pending[1]) or 0
+  end
+
+  function groups.active_count(queue)
+    return groups.active_in_stream(queue) + (tonumber(call('GET', queue.p .. ':list-active')) or 0)
   end
 
   -- How many jobs the limits of the queue let out now, its bucket, and when to try again.

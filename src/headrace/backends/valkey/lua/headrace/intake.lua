@@ -25,11 +25,10 @@ do
   end
 
   local function target_of(tie, queue)
-    local home = tie.queue and queue_at(tie.queue) or queue
-    return find(home, tie.id) or (function()
-      local id = call('HGET', queue.p .. ':hr:ids', tie.id)
-      return id and find(queue, id) or nil
-    end)()
+    local found = find(tie.queue and queue_at(tie.queue) or queue, tie.id)
+    if found then return found end
+    local id = call('HGET', queue.p .. ':hr:ids', tie.id)
+    return id and find(queue, id) or nil
   end
 
   local function is_satisfied(tie, queue)
@@ -86,7 +85,7 @@ do
     if find(queue, id) then return false end
     if not lookup then return new.extra.isIdFree end
     local owner = call('GET', lookup)
-    return not owner or owner == queue.name or call('EXISTS', string.match(queue.p, '^(.*):{') .. ':{' .. owner .. '}:job:' .. id) == 0
+    return not owner or owner == queue.name or call('EXISTS', queue.root .. ':{' .. owner .. '}:job:' .. id) == 0
   end
 
   local function used_key(new)

@@ -94,7 +94,7 @@ do
   local function settings_of_opts(job)
     local ok, opts = pcall(cjson.decode, job.h.opts or '{}')
     if not ok or type(opts) ~= 'table' then opts = {} end
-    local settings = { maxAttempts = math.max(1, tonumber(opts.attempts) or 1), backoff = 0, ttl = nil }
+    local settings = { maxAttempts = math.max(1, tonumber(opts.attempts) or 1), backoff = 0 }
     if type(opts.backoff) == 'table' then
       settings.backoff = { type = opts.backoff.type or 'fixed', delay = tonumber(opts.backoff.delay) or 0 }
       settings.jitter = tonumber(opts.backoff.jitter) or 0
@@ -103,11 +103,8 @@ do
     settings.removeOnComplete = opts.removeOnComplete
     settings.removeOnFail = opts.removeOnFail
     settings.lockDuration = tonumber(opts.lockDuration)
-    for _, policy in ipairs({ 'fail', 'continue' }) do
-      settings[policy .. 'ParentOnFailure'] = opts[policy .. 'ParentOnFailure'] == true
-    end
-    for _, policy in ipairs({ 'ignore', 'remove' }) do
-      settings[policy .. 'DependencyOnFailure'] = opts[policy .. 'DependencyOnFailure'] == true
+    for _, policy in ipairs({ 'failParent', 'continueParent', 'ignoreDependency', 'removeDependency' }) do
+      settings[policy .. 'OnFailure'] = opts[policy .. 'OnFailure'] == true
     end
     return settings
   end

@@ -150,8 +150,6 @@ do
 
   local LEASE_FIELDS = { 'tok', 'own', 'until', 'len', 'tmo', 'hb', 'ser', 'src' }
 
-  -- A slot of the group is free; see groups.lua for the groups of glide-mq.
-
   -- Out of the pending entries or the counter, whichever it came from.
   local function leave_active(job)
     local queue = job.queue

@@ -45,6 +45,12 @@ do
     return queue.p .. ':hr:departed'
   end
 
+  function check_token(job, token)
+    if job.h.state ~= 'active' or not job.h.tok or job.h.tok == token then return end
+    if token == '' then refuse('lease_lost', 'Lock token required for job ' .. job.id) end
+    refuse('lease_lost', 'Invalid or expired lock token for job ' .. job.id)
+  end
+
   -- The job if the caller may end its attempt; false if that attempt was finalised before. A lease that merely ran out
   -- still counts for a completion while nobody else has the job.
   function check_lease(queue, id, token, is_late_allowed)
@@ -57,19 +63,12 @@ do
     local h = job.h
     if h.state == 'active' and h.revoked == '1' then refuse('lease_lost', 'Job was revoked: ' .. id) end
     if h.state == 'active' and is_held(job) then
-      if not h.tok or h.tok == token then return job end
-      if token == '' then refuse('lease_lost', 'Lock token required for job ' .. id) end
-      refuse('lease_lost', 'Invalid or expired lock token for job ' .. id)
+      check_token(job, token)
+      return job
     end
     if not h.ef or (h.et or h.tok or '') ~= token then refuse('not_found', unknown) end
     local may_end = is_late_allowed and (h.state == 'waiting' or h.state == 'delayed')
     return h.ef == '0' and may_end and job or false
-  end
-
-  function check_token(job, token)
-    if job.h.state ~= 'active' or not job.h.tok or job.h.tok == token then return end
-    if token == '' then refuse('lease_lost', 'Lock token required for job ' .. job.id) end
-    refuse('lease_lost', 'Invalid or expired lock token for job ' .. job.id)
   end
 
   -- Remember a lease that is over, to answer late calls with its token.
@@ -113,13 +112,9 @@ do
     if over > 0 then drop(queue, set, call('ZRANGE', set, 0, math.min(over, MAX_DROPPED) - 1)) end
   end
 
-  -- What a Node producer asked to keep: true, a number, or {age, count}.
+  -- What a Node producer asked to keep: a number, or {age, count}.
   local function retain(job, kind, keep)
     local queue = job.queue
-    if keep == true then
-      remove(job)
-      return
-    end
     local count, age = tonumber(keep), nil
     if type(keep) == 'table' then count, age = tonumber(keep.count), tonumber(keep.age) end
     local set = queue.p .. ':' .. kind
