@@ -28,7 +28,7 @@ from headrace.engine.peer import Peer
 from headrace.engine.waiters import Waiters
 from headrace.engine.workers import WorkerRegistry
 from headrace.errors import HeadraceError, NotAuthenticated, StorageUnavailable
-from headrace.model import EVENT_WORDS, EVERY_QUEUE, Event
+from headrace.model import EVENT_WORDS, EVERY_QUEUE, Event, FlowStatus
 
 if TYPE_CHECKING:
     from headrace.backends import AnyBackend
@@ -39,7 +39,7 @@ Listener = Callable[[list[Event], dict[int, bytes]], None]
 Upkeep = Callable[[], Coroutine[Any, Any, object]]
 
 _FLOW_CHANGES: Final = frozenset(word for word in EVENT_WORDS.values() if word.startswith("flow-"))
-_FLOW_ENDS: Final = frozenset(("flow-completed", "flow-failed", "flow-cancelled"))
+_FLOW_ENDS: Final = frozenset(f"flow-{status}" for status in FlowStatus if status.is_final)
 _MASS_REMOVALS: Final = frozenset(("drained", "obliterated"))
 """Their jobs have no events of their own."""
 _MAINTAIN_EVERY_MS: Final = 1000
@@ -250,7 +250,8 @@ class Engine:
             if event.event in _FLOW_CHANGES:
                 self.waiters.finish_flow(event.job, event.event in _FLOW_ENDS)
             elif event.event in JOB_ENDS:
-                self.waiters.finish_job(event.job, self._outcome(event))
+                outcome = Outcome(event.event, self.backend.body_of(event), event.error)
+                self.waiters.finish_job(event.job, outcome)
             elif event.event in _MASS_REMOVALS and self.backend.is_local:
                 self._dismiss_waiters_of_removed()
 
@@ -258,9 +259,6 @@ class Engine:
         for job_id in self.waiters.awaited_jobs():
             if run_now(self.backend.state(job_id)) == "unknown":
                 self.waiters.finish_job(job_id, Outcome("removed"))
-
-    def _outcome(self, event: Event) -> Outcome:
-        return Outcome(event.event, self.backend.body_of(event), event.error)
 
     def _hear_of_event(self, event: Event, body: bytes | None) -> None:
         """Another program changed a queue: notify its listeners here."""
