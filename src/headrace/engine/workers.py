@@ -64,13 +64,9 @@ class WorkerRegistry:
             peer=peer,
         )
         if known is not None:
-            worker.active_jobs, worker.processed, worker.failed = (
-                known.active_jobs,
-                known.processed,
-                known.failed,
-            )
+            worker.active_jobs, worker.processed, worker.failed = known.active_jobs, known.processed, known.failed
         self._workers[worker_id] = worker
-        return self._as_registered(worker)
+        return RegisteredWorker(worker_id=worker.id, **self._record(worker))
 
     def unregister(self, worker_id: str) -> bool:
         return self._workers.pop(worker_id, None) is not None
@@ -135,12 +131,6 @@ class WorkerRegistry:
     def _is_active(self, worker: _Worker) -> bool:
         return self._clock.monotonic_ms() - worker.heard_at < self._timeout_ms
 
-    def _status(self, worker: _Worker) -> str:
-        return "active" if self._is_active(worker) else "stale"
-
-    def _as_registered(self, worker: _Worker) -> RegisteredWorker:
-        return RegisteredWorker(worker_id=worker.id, **self._record(worker))
-
     def _as_view(self, worker: _Worker) -> WorkerView:
         uptime = max(0.0, self._clock.now_ms() - worker.registered_at)
         return WorkerView(id=worker.id, uptime=uptime, **self._record(worker))
@@ -153,7 +143,7 @@ class WorkerRegistry:
             "concurrency": worker.concurrency,
             "hostname": worker.hostname,
             "pid": worker.pid,
-            "status": self._status(worker),
+            "status": "active" if self._is_active(worker) else "stale",
             "registered_at": worker.registered_at,
             "last_seen": worker.last_seen,
             "active_jobs": worker.active_jobs,
