@@ -334,7 +334,7 @@ class Settlement(Intake):
         del history.failures[:-_MAX_FAILURES]
         self._note(job, "failed", now, error=error, attempt=job.attempts)
 
-    def _retry(self, job: Job, now: int, after_ms: float | None = None) -> None:
+    def _retry(self, job: Job, now: int, after_ms: float | None) -> None:
         job.run_at = now + (self._backoff_ms(job) if after_ms is None else int(after_ms))
         self._move(job, Verb.RETRY)
         self._settle_time(job, now)
@@ -350,15 +350,11 @@ class Settlement(Intake):
 
     def _backoff_ms(self, job: Job) -> int:
         backoff = job.settings.backoff
-        if isinstance(backoff, Backoff):
-            return retry_delay_ms(
-                job.attempts,
-                delay_ms=backoff.delay,
-                kind=backoff.type,
-                max_delay_ms=backoff.max_delay,
-                rng=self._rng,
-            )
-        return retry_delay_ms(job.attempts, delay_ms=backoff, kind="exponential", max_delay_ms=None, rng=self._rng)
+        if not isinstance(backoff, Backoff):
+            backoff = Backoff("exponential", backoff)
+        return retry_delay_ms(
+            job.attempts, delay_ms=backoff.delay, kind=backoff.type, max_delay_ms=backoff.max_delay, rng=self._rng
+        )
 
     # -- dead letters --------------------------------------------------------------------------------------------------
 
