@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from headrace.backends.base import Counts, Outcome, StorageHealth
-from headrace.backends.local.eventlog import LogLimits, MemoryLog, Roll, decode_events
+from headrace.backends.local.eventlog import MemoryLog, Roll, decode_events
 from headrace.backends.valkey.hashes import from_fields
 from headrace.backends.valkey.library import check_rights, ensure_libraries, is_own_glidemq
 from headrace.backends.valkey.queries import QUEUES_AT_ONCE, as_counts
@@ -81,7 +81,7 @@ class ValkeyBackend(Refused):
         self.webhook_changes = 0
         self.library_owner = ""
         """The version text of the `glidemq` library, which tells whether Node owns it."""
-        self._log = MemoryLog(LogLimits(), epoch=self._epoch)
+        self._log = MemoryLog(epoch=self._epoch)
         self.on_wake: Callable[[], None] = _nobody
         """Called when another broker brought news: the server should end a tick."""
         self.on_end: Callable[[str, Outcome], None] = _nobody
