@@ -1,8 +1,8 @@
 """The codec: frames to commands, replies to frames. Does no I/O; knows the quirks of JavaScript clients.
 
 Decoding is optimistic: one typed decode into the union of all commands, limits included. Only when that rejects a
-frame is it taken apart field by field (`_Explainer`), which either cleans up what is legal in the protocol but not in
-the types (JavaScript's `undefined` as extension 0, null for an absent option, whole numbers as floats) or finds the
+frame is it taken apart field by field (`_decode_slowly`), which either cleans up what is legal in the protocol but not
+in the types (JavaScript's `undefined` as extension 0, null for an absent option, whole numbers as floats) or finds the
 exact text for what is wrong. It checks the first byte of a value before it decodes it: 64 MB of empty lists
 where a number belongs must not become sixty million objects.
 
@@ -169,7 +169,7 @@ def _decode_slowly(frame: bytes) -> Command[Any]:
     if spec is None:
         raise Undecodable(str(UnknownCommand(name)), req_id, name)
     try:
-        command = _explainer().struct(_fields_of(frame), spec.type, "")
+        command = _built(_fields_of(frame), spec.type, "")
     except InvalidCommand as error:
         raise Undecodable(str(error), req_id, name) from None
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
@@ -197,7 +197,7 @@ def _identify(frame: bytes) -> tuple[str, bytes]:
 # -- explaining --------------------------------------------------------------------------------------------------------
 
 Path = str
-_Rule = Callable[["_Explainer", Raw, Any, Path], Any]
+_Rule = Callable[[Raw, Any, Path], Any]
 _CHECKED_FIRST: Final = {"queue": 0, "data": 1, "groupId": 2}
 """Of several errors the reference reports that of the queue first, then the payload, then the group."""
 
@@ -210,66 +210,62 @@ def _rank(field: inspect.Field) -> int:
     return _CHECKED_FIRST.get(field.encode_name, len(_CHECKED_FIRST))
 
 
-class _Explainer:
-    """Builds a value of a type from raw fields, or raises the error text of the protocol."""
+def _built(fields: dict[str, Raw], cls: type, path: Path) -> Any:
+    """A value of a struct from raw fields, or the error text of the protocol."""
+    values: dict[str, Any] = {}
+    for field in _fields_in_order(cls):
+        where = f"{path}.{field.encode_name}" if path else field.encode_name
+        value = _field(fields, field, where)
+        if value is not NODEFAULT:
+            values[field.name] = value
+    return cls(**values)
 
-    def __init__(self) -> None:
-        self._infos: dict[type, list[inspect.Field]] = {}
 
-    def struct(self, fields: dict[str, Raw], cls: type, path: Path) -> Any:
-        values: dict[str, Any] = {}
-        for field in self._fields(cls):
-            where = f"{path}.{field.encode_name}" if path else field.encode_name
-            value = self._field(fields, field, where)
-            if value is not NODEFAULT:
-                values[field.name] = value
-        return cls(**values)
+@functools.cache
+def _fields_in_order(cls: type) -> list[inspect.Field]:
+    info = inspect.type_info(cls)
+    assert isinstance(info, inspect.StructType)
+    return sorted(info.fields, key=_rank)
 
-    def _fields(self, cls: type) -> list[inspect.Field]:
-        known = self._infos.get(cls)
-        if known is None:
-            info = inspect.type_info(cls)
-            assert isinstance(info, inspect.StructType)
-            known = self._infos[cls] = sorted(info.fields, key=_rank)
-        return known
 
-    def _field(self, fields: dict[str, Raw], field: inspect.Field, path: Path) -> Any:
-        kind, extra = _unwrap(field.type)
-        raw = fields.get(field.encode_name)
-        encoded = None if raw is None else bytes(raw)
-        if isinstance(kind, inspect.RawType) or _has(kind, inspect.RawType):
-            if raw is None and NULL_IF_NAMED in extra and "name" in fields:
-                encoded = NIL
-            return self._opaque(encoded, field, path, extra)
-        if encoded == NIL and field.default is UNSET and _has(kind, inspect.NoneType):
-            return None  # here null and absent differ
-        if encoded is None or encoded in (UNDEFINED, NIL):
-            if field.required:
-                raise _missing(path, extra)
-            return NODEFAULT
-        return self.value(Raw(encoded), field.type, path)
+def _field(fields: dict[str, Raw], field: inspect.Field, path: Path) -> Any:
+    kind, extra = _unwrap(field.type)
+    raw = fields.get(field.encode_name)
+    encoded = None if raw is None else bytes(raw)
+    if isinstance(kind, inspect.RawType) or _has(kind, inspect.RawType):
+        if raw is None and NULL_IF_NAMED in extra and "name" in fields:
+            encoded = NIL
+        return _opaque(encoded, field, path, extra)
+    if encoded == NIL and field.default is UNSET and _has(kind, inspect.NoneType):
+        return None  # here null and absent differ
+    if encoded is None or encoded in (UNDEFINED, NIL):
+        if field.required:
+            raise _missing(path, extra)
+        return NODEFAULT
+    return _value(Raw(encoded), field.type, path)
 
-    def _opaque(self, encoded: bytes | None, field: inspect.Field, path: Path, extra: dict[str, str]) -> Any:
-        if encoded is None or (encoded == UNDEFINED and not field.required):
-            if field.required:
-                raise _missing(path, extra)
-            return NODEFAULT
-        return Raw(NIL if encoded == UNDEFINED else encoded)
 
-    def value(self, raw: Raw, type_: inspect.Type, path: Path) -> Any:
-        kind, extra = _unwrap(type_)
-        rule = _RULES.get(type(kind))
-        if rule is None:
-            raise InvalidCommand(f"{path} is not supported")
-        if MENDED in extra:
-            raw = _mended(raw)
-        return rule(self, raw, kind, path) if not extra else self._with_texts(rule, raw, kind, path, extra)
+def _opaque(encoded: bytes | None, field: inspect.Field, path: Path, extra: dict[str, str]) -> Any:
+    if encoded is None or (encoded == UNDEFINED and not field.required):
+        if field.required:
+            raise _missing(path, extra)
+        return NODEFAULT
+    return Raw(NIL if encoded == UNDEFINED else encoded)
 
-    def _with_texts(self, rule: _Rule, raw: Raw, kind: inspect.Type, path: Path, extra: dict[str, str]) -> Any:
-        try:
-            return rule(self, raw, kind, path)
-        except _Fault as fault:
-            raise InvalidCommand(extra.get(fault.kind) or str(fault)) from None
+
+def _value(raw: Raw, type_: inspect.Type, path: Path) -> Any:
+    kind, extra = _unwrap(type_)
+    rule = _RULES.get(type(kind))
+    if rule is None:
+        raise InvalidCommand(f"{path} is not supported")
+    if MENDED in extra:
+        raw = _mended(raw)
+    if not extra:
+        return rule(raw, kind, path)
+    try:
+        return rule(raw, kind, path)
+    except _Fault as fault:
+        raise InvalidCommand(extra.get(fault.kind) or str(fault)) from None
 
 
 class _Fault(InvalidCommand):
@@ -343,7 +339,7 @@ def _plain(value: float) -> str:
     return str(int(value)) if float(value).is_integer() else str(value)
 
 
-def _int(_: _Explainer, raw: Raw, kind: inspect.IntType, path: Path) -> int:
+def _int(raw: Raw, kind: inspect.IntType, path: Path) -> int:
     value = _number(raw, path)
     if isinstance(value, float):
         if not value.is_integer():
@@ -353,13 +349,13 @@ def _int(_: _Explainer, raw: Raw, kind: inspect.IntType, path: Path) -> int:
     return value
 
 
-def _float(_: _Explainer, raw: Raw, kind: inspect.FloatType, path: Path) -> float:
+def _float(raw: Raw, kind: inspect.FloatType, path: Path) -> float:
     value = float(_number(raw, path))
     _check_range(value, kind, path)
     return value
 
 
-def _str(_: _Explainer, raw: Raw, kind: inspect.StrType, path: Path) -> str:
+def _str(raw: Raw, kind: inspect.StrType, path: Path) -> str:
     try:
         value = _scalar(raw)
     except UnicodeDecodeError:
@@ -375,21 +371,21 @@ def _str(_: _Explainer, raw: Raw, kind: inspect.StrType, path: Path) -> str:
     return value
 
 
-def _bool(_: _Explainer, raw: Raw, kind: inspect.BoolType, path: Path) -> bool:
+def _bool(raw: Raw, kind: inspect.BoolType, path: Path) -> bool:
     value = _scalar(raw)
     if not isinstance(value, bool):
         raise _Fault("type", f"{path} must be a boolean")
     return value
 
 
-def _literal(_: _Explainer, raw: Raw, kind: inspect.LiteralType, path: Path) -> Any:
+def _literal(raw: Raw, kind: inspect.LiteralType, path: Path) -> Any:
     value = _scalar(raw)
     if not isinstance(value, str | int) or value not in kind.values:
         raise _Fault("choice", f"{path} must be one of: {', '.join(map(str, kind.values))}")
     return value
 
 
-def _enum(_: _Explainer, raw: Raw, kind: inspect.EnumType, path: Path) -> Any:
+def _enum(raw: Raw, kind: inspect.EnumType, path: Path) -> Any:
     value = _scalar(raw)
     words = [member.value for member in kind.cls]
     if value not in words:
@@ -397,7 +393,7 @@ def _enum(_: _Explainer, raw: Raw, kind: inspect.EnumType, path: Path) -> Any:
     return kind.cls(value)
 
 
-def _list(explainer: _Explainer, raw: Raw, kind: inspect.ListType | inspect.VarTupleType, path: Path) -> list[Any]:
+def _list(raw: Raw, kind: inspect.ListType | inspect.VarTupleType, path: Path) -> list[Any]:
     if kind.max_length is not None and (_count_of(raw) or 0) > kind.max_length:
         raise _Fault("max_length", f"{path} must have at most {kind.max_length} items")
     try:
@@ -406,26 +402,26 @@ def _list(explainer: _Explainer, raw: Raw, kind: inspect.ListType | inspect.VarT
         raise _Fault("type", f"{path} must be an array") from None
     if kind.min_length is not None and len(items) < kind.min_length:
         raise _Fault("min_length", f"{path} must be a non-empty array")
-    return [_item(explainer, item, kind.item_type, f"{path}[{i}]") for i, item in enumerate(items)]
+    return [_item(item, kind.item_type, f"{path}[{i}]") for i, item in enumerate(items)]
 
 
-def _tuple(explainer: _Explainer, raw: Raw, kind: inspect.VarTupleType, path: Path) -> tuple[Any, ...]:
-    return tuple(_list(explainer, raw, kind, path))
+def _tuple(raw: Raw, kind: inspect.VarTupleType, path: Path) -> tuple[Any, ...]:
+    return tuple(_list(raw, kind, path))
 
 
-def _item(explainer: _Explainer, raw: Raw, type_: inspect.Type, path: Path) -> Any:
+def _item(raw: Raw, type_: inspect.Type, path: Path) -> Any:
     kind, _ = _unwrap(type_)
     if isinstance(kind, inspect.StructType):
         # Errors of batch entries read `jobs[1]: priority must be ...`.
         fields = _struct_fields(raw, path)
         try:
-            return explainer.struct(fields, kind.cls, "")
+            return _built(fields, kind.cls, "")
         except InvalidCommand as error:
             raise InvalidCommand(f"{path}: {error}") from None
     encoded = bytes(raw)
     if encoded == UNDEFINED and not isinstance(kind, inspect.RawType):  # in a payload it is kept
         encoded = NIL
-    return explainer.value(Raw(encoded), type_, path)
+    return _value(Raw(encoded), type_, path)
 
 
 def _fields_of(raw: Raw | bytes) -> dict[str, Raw]:
@@ -441,22 +437,19 @@ def _struct_fields(raw: Raw, path: Path) -> dict[str, Raw]:
         raise _Fault("type", f"{path} must be an object") from None
 
 
-def _struct(explainer: _Explainer, raw: Raw, kind: inspect.StructType, path: Path) -> Any:
-    return explainer.struct(_struct_fields(raw, path), kind.cls, path)
+def _struct(raw: Raw, kind: inspect.StructType, path: Path) -> Any:
+    return _built(_struct_fields(raw, path), kind.cls, path)
 
 
-def _dict(explainer: _Explainer, raw: Raw, kind: inspect.DictType, path: Path) -> dict[str, Any]:
-    return {
-        key: explainer.value(value, kind.value_type, f"{path}.{key}")
-        for key, value in _struct_fields(raw, path).items()
-    }
+def _dict(raw: Raw, kind: inspect.DictType, path: Path) -> dict[str, Any]:
+    return {key: _value(value, kind.value_type, f"{path}.{key}") for key, value in _struct_fields(raw, path).items()}
 
 
-def _opaque_value(_: _Explainer, raw: Raw, kind: inspect.RawType, path: Path) -> Raw:
+def _opaque_value(raw: Raw, kind: inspect.RawType, path: Path) -> Raw:
     return Raw(bytes(raw))
 
 
-def _union(explainer: _Explainer, raw: Raw, kind: inspect.UnionType, path: Path) -> Any:
+def _union(raw: Raw, kind: inspect.UnionType, path: Path) -> Any:
     """The member that fits the kind of value sent; None stands for absent."""
     members = [t for t in kind.types if not isinstance(_unwrap(t)[0], inspect.NoneType)]
     first = memoryview(raw)[0]
@@ -464,8 +457,8 @@ def _union(explainer: _Explainer, raw: Raw, kind: inspect.UnionType, path: Path)
         return None
     for member in members:
         if isinstance(_unwrap(member)[0], _kinds_for(first)):
-            return explainer.value(raw, member, path)
-    return explainer.value(raw, members[0], path)
+            return _value(raw, member, path)
+    return _value(raw, members[0], path)
 
 
 def _kinds_for(byte: int) -> tuple[type, ...]:
@@ -496,8 +489,3 @@ _RULES: Final[dict[type, _Rule]] = {
     inspect.RawType: _opaque_value,
     inspect.UnionType: _union,
 }
-
-
-@functools.cache
-def _explainer() -> _Explainer:
-    return _Explainer()
