@@ -18,19 +18,15 @@ from msgspec import Raw, Struct
 
 from headrace.model import DEFAULT_SETTINGS, NIL, Backoff, JobLinks, JobSettings, Repeat, TimelineEntry, js_number
 
-_encode: Final = msgspec.msgpack.Encoder().encode
+encode: Final = msgspec.msgpack.Encoder().encode
 _decode_object: Final = msgspec.msgpack.Decoder(dict[str, Raw]).decode
 _pack_float: Final = struct.Struct(">d").pack
-
-
-def encode(value: Any) -> bytes:
-    return _encode(value)
 
 
 def with_entries(data: bytes, entries: dict[str, str]) -> bytes | None:
     """An encoded object with these entries; the others stay as they are. None if it is no map with texts as keys."""
     try:
-        return _encode(_decode_object(data) | entries)
+        return encode(_decode_object(data) | entries)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
 
@@ -85,7 +81,7 @@ class HistoryView(Struct, rename="camel"):
 
 def _body(view: Struct) -> bytes:
     """The entries of an encoded struct, without the map header."""
-    return _encode(view)[1 if len(view.__struct_fields__) < 16 else 3 :]
+    return encode(view)[1 if len(view.__struct_fields__) < 16 else 3 :]
 
 
 def _backoff_view(backoff: float | Backoff) -> tuple[int | float, dict[str, Any] | None]:
@@ -173,46 +169,44 @@ def _shared_settings_body(settings: JobSettings) -> bytes:
     return body
 
 
-_key: Final = _encode
-
-_ID: Final = _key("id")
-_QUEUE: Final = _key("queue")
-_DATA: Final = _key("data")
-_CREATED: Final = _key("createdAt") + b"\xcb"
-_RUN_AT: Final = _key("runAt") + b"\xcb"
-_HEARTBEAT: Final = _key("lastHeartbeat") + b"\xcb"
-_STARTED: Final = _key("startedAt")
-_COMPLETED: Final = _key("completedAt")
-_ATTEMPTS: Final = _key("attempts")
-_PRIORITY: Final = _key("priority")
-_STALLS: Final = _key("stallCount")
-_NAME: Final = _key("name")
-_STATE: Final = _key("state")
-_RETURN: Final = _key("returnvalue")
-_REASON: Final = _key("failedReason")
-_DATA_BYTES: Final = _key("dataBytes")
+_ID: Final = encode("id")
+_QUEUE: Final = encode("queue")
+_DATA: Final = encode("data")
+_CREATED: Final = encode("createdAt") + b"\xcb"
+_RUN_AT: Final = encode("runAt") + b"\xcb"
+_HEARTBEAT: Final = encode("lastHeartbeat") + b"\xcb"
+_STARTED: Final = encode("startedAt")
+_COMPLETED: Final = encode("completedAt")
+_ATTEMPTS: Final = encode("attempts")
+_PRIORITY: Final = encode("priority")
+_STALLS: Final = encode("stallCount")
+_NAME: Final = encode("name")
+_STATE: Final = encode("state")
+_RETURN: Final = encode("returnvalue")
+_REASON: Final = encode("failedReason")
+_DATA_BYTES: Final = encode("dataBytes")
 _FIXED_COUNT: Final = 11 + _SETTINGS_COUNT + _LINKS_COUNT + _HISTORY_COUNT
 
 _PLAIN_HISTORY: Final = (
-    _key("childrenCompleted")
+    encode("childrenCompleted")
     + b"\x00"
-    + _key("progress")
+    + encode("progress")
     + b"\x00"
-    + _key("progressMessage")
+    + encode("progressMessage")
     + NIL
-    + _key("stacktrace")
+    + encode("stacktrace")
     + NIL
-    + _key("timeline")
+    + encode("timeline")
 )
-_TIMELINE_STATE: Final = b"\x82" + _key("state")
-_TIMELINE_TIME: Final = _key("timestamp") + b"\xcb"
-_WORDS: Final = {word: _encode(word) for word in ("waiting", "delayed", "waiting-children", "active", "completed")}
-_SMALL_INTS: Final = [_encode(n) for n in range(128)]
+_TIMELINE_STATE: Final = b"\x82" + encode("state")
+_TIMELINE_TIME: Final = encode("timestamp") + b"\xcb"
+_WORDS: Final = {word: encode(word) for word in ("waiting", "delayed", "waiting-children", "active", "completed")}
+_SMALL_INTS: Final = [encode(n) for n in range(128)]
 _HEADERS: Final = [b"\xde" + n.to_bytes(2, "big") for n in range(128)]
 
 
 def _integer(value: int) -> bytes:
-    return _SMALL_INTS[value] if 0 <= value < 128 else _encode(value)
+    return _SMALL_INTS[value] if 0 <= value < 128 else encode(value)
 
 
 def plain_history(first_state: str, created: float, started: float | None, completed: float | None) -> bytes:
@@ -336,7 +330,7 @@ def encode_claimed(
         tail = tails.get(created)
         if tail is None:
             tail = tails[created] = _fresh_tail(created, started)
-        views.append(b"".join((_HEAD, _encode(job.id), before_data, data, tail)))
+        views.append(b"".join((_HEAD, encode(job.id), before_data, data, tail)))
     return views
 
 
@@ -358,26 +352,26 @@ def encode_job(
     count = _FIXED_COUNT
     if job.name is not None:
         count += 1
-        extra = _NAME + _encode(job.name)
+        extra = _NAME + encode(job.name)
     if state is not None:
         count += 1
-        extra += _STATE + _encode(state)
+        extra += _STATE + encode(state)
         if result is not None:
             count += 1
             extra += _RETURN + result
         if failed_reason is not None:
             count += 1
-            extra += _REASON + _encode(failed_reason)
+            extra += _REASON + encode(failed_reason)
         if data_bytes is not None:
             count += 1
-            extra += _DATA_BYTES + _encode(data_bytes)
+            extra += _DATA_BYTES + encode(data_bytes)
     started, finished = job.started, job.finished
     return Raw(
         b"".join(
             (
                 _HEADERS[count],
                 _ID,
-                _encode(job.id),
+                encode(job.id),
                 _QUEUE,
                 queue,
                 _DATA,
