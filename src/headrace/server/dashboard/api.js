@@ -177,12 +177,9 @@ export const search = (name, { text, state, limit = 25, cursor } = {}) =>
 
 export const job = async (id) => (await get(j(id))).job;
 
-/** The job's state; "unknown" instead of an error when there is none. */
-export const stateOf = async (id) => (await get(`${j(id)}/state`)).state;
-
 /** One row of a list, or null when there is no such job. */
 export async function jobIfKept(id) {
-  if ((await stateOf(id)) === "unknown") return null;
+  if ((await get(`${j(id)}/state`)).state === "unknown") return null; // no error, unlike the job itself
   return (await get(j(id), { brief: true }).catch(() => ({ job: null }))).job;
 }
 

@@ -192,7 +192,7 @@ function figure(key, name, legend, options) {
 }
 
 /** A row of exclusive choices. */
-export const choice = (label, options, chosen, choose) =>
+const choice = (label, options, chosen, choose) =>
   h(
     "div",
     { class: "choice", role: "group", "aria-label": label },

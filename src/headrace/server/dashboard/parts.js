@@ -41,7 +41,7 @@ export const paths = {
   jobs: (query = {}) => withQuery("#/jobs", query),
 };
 
-export function withQuery(path, query) {
+function withQuery(path, query) {
   const given = Object.entries(query).filter(([, value]) => value !== "" && value !== null && value !== undefined);
   return given.length ? `${path}?${new URLSearchParams(given)}` : path;
 }
@@ -188,7 +188,7 @@ export function dialog(content) {
   });
 }
 
-export async function copy(text) {
+async function copy(text) {
   try {
     await navigator.clipboard.writeText(text);
   } catch {

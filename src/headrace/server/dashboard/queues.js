@@ -27,7 +27,7 @@ export async function hourOf() {
   return hour.data;
 }
 
-export const unitOf = (queues) =>
+const unitOf = (queues) =>
   rateUnit(Math.max(0, ...queues.map((queue) => Math.max(queue.in ?? 0, queue.out ?? 0))));
 
 export function view({ queues }, ctx) {
@@ -168,7 +168,7 @@ export function pauseButton(queue, ctx) {
   return h("button", { type: "button", class: "small", onclick }, word);
 }
 
-export async function retryAll(queue, ctx) {
+async function retryAll(queue, ctx) {
   await perform(
     () => api.retryFailed(queue.name),
     (n) => runAgain(n, ` of ${queue.name}`),

@@ -110,7 +110,7 @@ const CUT_SHORT = ["paused", "·", "cut short"];
 const UNFINISHED = new Set([STEPS["attempt-failed"], STEPS.sleeping, STEPS.waiting]);
 
 /** How each step of the plan stands: a map from its name to [look, glyph, words]. */
-export function standing(groups, entries, isRunning) {
+function standing(groups, entries, isRunning) {
   const found = new Map();
   for (const entry of entries) if (STEPS[entry.kind]) found.set(entry.step, STEPS[entry.kind]);
   const isDone = (step) => found.get(step.name) === STEPS.completed;
