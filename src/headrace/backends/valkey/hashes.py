@@ -167,6 +167,8 @@ def read_hash(queue: str, flat: list[Any]) -> StoredJob | None:
     created = _int(h, b"timestamp") or 0
     state = h.get(b"state", b"waiting").decode()
     run = _int(h, b"run")
+    if run is None:
+        run = created if is_ours else created + (_int(h, b"delay") or 0)
     past = _decode_past(h[b"hh"]) if h.get(b"hh") else None
     return StoredJob(
         job_id,
@@ -174,7 +176,7 @@ def read_hash(queue: str, flat: list[Any]) -> StoredJob | None:
         _WORDS.get(state, state),
         _text(h, b"name"),
         created,
-        created + (_int(h, b"delay") or 0) if run is None and not is_ours else created if run is None else run,
+        run,
         _int(h, b"processedOn"),
         _int(h, b"finishedOn"),
         _int(h, b"attemptsMade") or 0,
