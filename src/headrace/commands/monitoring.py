@@ -132,7 +132,7 @@ class Metrics(Command[MetricsReply], tag="Metrics"):
 
 def queue_metrics(minutes: MinuteMetrics, start: int, end: int) -> QueueMetrics:
     stop = None if end == -1 else end + 1
-    meta = QueueMetricsMeta(float(minutes.count), float(minutes.prev_ts), minutes.prev_count)
+    meta = QueueMetricsMeta(float(minutes.count), minutes.prev_ts, minutes.prev_count)
     return QueueMetrics(meta, minutes.data[start:stop], len(minutes.data))
 
 

@@ -18,7 +18,6 @@ class Records(Queries):
     _crons: dict[str, CronEntry]
     _webhooks: dict[str, Webhook]
     webhook_changes: int
-    """Counts up with every change to a webhook, so that whoever delivers need not compare them all."""
 
     # -- families ------------------------------------------------------------------------------------------------------
 
