@@ -320,6 +320,9 @@ class Letter(Protocol):
 
     reason: str
     entered_at: float
+    error: str | None
+    retry_count: int
+    last_retry_at: float | None
     next_retry_at: float | None
     expires_at: float | None
 

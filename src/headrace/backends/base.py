@@ -211,6 +211,11 @@ class DeadLetter(Struct, rename="camel"):
     next_retry_at: float | None
     expires_at: float | None
 
+    @classmethod
+    def of(cls, job: Raw, letter: Letter, attempts: list[Any]) -> DeadLetter:
+        retries = letter.retry_count, letter.last_retry_at, letter.next_retry_at
+        return cls(job, letter.entered_at, letter.reason, letter.error, attempts, *retries, letter.expires_at)
+
 
 class SegmentInfo(Struct, rename="camel"):
     """A segment as readers see it. A sealed one never changes; one that is not may grow and be sealed."""

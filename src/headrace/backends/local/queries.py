@@ -288,18 +288,8 @@ class Queries(Control):
     def _letter(self, job: Job, brief: bool = False) -> DeadLetter:
         assert job.history is not None
         assert job.history.burial is not None
-        burial = job.history.burial
-        return DeadLetter(
-            job=self._show_brief(job) if brief else self._show(job),
-            entered_at=burial.entered_at,
-            reason=burial.reason,
-            error=burial.error,
-            attempts=[] if brief else list(job.history.failures),
-            retry_count=burial.retry_count,
-            last_retry_at=burial.last_retry_at,
-            next_retry_at=burial.next_retry_at,
-            expires_at=burial.expires_at,
-        )
+        shown = self._show_brief(job) if brief else self._show(job)
+        return DeadLetter.of(shown, job.history.burial, [] if brief else list(job.history.failures))
 
     async def retry_dlq(self, queue: str, job_id: str | None, count: int | None, wanted: DlqFilter | None) -> int:
         q = self._queues.get(queue)

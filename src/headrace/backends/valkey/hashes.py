@@ -402,19 +402,10 @@ def burial_of(job: StoredJob) -> Buried:
 
 
 def letter(job: StoredJob, is_brief: bool = False) -> DeadLetter:
-    past = job.past or Past()
-    burial = burial_of(job)
+    if is_brief:
+        return DeadLetter.of(show_brief(job), burial_of(job), [])
     attempts = [
-        AttemptRecord(a.attempt, a.started_at, a.failed_at, a.reason, a.error, a.duration) for a in past.failures
+        AttemptRecord(a.attempt, a.started_at, a.failed_at, a.reason, a.error, a.duration)
+        for a in (job.past or Past()).failures
     ]
-    return DeadLetter(
-        job=show_brief(job) if is_brief else show(job),
-        entered_at=burial.entered_at,
-        reason=burial.reason,
-        error=burial.error,
-        attempts=[] if is_brief else attempts,
-        retry_count=burial.retry_count,
-        last_retry_at=burial.last_retry_at,
-        next_retry_at=burial.next_retry_at,
-        expires_at=burial.expires_at,
-    )
+    return DeadLetter.of(show(job), burial_of(job), attempts)
