@@ -25,9 +25,9 @@ from headrace.errors import (
 )
 from headrace.model import MAX_FRAME_BYTES, MAX_OUTBOX_BYTES
 from headrace.server.driving import Driver
-from headrace.server.exchange import Request, Response, TooLarge, error_response, reply_response
+from headrace.server.exchange import Request, Response, error_response, reply_response
 from headrace.server.routes import BadRequest, Endpoint, build
-from headrace.server.session import Budget
+from headrace.server.session import TOO_LARGE, Budget
 from headrace.server.ticker import Outlet
 
 if TYPE_CHECKING:
@@ -199,7 +199,7 @@ class HttpSession(Driver[Request]):
 
     def _send(self, response: Response, request: Request) -> None:
         if len(response.body) > MAX_BODY_BYTES:
-            response = error_response(TooLarge("Reply exceeds 64 MB: ask for less with a lower limit"))
+            response = error_response(TOO_LARGE)
         self._out.append((request, response))
         self._out_bytes += len(response.body)
         self._current = None

@@ -46,7 +46,7 @@ MAX_STRANGERS_FRAME: Final = 256 * 1024
 MAX_BURST: Final = 128
 MAX_PER_TICK: Final = 8 * MAX_BURST
 _req_id: Final = attrgetter("req_id")
-_TOO_LARGE: Final = ReplyTooLarge("Reply exceeds 64 MB: ask for less with a lower limit")
+TOO_LARGE: Final = ReplyTooLarge("Reply exceeds 64 MB: ask for less with a lower limit")
 NO_ID: Final = (b"", NIL, UNDEFINED)
 """Request ids that identify no reply."""
 
@@ -307,7 +307,7 @@ class Session(Driver[bytes | Raw]):
         start = len(out)
         if append_reply(out, reply, key) > MAX_FRAME_BYTES:
             del out[start:]
-            append_reply(out, ErrorReply.of(_TOO_LARGE, self), key)
+            append_reply(out, ErrorReply.of(TOO_LARGE, self), key)
         self._request_ids.append(key)
         if self._backend.sync_requests:
             self._backend.sync_requests = 0
