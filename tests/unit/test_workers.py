@@ -91,9 +91,10 @@ def test_long_silence_makes_a_worker_forgotten(registry: WorkerRegistry, clock: 
     registry.register(presented("old"))
     clock.advance(3 * TIMEOUT - 1)
     registry.register(presented("new"))
-    assert registry.expire() == []
+    registry.expire()
+    assert [worker.id for worker in registry.list()] == ["old", "new"]
     clock.advance(1)
-    assert registry.expire() == ["old"]
+    registry.expire()
     assert [worker.id for worker in registry.list()] == ["new"]
     assert not registry.heartbeat("old")
 
@@ -101,8 +102,8 @@ def test_long_silence_makes_a_worker_forgotten(registry: WorkerRegistry, clock: 
 def test_setting_the_clock_makes_nobody_stale(registry: WorkerRegistry, clock: ManualClock) -> None:
     registry.register(presented("w1"))
     clock.jump(86_400_000)
+    registry.expire()
     assert registry.list()[0].status == "active"
-    assert registry.expire() == []
 
 
 def test_workers_go_with_their_connection(registry: WorkerRegistry) -> None:

@@ -101,13 +101,10 @@ class WorkerRegistry:
             if worker is not None and worker.peer is peer:
                 del self._workers[worker_id]
 
-    def expire(self) -> list[str]:
-        """Forget workers that have been silent for too long; their ids."""
+    def expire(self) -> None:
+        """Forget workers that have been silent for too long."""
         oldest = self._clock.monotonic_ms() - _FORGET_AFTER * self._timeout_ms
-        gone = [worker.id for worker in self._workers.values() if worker.heard_at <= oldest]
-        for worker_id in gone:
-            del self._workers[worker_id]
-        return gone
+        self._workers = {worker.id: worker for worker in self._workers.values() if worker.heard_at > oldest}
 
     def any_for_queue(self, queue: str) -> bool:
         """Whether a worker that is not stale serves the queue."""
