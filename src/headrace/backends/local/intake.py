@@ -6,6 +6,7 @@ is created, takes its keys, and enters the index as waiting, delayed or waiting-
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Sequence, Set
 from typing import Final
 
@@ -89,7 +90,7 @@ class _Names:
         queue.keys.update(self.keys)
 
 
-class Intake(Store):
+class Intake(Store, ABC):
     needs_sync = False
     """A job of this tick asked for `durable`."""
     sync_requests = 0
@@ -558,9 +559,9 @@ class Intake(Store):
         """Whether a waiting job is past its ttl; if so it is removed now, since it must not answer for a new push."""
         return job.settings.ttl is not None and job.state is _WAITING and self._has_expired(job, now)
 
+    @abstractmethod
     def _has_expired(self, job: Job, now: int) -> bool:
         """Remove a waiting job that is past its ttl; whether it was: see Delivery."""
-        raise NotImplementedError
 
     def _replace_owner(self, owner: Job, now: int) -> bool:
         """The newer job takes the key: an owner that has not started goes, an active one only loses the key.
@@ -641,9 +642,9 @@ class Intake(Store):
             if target is not None and target.state is State.FAILED:
                 self._child_failed(target, self._failed_reason(target), now)
 
+    @abstractmethod
     def _child_failed(self, job: Job, error: str | None, now: int) -> None:
         """Apply the failure policy of a child to everything that waits for it: see Settlement."""
-        raise NotImplementedError
 
     def _adopt(self, parent_id: str, children: Sequence[Job], now: int) -> None:
         """Add children to their parent. One that has not begun waits for them, unless they wait for it."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+from abc import abstractmethod
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
@@ -387,13 +388,13 @@ class Settlement(Intake):
             self._bury(job, now, reason, error)
             self._child_failed(job, error, now)
 
+    @abstractmethod
     def _tell_flow(self, job: Job, error: str, now: int) -> None:
         """A job of a workflow failed for good: push a job that decides how the workflow continues."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _tell_flow_of_removal(self, job: Job, why: str, now: int) -> None:
         """The same for a job that a client removed."""
-        raise NotImplementedError
 
     def _bury(self, job: Job, now: int, reason: DeadLetterReason, error: str | None) -> None:
         history = job.remember()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from abc import abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
@@ -168,13 +169,13 @@ class Control(Delivery):
             await self._call("announce", queue, "cleaned", str(len(removed)))
         return removed
 
+    @abstractmethod
     async def _ids_in(self, queue: str, state: str) -> list[str]:
         """Ids of jobs that may be in this state."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def _sketches(self, queue: str, states: Sequence[str]) -> list[Sketch]:
         """All jobs that are in one of these states."""
-        raise NotImplementedError
 
     # -- settings of a queue -------------------------------------------------------------------------------------------
 

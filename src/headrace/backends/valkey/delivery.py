@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -193,9 +194,9 @@ class Delivery(Settlement):
             if self._waiting_until.get(what) == until:
                 del self._waiting_until[what]
 
+    @abstractmethod
     async def _listen(self) -> None:
         """Hear from other brokers from now on."""
-        raise NotImplementedError
 
     async def extend(self, job_id: str, token: str | None, duration_ms: float | None, *, force: bool = False) -> bool:
         place = await self._held_place(job_id)
@@ -304,8 +305,8 @@ class Delivery(Settlement):
             self._counted[queue] = counted
         return list(counted)
 
-    async def counts(self, queue: str) -> Counts:
-        raise NotImplementedError
+    @abstractmethod
+    async def counts(self, queue: str) -> Counts: ...
 
     async def _fire_schedulers(self, queue: str, entries: list[bytes]) -> None:
         """Schedules that Node processes wrote: whoever is first fires them, Node workers or we."""

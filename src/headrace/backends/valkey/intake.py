@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from abc import abstractmethod
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -213,9 +214,9 @@ class Intake(Store):
         for dependency in dict.fromkeys(links.depends_on):
             extra.depends_on.append(await self._tie(queue, dependency, others, homes))
 
+    @abstractmethod
     async def _flow_home(self, flow_id: str) -> str | None:
         """The queue that decides about a workflow."""
-        raise NotImplementedError
 
     async def _tie(self, queue: str, job_id: str, others: list[str], homes: dict[str, str]) -> Tie:
         """Where a relative is; one that cannot be found is looked for in the same queue, and refused there."""

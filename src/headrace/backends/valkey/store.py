@@ -11,6 +11,7 @@ Rules:
 from __future__ import annotations
 
 import secrets
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, TypeVar
 
@@ -54,7 +55,7 @@ class InHand(Struct, gc=False):
     owner: str | None
 
 
-class Store(Collection):
+class Store(Collection, ABC):
     def __init__(self, transport: Transport, prefix: str, clock: Clock, rng: Callable[[], float]) -> None:
         super().__init__()
         self._server = transport
@@ -138,8 +139,8 @@ class Store(Collection):
             await self.load_libraries()
             return await call(function, keys, args)
 
-    async def load_libraries(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    async def load_libraries(self) -> None: ...
 
     def _take_news(self, queue: str, blob: bytes) -> None:
         events, ready, due = _decode_news(blob)
