@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, Protocol, TypeVar, Unpack, cast, overload
+from typing import Any, Final, Protocol, TypeVar, Unpack, overload
 
 from msgspec import structs
 
@@ -434,13 +434,10 @@ def _kept_steps(run: Run) -> set[str]:
     kept: set[str] = set()
     for group in run.plan.groups:
         names = {one.name for one in group}
-        if not all(name in run.done and run.undone.get(name, _NEVER) is _NEVER for name in names):
+        if not all(name in run.done and name not in run.undone for name in names):
             break
         kept |= names
     return kept
-
-
-_NEVER: Final = cast("Any", object())
 
 
 def _next_id(flow_id: str) -> str:
