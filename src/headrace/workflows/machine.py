@@ -159,7 +159,6 @@ class Run:
         self.is_completing = False
         self.is_reporting = False
         self.has_reported = False
-        self.report: ErrorReport | None = None
         self.result: Raw = NO_RESULT
 
     @classmethod
@@ -287,7 +286,7 @@ def _note_reporting(run: Run, entry: Entry) -> None:
 
 
 def _note_reported(run: Run, entry: Entry) -> None:
-    run.has_reported, run.report = True, entry.body.error
+    run.has_reported = True
 
 
 def _note_result(run: Run, entry: Entry) -> None:
