@@ -139,7 +139,7 @@ class EventProvider:
     async def _sweep(self) -> None:
         while True:
             for name, ttl in list(self._ttls.items()):
-                for group in {known.group for known in self.groups.of(name)} | {None}:
+                for group in self._all_groups(name):
                     queue = self.queues.get_queue(name, group)
                     with contextlib.suppress(HeadraceError):
                         await self._drop_overdue(queue, ttl)
