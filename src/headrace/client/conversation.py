@@ -189,9 +189,7 @@ class Conversation:
 
     def _say(self, command: Command[R], done: Done[R]) -> None:
         """Ask ahead of everything that waits."""
-        question = Question(command, done)
-        self._blocking += question.is_blocking
-        self._send(question)
+        self._send(Question(command, done))
 
     def _greeted(self, outcome: Any) -> None:
         if isinstance(outcome, NotAuthenticated):
