@@ -55,7 +55,6 @@ DEFAULT_QUEUE: Final = "default"
 
 
 class Schedule(Struct, frozen=True):
-    name: str
     task: AnyTask
     cron: str | None
     every: Duration | None
@@ -259,7 +258,7 @@ class Headrace(AsyncShell):
                 del self.tasks[task.name]
                 raise InvalidCommand(f"a schedule gives no arguments, and its task needs some: {error}") from None
             zone = None if tz is None else str(tz)
-            self.schedules[task.name] = Schedule(task.name, task, cron, every, zone, catch_up, overlap)
+            self.schedules[task.name] = Schedule(task, cron, every, zone, catch_up, overlap)
             return task
 
         return TaskDecorator(make)
@@ -350,7 +349,7 @@ class Headrace(AsyncShell):
                 try:
                     await self._enter(schedule)
                 except InvalidCommand as error:  # the worker starts far from where it is written
-                    raise InvalidCommand(f"The schedule {schedule.name!r} is refused: {error}") from None
+                    raise InvalidCommand(f"The schedule {schedule.task.name!r} is refused: {error}") from None
         for queue, limit in self.rate_limits.items():
             if queue in queues:
                 await self.queue(queue).limit_rate(limit)
@@ -358,7 +357,7 @@ class Headrace(AsyncShell):
     async def _enter(self, schedule: Schedule) -> None:
         task = schedule.task
         await self.queue(task.queue).schedule(
-            schedule.name,
+            task.name,
             cron=schedule.cron,
             every=schedule.every,
             tz=schedule.tz,
