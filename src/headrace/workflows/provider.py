@@ -125,7 +125,7 @@ class Workflows:
         if self._stall < SHORTEST_STALL:
             raise InvalidCommand(f"stall_interval must be at least {SHORTEST_STALL:g} s, not {self._stall:g}")
         self.url = chosen_url(url)
-        self.provider_id = provider_id or f"flows-{_random_text(7)}"
+        self.provider_id = provider_id or f"flows-{_random_text()}"
         self.step_registry = StepRegistry() if step_registry is None else step_registry
         self._prefix = queue_prefix
         self._default_timeout = default_timeout
@@ -445,9 +445,9 @@ def _next_id(flow_id: str) -> str:
     return f"{base}~{int(number) + 1}" if mark and number.isdigit() else f"{flow_id}~2"
 
 
-def _random_text(length: int) -> str:
-    return "".join(random.choices(_DIGITS, k=length))
+def _random_text() -> str:
+    return "".join(random.choices(_DIGITS, k=7))
 
 
 def _new_flow_id() -> str:
-    return f"flow-{time.time_ns() // 1_000_000}-{_random_text(7)}"
+    return f"flow-{time.time_ns() // 1_000_000}-{_random_text()}"
