@@ -161,7 +161,7 @@ class Ledger:
             revision = 1 if decision.entries else NEWEST
 
     async def _advance(self, record: Record, decision: Decision, job: JobContext | None, deadline: float) -> bool:
-        flow, token = record.flow, None if job is None else job.token
+        flow = record.flow
         steps = _given_steps(decision.entries)
         asked = FlowAdvance(
             id=flow.id,
@@ -169,7 +169,7 @@ class Ledger:
             status=decision.status,
             steps=steps,
             jobs=_given_jobs(record.run.plan, flow.id, flow.queue, flow.revision + 1, decision.jobs),
-            ack=None if job is None else GivenAck(job.id, token),
+            ack=None if job is None else GivenAck(job.id, job.token),
             drop=tuple(job_id(flow.id, one) for one in decision.drop),
             stop=tuple(job_id(flow.id, one) for one in decision.stop),
         )
@@ -238,9 +238,7 @@ def _decided(record: Record, news: News) -> Decision:
 
 
 def _given_steps(entries: list[Entry]) -> tuple[GivenStep, ...]:
-    return tuple(
-        GivenStep(entry.kind, entry.step, entry.attempt, msgspec.Raw(encode_body(entry.body))) for entry in entries
-    )
+    return tuple(GivenStep(entry.kind, entry.step, entry.attempt, Raw(encode_body(entry.body))) for entry in entries)
 
 
 def _given_jobs(plan: Plan, flow_id: str, queue: str, revision: int, jobs: list[FlowJob]) -> tuple[GivenJob, ...]:
