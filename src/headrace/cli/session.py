@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 DEFAULT_URL: Final = "headrace://localhost:6789"
 EMBEDDED: Final = ("sqlite", "memory")
-SERVERS: Final = ("headrace", "bunqueue")
-"""Schemes of connections; with an `s` behind them they use TLS."""
 BULK_S: Final = 600.0
 """How long a command that touches a whole queue may take."""
 _CLOSING_S: Final = 10.0
@@ -176,6 +174,7 @@ def connected(
 
     Only what adds something may create the file that it is added to: elsewhere its name is a mistake.
     """
+    from headrace.client.urls import SERVER_SCHEMES
     from headrace.connect import file_of, open_client, release_client
 
     url = url_of(arguments)
@@ -183,7 +182,7 @@ def connected(
         missing = errors.NotFound(f"cannot open {file_of(url)}: there is no such file")
         raise advised(missing, "name another one with --url or HEADRACE_URL; `headrace push` makes a new one")
     options: dict[str, object] = {}
-    if _scheme(arguments).removesuffix("s") in SERVERS:
+    if _scheme(arguments) in SERVER_SCHEMES:
         if "pool_size=" not in url:
             options["pool_size"] = 1  # a command asks one thing after the other
         if patience_s is not None:
