@@ -54,18 +54,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _show(event: EventView, as_json: bool) -> None:
     if as_json:
-        print_json_line({name: value for name, value in _fields(event).items() if value is not None})
+        import msgspec
+
+        print_json_line({name: value for name, value in msgspec.to_builtins(event).items() if value is not None})
     else:
         width = console().width if is_terminal() else None
         print_line(notation.one_line(_line(event), width), _STYLES.get(event.event_type, ""))
     sys.stdout.flush()
-
-
-def _fields(event: EventView) -> dict[str, object]:
-    import msgspec
-
-    fields: dict[str, object] = msgspec.to_builtins(event)
-    return fields
 
 
 def _line(event: EventView) -> str:
