@@ -26,7 +26,7 @@ from msgspec import Struct
 from headrace.client.channel import Channel
 from headrace.client.client import Client
 from headrace.client.policy import ConnectionOptions
-from headrace.client.urls import DEFAULT_URL, SERVER_SCHEMES, connection_options
+from headrace.client.urls import SERVER_SCHEMES, connection_options, default_url
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def chosen_url(url: str | None) -> str:
     """The URL, or the one that counts where none is given."""
     if not isinstance(url, str | None):
         raise ConfigError(f'a URL is a text, not {url!r}: that of a file is f"sqlite:///{{path}}"')
-    return url or os.environ.get("HEADRACE_URL") or DEFAULT_URL
+    return url or default_url()
 
 
 def open_client(url: str | None = None, **options: Any) -> Client:

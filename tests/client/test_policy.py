@@ -11,7 +11,7 @@ import pytest
 from headrace import connect
 from headrace.client.client import Client
 from headrace.client.policy import ConnectionOptions, Vitals, reconnect_delay
-from headrace.client.urls import connection_options
+from headrace.client.urls import DEFAULT_URL, connection_options
 from headrace.commands.monitoring import Ping
 from headrace.config import ConfigError
 from headrace.connect import open_client, release_client
@@ -178,10 +178,10 @@ def test_a_client_that_somebody_closed_is_open_to_whoever_opens_it() -> None:
 @pytest.mark.parametrize(
     ("variable", "given", "meant"),
     [
-        (None, None, connect.DEFAULT_URL),
+        (None, None, DEFAULT_URL),
         ("memory://env", None, "memory://env"),
         ("memory://env", "memory://mine", "memory://mine"),
-        ("", None, connect.DEFAULT_URL),
+        ("", None, DEFAULT_URL),
     ],
 )
 def test_the_environment_names_the_url_when_nobody_else_does(

@@ -362,7 +362,7 @@ def _redrive(arguments: argparse.Namespace) -> int:
 
 
 def _enqueue(arguments: argparse.Namespace) -> int:
-    from headrace.pipeline.connection import default_url
+    from headrace.client.urls import default_url
 
     kind = _kind_of(arguments.table)
     with _session(arguments, *([] if arguments.dry_run else [_check_server]), _check_table) as spark:

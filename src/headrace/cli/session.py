@@ -149,7 +149,9 @@ def add_yes_flag(parser: argparse.ArgumentParser) -> None:
 
 
 def url_of(arguments: argparse.Namespace) -> str:
-    return arguments.url or os.environ.get("HEADRACE_URL") or DEFAULT_URL
+    from headrace.client.urls import default_url
+
+    return arguments.url or default_url()
 
 
 def is_embedded(arguments: argparse.Namespace) -> bool:

@@ -21,6 +21,11 @@ _AT_LEAST_ONE: Final = ("pool_size", "max_in_flight", "max_ping_failures")
 _TRUTHS: Final = {"true": True, "1": True, "false": False, "0": False}
 
 
+def default_url() -> str:
+    """The URL where none is given."""
+    return os.environ.get("HEADRACE_URL") or DEFAULT_URL
+
+
 def connection_options(url: str, **options: Any) -> ConnectionOptions:
     """The options of a URL, and those given by name on top of them. Without a token HEADRACE_TOKEN counts."""
     known = dict(zip(ConnectionOptions.__struct_fields__, ConnectionOptions.__struct_defaults__, strict=True))

@@ -16,7 +16,7 @@ from urllib.parse import parse_qs
 
 from headrace.client.conversation import Conversation, Question
 from headrace.client.policy import ConnectionOptions
-from headrace.client.urls import DEFAULT_URL, SERVER_SCHEMES, connection_options
+from headrace.client.urls import SERVER_SCHEMES, connection_options, default_url
 from headrace.commands._base import Command, Reply
 from headrace.errors import ConfigError, HeadraceError, NotAuthenticated, Unreachable
 
@@ -26,10 +26,6 @@ PATIENCE_S: Final = 30.0
 """How long a server may be away."""
 _PAUSE_S: Final = 0.2
 _RECEIVED_AT_ONCE: Final = 1 << 20
-
-
-def default_url() -> str:
-    return os.environ.get("HEADRACE_URL") or DEFAULT_URL
 
 
 def _options_of(url: str | None, token: str | None, token_env: str) -> ConnectionOptions:

@@ -18,10 +18,10 @@ from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as f
 from pyspark.storagelevel import StorageLevel
 
+from headrace.client.urls import default_url
 from headrace.errors import HeadraceError
 from headrace.model import DAY_MS
 from headrace.notation import counted
-from headrace.pipeline.connection import default_url
 from headrace.pipeline.lake import Lake
 from headrace.pipeline.runs import read_jobs
 
