@@ -90,9 +90,8 @@ def open_source(options: Options, patience_s: float = PATIENCE_S) -> EventSource
 class CaptureFolder:
     """Closed segments of a `--capture` folder, read as they lie there."""
 
-    def __init__(self, root: Path, shard: int = 0) -> None:
-        self._folder = root / f"shard={shard}"
-        self._shard = shard
+    def __init__(self, root: Path) -> None:
+        self._folder = root / "shard=0"
 
     def newest(self) -> Position:
         return self.window(BEGINNING).newest
@@ -101,9 +100,7 @@ class CaptureFolder:
         if not self._folder.is_dir():
             raise HeadraceError(f"{self._folder.parent} is no capture folder: start `headrace serve --capture` with it")
         listed = read_manifest(self._folder)[0].values()
-        known = [
-            Segment(self._shard, sealed.epoch, sealed.first, sealed.last, sealed.raw_bytes, True) for sealed in listed
-        ]
+        known = [Segment(0, sealed.epoch, sealed.first, sealed.last, sealed.raw_bytes, True) for sealed in listed]
         known.sort(key=lambda segment: segment.end)
         newest = known[-1].end if known else BEGINNING
         oldest = min((segment.first for segment in known), default=1)
@@ -201,11 +198,11 @@ class _Fetched:
         self._offset = 0
         self._left = b""
 
-    def read(self, size: int = -1) -> bytes:
+    def read(self, size: int) -> bytes:
         if not self._left:
             self._left = self._fetch()
             self._offset += len(self._left)
-        given, self._left = (self._left[:size], self._left[size:]) if size >= 0 else (self._left, b"")
+        given, self._left = self._left[:size], self._left[size:]
         return given
 
     def _fetch(self) -> bytes:

@@ -42,7 +42,7 @@ class EventsPartition(InputPartition):
 
 def partitions_of(slices: list[Slice], options: Options) -> list[EventsPartition]:
     total = sum(piece.count for piece in slices)
-    count = options.num_partitions or max(1, -(-total // EVENTS_PER_PARTITION))
+    count = options.num_partitions or -(-total // EVENTS_PER_PARTITION)
     return [EventsPartition(part) for part in shared_out(slices, count)]
 
 
@@ -135,7 +135,7 @@ class ScanReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         with self._options.connect() as connection:
             found = connection.ask(self._scan.command(limit=1, until=0, **self._filter()))
-        count, oldest = max(1, self._options.num_partitions or 2), found.oldest
+        count, oldest = self._options.num_partitions or 2, found.oldest
         bounds = [oldest + (found.newest - oldest) * part // count for part in range(count + 1)]
         parts = [NumbersPartition(after, until) for after, until in pairwise(bounds) if until > after]
         return parts or [NumbersPartition(oldest, oldest)]
