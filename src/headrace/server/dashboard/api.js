@@ -92,11 +92,13 @@ async function call(method, path, body) {
   return answer;
 }
 
-const get = (path, query = {}) => {
-  const given = Object.entries(query).filter(([, value]) => value !== undefined && value !== null && value !== "");
-  const text = new URLSearchParams(given).toString();
-  return call("GET", text ? `${path}?${text}` : path);
-};
+/** A path with what is given of the query. */
+export function withQuery(path, query) {
+  const given = Object.entries(query).filter(([, value]) => value !== "" && value !== null && value !== undefined);
+  return given.length ? `${path}?${new URLSearchParams(given)}` : path;
+}
+
+const get = (path, query = {}) => call("GET", withQuery(path, query));
 const post = (path, body = {}) => call("POST", path, body);
 const q = (queue) => `/queues/${encodeURIComponent(queue)}`;
 const j = (id) => `/jobs/${encodeURIComponent(id)}`;

@@ -4,7 +4,7 @@
 // `ui` (state of the page that lives as long as the address), `redraw()` and `reload()`. To add a page: write its
 // module and add a line to PAGES.
 
-import { ApiError, hasReport, openReport, overview, token } from "./api.js";
+import { ApiError, hasReport, openReport, overview, token, withQuery } from "./api.js";
 import { h, oncePerFrame, show } from "./dom.js";
 import { clockTime } from "./format.js";
 import * as live from "./live.js";
@@ -86,13 +86,7 @@ function open() {
 }
 
 // Changes the query of the present address without leaving a page behind for the back button.
-function pathWith(change) {
-  const query = new URLSearchParams(
-    Object.entries({ ...ctx.query, ...change }).filter(([, v]) => v !== "" && v !== null && v !== undefined),
-  );
-  const path = location.hash.split("?")[0] || "#/";
-  return query.size ? `${path}?${query}` : path;
-}
+const pathWith = (change) => withQuery(location.hash.split("?")[0] || "#/", { ...ctx.query, ...change });
 
 async function load() {
   if (ctx.leaving) return;

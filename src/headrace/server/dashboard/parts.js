@@ -1,6 +1,6 @@
 // Pieces that several pages share: states, ages, tables of jobs, empty and error notices, dialogs and toasts.
 
-import { BASE, token } from "./api.js";
+import { BASE, token, withQuery } from "./api.js";
 import { h, show } from "./dom.js";
 import { age, count, exactTime, excerpt, firstLine, isoTime, nameOf } from "./format.js";
 import { now } from "./live.js";
@@ -40,11 +40,6 @@ export const paths = {
   job: (id) => `#/job/${encodeURIComponent(id)}`,
   jobs: (query = {}) => withQuery("#/jobs", query),
 };
-
-function withQuery(path, query) {
-  const given = Object.entries(query).filter(([, value]) => value !== "" && value !== null && value !== undefined);
-  return given.length ? `${path}?${new URLSearchParams(given)}` : path;
-}
 
 /** A section with a heading and, at its right, what one can do. */
 export const section = (title, actions, ...body) =>
