@@ -45,6 +45,14 @@ export const paths = {
 export const section = (title, actions, ...body) =>
   h("section", {}, h("div", { class: "head" }, h("h2", {}, title), h("div", { class: "actions" }, actions)), ...body);
 
+/** Figures side by side, each below its name. */
+export const factList = (facts) =>
+  h(
+    "dl",
+    { class: "facts" },
+    facts.map(([word, value]) => h("div", {}, h("dt", {}, word), h("dd", {}, value))),
+  );
+
 export const notice = (title, ...body) => h("div", { class: "notice" }, h("h2", {}, title), ...body);
 
 /** A request that a person can paste into a shell: it goes where this page came from, which always works. */

@@ -5,7 +5,7 @@ import { chart, roundUp, roundUpCount } from "./charts.js";
 import { h } from "./dom.js";
 import { NOTHING, count, duration, exactCount, jobs, nameOf, rate, rateNumber, rateUnit, runAgain } from "./format.js";
 import { judge } from "./health.js";
-import { STATES, attempted, badge, confirm, dialog, firstJob, jobTable, live, notice, paths, perform } from "./parts.js";
+import { STATES, attempted, badge, confirm, dialog, factList, firstJob, jobTable, live, notice, paths, perform } from "./parts.js";
 import { pauseButton } from "./queues.js";
 
 const PAGE = 25;
@@ -144,11 +144,7 @@ function figures({ queue, hour }, ctx) {
   const perUnit = (values) => values.map((v) => (unit === "s" ? v : v * 60));
   const at = (values) => (axis.pointed === null ? null : values[axis.pointed]);
   return [
-    h(
-      "dl",
-      { class: "facts" },
-      facts.map(([word, value]) => h("div", {}, h("dt", {}, word), h("dd", {}, value))),
-    ),
+    factList(facts),
     own &&
       h(
         "div",

@@ -3,7 +3,7 @@
 import * as api from "./api.js";
 import { h } from "./dom.js";
 import { count, duration } from "./format.js";
-import { live, notice, paths, queueLink, section, when } from "./parts.js";
+import { factList, live, notice, paths, queueLink, section, when } from "./parts.js";
 
 export const title = () => "Workers";
 export const load = () => api.overview();
@@ -12,8 +12,8 @@ export function view(server) {
   return [h("h1", {}, "Workers"), registered(server.workers), section("Server", null, figures(server))];
 }
 
-function figures({ stats, metrics, storage }) {
-  const shown = [
+const figures = ({ stats, metrics, storage }) =>
+  factList([
     ["up for", live(stats.uptime, duration)],
     ["connections", live(metrics.activeConnections)],
     ["memory", `${count(metrics.memoryUsageMb)} MB`],
@@ -21,13 +21,7 @@ function figures({ stats, metrics, storage }) {
     ["pushed", live(metrics.totalPushed)],
     ["completed", live(metrics.totalCompleted)],
     ["storage", storage.error ?? (storage.diskFull ? "disk full" : "accepts writes")],
-  ];
-  return h(
-    "dl",
-    { class: "facts" },
-    shown.map(([word, value]) => h("div", {}, h("dt", {}, word), h("dd", {}, value))),
-  );
-}
+  ]);
 
 function registered({ list: workers, stats }) {
   if (!workers.length) {

@@ -5,7 +5,7 @@ import { h } from "./dom.js";
 import { duration, excerpt, firstLine } from "./format.js";
 import { gantt } from "./gantt.js";
 import { now } from "./live.js";
-import { badge, confirm, dialog, notice, perform, section, toast, when } from "./parts.js";
+import { badge, confirm, dialog, factList, notice, perform, section, toast, when } from "./parts.js";
 
 export const title = ({ id }) => (id ? `Flow ${id}` : "Workflows");
 export const load = ({ id }) => (id ? api.flow(id) : api.flows());
@@ -222,15 +222,11 @@ function flowPage({ flow, steps }, ctx) {
       h("h1", {}, flow.id, " ", status(flow)),
       h("div", { class: "actions" }, actions(flow, looks, ctx)),
     ),
-    h(
-      "dl",
-      { class: "facts" },
-      [
-        ["Workflow", flow.workflow],
-        ["Began", when(flow.createdAt)],
-        ["Took", duration((flow.endedAt ?? now()) - flow.createdAt)],
-      ].map(([word, value]) => h("div", {}, h("dt", {}, word), h("dd", {}, value))),
-    ),
+    factList([
+      ["Workflow", flow.workflow],
+      ["Began", when(flow.createdAt)],
+      ["Took", duration((flow.endedAt ?? now()) - flow.createdAt)],
+    ]),
     (flow.status === "failed" || flow.status === "cancelled") &&
       h(
         "p",
