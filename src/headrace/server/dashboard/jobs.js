@@ -3,7 +3,7 @@
 import * as api from "./api.js";
 import { h } from "./dom.js";
 import { exactCount, nameOf } from "./format.js";
-import { STATES, jobTable, notice, perform } from "./parts.js";
+import { STATES, jobTable, notice, perform, typed } from "./parts.js";
 import { noQueues } from "./queues.js";
 
 const SHOWN = 50;
@@ -65,7 +65,7 @@ export function view(data, ctx) {
           placeholder: "Id, name, data, error",
           "aria-label": "Search jobs",
           value: find,
-          oninput: (event) => typed(ctx, event.currentTarget.value),
+          oninput: (event) => typed(ctx, { find: event.currentTarget.value.trim() }),
         }),
         select("Queue", queue, [["", "all queues"], ...names.map((name) => [name, name])], "queue"),
         select("State", state, [["", "any state"], ...CHOICES.map((word) => [word, STATES[word].word])], "state"),
@@ -91,11 +91,6 @@ const counted = ({ find, list }) =>
     : list.length < SHOWN
       ? `${exactCount(list.length)} found`
       : `The newest ${SHOWN} that match`;
-
-function typed(ctx, text) {
-  clearTimeout(ctx.ui.typing);
-  ctx.ui.typing = setTimeout(() => ctx.go({ find: text.trim() }), 250);
-}
 
 const nothing = ({ find }) =>
   find

@@ -41,6 +41,12 @@ export const paths = {
   jobs: (query = {}) => withQuery("#/jobs", query),
 };
 
+/** Change the address as soon as nothing more is typed. */
+export function typed(ctx, change) {
+  clearTimeout(ctx.ui.typing);
+  ctx.ui.typing = setTimeout(() => ctx.go(change), 250);
+}
+
 /** A section with a heading and, at its right, what one can do. */
 export const section = (title, actions, ...body) =>
   h("section", {}, h("div", { class: "head" }, h("h2", {}, title), h("div", { class: "actions" }, actions)), ...body);

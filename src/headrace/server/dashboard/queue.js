@@ -5,7 +5,7 @@ import { chart, roundUp, roundUpCount } from "./charts.js";
 import { h } from "./dom.js";
 import { NOTHING, count, duration, exactCount, jobs, nameOf, rate, rateNumber, rateUnit, runAgain } from "./format.js";
 import { judge } from "./health.js";
-import { STATES, attempted, badge, confirm, dialog, factList, firstJob, jobTable, live, notice, paths, perform } from "./parts.js";
+import { STATES, attempted, badge, confirm, dialog, factList, firstJob, jobTable, live, notice, paths, perform, typed } from "./parts.js";
 import { pauseButton } from "./queues.js";
 
 const PAGE = 25;
@@ -84,7 +84,7 @@ export function view(data, ctx) {
         placeholder: "Search name, data, id, error",
         "aria-label": "Search the jobs of this queue",
         value: data.find,
-        oninput: (event) => search(ctx, event.currentTarget.value),
+        oninput: (event) => typed(ctx, { find: event.currentTarget.value.trim(), page: "", before: "" }),
       }),
     ),
     listed(data, ctx),
@@ -95,11 +95,6 @@ const total = (counts) => TABS.reduce((sum, state) => sum + (counts[state] ?? 0)
 
 const heading = (name, ...more) =>
   h("div", { class: "head" }, h("h1", {}, name, " ", more[0]), h("div", { class: "actions" }, more[1]));
-
-function search(ctx, text) {
-  clearTimeout(ctx.ui.typing);
-  ctx.ui.typing = setTimeout(() => ctx.go({ find: text.trim(), page: "", before: "" }), 250);
-}
 
 const tab = (ctx, state, word, n) =>
   h(
