@@ -4,7 +4,7 @@ import * as api from "./api.js";
 import { h } from "./dom.js";
 import { retry } from "./failures.js";
 import { exactCount, excerpt, firstLine, jobs, nameOf, signature } from "./format.js";
-import { attempted, confirm, notice, paths, perform, queueLink, when } from "./parts.js";
+import { attempted, confirm, fresh, notice, paths, perform, queueLink, when } from "./parts.js";
 
 const MOST_QUEUES = 10;
 const MOST_LETTERS = 200;
@@ -28,18 +28,14 @@ export async function load(ctx) {
 }
 
 /** Groups of dead letters by signature, the newest first. Asked for anew when a count changed or time has passed. */
-async function failureGroups(ctx, rows, only) {
+function failureGroups(ctx, rows, only) {
   const failing = rows
     .filter((row) => row.failed && (only ? row.name === only : api.hasPath(row.name)))
     .sort((a, b) => b.failed - a.failed)
     .slice(0, MOST_QUEUES);
   const stamp = failing.map((row) => `${row.name} ${row.failed}`).join();
-  const kept = ctx.ui.failures;
-  if (kept && kept.stamp === stamp && Date.now() - kept.at < FRESH_MS) return kept.groups;
-  const letters = (await Promise.all(failing.map((row) => api.deadLetters(row.name, row.failed, MOST_LETTERS)))).flat();
-  const groups = group(letters);
-  ctx.ui.failures = { stamp, at: Date.now(), groups };
-  return groups;
+  const lists = () => Promise.all(failing.map((row) => api.deadLetters(row.name, row.failed, MOST_LETTERS)));
+  return fresh(ctx.ui, "failures", FRESH_MS, stamp, async () => group((await lists()).flat()));
 }
 
 function group(letters) {

@@ -3,15 +3,16 @@
 import * as api from "./api.js";
 import { h } from "./dom.js";
 import { count, excerpt, nameOf, runAgain, signature } from "./format.js";
-import { attempted, paths, perform, queueLink, when } from "./parts.js";
+import { attempted, fresh, paths, perform, queueLink, when } from "./parts.js";
 
 const MOST_RETRIED = 2000;
 const FRESH_MS = 4500;
 
 /** Groups as the server makes them, with the newest job of each so that a person recognises it. */
-export async function latestFailures(ctx, total) {
-  const kept = ctx.ui.failures;
-  if (kept && kept.total === total && Date.now() - kept.at < FRESH_MS) return kept.groups;
+export const latestFailures = (ctx, total) =>
+  fresh(ctx.ui, "failures", FRESH_MS, total, () => newestGroups(ctx, total));
+
+async function newestGroups(ctx, total) {
   const { groups } = total ? await api.failures() : { groups: [] };
   const seen = ctx.ui.newest ?? new Map();
   await Promise.all(
@@ -22,7 +23,6 @@ export async function latestFailures(ctx, total) {
   );
   // No more than is shown: a page may be left open for weeks.
   ctx.ui.newest = new Map(groups.map((found) => [found.jobIds[0], found.newest]));
-  ctx.ui.failures = { total, at: Date.now(), groups };
   return groups;
 }
 

@@ -5,7 +5,7 @@ import { h } from "./dom.js";
 import { age, clockTime, duration, exactTime, firstLine, nameOf } from "./format.js";
 import { gantt } from "./gantt.js";
 import { now } from "./live.js";
-import { attempt, badge, confirm, copyButton, paths, perform, queueLink, section, when } from "./parts.js";
+import { attempt, badge, confirm, copyButton, fresh, paths, perform, queueLink, section, when } from "./parts.js";
 import { tree } from "./tree.js";
 
 const MOST_RELATIVES = 40;
@@ -30,10 +30,12 @@ async function workerNames(job, ctx) {
 
 // -- family --------------------------------------------------------------------------------------------------------
 
-async function familyOf(job, ctx) {
+function familyOf(job, ctx) {
   if (!job.parentId && !job.childrenIds.length && !job.dependsOn.length) return null;
-  const kept = ctx.ui.family;
-  if (kept && Date.now() - kept.at < FAMILY_FRESH_MS) return kept.data;
+  return fresh(ctx.ui, "family", FAMILY_FRESH_MS, job.id, () => membersOf(job));
+}
+
+async function membersOf(job) {
   const root = (await ancestor(job)) ?? job;
   let room = MOST_RELATIVES;
   const grow = async (member) => {
@@ -44,9 +46,7 @@ async function familyOf(job, ctx) {
     );
     return { job: member, children: await Promise.all(children.map(grow)) };
   };
-  const data = await grow(root);
-  ctx.ui.family = { at: Date.now(), data };
-  return data;
+  return grow(root);
 }
 
 async function ancestor(job) {

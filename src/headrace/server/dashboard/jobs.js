@@ -3,7 +3,7 @@
 import * as api from "./api.js";
 import { h } from "./dom.js";
 import { exactCount, nameOf } from "./format.js";
-import { STATES, jobTable, notice, perform, typed } from "./parts.js";
+import { STATES, fresh, jobTable, notice, perform, typed } from "./parts.js";
 import { noQueues } from "./queues.js";
 
 const SHOWN = 50;
@@ -14,10 +14,13 @@ const CHOICES = ["waiting", "active", "delayed", "completed", "failed"];
 
 export const title = () => "Jobs";
 
-export async function load(ctx) {
+export function load(ctx) {
   const { find = "", queue = "", state = "" } = ctx.query;
   const stamp = JSON.stringify([find, queue, state]);
-  if (ctx.ui.list?.stamp === stamp && Date.now() - ctx.ui.list.at < (find ? SEARCH_FRESH_MS : FRESH_MS)) return ctx.ui.list.data;
+  return fresh(ctx.ui, "list", find ? SEARCH_FRESH_MS : FRESH_MS, stamp, () => listed(find, queue, state));
+}
+
+async function listed(find, queue, state) {
   const rows = await api.queues();
   const exact = find ? await api.jobIfKept(find) : null;
   const asked = rows
@@ -27,7 +30,7 @@ export async function load(ctx) {
   const ask = (name) => (find ? search(name, find, state) : api.jobs(name, { state, limit: SHOWN, asc: false }));
   const lists = exact ? [[exact]] : await Promise.all(asked.map((row) => ask(row.name)));
   const list = lists.flat().sort((a, b) => b.createdAt - a.createdAt);
-  const data = {
+  return {
     list: list.slice(0, SHOWN),
     names: rows.map((row) => row.name).sort(),
     find,
@@ -35,8 +38,6 @@ export async function load(ctx) {
     state,
     partial: asked.length < rows.length && !queue,
   };
-  ctx.ui.list = { stamp, at: Date.now(), data };
-  return data;
 }
 
 const search = async (name, text, state) => (await api.search(name, { text, state, limit: SHOWN })).jobs;

@@ -6,7 +6,7 @@ import { h } from "./dom.js";
 import { groupTable, latestFailures } from "./failures.js";
 import { clockTime, count, duration, rate, rateNumber, rateUnit } from "./format.js";
 import { judge, recent, sentence, worstFirst } from "./health.js";
-import { link, section } from "./parts.js";
+import { fresh, link, section } from "./parts.js";
 import { hourOf, noQueues, queueTable } from "./queues.js";
 
 const WINDOWS = [
@@ -42,13 +42,7 @@ async function firstLook(span, ctx) {
   };
 }
 
-async function windowOf(ctx, span) {
-  const kept = ctx.ui.window;
-  if (kept?.span === span && Date.now() - kept.at < 4500) return kept.data;
-  const data = await api.history(span);
-  ctx.ui.window = { span, at: Date.now(), data };
-  return data;
-}
+const windowOf = (ctx, span) => fresh(ctx.ui, "window", 4500, span, () => api.history(span));
 
 export function view(data, ctx) {
   const { queues, server, failures } = data;

@@ -41,6 +41,15 @@ export const paths = {
   jobs: (query = {}) => withQuery("#/jobs", query),
 };
 
+/** What `ask` gave for this stamp, while that is younger than `ms`; else what it gives now, kept in `ui` by its name. */
+export async function fresh(ui, name, ms, stamp, ask) {
+  const kept = ui[name];
+  if (kept && kept.stamp === stamp && Date.now() - kept.at < ms) return kept.data;
+  const data = await ask();
+  ui[name] = { stamp, at: Date.now(), data };
+  return data;
+}
+
 /** Change the address as soon as nothing more is typed. */
 export function typed(ctx, change) {
   clearTimeout(ctx.ui.typing);

@@ -5,7 +5,7 @@ import { chart, roundUp, roundUpCount } from "./charts.js";
 import { h } from "./dom.js";
 import { NOTHING, count, duration, exactCount, jobs, nameOf, rate, rateNumber, rateUnit, runAgain } from "./format.js";
 import { judge } from "./health.js";
-import { STATES, attempted, badge, confirm, dialog, factList, firstJob, jobTable, live, notice, paths, perform, typed } from "./parts.js";
+import { STATES, attempted, badge, confirm, dialog, factList, firstJob, fresh, jobTable, live, notice, paths, perform, typed } from "./parts.js";
 import { pauseButton } from "./queues.js";
 
 const PAGE = 25;
@@ -37,25 +37,18 @@ export async function load(ctx) {
 }
 
 // A search may look at very many jobs: it is not repeated with every change.
-async function searched(ctx) {
+function searched(ctx) {
   const { state = "", find, before = "" } = ctx.query;
-  const stamp = JSON.stringify([state, find, before]);
-  const kept = ctx.ui.found;
-  if (kept?.stamp === stamp && Date.now() - kept.at < SEARCH_FRESH_MS) return kept.data;
-  const data = await api.search(ctx.id, { text: find, state, limit: PAGE, cursor: before });
-  ctx.ui.found = { stamp, at: Date.now(), data };
-  return data;
+  const search = () => api.search(ctx.id, { text: find, state, limit: PAGE, cursor: before });
+  return fresh(ctx.ui, "found", SEARCH_FRESH_MS, JSON.stringify([state, find, before]), search);
 }
 
 /** The last hour of this queue alone, in the shape that all queues together have. */
-async function hourOf(ctx) {
-  const kept = ctx.ui.hour;
-  if (kept && Date.now() - kept.at < HOUR_FRESH_MS) return kept.data;
-  const { start, step, series } = await api.history("1h", { queue: ctx.id });
-  const data = { start, step, queues: new Map([[ctx.id, series]]) };
-  ctx.ui.hour = { at: Date.now(), data };
-  return data;
-}
+const hourOf = (ctx) =>
+  fresh(ctx.ui, "hour", HOUR_FRESH_MS, ctx.id, async () => {
+    const { start, step, series } = await api.history("1h", { queue: ctx.id });
+    return { start, step, queues: new Map([[ctx.id, series]]) };
+  });
 
 export function view(data, ctx) {
   const { queue, counts } = data;
