@@ -438,6 +438,7 @@ def test_queues_that_no_path_can_name_do_not_hide_the_others(open_page: OpenPage
         page.goto(own.url("#/failures"))
         expect(page.locator("details.group")).to_contain_text("2 jobs")
         expect(row(page, "job of mail")).to_be_visible()
+        page.close()
 
 
 def test_a_queue_in_which_nothing_happens_says_so(open_page: OpenPage, tmp_path: Any) -> None:
