@@ -13,7 +13,6 @@ import argparse
 import math
 import random
 import shutil
-import socket
 import sys
 import tempfile
 import threading
@@ -27,6 +26,7 @@ from playwright.sync_api import Browser, sync_playwright
 ROOT: Final = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from tests.ports import free_port  # noqa: E402
 from tests.serverprocess import ServerProcess  # noqa: E402
 from tests.wireclient import Client  # noqa: E402
 
@@ -195,12 +195,6 @@ def take(browser: Browser, http_port: int, failed: str) -> None:
         page.screenshot(path=IMAGES / name)
         page.close()
         print(f"{name}: {(IMAGES / name).stat().st_size // 1000} kB")
-
-
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
 
 
 def main() -> None:
