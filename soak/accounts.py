@@ -68,7 +68,7 @@ class Watch:
     """Looks at the stage every second: how jobs on Valkey ended, and how large everything is."""
 
     def __init__(self, stage: Stage) -> None:
-        self.sizes: dict[str, list[tuple[float, float]]] = defaultdict(list)
+        self.sizes: dict[str, list[float]] = defaultdict(list)
         self.account = Account(defaultdict(list))
         self._stage = stage
         self._ended = threading.Event()
@@ -101,14 +101,14 @@ class Watch:
         client.close()
 
     def _weigh(self) -> None:
-        now, stage = time.time(), self._stage
+        stage = self._stage
         weighed: dict[str, ServerProcess | ValkeyServer] = {**stage.servers, "valkey": stage.valkey}
         for name, one in weighed.items():
             with suppress(psutil.Error):
                 if one.process is not None:
-                    self.sizes[f"memory of {name}"].append((now, psutil.Process(one.process.pid).memory_info().rss))
-        self.sizes["database and its log"].append((now, _bytes_of(stage.disk.glob("headrace.db*"))))
-        self.sizes["files of valkey"].append((now, _bytes_of(stage.valkey.folder.rglob("*.aof"))))
+                    self.sizes[f"memory of {name}"].append(psutil.Process(one.process.pid).memory_info().rss)
+        self.sizes["database and its log"].append(_bytes_of(stage.disk.glob("headrace.db*")))
+        self.sizes["files of valkey"].append(_bytes_of(stage.valkey.folder.rglob("*.aof")))
 
 
 def _bytes_of(paths: Iterable[Path]) -> int:

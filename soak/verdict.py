@@ -73,7 +73,7 @@ class Side:
 @dataclass
 class Evidence:
     sides: list[Side]
-    sizes: Mapping[str, Sequence[tuple[float, float]]]
+    sizes: Mapping[str, Sequence[float]]
     deaths: list[str]
     logs: list[Path]
     left: list[str]
@@ -291,12 +291,9 @@ def _nobody_was_up(incidents: Sequence[Incident]) -> Iterator[tuple[float, float
 def sizes_are_flat(evidence: Evidence) -> list[Line]:
     """The middle of the last quarter beside that of the quarter before it."""
     lines = []
-    for name, samples in evidence.sizes.items():
-        values = [value for _, value in samples]
-        before, after = (
-            _middle(values[len(values) // 2 : len(values) * 3 // 4]),
-            _middle(values[len(values) * 3 // 4 :]),
-        )
+    for name, sizes in evidence.sizes.items():
+        half, last_quarter = len(sizes) // 2, len(sizes) * 3 // 4
+        before, after = _middle(sizes[half:last_quarter]), _middle(sizes[last_quarter:])
         limit = before * 1.15 + 8 * _MB
         figures = f"{before / _MB:.1f} MB, then {after / _MB:.1f} MB"
         lines.append(

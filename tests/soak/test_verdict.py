@@ -57,8 +57,8 @@ def evidence(**known: object) -> Evidence:
     return Evidence(**{**nothing, **known})  # type: ignore[arg-type]
 
 
-def pushed(kind: str = "plain", attempts: int = 3, key: str = "k") -> Push:
-    return Push("j", kind, attempts, key, 1.0)
+def pushed(kind: str = "plain") -> Push:
+    return Push("j", kind, 3, "k", 1.0)
 
 
 def ended(*endings: Ending) -> Account:
@@ -235,7 +235,7 @@ class TestWhole:
 
     @pytest.mark.parametrize(("last", "is_kept"), [(100, True), (110, True), (140, False)])
     def test_what_grows_without_end_is_noticed(self, last: int, is_kept: bool) -> None:
-        samples = [(float(at), 1e6 * (100 if at < 30 else last)) for at in range(40)]
+        samples = [1e6 * (100 if at < 30 else last) for at in range(40)]
         (line,) = sizes_are_flat(evidence(sizes={"memory of server": samples}))
         assert line.is_kept is is_kept
 
