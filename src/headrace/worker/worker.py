@@ -107,7 +107,6 @@ class Worker:
         self._children = Children(max_jobs_per_child)
         self._threads: ThreadPoolExecutor | None = None
         self._running: dict[str, tuple[JobContext, asyncio.Task[None]]] = {}
-        self._is_running = False
         self._life: asyncio.Task[Any] | None = None
         """The task that runs it, while it runs."""
         self._cancellations = 0
@@ -132,13 +131,12 @@ class Worker:
 
     async def run(self, *, handle_signals: bool = True) -> None:
         """Work until `stop`, or until SIGTERM or Ctrl-C if signals are handled: a second one cuts the drain short."""
-        if self._is_running:
+        if self._life is not None:
             raise HeadraceError(f"{self.id} is already running: create another worker to run two")
         loop = asyncio.get_running_loop()
-        self._is_running = True
-        self._begun.set()
         self._life = life = asyncio.current_task()
         assert life is not None
+        self._begun.set()
         self._cancellations = life.cancelling()
         self._stop_signals = StopSignals()
         self._failure = None
@@ -151,7 +149,7 @@ class Worker:
         finally:
             for _ in range(self._hurries):
                 life.uncancel()
-            self._is_running, self._life = False, None
+            self._life = None
             self._stopping, self.ready = asyncio.Event(), asyncio.Event()  # it may run once more, on another loop
         if self._failure is not None:
             raise self._failure
