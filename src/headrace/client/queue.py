@@ -56,7 +56,7 @@ class DlqChange(TypedDict, total=False):
 
 
 class QueueVerbs(Shell, Generic[JobType]):
-    """All operations on a queue. `_job` creates the matching (async or blocking) handle."""
+    """All operations on a queue. `_job_type` is the matching (async or blocking) handle on a job."""
 
     _job_type: type[JobType]
 

@@ -1,7 +1,7 @@
 """Receipts: what was handled once under a key is not handled again, even when its job has been removed.
 
-The handler of a keyed fire-and-forget event leaves a receipt when it succeeds. An outbox retires a key
-in two steps: `prepare` blocks new emissions, `finalize` drops the receipt or, if the handler is still running,
+The handler of a keyed fire-and-forget event leaves a receipt when it succeeds. An outbox retires a key in two steps:
+`prepare_retirement` blocks new emissions, `finalize_retirement` drops the receipt or, if the handler is still running,
 leaves a tombstone that suppresses the receipt to come. Receipts are jobs that nobody takes, delayed beyond the week for
 which they are kept: a waiting job that nobody takes looks like trouble to operators.
 """
