@@ -98,7 +98,7 @@ class Raw:
 
     def answer(self) -> Answer:
         """The next response; its body is read by Content-Length."""
-        head = self._until(b"\r\n\r\n")
+        head = self.head()
         lines = head.decode().split("\r\n")
         status = int(lines[0].split()[1])
         headers = {
@@ -106,25 +106,19 @@ class Raw:
         }
         if status == 100:
             return Answer(status, headers, b"")
-        return Answer(status, headers, self._exactly(int(headers.get("content-length", 0))))
+        return Answer(status, headers, self.take(int(headers.get("content-length", 0))))
 
     def head(self) -> bytes:
-        return self._until(b"\r\n\r\n")
+        return self.until(b"\r\n\r\n")
 
-    def _until(self, mark: bytes) -> bytes:
+    def until(self, mark: bytes) -> bytes:
         while mark not in self._buffer:
             self._fill()
         at = self._buffer.index(mark) + len(mark)
         out, self._buffer = self._buffer[:at], self._buffer[at:]
         return out
 
-    def until(self, mark: bytes) -> bytes:
-        return self._until(mark)
-
     def take(self, size: int) -> bytes:
-        return self._exactly(size)
-
-    def _exactly(self, size: int) -> bytes:
         while len(self._buffer) < size:
             self._fill()
         out, self._buffer = self._buffer[:size], self._buffer[size:]
