@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -152,33 +153,23 @@ class ValkeyCluster:
             node.stop()
 
 
-_shared: dict[str | None, ValkeyServer] = {}
-_shared_clusters: list[ValkeyCluster] = []
-
-
+@cache
 def shared_cluster() -> ValkeyCluster:
-    """One cluster for all tests that only need keys of their own."""
-    if not _shared_clusters:
-        folder = Path(tempfile.mkdtemp(prefix="headrace-valkey-"))
-        _shared_clusters.append(ValkeyCluster(folder).start())
-        atexit.register(_end_cluster, folder)
-    return _shared_clusters[0]
+    """One cluster for all tests that only need keys of their own; it ends with the process."""
+    cluster = ValkeyCluster(_lasting_folder())
+    atexit.register(cluster.stop)
+    return cluster.start()
 
 
-def _end_cluster(folder: Path) -> None:
-    _shared_clusters.pop().stop()
-    shutil.rmtree(folder, ignore_errors=True)
-
-
+@cache
 def shared_server(binary: str | None = None) -> ValkeyServer:
-    """One server for all tests that only need keys of their own; it ends with the process."""
-    if binary not in _shared:
-        folder = Path(tempfile.mkdtemp(prefix="headrace-valkey-"))
-        _shared[binary] = ValkeyServer(folder, binary=binary).start()
-        atexit.register(_end_shared, binary, folder)
-    return _shared[binary]
+    """The same with one server."""
+    server = ValkeyServer(_lasting_folder(), binary=binary)
+    atexit.register(server.stop)
+    return server.start()
 
 
-def _end_shared(binary: str | None, folder: Path) -> None:
-    _shared.pop(binary).stop()
-    shutil.rmtree(folder, ignore_errors=True)
+def _lasting_folder() -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="headrace-valkey-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
