@@ -269,8 +269,8 @@ def test_those_who_wait_are_bounded() -> None:
     assert [type(outcome[0]) for outcome in outcomes[MAX_WAITING:]] == [Unreachable] * 2
 
 
-def _due(conversation: Conversation, deadline: float, command: object = None) -> Question[object]:
-    question: Question[object] = Question(command or Ping(), lambda outcome: None)  # type: ignore[arg-type]
+def _due(conversation: Conversation, deadline: float) -> Question[Any]:
+    question: Question[Any] = Question(Ping(), lambda outcome: None)
     question.deadline = deadline
     conversation.ask(question)
     return question

@@ -59,10 +59,10 @@ def run(text: str, url: str, code: int = 0) -> str:
     return done.stdout
 
 
-def jobs_in(url: str, queue: str = "q") -> list[Any]:
+def jobs_in(url: str) -> list[Any]:
     client = open_client(url)
     try:
-        return [job.data for job in SyncQueue(client, queue).get_jobs(limit=100_000)]
+        return [job.data for job in SyncQueue(client, "q").get_jobs(limit=100_000)]
     finally:
         assert release_client(client)
         client.close().result(10)

@@ -16,21 +16,21 @@ from headrace.model import DlqConfig, Event, StallConfig
 from tests.conformance.rig import Held, Rig, spec
 
 
-def one_of_each(rig: Rig, queue: str = "q") -> dict[str, str]:
+def one_of_each(rig: Rig) -> dict[str, str]:
     """Jobs of every state, by state; the active one is leased."""
-    completed, failed, active = rig.push(queue), rig.push(queue), rig.push(queue)
-    rig.run(queue, result=1)
-    rig.bury(queue)
-    rig.take(queue)
-    waiting = rig.push(queue)
+    completed, failed, active = rig.push(), rig.push(), rig.push()
+    rig.run(result=1)
+    rig.bury()
+    rig.take()
+    waiting = rig.push()
     return {
         "completed": completed,
         "failed": failed,
         "active": active,
         "waiting": waiting,
-        "prioritized": rig.push(queue, priority=1),
-        "delayed": rig.push(queue, delay=1_000_000),
-        "waiting-children": rig.push(queue, depends_on=[waiting]),
+        "prioritized": rig.push(priority=1),
+        "delayed": rig.push(delay=1_000_000),
+        "waiting-children": rig.push(depends_on=[waiting]),
     }
 
 

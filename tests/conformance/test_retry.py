@@ -11,8 +11,8 @@ from headrace.model import DAY_MS, Backoff, DlqConfig, DlqFilter
 from tests.conformance.rig import Rig, spec, unpack
 
 
-def reasons(rig: Rig, queue: str = "q") -> dict[str, str]:
-    letters = rig.dead_letters(queue, DlqFilter(), None)
+def reasons(rig: Rig) -> dict[str, str]:
+    letters = rig.dead_letters("q", DlqFilter(), None)
     return {unpack(letter.job)["id"]: letter.reason for letter in letters}
 
 

@@ -69,13 +69,12 @@ class Receiver:
 
     def __init__(
         self,
-        reply: Answer | None = None,
         *,
         tls: ssl.SSLContext | None = None,
         host: str = "127.0.0.1",
         port: int = 0,
     ) -> None:
-        self.answer: Answer = reply or answer(200)
+        self.answer = answer(200)
         self.calls: list[Call] = []
         self._came = threading.Condition()
         self._server = ThreadingHTTPServer((host, port), self._handler())

@@ -45,8 +45,8 @@ def published(log: Path) -> dict[str, int]:
     return found
 
 
-def capturing(folder: Path, *flags: str, segment_ms: int = 100) -> ServerProcess:
-    capture = ("--capture", str(folder / "log"), "--capture-segment-ms", str(segment_ms))
+def capturing(folder: Path, *flags: str) -> ServerProcess:
+    capture = ("--capture", str(folder / "log"), "--capture-segment-ms", "100")
     return ServerProcess(folder / "headrace.db", *capture, "--max-completed-jobs", "1000000", *flags)
 
 

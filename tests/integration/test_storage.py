@@ -499,9 +499,9 @@ class TestUnreadable:
             yield running
 
     @staticmethod
-    def push_what_no_cache_holds(client: Client, count: int = 3) -> list[str]:
+    def push_what_no_cache_holds(client: Client) -> list[str]:
         """Together they are larger than what SQLite keeps in memory."""
-        return [client.ok("PUSH", queue=QUEUE, data={"n": n, "fill": "x" * 9_000_000})["id"] for n in range(count)]
+        return [client.ok("PUSH", queue=QUEUE, data={"n": n, "fill": "x" * 9_000_000})["id"] for n in range(3)]
 
     def test_queries_say_that_the_disk_cannot_be_read_and_answer_again_when_it_can(
         self, server: ServerProcess, faults: FaultyCalls

@@ -33,8 +33,8 @@ from tests.pipeline.history import Story, rig_at, seal
 from tests.serverprocess import ServerProcess
 
 
-def segment(first: int, last: int, epoch: int = 1, raw_bytes: int = 0) -> Segment:
-    return Segment(0, epoch, first, last, raw_bytes or 100 * (last - first + 1), True)
+def segment(first: int, last: int, epoch: int = 1) -> Segment:
+    return Segment(0, epoch, first, last, 100 * (last - first + 1), True)
 
 
 LOG = [segment(1, 10), segment(11, 30), segment(31, 40)]

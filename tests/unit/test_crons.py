@@ -68,9 +68,9 @@ class Scheduler:
         self.backend.commit()
         return count
 
-    async def pass_time(self, ms: int, step: int = 100) -> None:
-        for _ in range(ms // step):
-            self.clock.advance(step)
+    async def pass_time(self, ms: int) -> None:
+        for _ in range(ms // 100):
+            self.clock.advance(100)
             await self.fire()
 
     async def waiting(self, queue: str = "q") -> int:

@@ -34,11 +34,11 @@ class BrokenJournal(Journal):
 class House:
     """An engine and its sessions, driven by hand where a server has its event loop."""
 
-    def __init__(self, path: Path, tokens: tuple[str, ...] = ()) -> None:
+    def __init__(self, path: Path) -> None:
         self.clock = ManualClock()
         self.backend = LocalBackend(path, clock=self.clock)
         self.journal = self.backend._journal = BrokenJournal(path)
-        self.engine = Engine(self.backend, self.clock, tokens=tokens)
+        self.engine = Engine(self.backend, self.clock)
         run_now(self.engine.start())
         self.stirred: set[Session] = set()
         self.postponed: list[Callable[[], None]] = []

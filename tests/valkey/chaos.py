@@ -22,8 +22,8 @@ LEASE_MS = 4_000
 
 
 class Chaos:
-    def __init__(self, folder: Path, seed: int = 11) -> None:
-        self._random = random.Random(seed)
+    def __init__(self, folder: Path) -> None:
+        self._random = random.Random(11)
         self._valkey = ValkeyServer(folder / "store", "--appendonly", "yes", "--appendfsync", "always")
         self._brokers: list[ServerProcess] = []
         self._lock = threading.Lock()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
+from typing import Final
 
 import valkey
 from tests.valkey.foreign import Foreign
@@ -17,10 +18,11 @@ BAND = 1 << 42
 
 
 class NodeWorker:
-    def __init__(self, foreign: Foreign, name: str = "worker-1-abcdef12") -> None:
+    name: Final = "worker-1-abcdef12"
+
+    def __init__(self, foreign: Foreign) -> None:
         self.foreign = foreign
         self.client = foreign.client
-        self.name = name
         with suppress(valkey.ResponseError):
             self.client.xgroup_create(foreign.key("stream"), "workers", "0", mkstream=True)
 

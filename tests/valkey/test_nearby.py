@@ -42,9 +42,9 @@ def door_of(client: Client) -> Door:
     return client._near._doors[asyncio.get_running_loop()]
 
 
-async def opened(client: Client, name: str = "q") -> Queue:
+async def opened(client: Client) -> Queue:
     """A queue that takes jobs by the door from now on; two are in it."""
-    queue = Queue(client, name)
+    queue = Queue(client, "q")
     for n in range(2):
         await queue.add("job", n)
     await until(lambda: door_of(client).is_open)

@@ -185,8 +185,8 @@ def test_the_log_read_bit_by_bit_is_the_log_read_at_once(groups: list[list[str]]
     assert vars(at_once) == vars(later)
 
 
-def done(step: str, *, can_roll_back: bool = True) -> StepDone:
-    return StepDone(step, 1, Body(result=encode_payload(step), can_roll_back=can_roll_back))
+def done(step: str) -> StepDone:
+    return StepDone(step, 1, Body(result=encode_payload(step), can_roll_back=True))
 
 
 def play(of: Plan, *news: News) -> tuple[list[Entry], Decision]:
