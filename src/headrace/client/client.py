@@ -263,8 +263,8 @@ def _result(outcome: R | HeadraceError) -> R:
 
 
 def _settle(future: Any, outcome: Any) -> None:
-    if future.cancelled() or future.done():
-        return
+    if future.done():
+        return  # whoever asked was cancelled
     if isinstance(outcome, HeadraceError):
         future.set_exception(_own(outcome))
     else:
