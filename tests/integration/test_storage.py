@@ -177,15 +177,17 @@ def frames(*commands: dict[str, Any]) -> bytes:
     return b"".join(len(body).to_bytes(4, "big") + body for body in packed)
 
 
+@pytest.fixture
+def server(tmp_path: Path, faults: FaultyCalls) -> Iterator[ServerProcess]:
+    """On a disk that fails as the tests of a class want it."""
+    with ServerProcess(tmp_path / "jobs.db", env=faults.env) as running:
+        yield running
+
+
 class TestInputOutputErrors:
-    @pytest.fixture(params=["eio.db-wal", "eio.db-events"], ids=["store", "event_log"])
+    @pytest.fixture(params=["jobs.db-wal", "jobs.db-events"], ids=["store", "event_log"])
     def faults(self, request: pytest.FixtureRequest, tmp_path: Path) -> FaultyCalls:
         return FaultyCalls(tmp_path, request.param)
-
-    @pytest.fixture
-    def server(self, tmp_path: Path, faults: FaultyCalls) -> Iterator[ServerProcess]:
-        with ServerProcess(tmp_path / "eio.db", env=faults.env) as running:
-            yield running
 
     def test_a_failing_tick_is_refused_whole_and_leaves_nothing_behind(
         self, server: ServerProcess, faults: FaultyCalls, tmp_path: Path
@@ -216,7 +218,7 @@ class TestInputOutputErrors:
             faults.heal()
             wait_until_healthy(client)
             self.repeat_what_was_refused(client, a, b, c)
-        self.check_after_a_kill(server, tmp_path / "eio.db", a, b)
+        self.check_after_a_kill(server, tmp_path / "jobs.db", a, b)
 
     def test_a_disk_that_cannot_even_be_read_loses_nothing_and_all_is_as_before_when_it_can(
         self, tmp_path: Path
@@ -374,7 +376,7 @@ class TestInputOutputErrors:
         with server.client() as client:
             assert stored_numbers(client) == [1]
             assert client.ok("PULL", queue=QUEUE)["job"]["data"] == {"n": 1}
-        events = read_events(tmp_path / "eio.db")
+        events = read_events(tmp_path / "jobs.db")
         assert_dense(events)
         assert len(jobs_of(events, "pushed")) == 1
 
@@ -430,12 +432,7 @@ class TestInputOutputErrors:
 class TestDurable:
     @pytest.fixture
     def faults(self, tmp_path: Path) -> FaultyCalls:
-        return FaultyCalls(tmp_path, "durable.db-wal")
-
-    @pytest.fixture
-    def server(self, tmp_path: Path, faults: FaultyCalls) -> Iterator[ServerProcess]:
-        with ServerProcess(tmp_path / "durable.db", env=faults.env) as running:
-            yield running
+        return FaultyCalls(tmp_path, "jobs.db-wal")
 
     def test_a_durable_push_is_refused_while_the_disk_cannot_sync_and_works_otherwise(
         self, server: ServerProcess, faults: FaultyCalls
@@ -491,12 +488,7 @@ class TestUnreadable:
 
     @pytest.fixture
     def faults(self, tmp_path: Path) -> FaultyCalls:
-        return FaultyCalls(tmp_path, "unread.db")
-
-    @pytest.fixture
-    def server(self, tmp_path: Path, faults: FaultyCalls) -> Iterator[ServerProcess]:
-        with ServerProcess(tmp_path / "unread.db", env=faults.env) as running:
-            yield running
+        return FaultyCalls(tmp_path, "jobs.db")
 
     @staticmethod
     def push_what_no_cache_holds(client: Client) -> list[str]:
@@ -563,7 +555,7 @@ class TestUnreadable:
             client.ok("Pause", queue=QUEUE)
             client.ok("PUSH", queue=QUEUE, data="x" * 20_000)
         server.stop()
-        with closing(sqlite3.connect(tmp_path / "unread.db")) as file, file:
+        with closing(sqlite3.connect(tmp_path / "jobs.db")) as file, file:
             file.execute("DELETE FROM payload")
         server.start()
         with server.client() as client, server.client() as worker:
@@ -624,7 +616,7 @@ with Headrace(f"sqlite:///{sys.argv[1]}").sync() as sync:
     except StorageUnavailable as error:
         print(error)
 """
-        arguments = [str(tmp_path / "unread.db"), faults.env["FAULT_TRIGGER"]]
+        arguments = [str(tmp_path / "jobs.db"), faults.env["FAULT_TRIGGER"]]
         done = subprocess.run(
             [sys.executable, "-c", program, *arguments],
             env={**os.environ, **faults.env},
