@@ -36,7 +36,7 @@ from typing import Any, cast
 import msgspec
 import psutil
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceWriter, InputPartition
+from pyspark.sql.datasource import DataSourceReader, DataSourceWriter, InputPartition
 
 import history
 import report
@@ -188,9 +188,6 @@ class RowsSource(HeadraceSource):
 
     def writer(self, schema: Any, overwrite: bool) -> DataSourceWriter:
         return RowsWriter(self._parsed, schema.fieldNames())
-
-
-_: type[DataSource] = RowsSource
 
 
 # -- measurements --------------------------------------------------------------------------------------------------
