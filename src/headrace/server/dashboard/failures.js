@@ -94,6 +94,16 @@ async function retryGroup(found, ctx) {
   );
 }
 
+/** Lets one failed job run again; what was kept in `ctx.ui` by that name is asked for anew. */
+export function retryButton(job, kept, ctx) {
+  const onclick = async () => {
+    await perform(() => api.retryFailed(job.queue, job.id), `${nameOf(job)} runs again`);
+    ctx.ui[kept] = null;
+    ctx.reload();
+  };
+  return h("button", { type: "button", class: "small", "data-retry": true, onclick }, "Retry");
+}
+
 /** Let dead letters run again and say how many did. */
 export async function retry(letters, ctx) {
   await perform(

@@ -2,8 +2,9 @@
 
 import * as api from "./api.js";
 import { h } from "./dom.js";
-import { exactCount, nameOf } from "./format.js";
-import { STATES, fresh, jobTable, notice, perform, typed } from "./parts.js";
+import { retryButton } from "./failures.js";
+import { exactCount } from "./format.js";
+import { STATES, fresh, jobTable, notice, typed } from "./parts.js";
 import { noQueues } from "./queues.js";
 
 const SHOWN = 50;
@@ -73,7 +74,7 @@ export function view(data, ctx) {
         h("a", { href: "#/failures", class: "button" }, "Failures by error"),
       ),
     ),
-    list.length ? jobTable(list, { withQueue: true, act: (job) => retryButton(job, ctx) }) : nothing(data),
+    list.length ? jobTable(list, { withQueue: true, act: (job) => job.state === "failed" && retryButton(job, "list", ctx) }) : nothing(data),
     list.length > 0 &&
       h(
         "p",
@@ -101,13 +102,3 @@ const nothing = ({ find }) =>
         h("p", { class: "quiet" }, "The page of a queue can search older jobs."),
       )
     : notice("No such jobs", h("p", {}, "No job is in this state now."));
-
-function retryButton(job, ctx) {
-  if (job.state !== "failed") return null;
-  const onclick = async () => {
-    await perform(() => api.retryFailed(job.queue, job.id), `${nameOf(job)} runs again`);
-    ctx.ui.list = null;
-    ctx.reload();
-  };
-  return h("button", { type: "button", class: "small", "data-retry": true, onclick }, "Retry");
-}

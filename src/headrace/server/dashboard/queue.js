@@ -3,6 +3,7 @@
 import * as api from "./api.js";
 import { chart, roundUp, roundUpCount } from "./charts.js";
 import { h } from "./dom.js";
+import { retryButton } from "./failures.js";
 import { NOTHING, count, duration, exactCount, jobs, nameOf, rate, rateNumber, rateUnit, runAgain } from "./format.js";
 import { judge } from "./health.js";
 import { STATES, attempted, badge, confirm, dialog, factList, firstJob, fresh, jobTable, live, notice, paths, perform, typed } from "./parts.js";
@@ -226,29 +227,14 @@ const further = ({ searched, state, find }, ctx) =>
   h("a", { href: paths.queue(ctx.id, { state, find, before: searched.cursor }) }, "Search older jobs →");
 
 function rowAction(job, ctx) {
-  const act = (work, told) => async () => {
-    await perform(work, told);
+  if (job.state === "failed") return retryButton(job, "found", ctx);
+  if (job.state !== "delayed") return null;
+  const onclick = async () => {
+    await perform(() => api.promote(job.id), `${nameOf(job)} is ready`);
     ctx.ui.found = null;
     ctx.reload();
   };
-  if (job.state === "failed")
-    return h(
-      "button",
-      {
-        type: "button",
-        class: "small",
-        "data-retry": true,
-        onclick: act(() => api.retryFailed(job.queue, job.id), `${nameOf(job)} runs again`),
-      },
-      "Retry",
-    );
-  if (job.state === "delayed")
-    return h(
-      "button",
-      { type: "button", class: "small", onclick: act(() => api.promote(job.id), `${nameOf(job)} is ready`) },
-      "Run now",
-    );
-  return null;
+  return h("button", { type: "button", class: "small", onclick }, "Run now");
 }
 
 // -- acting --------------------------------------------------------------------------------------------------------
