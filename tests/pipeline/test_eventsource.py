@@ -258,6 +258,23 @@ def test_a_log_that_replaced_another_is_refused_or_read_from_its_start(tmp_path:
     assert {row["epoch"] for row in found} == {from_offset(end).epoch} != {read.epoch}
 
 
+def test_a_stream_that_began_at_the_end_of_an_empty_log_takes_no_restart_for_another_database(tmp_path: Path) -> None:
+    """A log that is still empty when its server starts begins anew."""
+    from pyspark.sql.streaming.datasource import ReadAllAvailable
+
+    from headrace.pipeline.stream import EventsStreamReader
+
+    with ServerProcess(tmp_path / "h.db") as server:
+        options = Options.parse({"url": f"headrace://127.0.0.1:{server.port}", "startingOffset": "latest"})
+        start = EventsStreamReader(options).initialOffset()
+        server.stop()
+        server.start()
+        push(server, 3)
+        end = newest(server)
+        assert end.epoch > from_offset(start).epoch
+        assert from_offset(EventsStreamReader(options).latestOffset(start, ReadAllAvailable())) == end
+
+
 def test_offsets_are_written_per_shard() -> None:
     assert to_offset(Position(2, 7)) == {"0": {"epoch": 2, "seq": 7}}
     assert from_offset(to_offset(Position(2, 7))) == Position(2, 7)

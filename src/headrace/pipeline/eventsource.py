@@ -293,7 +293,7 @@ def check_kept(window: EventWindow, start: Position, *, fail: bool) -> None:
     """Refuse to go on behind events that were dropped before they were read, or in another log, if so wanted."""
     if not fail or start == BEGINNING or window.newest <= start:
         return
-    if any(segment.first == 1 and segment.epoch > start.epoch for segment in window.segments):
+    if start.seq and any(segment.first == 1 and segment.epoch > start.epoch for segment in window.segments):
         raise EventsLost(
             f"event {start.seq:,} of epoch {start.epoch} was read, but this event log begins with another epoch: it is "
             "that of another database. Begin another lake, or set failOnDataLoss to false (--accept-loss) to go on "
