@@ -462,6 +462,23 @@ class TestEvents:
 
 
 class TestDamage:
+    def test_a_crash_amid_long_commands_is_not_taken_for_lost_commits(
+        self, kept: Rig, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """What they do in one tick they tell with one time, however long ago each of them began."""
+        monkeypatch.setattr(slices, "SLICE_SECONDS", -1)
+        for queue in ("a", "b"):
+            kept.push_many(*(spec(n, delay=DAY_MS) for n in range(300)), queue=queue)
+        epoch, _, last = kept.backend.event_window()
+        works = [kept.backend.promote_many(queue, None) for queue in ("a", "b")]
+        assert isinstance(works[0].send(None), Breath)
+        kept.settle()
+        kept.clock.advance(6000)
+        assert all(isinstance(work.send(None), Breath) for work in works)
+        kept.backend._log.record(kept.backend.uncommitted_events())  # and before the commit the process is killed
+        kept.reopen()
+        assert (kept.backend.problems, kept.backend.event_window()) == ([], (epoch, 1, last + 128))
+
     def test_a_job_whose_payload_is_lost_holds_up_nobody(self, kept: Rig) -> None:
         lost, next_one = kept.push(data=bytes(20_000)), kept.push()
         kept.is_checking = False

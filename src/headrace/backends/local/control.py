@@ -140,9 +140,8 @@ class Control(Delivery):
         q = self._queues.get(queue)
         if q is None:
             return 0
-        now = self._clock.now_ms()
 
-        def promote(job: Job) -> bool:
+        def promote(job: Job, now: int) -> bool:
             self._promote(job, now)
             return True
 
@@ -248,9 +247,8 @@ class Control(Delivery):
         if q is None or not doomed:
             return 0
         with self._clearing(EventName.DRAINED, q) as clearing:
-            now = self._clock.now_ms()
 
-            def drain(job: Job) -> bool:
+            def drain(job: Job, now: int) -> bool:
                 self._clear_away(clearing, job, now)
                 return True
 
@@ -295,7 +293,6 @@ class Control(Delivery):
         self._journal.drop_record("queue", queue)
         self._touched_queues.add(queue)
         self._slices.begin()
-        now = self._clock.now_ms()
         doomed: list[Job] = [job for state in PLACES for job in q.jobs_in(state)]
         count = len(doomed)
         try:
@@ -303,7 +300,7 @@ class Control(Delivery):
                 for n in range(count):
                     job = doomed.pop()  # newest first and freed slice by slice: see _from_the_end
                     if job.state is not State.REMOVED:  # time may have removed it between two slices
-                        self._clear_away(clearing, job, now)
+                        self._clear_away(clearing, job, self._clock.now_ms())
                     if n % 128 == 0:
                         await self._slices.breathe()
                 q.clear()
@@ -338,11 +335,10 @@ class Control(Delivery):
         q = self._queues.get(queue)
         if q is None:
             return []
-        now = self._clock.now_ms()
-        before, states = now - grace_ms, CLEANABLE.get(state, ())
+        before, states = self._clock.now_ms() - grace_ms, CLEANABLE.get(state, ())
         removed = Listing()
 
-        def clean(job: Job) -> bool:
+        def clean(job: Job, now: int) -> bool:
             at = job.finished if job.finished is not None else job.created
             if at > before or (state == "prioritized" and job.priority <= 0):
                 return False
@@ -356,11 +352,12 @@ class Control(Delivery):
         return removed.ids
 
     async def _for_each(
-        self, jobs: Iterable[Job], states: Sequence[State], do: Callable[[Job], bool], most: int | None = None
+        self, jobs: Iterable[Job], states: Sequence[State], do: Callable[[Job, int], bool], most: int | None = None
     ) -> int:
         """Apply `do` to those of these jobs that are in one of these states; returns how often it applied.
 
-        Works in slices. Other commands run between them, so a job may have changed its state or be gone.
+        Works in slices. Other commands run between them, so a job may have changed its state or be gone. `do` is
+        told the time anew: events of one tick that are far apart would be taken for those of several (`lost_upto`).
         """
         self._slices.begin()
         count = 0
@@ -368,7 +365,7 @@ class Control(Delivery):
             if count == most:
                 break
             if job.state in states and not job.queue.is_dead:
-                count += do(job)
+                count += do(job, self._clock.now_ms())
             if n % 128 == 0:
                 await self._slices.breathe()
         return count
@@ -397,12 +394,11 @@ class Control(Delivery):
         q = self._queue(queue)
         q.config.dlq = config
         self._save_queue(q)
-        now = self._clock.now_ms()
         room = 2 * len(q.failed)
         self._most_burials += room  # not to be tidied in the midst of it, in one go
         try:
             # By the config of the queue: it may be changed again between two slices.
-            await self._for_each(list(q.failed.values()), (State.FAILED,), lambda job: self._plan_anew(job, now))
+            await self._for_each(list(q.failed.values()), (State.FAILED,), self._plan_anew)
         finally:
             self._most_burials = max(0, self._most_burials - room)
         if len(self._burials) > self._most_burials:

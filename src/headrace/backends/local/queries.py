@@ -295,19 +295,17 @@ class Queries(Control):
         q = self._queues.get(queue)
         if q is None:
             return 0
-        now = self._clock.now_ms()
         if job_id is not None:
             chosen = [job for job in (self._find(job_id),) if job is not None and job.seq in q.failed]
         else:
             chosen = self._chosen_letters(queue, wanted or DlqFilter(), count)
-        return await self._for_each(chosen, (State.FAILED,), lambda job: self._revive_dead_letter(job, now))
+        return await self._for_each(chosen, (State.FAILED,), self._revive_dead_letter)
 
     async def purge_dlq(self, queue: str) -> int:
         q = self._queues.get(queue)
         if q is None:
             return 0
-        now = self._clock.now_ms()
-        return await self._for_each(list(q.failed.values()), (State.FAILED,), lambda job: self._drop_letter(job, now))
+        return await self._for_each(list(q.failed.values()), (State.FAILED,), self._drop_letter)
 
     async def remove_dead_letter(self, queue: str, job_id: str) -> bool:
         job = self._find(job_id)
@@ -329,8 +327,7 @@ class Queries(Control):
         else:
             kept = (j for j in q.completed.values() if before_ms is None or (j.finished or 0) <= before_ms)
             chosen = list(itertools.islice(kept, count))
-        now = self._clock.now_ms()
-        return await self._for_each(chosen, (State.COMPLETED,), lambda job: self._revive_completed(job, now))
+        return await self._for_each(chosen, (State.COMPLETED,), self._revive_completed)
 
     def _revive_completed(self, job: Job, now: int) -> bool:
         """False when the job's key belongs to another job by now."""
