@@ -257,6 +257,20 @@ def test_jobs_that_were_lost_with_the_write_ahead_log_are_told_by_doctor_and_ser
     assert doctor(path).stdout.endswith("\nhealthy\n")
 
 
+def test_a_new_database_beside_the_log_of_another_is_refused_by_doctor_and_server(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.db"
+    with ServerProcess(path) as server:
+        with server.client() as client:
+            client.ok("PUSH", queue="mail", data=1)
+        server.stop()
+        path.unlink()
+        refused = f"{path} has no events yet, but {path}-events has those of another database, up to event 1: put that"
+        with pytest.raises(RuntimeError, match=refused):
+            server.start()
+    examined = doctor(path)
+    assert (examined.returncode, f"! {refused}" in examined.stdout) == (1, True)
+
+
 def test_damaged_pages_are_told_and_no_server_starts_on_them(path: Path) -> None:
     with path.open("r+b") as file:
         file.seek(4096)

@@ -153,6 +153,7 @@ class LocalBackend(Flows):
         if self._log_root is None or not (folder := self._log_root / "shard=0").is_dir():
             return
         try:
+            self._refuse_foreign_log(self._log_root, store_seq)
             lost = lost_commits(folder, store_seq, _needs_commit)
         except OSError as error:
             self.problems.append(f"the event log cannot be read: {error}")
@@ -169,8 +170,7 @@ class LocalBackend(Flows):
             self._epoch = self._clock.now_ms()
             self._log = MemoryLog(self._log_limits, epoch=self._epoch, store_seq=store_seq)
         else:
-            if not store_seq:
-                self._refuse_foreign_log(self._log_root)
+            self._refuse_foreign_log(self._log_root, store_seq)
             self._log = EventLog.open(
                 self._log_root,
                 store_seq=store_seq,
@@ -195,10 +195,10 @@ class LocalBackend(Flows):
             event = self._emit_queue(EventName.GAP, "", self._clock.now_ms())
             event.first, event.last = gap
 
-    def _refuse_foreign_log(self, root: Path) -> None:
+    def _refuse_foreign_log(self, root: Path, store_seq: int) -> None:
         """A database that never had an event has no closed segments: these are another's, and would be taken back."""
         folder = root / "shard=0"
-        if folder.is_dir() and (last := last_sealed(folder)):
+        if not store_seq and folder.is_dir() and (last := last_sealed(folder)):
             raise StorageUnavailable(
                 f"{self._journal.path} has no events yet, but {root} has those of another database, up to event "
                 f"{last:,}: put that database back, or move the folder away, or name another one"
