@@ -17,7 +17,7 @@ from typing import Any
 import msgpack
 import pytest
 
-from tests.integration.eventfolder import assert_dense, jobs_of, read_events
+from tests.integration.eventfolder import assert_dense, jobs_of, read_events, read_log
 from tests.integration.faultydisk import FaultyCalls, fill, small_disk
 from tests.protocol.steps import park
 from tests.serverprocess import ServerProcess
@@ -145,6 +145,30 @@ class TestFullDisk:
         server.start()
         with server.client() as client:
             assert stored_numbers(client) == acknowledged + more
+
+    def test_a_server_starts_on_a_full_disk_also_with_a_new_event_log(
+        self, server: ServerProcess, disk: Path, tmp_path: Path
+    ) -> None:
+        """A disk that is full is a reason to put the log elsewhere."""
+        with server.client() as client:
+            acknowledged, _ = push_until_refused(client, 0)
+        fill(disk / "filler")
+        server.kill()
+        server.flags = ("--capture", str(tmp_path / "log"))
+        epochs = set()
+        for number in (100_000, 100_001):
+            server.start()
+            with server.client() as client:
+                assert stored_numbers(client) == acknowledged
+                (disk / "filler").unlink(missing_ok=True)
+                wait_until_healthy(client)
+                client.ok("PUSH", queue=QUEUE, data={"n": number})
+                acknowledged.append(number)
+                epochs.add(client.ok("EventSegments")["epoch"])
+            server.kill()
+        gap, *pushed = read_log(tmp_path / "log")
+        assert (gap["event"], len(pushed)) == ("gap", 2)
+        assert {event["epoch"] for event in [gap, *pushed]} == epochs
 
     def test_a_server_that_cannot_start_on_a_full_disk_says_so(self, server: ServerProcess, disk: Path) -> None:
         with server.client() as client:

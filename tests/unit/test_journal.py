@@ -296,6 +296,20 @@ class TestTicks:
         assert ask(path, "SELECT count(*) FROM job") == [(0,)]
         assert journal.mark() == (8, 1, Totals(pushed=8))
 
+    def test_a_new_epoch_asks_for_no_commit_and_is_stored_with_the_next_that_succeeds(self, journal: Journal) -> None:
+        journal.new_epoch = 9
+        assert not journal.is_dirty
+        journal.add(make(1, priority=1_000_001))
+        with pytest.raises(StorageUnavailable):
+            commit(journal, 7)
+        journal.rollback()
+        assert journal.mark() == (0, 1, Totals())
+        journal.add_plain(make(1))
+        commit(journal, 7)
+        journal.add_plain(make(2))
+        commit(journal, 8)
+        assert journal.mark() == (8, 9, Totals(pushed=8))
+
     def test_a_lone_push_that_fails_leaves_nothing(self, path: Path, journal: Journal) -> None:
         journal.add_plain(make(1, priority=1_000_001))
         with pytest.raises(StorageUnavailable, match="nothing was stored"):

@@ -185,8 +185,7 @@ class LocalBackend(Flows):
             if self._log.is_new:
                 epoch = new_epoch(self._log.epoch, self._clock.now_ms())
             if epoch != self._epoch:
-                self._epoch = self._log.epoch = epoch
-                self._journal.later("UPDATE mark SET epoch=?", self._epoch)
+                self._epoch = self._log.epoch = self._journal.new_epoch = epoch
         self._event_seq = self._committed_seq = max(store_seq, self._log.last_seq)
         self._log.committed = self._event_seq
         self._first_event = self._event_seq + 1

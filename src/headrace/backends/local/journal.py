@@ -128,6 +128,8 @@ class Journal:
         self.recalled: dict[tuple[str, str], str | None] = {}
         """Tombstones in the file that this tick has looked up, valid until it ends."""
         self._statements: list[tuple[str, Row]] = []
+        self.new_epoch: int | None = None
+        """Stored with the next commit, but no reason for one: the disk may be full when a server starts."""
         self._refusal: StorageUnavailable | None = None
         """Why this tick can no longer be committed."""
         self._db: apsw.Connection | None = None
@@ -416,8 +418,10 @@ class Journal:
             if self._tombstones:
                 self._write_tombstones()
             self._run_statements()
-            self.db.execute("UPDATE mark SET last_seq=?, totals=?", (last_seq, _encode(totals)))
+            mark = (last_seq, _encode(totals), self.new_epoch)
+            self.db.execute("UPDATE mark SET last_seq=?, totals=?, epoch=ifnull(?, epoch)", mark)
             self.db.execute("COMMIT")
+            self.new_epoch = None
             self._with_settled -= over
             self._with_settled |= noted
         except (apsw.Error, OSError) as error:
@@ -433,7 +437,7 @@ class Journal:
             return False
         if self.new or self.changed or self.rewritten or self.gone or self._staged or self._statements:
             return False
-        if self._settled or self._tombstones:
+        if self._settled or self._tombstones or self.new_epoch is not None:
             return False
         mark = _MARK.pack(last_seq, *msgspec.structs.astuple(totals))
         if self.plain:
