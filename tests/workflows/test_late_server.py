@@ -83,6 +83,22 @@ async def test_a_start_that_waits_ends_when_it_is_stopped_or_cancelled(
     assert asyncio.all_tasks() == before
 
 
+async def test_a_start_that_was_given_up_can_be_tried_again_at_once(kind: Any) -> None:
+    """Nobody has stopped it, so it must not say so."""
+    hosted: Hosted = kind("headrace://127.0.0.1:1")
+    for _ in range(3):
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(hosted.start(), 0.1)
+    await hosted.stop()
+
+
+def test_a_start_that_failed_can_be_tried_again_on_another_loop(kind: Any, tmp_path: Path) -> None:
+    hosted: Hosted = kind(f"sqlite:///{tmp_path}/nowhere/jobs.db")
+    for _ in range(2):
+        with pytest.raises(StorageUnavailable, match="there is no folder"):
+            asyncio.run(hosted.start())
+
+
 async def test_waiting_for_the_server_mends_neither_a_wrong_token_nor_a_wrong_path(kind: Any, tmp_path: Path) -> None:
     with ServerProcess(tmp_path / "closed.db", "--auth-tokens", "right") as server:
         for wrong in (url_of(server), url_of(server, "wrong")):

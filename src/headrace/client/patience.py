@@ -63,6 +63,8 @@ class Starting:
 
     async def join(self, start: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Return when it is done, whoever began it."""
+        if self._task is not None and not self._task.done() and not self._waiting:
+            await asyncio.wait([self._task])  # nobody waits for that one any more: it ends before another begins
         if self._task is None or self._task.done():
             self._task = asyncio.ensure_future(start())
         task = self._task
