@@ -275,7 +275,7 @@ async def test_who_waits_without_limit_hears_of_a_job_that_went_without_a_word(
     tracker.map_job_id("q", "gone", "a")
     await until(lambda: seen)
     assert [str(error) for error in seen] == [
-        "The job of the event is gone: it was removed, or no handler began it before it expired"
+        "The job of the event is gone: it was removed, or it expired before a handler began it or tried it again"
     ]
     await until(lambda: not tracker._is_patrolling)
 

@@ -7,6 +7,7 @@ import contextlib
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -47,6 +48,20 @@ async def keyed_job(events: Events, name: str) -> Any:
 
 
 # -- answers -----------------------------------------------------------------------------------------------------------
+
+
+def watch_looks(events: Events, looked: asyncio.Event) -> None:
+    """Note when the tracker has looked at a job of its own accord."""
+    tracker = events.provider.tracker
+    found = tracker._found
+
+    async def seen(job_id: str) -> Any:
+        try:
+            return await found(job_id)
+        finally:
+            looked.set()
+
+    tracker._found = seen  # type: ignore[method-assign]
 
 
 async def test_ew_098_value_error_and_nothing_are_all_routed_back(events: Events) -> None:
@@ -473,7 +488,7 @@ async def test_ew_121_a_key_whose_event_has_expired_is_free_again(events: Events
 async def test_whoever_waits_without_limit_hears_that_the_event_expired_before_a_handler_began_it(url: str) -> None:
     """The store says nothing of it, and removes such a job only when a worker asks for one."""
     async with Events(url) as events, asyncio.timeout(10):  # the next look of its own accord is 30 s away
-        with pytest.raises(EventCancelledError, match="no handler began it before it expired"):
+        with pytest.raises(EventCancelledError, match="it expired before a handler began it"):
             await events.emit(echo, "late", timeout=0, expires=0.03)
         with pytest.raises(EventCancelledError):
             await events.emit(echo, "late", timeout=60, delay=0.02, expires=0.03)
@@ -488,20 +503,68 @@ async def test_an_event_that_has_begun_in_time_is_awaited_although_its_time_to_b
         return ctx.data
 
     async with events:
-        found = events.provider.tracker._found
-
-        async def seen(job_id: str) -> Any:
-            try:
-                return await found(job_id)
-            finally:
-                looked.set()
-
-        events.provider.tracker._found = seen  # type: ignore[method-assign]
+        watch_looks(events, looked)
         question = events.emit(echo, "begun", timeout=0, expires=1)
         await asyncio.wait_for(looked.wait(), 10)
         assert not question.is_settled
         go_on.set()
         assert await question == "begun"
+
+
+async def test_an_event_that_begins_while_it_is_looked_at_is_not_taken_for_expired(events: Events) -> None:
+    began, go_on = asyncio.Event(), asyncio.Event()
+
+    async def slow(ctx: EventContext[Any]) -> Any:
+        began.set()
+        await go_on.wait()
+        return ctx.data
+
+    async with events, asyncio.timeout(10):
+        tracker = events.provider.tracker
+        found = tracker._found
+
+        async def be_outrun(job_id: str) -> Any:
+            tracker._found = found  # type: ignore[method-assign]
+            info = await found(job_id)
+            events.on(echo)(slow)
+            await began.wait()
+            await until(lambda: time.time() * 1000 > info.created_at + (info.ttl or 0) + 1)
+            return info
+
+        question = events.emit(echo, "just begun", timeout=60, expires=1)
+        await until(lambda: not events.provider._enqueuing)
+        tracker._found = be_outrun  # type: ignore[method-assign]
+        tracker._look_at_all(tracker._watched["event.echo"])
+        await until(lambda: not tracker._looks)
+        assert not question.is_settled
+        go_on.set()
+        assert await question == "just begun"
+
+
+async def test_whoever_waits_hears_when_an_attempt_fails_after_the_event_has_expired(events: Events) -> None:
+    """There is no further attempt, and nothing announces that."""
+    looked = asyncio.Event()
+
+    @events.on(echo, retry=Retry(3, delay=60))
+    async def fail_late(ctx: EventContext[Any]) -> Any:
+        await looked.wait()
+        raise ValueError("late")
+
+    async with events, asyncio.timeout(10):
+        watch_looks(events, looked)
+        with pytest.raises(EventCancelledError):
+            await events.emit(echo, "late", timeout=60, expires=1)
+
+
+async def test_all_who_share_a_key_hear_that_the_event_of_the_first_one_expired(url: str) -> None:
+    async with Events(url) as first, Events(url) as second, asyncio.timeout(10):
+        questions = [first.emit(echo, "late", key="k", timeout=0, expires=1)]
+        await until(lambda: not first.provider._enqueuing)
+        questions += [second.emit(echo, "late", key="k", timeout=timeout) for timeout in (0, 60)]
+        questions.append(second.emit(echo, "late", key="k", timeout=60, expires=0.01))
+        for question in questions:
+            with pytest.raises(EventCancelledError):
+                await question
 
 
 # -- groups ------------------------------------------------------------------------------------------------------------

@@ -3,8 +3,9 @@
 Outcomes come from the events of a queue: one subscription per queue, however many wait, so a question costs no command
 beyond its push. (WaitJob would cost one parked command for each, and connections hold few of them.) Losses on
 such a stream are not silent: after a reconnect comes a `gap`, and then the state of every awaited job
-is looked up. The same lookup is made before a caller gets a timeout, and when the job has to have begun: nothing
-announces one that was too late for that, and without workers nothing even removes it.
+is looked up. The same lookup is made before a caller gets a timeout, when the job has to have begun, and when an
+attempt ends without an outcome: nothing announces a job that is too late to begin, or to begin again, and without
+workers nothing even removes it.
 
 Rules: job ids are known before the job is added and mapped first. For ids that the server chose, outcomes that arrive
 before the mapping are kept for a while (a bounded number of them, and only while a mapping is awaited). Callbacks
@@ -45,21 +46,21 @@ _GRACE_SECONDS: Final = 0.05
 """After a job has expired, before we look: its store counts from about when it told us of the job."""
 _LOOK_EVERY: Final = 30.0
 """Seconds between looks at the jobs of those who wait without limit: not every removal of a job is announced."""
-_GONE: Final = "The job of the event is gone: it was removed, or no handler began it before it expired"
+_UNFINISHED: Final = ("failed", "stalled", "released")
+"""Events that end an attempt; after one of them the job may be too late for another."""
+_GONE: Final = "The job of the event is gone: it was removed, or it expired before a handler began it or tried it again"
 
 OnSuccess = Callable[[Any], object]
 OnError = Callable[[BaseException], object]
 
 
 class _Pending:
-    __slots__ = ("is_added", "job_id", "last_begin", "on_error", "on_success", "timer")
+    __slots__ = ("is_added", "job_id", "on_error", "on_success", "timer")
 
     def __init__(self, on_success: OnSuccess, on_error: OnError | None) -> None:
         self.on_success = on_success
         self.on_error = on_error
         self.timer: asyncio.TimerHandle | None = None
-        self.last_begin: asyncio.TimerHandle | None = None
-        """Rings when a job that has not begun will not begin any more."""
         self.job_id: str | None = None
         self.is_added = False
         """Whether the store has the job: until then it is not gone if it is not there."""
@@ -72,6 +73,8 @@ class _Watched:
         self.name = name
         self.pending: dict[str, _Pending] = {}
         self.jobs: dict[str, set[str]] = {}
+        self.last_begins: dict[str, asyncio.TimerHandle] = {}
+        """By job: it rings when one that has not begun will not begin any more."""
         self.unmapped = 0
         self.early: OrderedDict[str, tuple[float, EventView]] = OrderedDict()
         self.listener: asyncio.Task[None] | None = None
@@ -143,19 +146,18 @@ class CompletionTracker:
         if early is not None:
             self._ended(watched, early[1])
 
-    def expect_begin(self, queue: str, subscription_id: str, within: float) -> None:
-        """Say that the job, which is added now, begins within so many seconds or not at all."""
-        pending = self._watch(queue).pending.get(subscription_id)
-        if pending is not None:
-            loop = asyncio.get_running_loop()
-            late = within + _GRACE_SECONDS
-            pending.last_begin = loop.call_later(late, self._look_whether_begun, queue, subscription_id)
-
-    def _look_whether_begun(self, queue: str, subscription_id: str) -> None:
+    def expect_begin(self, queue: str, job_id: str, within: float) -> None:
+        """Say that an awaited job begins within so many seconds from now or not at all."""
         watched = self._watch(queue)
-        job_id = watched.pending[subscription_id].job_id
-        if job_id is not None:
-            self._spawn(self._look(watched, job_id, None, [subscription_id]))
+        if job_id in watched.jobs:
+            self._expect_no_more(watched, job_id)
+            late = within + _GRACE_SECONDS
+            watched.last_begins[job_id] = asyncio.get_running_loop().call_later(late, self._look_again, watched, job_id)
+
+    def _expect_no_more(self, watched: _Watched, job_id: str) -> None:
+        timer = watched.last_begins.pop(job_id, None)
+        if timer is not None:
+            timer.cancel()
 
     def subscriptions_of(self, queue: str, job_id: str) -> frozenset[str]:
         watched = self._watched.get(queue)
@@ -181,9 +183,8 @@ class CompletionTracker:
         pending = watched.pending.pop(subscription_id, None) if watched is not None else None
         if watched is None or pending is None:
             return None
-        for timer in (pending.timer, pending.last_begin):
-            if timer is not None:
-                timer.cancel()
+        if pending.timer is not None:
+            pending.timer.cancel()
         if pending.job_id is None:
             watched.unmapped -= 1
         self._unmap(watched, subscription_id, pending)
@@ -197,6 +198,7 @@ class CompletionTracker:
         watched.unmapped += subscription_id in watched.pending
         if not mates:
             del watched.jobs[pending.job_id]
+            self._expect_no_more(watched, pending.job_id)
 
     def _call(self, callback: Callable[[Any], object], told: Any) -> None:
         try:
@@ -236,6 +238,8 @@ class CompletionTracker:
                 self._ended(watched, event)
             elif watched.unmapped:
                 self._keep_early(watched, event)
+        elif event.event_type in _UNFINISHED and event.job_id in watched.last_begins:
+            self.expect_begin(watched.name, event.job_id, 0)
 
     def _keep_early(self, watched: _Watched, event: EventView) -> None:
         now = asyncio.get_running_loop().time()
@@ -270,10 +274,15 @@ class CompletionTracker:
 
     def _look_at_all(self, watched: _Watched, *, is_patrol: bool = False) -> None:
         for job_id, waiting in list(watched.jobs.items()):
-            known = [(one, watched.pending[one]) for one in waiting]
-            if not is_patrol or any(pending.timer is None for _, pending in known):
-                added = [one for one, pending in known if pending.is_added]
-                self._spawn(self._look(watched, job_id, None, added))
+            if not is_patrol or any(watched.pending[one].timer is None for one in waiting):
+                self._look_again(watched, job_id)
+
+    def _look_again(self, watched: _Watched, job_id: str) -> None:
+        """Look at a job that was there when it was added."""
+        self._spawn(self._look(watched, job_id, None, self._added(watched, job_id)))
+
+    def _added(self, watched: _Watched, job_id: str) -> list[str]:
+        return [one for one in self.subscriptions_of(watched.name, job_id) if watched.pending[one].is_added]
 
     async def _patrol(self) -> None:
         """Look now and then at the jobs of those who wait without limit, as long as there are any."""
@@ -289,15 +298,15 @@ class CompletionTracker:
         """Settle those who wait for a job by its state; one that has not ended gets `otherwise`, if anything.
 
         Without that, a store that does not answer is asked again for as long as somebody waits. `added` are those whose
-        job was there before: if it is not any more, or has expired, they wait in vain.
+        job was there before: if it is not any more, they wait in vain.
         """
         while True:
             try:
                 info = await self._found(job_id)
                 if self._settle(watched, info):
                     return
-                if added and await self._has_expired(info):
-                    self._tell_gone(watched, added)
+                if otherwise is None:
+                    await self._mind_expiry(watched, info)
             except NotFound:
                 self._tell_gone(watched, added)
             except HeadraceError:
@@ -312,11 +321,17 @@ class CompletionTracker:
         for subscription_id in subscriptions:
             self.fail(watched.name, subscription_id, EventCancelledError(_GONE))
 
-    async def _has_expired(self, info: JobInfo) -> bool:
-        """Whether it is too late for a job to begin; by the clock of the store, which ours may differ from."""
-        if info.ttl is None or info.state == "active":
-            return False
-        return info.created_at + info.ttl < (await self._client.ask(Ping(), _LOOK_SECONDS)).data.time
+    async def _mind_expiry(self, watched: _Watched, info: JobInfo) -> None:
+        """Tell those who wait for a job that is too late to begin, or look again when it is; by the clock of the store,
+        which ours may differ from."""
+        if info.ttl is None:
+            return
+        waiting = self._added(watched, info.id)
+        left = info.created_at + info.ttl - (await self._client.ask(Ping(), _LOOK_SECONDS)).data.time
+        if left >= 0:
+            self.expect_begin(watched.name, info.id, left / 1000)
+        elif info.state != "active" and await self._found(info.id) == info:  # has it just begun, or is it another one?
+            self._tell_gone(watched, waiting)
 
     async def _found(self, job_id: str) -> JobInfo:
         async with self._is_looking:

@@ -197,10 +197,10 @@ class EventProvider:
         self.tracker.map_job_id(queue, expected, message.subscription_id, is_added=False)
         job_id = await self._push(message, options, ttl, targets)
         self.tracker.map_job_id(queue, job_id, message.subscription_id)
-        if ttl is not None and not 0 < timeout <= ttl:
-            self.tracker.expect_begin(queue, message.subscription_id, ttl)
         if options.idempotency_key is not None:
             self.tracker.look_at(queue, job_id)
+        elif ttl is not None and not 0 < timeout <= ttl:
+            self.tracker.expect_begin(queue, job_id, ttl)
 
     async def _tell(self, message: EventMessage, options: EmitOptions, subscription: EventSubscription[Any]) -> None:
         key = options.idempotency_key
