@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -11,6 +12,9 @@ import pytest
 from valkey.crc import key_slot
 
 import valkey
+from headrace.backends.valkey.backend import ValkeyBackend
+from headrace.backends.valkey.queries import QUEUES_AT_ONCE
+from tests.conformance.rig import spec
 from tests.serverprocess import ServerProcess
 from tests.valkeyserver import SLOTS, ValkeyCluster, ValkeyServer
 from tests.waiting import eventually
@@ -210,6 +214,34 @@ def test_what_there_is_can_be_listed_while_a_primary_is_away(partial: ValkeyClus
         lost = f"127.0.0.1:{partial.nodes[away].port}"
         assert lost in client.error("GetJobCounts", queue=queue_of_primary(away))
         assert lost in client.error("CronGet", name=f"every-{queue_of_primary(away)}") or prefix == "glide"
+
+
+@pytest.mark.timeout(120)
+async def test_whoever_counts_new_queues_waits_once_for_a_primary_that_is_away(
+    partial: ValkeyCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queues = [f"queue{n}" for n in range(5 * QUEUES_AT_ONCE)]
+    backends = [ValkeyBackend(partial.url) for _ in range(2)]
+    asked: list[str] = []
+    for backend in backends:
+        await backend.open()
+        if backend is backends[0]:
+            await asyncio.gather(*(backend.insert(queue, [spec(1)]) for queue in queues))
+    count_jobs = backends[1]._count_jobs
+
+    async def counted(queue: str) -> list[int]:
+        asked.append(queue)
+        return await count_jobs(queue)
+
+    monkeypatch.setattr(backends[1], "_count_jobs", counted)
+    partial.nodes[2].kill()  # another one has the list of queues
+    first, last = SLOTS[2]
+    away = {queue for queue in queues if first <= key_slot(f"{{{queue}}}".encode()) <= last}
+    await backends[1].count_new_queues()
+    assert backends[1].total_counts().waiting == len(queues) - len(away)
+    assert 0 < len(away.intersection(asked)) < QUEUES_AT_ONCE < len(away)
+    for backend in backends:
+        await backend.close()
 
 
 @pytest.mark.timeout(120)

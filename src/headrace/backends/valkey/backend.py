@@ -326,8 +326,10 @@ class ValkeyBackend(Refused):
     async def count_new_queues(self) -> None:
         new = [queue for queue in self._registered if queue not in self._counted]
         for start in range(0, len(new), QUEUES_AT_ONCE):
-            with suppress(StorageUnavailable):  # of a node that is away: they are counted when it is back
-                await all_of(*map(self._count_jobs, new[start : start + QUEUES_AT_ONCE]))
+            part = new[start : start + QUEUES_AT_ONCE]
+            with suppress(StorageUnavailable):  # those of a node that is away are counted when it is back
+                there = [queue for queue in part if not self._server.is_away(self._keys.meta(queue))]
+                await all_of(*map(self._count_jobs, there))
 
     def total_counts(self) -> Counts:
         """As each queue was last counted."""
