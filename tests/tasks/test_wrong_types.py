@@ -48,6 +48,10 @@ def test_a_wrong_type_is_refused_by_what_is_wanted(make: Callable[[], Any], says
     assert says in str(caught.value)
 
 
+def test_names_of_queues_may_come_from_a_generator() -> None:
+    assert app.worker(name for name in ("mails", "bills")).queues == ["mails", "bills"]
+
+
 async def test_jobs_may_be_given_where_their_ids_are_wanted() -> None:
     async with Headrace(f"memory://{uuid4()}") as own:
         queue = own.queue()

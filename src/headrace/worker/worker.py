@@ -80,7 +80,7 @@ class Worker:
         """
         if not isinstance(client, Client):
             raise InvalidCommand(f"a worker needs a client, such as app.client, not {client!r}")
-        self.queues = [queues] if isinstance(queues, str) else list(_names(queues))
+        self.queues = _names(queues)
         if not self.queues or not isinstance(concurrency, int) or concurrency < 1:
             raise InvalidCommand("a worker needs at least one queue and a concurrency of at least 1")
         if group_concurrency is not None and group_concurrency < 1:
@@ -623,7 +623,8 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_hold_signals, after_in_parent=_release_signals, after_in_child=_leave_signals_to_parent)
 
 
-def _names(queues: Sequence[str]) -> Sequence[str]:
-    if not isinstance(queues, Iterable) or not all(isinstance(name, str) for name in queues):
+def _names(queues: str | Sequence[str]) -> list[str]:
+    names = [queues] if isinstance(queues, str) or not isinstance(queues, Iterable) else list(queues)
+    if not all(isinstance(name, str) for name in names):
         raise InvalidCommand(f"a worker needs the names of its queues, not {queues!r}")
-    return queues
+    return names
