@@ -27,7 +27,7 @@ from headrace.client.channel import Channel
 from headrace.client.client import Client
 from headrace.client.policy import ConnectionOptions
 from headrace.client.urls import SERVER_SCHEMES, connection_options, default_url
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, StorageUnavailable
 
 if TYPE_CHECKING:
     from headrace.nearby import Nearby
@@ -152,11 +152,17 @@ def _client_on_valkey(url: str) -> Client:
 
 async def _open_on_valkey(url: str, near: Nearby) -> Channel:
     from headrace.backends.valkey.backend import ValkeyBackend
+    from headrace.backends.valkey.connection import Hopeless, is_lasting
     from headrace.embedded import EmbeddedEngine
 
     backend = ValkeyBackend(url)
     home = EmbeddedEngine(None, backend=backend)
-    await home.start()
+    try:
+        await home.start()
+    except StorageUnavailable as error:
+        if is_lasting(error):
+            raise Hopeless(str(error)) from error
+        raise
     near.open(backend)
     return home.open_peer(owns_home=True)
 

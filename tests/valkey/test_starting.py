@@ -7,14 +7,18 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from headrace import Headrace
 from headrace.backends.valkey.backend import ValkeyBackend
 from headrace.errors import StorageUnavailable
+from headrace.events import Events
+from headrace.workflows import Workflows
 from tests.ports import free_port
 from tests.valkeyserver import ValkeyServer
 from tests.waiting import eventually
@@ -169,6 +173,25 @@ def test_a_command_with_a_wrong_password_is_not_told_to_start_valkey(tmp_path: P
     assert "WRONGPASS" in done.stderr
     assert "name user and password in the URL" in done.stderr
     assert "start it" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        lambda url: Events(url).start(),
+        lambda url: Workflows(url).start(),
+        lambda url: Headrace(url).worker().run(handle_signals=False),
+    ],
+    ids=["events", "workflows", "worker"],
+)
+async def test_programs_do_not_wait_for_another_password_either(
+    tmp_path: Path, start: Callable[[str], Coroutine[Any, Any, None]]
+) -> None:
+    with (
+        UnreadyServer(tmp_path, "--requirepass", "right") as server,
+        pytest.raises(StorageUnavailable, match="WRONGPASS"),
+    ):
+        await asyncio.wait_for(start(f"valkey://:wrong@127.0.0.1:{server.port}"), 10)
 
 
 async def test_waiting_for_valkey_has_an_end() -> None:

@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 RETRY_SECONDS: Final = 1.0
 AWAY: Final = (ClientError, StorageUnavailable)
-"""What waiting may mend. A wrong token, or a port that speaks something else, is none of these."""
+"""What waiting may mend, unless it is a ConfigError as well. A wrong token is none of these."""
 _TELL_AGAIN: Final = 30.0
 """Seconds after which it is logged again that the server is still away."""
 

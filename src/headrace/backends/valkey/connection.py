@@ -17,7 +17,7 @@ from typing import Any, Final, cast
 import libvalkey
 
 from headrace.backends.valkey.url import ValkeyUrl
-from headrace.errors import StorageUnavailable
+from headrace.errors import ConfigError, StorageUnavailable
 
 _PAUSES: Final = (0.05, 0.1, 0.2, 0.5, 1.0)
 _MAX_IN_FLIGHT: Final = 100_000
@@ -35,6 +35,10 @@ class Unreachable(StorageUnavailable):
 
 class Unfit(StorageUnavailable):
     """The server answers, but cannot be worked with."""
+
+
+class Hopeless(StorageUnavailable, ConfigError):
+    """Waiting for the server is in vain."""
 
 
 def is_lasting(error: BaseException | None) -> bool:
