@@ -108,6 +108,24 @@ async def test_waiting_for_the_server_mends_neither_a_wrong_token_nor_a_wrong_pa
         await asyncio.wait_for(kind(f"sqlite:///{tmp_path}/nowhere/jobs.db").start(), 10)
 
 
+async def test_who_waits_for_a_port_that_speaks_something_else_is_told_what_to_do(
+    kind: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(speak, "127.0.0.1") as web:
+        hosted: Hosted = kind(f"headrace://127.0.0.1:{web.sockets[0].getsockname()[1]}")
+        starting = asyncio.ensure_future(hosted.start())
+        await until(has_told(caplog))
+        assert "a URL names the TCP port" in caplog.text
+        await hosted.stop()
+        with pytest.raises(ProviderStoppedError):
+            await starting
+
+
 def test_the_blocking_form_waits_as_well(kind: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     server = ServerProcess(tmp_path / f"{uuid4()}.db")

@@ -35,7 +35,8 @@ class Patience:
             raise error
         if str(error) != self._told or time.monotonic() - self._told_at >= _TELL_AGAIN:
             self._told, self._told_at = str(error), time.monotonic()
-            self._log.warning("%s; trying again every second", error)
+            advice = getattr(error, "__notes__", ())
+            self._log.warning("%s; trying again every second", "; ".join((self._told, *advice)))
 
 
 async def reached(client: Client, log: logging.Logger, ask: Callable[[], Awaitable[T]]) -> T:
