@@ -439,7 +439,8 @@ def valkey_reference() -> Lines:
     yield ""
     yield f"What is called NAME here is the function `{function_of('NAME')}`: {GENERATION} is the generation of the"
     yield "library (see [upgrading](#upgrading-a-fleet)). The first key is the queue's `P:meta`, the first argument the"
-    yield "time in ms. `X*` is any number of X."
+    yield "time in ms. `X*` is any number of X. Only `replaceField` is about no queue: its key is that of a hash, and"
+    yield "with `field seen value` it stores the value if the field still has the one that was seen."
     yield ""
     rows = ([f"`{name}`", f"`{given}`" if given else "", text] for name, (given, text) in FUNCTIONS.items())
     yield from table(["function", "arguments", "does"], rows)
