@@ -6,13 +6,14 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
 
 from headrace.backends.valkey.library import GLIDEMQ_VERSION, glidemq_source
 from headrace.clock import SystemClock
-from tests.http.receiver import Receiver
+from tests.http.receiver import Call, Receiver, answer
 from tests.serverprocess import ServerProcess
 from tests.valkey.chaos import Chaos
 from tests.valkey.foreign import Foreign
@@ -74,6 +75,31 @@ class TestOneTruth:
                 client.ok("PUSH", queue=queue, data={})
                 eventually(lambda calls=calls: are_counted(calls))
             here.ok("RemoveWebhook", webhookId=hook)
+
+    def test_a_call_is_counted_although_that_was_refused_at_first(
+        self, brokers: list[ServerProcess], store: ValkeyServer, queue: str
+    ) -> None:
+        valkey = store.client()
+
+        def refuse(handler: BaseHTTPRequestHandler, call: Call) -> None:
+            valkey.acl_log_reset()
+            valkey.acl_setuser("default", enabled=True, nopass=True, commands=["+@all", "-hset"], keys=["*"])
+            answer(200)(handler, call)
+
+        with Receiver(refuse) as receiver, brokers[0].client() as client:
+            hook = client.ok("AddWebhook", url=receiver.url, queue=queue, events=["job.pushed"])["data"]["webhookId"]
+            client.ok("PUSH", queue=queue, data={})
+            try:
+                eventually(lambda: any(refused["object"] == "hset" for refused in valkey.acl_log()))
+            finally:
+                valkey.acl_setuser("default", enabled=True, nopass=True, commands=["+@all"], keys=["*"])
+
+            def is_counted() -> bool:
+                (shown,) = [one for one in client.ok("ListWebhooks")["data"]["webhooks"] if one["id"] == hook]
+                return bool(shown["successCount"] == 1)
+
+            eventually(is_counted)
+            client.ok("RemoveWebhook", webhookId=hook)
 
     def test_a_webhook_that_one_broker_was_told_of_is_called_by_all_until_it_is_removed(
         self, brokers: list[ServerProcess], queue: str

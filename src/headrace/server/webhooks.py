@@ -35,7 +35,7 @@ from headrace import __version__
 from headrace.addresses import check_webhook_url
 from headrace.config import Settings
 from headrace.engine.engine import Engine
-from headrace.errors import InvalidCommand
+from headrace.errors import InvalidCommand, StorageUnavailable
 from headrace.model import Event, Webhook, js_number
 from headrace.server.outgoing import DeliveryFailed, Forbidden, Outgoing, Resolve
 
@@ -366,7 +366,11 @@ class Webhooks:
     async def _save_figures(self, unsaved: list[Hook]) -> None:
         for hook in unsaved:
             hook.is_unsaved = False
-            stored = await self._backend.change_webhook(hook.record.id, hook.figures)
+            try:
+                stored = await self._backend.change_webhook(hook.record.id, hook.figures)
+            except StorageUnavailable:
+                self._save_soon(hook)  # and with it those that follow
+                raise
             if stored is not None:
                 hook.note_stored(stored)
         self._schedule()
