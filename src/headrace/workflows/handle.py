@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from headrace.client.payloads import decode_payload
-from headrace.commands.flows import FlowFound
 from headrace.durations import Duration, seconds
 from headrace.errors import JobTimeout, NotFound, Refused, WorkflowError, WorkflowTimeoutError
 from headrace.model import FlowStatus
@@ -77,9 +76,9 @@ class FlowHandle(Generic[R]):
 
     async def events(self) -> AsyncIterator[Entry]:
         """The entries of its log, past and future, until it has ended."""
-        revision, seen = None, 0
+        revision = seen = 0
         while True:
-            found: FlowFound = await self._provider.wait_change(self.id, revision, seen)
+            found = await self._provider.wait_change(self.id, revision, seen)
             for step in found.steps:
                 yield entry_of(step)
             seen += len(found.steps)

@@ -418,9 +418,7 @@ class Workflows:
     async def wait_end(self, flow_id: str, patience: float | None) -> FlowFound:
         return await self._running().watch.wait_end(flow_id, patience)
 
-    async def wait_change(self, flow_id: str, revision: int | None, after: int) -> FlowFound:
-        if revision is None:
-            return await self.look(flow_id)
+    async def wait_change(self, flow_id: str, revision: int, after: int) -> FlowFound:
         return await self._running().watch.wait_change(flow_id, revision, after)
 
 
