@@ -200,7 +200,7 @@ class LocalBackend(Flows):
         if not store_seq and folder.is_dir() and (last := last_sealed(folder)):
             raise StorageUnavailable(
                 f"{self._journal.path} has no events yet, but {root} has those of another database, up to event "
-                f"{last:,}: put that database back, or move the folder away, or name another one"
+                f"{last:,}: put that database back, or remove the folder to begin anew, or name another one"
             )
 
     def _load(self) -> None:
