@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+import struct
 from typing import Any
+
+import msgpack
 
 from tests.wireclient import Client
 
@@ -61,6 +64,13 @@ JOB_SHAPE: dict[str, tuple[type, ...]] = {
     "timeline": (list,),
 }
 OPTIONAL_IN_QUERIES = {"state": str, "returnvalue": object, "failedReason": str, "name": str}
+
+
+def burst(client: Client, commands: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Send these in one write, so that the server reads them in one go; their replies."""
+    bodies = [msgpack.packb(command) for command in commands]
+    client.socket.sendall(b"".join(struct.pack(">I", len(body)) + body for body in bodies))
+    return [client.recv() for _ in commands]
 
 
 def check_job(job: dict[str, Any], *, queried: bool, **expected: Any) -> dict[str, Any]:

@@ -5,19 +5,13 @@ Every burst goes out in one write, so that the server reads its commands in one 
 
 from __future__ import annotations
 
-import struct
 from typing import Any
 
 import msgpack
 import pytest
 
+from tests.protocol.steps import burst
 from tests.wireclient import Client
-
-
-def burst(client: Client, commands: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    bodies = [msgpack.packb(command) for command in commands]
-    client.socket.sendall(b"".join(struct.pack(">I", len(body)) + body for body in bodies))
-    return [client.recv() for _ in commands]
 
 
 def pushes(queue: str, count: int) -> list[dict[str, Any]]:

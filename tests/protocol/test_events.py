@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.protocol.steps import OK, complete, push, state, take, take_plain
+from tests.protocol.steps import OK, burst, complete, push, state, take, take_plain
 from tests.serverprocess import ServerProcess
 from tests.waiting import eventually
 from tests.wireclient import Client
@@ -68,6 +68,15 @@ def test_a_completion_without_result_has_no_data(client: Client, listener: Clien
     job, token = take(client, queue)
     client.ok("ACK", id=job["id"], token=token)
     assert _keys(_heard(listener)[-1]) == set()
+
+
+def test_who_subscribes_hears_nothing_of_what_came_before_not_even_in_the_same_tick(client: Client, queue: str) -> None:
+    """Nobody wanted the result of the first job when it completed: it would be told as a completion without one."""
+    jobs = [push(client, queue), push(client, queue)]
+    first, second = ({"cmd": "ACK", "id": job, "token": take(client, queue)[1], "result": "done"} for job in jobs)
+    replies = burst(client, [first, {"cmd": "SubscribeEvents", "queue": queue}, second])
+    assert [reply["ok"] for reply in replies] == [True] * 3
+    assert [(event["jobId"], event["data"]) for event in _heard(client)] == [(jobs[1], "done")]
 
 
 def test_failures_say_whether_they_are_final(client: Client, listener: Client, queue: str) -> None:

@@ -532,9 +532,9 @@ def test_large_commands_behind_a_long_poll_are_not_read_without_end(tmp_path: Pa
 
 
 def test_a_frame_that_we_do_not_read_is_not_one_that_stands_still(tmp_path: Path) -> None:
-    with _serving(tmp_path, "--tcp-idle-timeout-ms", "200") as server, server.client() as client:
+    with _serving(tmp_path, "--tcp-idle-timeout-ms", "1000") as server, server.client() as client:
         last = _command("GetState", id="last")
-        head = _command("PULL", queue="none", timeout=1000) + _command("Ping") * 300 + last[:7]
+        head = _command("PULL", queue="none", timeout=2500) + _command("Ping") * 300 + last[:7]
         client.socket.sendall(head)
         assert client.recv()["job"] is None
         client.socket.sendall(last[7:])

@@ -86,7 +86,8 @@ class TestOneTruth:
             valkey.acl_setuser("default", enabled=True, nopass=True, commands=["+@all", "-hset"], keys=["*"])
             answer(200)(handler, call)
 
-        with Receiver(refuse) as receiver, brokers[0].client() as client:
+        with Receiver() as receiver, brokers[0].client() as client:
+            receiver.answer = refuse
             hook = client.ok("AddWebhook", url=receiver.url, queue=queue, events=["job.pushed"])["data"]["webhookId"]
             client.ok("PUSH", queue=queue, data={})
             try:

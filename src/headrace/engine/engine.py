@@ -81,6 +81,8 @@ class Engine:
         """Peers that are gone while a command of theirs is running; a server does not stop before it has ended."""
         self._subscriptions: dict[Peer, str] = {}
         self._subscribers: dict[str, set[Peer]] = {}
+        self._newcomers: dict[Peer, int] = {}
+        """Who subscribed in this tick, and the last event before that: such events were made without their data."""
         self._listeners: list[Listener] = []
         self._listeners_to_others: list[Callable[[Event], None]] = []
         self.told_already: set[int] = set()
@@ -197,6 +199,7 @@ class Engine:
                 self._serve_job_waiters()
                 self.want_bodies(0)
         was_degraded = self.backend.is_degraded
+        newcomers, self._newcomers = self._newcomers, {}
         try:
             self.backend.commit()
         except StorageUnavailable:
@@ -210,7 +213,7 @@ class Engine:
         if self._brokers is not None:
             self.told_already = self._brokers.told_already(events)
         if self._subscribers:
-            self._publish(events, bodies)
+            self._publish(events, bodies, newcomers)
         if self._brokers is not None:
             self._brokers.tell_heard()
         for listener in self._listeners:
@@ -381,6 +384,8 @@ class Engine:
         self.unsubscribe(peer)
         self._subscriptions[peer] = queue
         self._subscribers.setdefault(queue, set()).add(peer)
+        if before := self.backend.uncommitted_events():
+            self._newcomers[peer] = before[-1].seq
         self._watch(queue, +1)
 
     def unsubscribe(self, peer: Peer) -> None:
@@ -420,10 +425,11 @@ class Engine:
         self._body_readers += change
         self.backend.wants_bodies = self.waiters.has_jobs or self._body_readers > 0
 
-    def _publish(self, events: list[Event], bodies: dict[int, bytes]) -> None:
+    def _publish(self, events: list[Event], bodies: dict[int, bytes], newcomers: dict[Peer, int]) -> None:
         everywhere = self._subscribers.get(EVERY_QUEUE, ())
         for event in events:
             if event.seq in self.told_already:
                 continue
             for peer in (*self._subscribers.get(event.queue, ()), *everywhere):
-                peer.deliver(event, bodies.get(event.seq))
+                if event.seq > newcomers.get(peer, 0):
+                    peer.deliver(event, bodies.get(event.seq))
